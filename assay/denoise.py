@@ -1,0 +1,139 @@
+"""The one seam: a denoiser maps a noisy image and its level to the expected clean image,
+
+    x_0_hat = D(x_t, sigma_t, label) ~ E[x_0 | x_t].
+
+Losses train it, samplers call it, and neither asks what is inside. A network F becomes a denoiser
+through EDM's preconditioning,
+
+    D(x, sigma) = c_skip x + c_out F(c_in x, c_noise),
+
+and the Lemma of the paper translates between E[x_0 | x_t] and E[x_tn | x_t].
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from assay.noise import check_levels, check_sigma, per_image
+
+
+class Denoiser(Protocol):
+    """Anything that estimates clean images: a trained network, a closed form, a function."""
+
+    def __call__(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        """`x_t` (B, ...), `sigma_t` (B,), optional class `label` (B,) -> `x_0_hat` (B, ...)."""
+        ...
+
+
+def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
+    """Lemma 2.1: E[x_0|x_t] = (sigma_t^2 E[x_tn|x_t] - sigma_tn^2 x_t) / (sigma_t^2 - sigma_tn^2)."""
+    ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
+    return (x_tn_hat - ratio * x_t) / (1 - ratio)
+
+
+def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
+    """Lemma 2.1 the other way: E[x_tn|x_t] = (1 - r) E[x_0|x_t] + r x_t, with r = sigma_tn^2 / sigma_t^2."""
+    ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
+    return (1 - ratio) * x_0_hat + ratio * x_t
+
+
+def variance_ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
+    """r = sigma_tn^2 / sigma_t^2, (B,): the share of the noise in `x_t` that nature added."""
+    check_levels(x_t, sigma_tn, sigma_t)
+    return (sigma_tn / sigma_t) ** 2
+
+
+class Preconditioned(nn.Module):
+    """A network F behind EDM's preconditioning, so that input, output and target have unit variance.
+
+    The network is called as `model(x, c_noise, label, augment_label)`. It is named `model`, as in
+    published checkpoints, whose weights therefore load without renaming.
+    """
+
+    def __init__(self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0) -> None:
+        super().__init__()
+        if not sigma_data > 0:
+            raise ValueError(f"sigma_data = {sigma_data}: the data's standard deviation is > 0")
+        self.model = model
+        self.sigma_data = sigma_data
+        self.num_classes = num_classes
+
+    def forward(
+        self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
+    ) -> Tensor:
+        """`x_t` (B, C, H, W), `sigma_t` (B,), `label` (B,) or None, `augment_label` (B, A) or None."""
+        check_sigma("sigma_t", sigma_t, len(x_t))
+        check_label(label, self.num_classes, len(x_t))
+        total = sigma_t**2 + self.sigma_data**2
+        c_skip = self.sigma_data**2 / total
+        c_out = sigma_t * self.sigma_data / total.sqrt()
+        c_in = 1 / total.sqrt()
+        c_noise = sigma_t.log() / 4
+        output = self.model(per_image(c_in, x_t) * x_t, c_noise.to(x_t.dtype), label, augment_label)
+        return per_image(c_skip, x_t) * x_t + per_image(c_out, x_t) * output.to(x_t.dtype)
+
+
+def check_label(label: Tensor | None, num_classes: int, num_images: int) -> None:
+    """Refuse labels that are not one class in 0 .. num_classes - 1 per image.
+
+    -1 stands for "no class" (label dropout); class probabilities (B, num_classes) are let through.
+    """
+    if label is None:
+        return
+    if num_classes == 0:
+        raise ValueError("label was given, but this denoiser was built without classes (num_classes = 0)")
+    if label.is_floating_point():
+        if label.shape != (num_images, num_classes):
+            raise ValueError(
+                f"label has shape {tuple(label.shape)}; expected ({num_images}, {num_classes}) for "
+                f"class probabilities, or ({num_images},) integers"
+            )
+        return
+    if label.shape != (num_images,):
+        raise ValueError(f"label has shape {tuple(label.shape)}; expected ({num_images},), one per image")
+    bad = (label < -1) | (label >= num_classes)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"label[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}")
+
+
+class MixtureDenoiser(nn.Module):
+    """The exact denoiser of a Gaussian mixture sum_k w_k N(atom_k, std_k^2 I), also for std 0.
+
+    The posterior mean given component k is atom_k + std_k^2 / (std_k^2 + sigma_t^2) (x_t - atom_k), and
+    component k is responsible with probability proportional to w_k N(x_t; atom_k, (std_k^2 + sigma_t^2) I).
+    """
+
+    atoms: Tensor
+    log_weights: Tensor
+    variance: Tensor
+
+    def __init__(self, atoms: Tensor, weights: Tensor | None = None, std: float | Tensor = 0.0) -> None:
+        """`atoms` (K, ...), `weights` (K,) (uniform if None), `std` a number or (K,)."""
+        super().__init__()
+        num_atoms = len(atoms)
+        weights = torch.full((num_atoms,), 1 / num_atoms, dtype=atoms.dtype) if weights is None else weights
+        if weights.shape != (num_atoms,) or not bool((weights > 0).all()):
+            raise ValueError(f"weights must be {num_atoms} positive numbers, one per atom; got {weights}")
+        std = torch.as_tensor(std, dtype=atoms.dtype).expand(num_atoms)
+        check_sigma("std", std, num_atoms)
+        self.register_buffer("atoms", atoms)
+        self.register_buffer("log_weights", (weights / weights.sum()).log())
+        self.register_buffer("variance", std**2)
+
+    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        """E[x_0 | x_t] for `x_t` (B, ...) and `sigma_t` (B,) > 0; mixtures have no classes."""
+        check_sigma("sigma_t", sigma_t, len(x_t))
+        check_label(label, 0, len(x_t))
+        if x_t.shape[1:] != self.atoms.shape[1:]:
+            raise ValueError(
+                f"x_t holds images of shape {tuple(x_t.shape[1:])}, the atoms {tuple(self.atoms.shape[1:])}"
+            )
+        atoms = self.atoms.flatten(1)
+        total = self.variance + sigma_t.to(x_t.dtype)[:, None] ** 2  # (B, K)
+        difference = x_t.flatten(1)[:, None] - atoms  # (B, K, D)
+        log_density = -0.5 * difference.square().sum(-1) / total - 0.5 * atoms.shape[1] * total.log()
+        responsibility = (self.log_weights + log_density).softmax(-1)[..., None]
+        posterior = atoms + (self.variance / total)[..., None] * difference
+        return (responsibility * posterior).sum(1).view_as(x_t)

@@ -1,0 +1,74 @@
+"""Files that are whole or absent.
+
+Everything Assay writes goes to a temporary name in the target's own directory, is flushed to the
+disk and then renamed. A process killed at any moment leaves the old file, the new file, or none:
+never half of one.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MARK = ".partial-"
+
+
+@contextmanager
+def write_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write a file to; on success it becomes `path`, on error it vanishes.
+
+    An existing file is replaced. Missing parent directories are made.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}{_MARK}{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield partial
+        _flush(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _flush(path.parent)
+
+
+@contextmanager
+def write_whole_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory to fill; on success it becomes `path`, on error it vanishes.
+
+    Refuses to replace an existing directory. Leftovers of killed writers of the same `path` are removed.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; remove it or choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f"{path.name}{_MARK}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = path.with_name(f"{path.name}{_MARK}{secrets.token_hex(4)}")
+    partial.mkdir()
+    try:
+        yield partial
+        for file in partial.rglob("*"):
+            _flush(file)
+        os.replace(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _flush(path.parent)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

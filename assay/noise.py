@@ -1,0 +1,173 @@
+"""Noise levels.
+
+Every image names its noise level: `x_0` is clean, `x_tn` is what nature delivered, `x_t` is what the
+network sees,
+
+    x_tn = x_0 + sigma_tn z,        x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps,
+
+so that `x_t` has noise of standard deviation `sigma_t` whatever `sigma_tn` was. Images are scaled to
+[-1, 1], sigma is in those units and is the clock: there is no `t`. Sigmas are `(B,)`, one per image.
+
+An image can teach only the levels above its own. Its `sigma_t` comes from a law truncated to
+(sigma_tn, inf), by inverse CDF through the survival function S:
+
+    sigma_t = S^-1(u S(sigma_tn)),        u ~ U(0, 1).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class NoiseLaw(Protocol):
+    """A distribution of noise levels, known by its survival function and the inverse of it."""
+
+    def survival(self, sigma: Tensor) -> Tensor:
+        """P(sigma_t > sigma), elementwise."""
+        ...
+
+    def inverse_survival(self, probability: Tensor) -> Tensor:
+        """The level that `sigma_t` exceeds with this probability, elementwise."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """EDM's law: log sigma_t ~ N(mean, std^2)."""
+
+    mean: float = -1.2
+    std: float = 1.2
+
+    def survival(self, sigma: Tensor) -> Tensor:
+        """P(sigma_t > sigma), exact far into the tail."""
+        return torch.special.ndtr((self.mean - sigma.log()) / self.std)
+
+    def inverse_survival(self, probability: Tensor) -> Tensor:
+        """exp(mean - std * Phi^-1(probability))."""
+        return (self.mean - self.std * torch.special.ndtri(probability)).exp()
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform in sigma on [low, high], the paper's U(t_n, T) with sigma as the clock."""
+
+    low: float = 0.0
+    high: float = 80.0
+
+    def survival(self, sigma: Tensor) -> Tensor:
+        """P(sigma_t > sigma)."""
+        return ((self.high - sigma) / (self.high - self.low)).clamp(0.0, 1.0)
+
+    def inverse_survival(self, probability: Tensor) -> Tensor:
+        """Linear between `high` at 0 and `low` at 1."""
+        return self.high - probability * (self.high - self.low)
+
+
+def draw_sigma(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one `sigma_t` for each image from `law` truncated to (sigma_tn, inf).
+
+    `sigma_tn` (B,) -> `sigma_t` (B,), finite and strictly above it. Computed in float64, since the
+    survival function of a noisy image may be as small as 1e-12.
+    """
+    check_sigma("sigma_tn", sigma_tn)
+    mass = law.survival(sigma_tn.double())
+    if not bool((mass > 0).all()):
+        worst = sigma_tn[mass <= 0][0].item()
+        raise ValueError(f"sigma_tn = {worst:g} lies beyond every level of {law}: no sigma_t above it")
+    uniform = torch.rand(sigma_tn.shape, dtype=torch.float64, generator=generator, device=generator.device)
+    uniform = uniform.to(sigma_tn.device).clamp_min(2.0**-54)  # [0, 1) -> (0, 1)
+    sigma_t = law.inverse_survival(uniform * mass).to(sigma_tn.dtype)
+    # Rounding may land on sigma_tn itself, where an image carries no gradient.
+    return torch.maximum(sigma_t, torch.nextafter(sigma_tn, torch.full_like(sigma_tn, math.inf)))
+
+
+def draw_image_first(
+    law: NoiseLaw, sigma_tn: Tensor, num_draws: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw images uniformly, then for each a level it may serve (Algorithm 1 of the paper).
+
+    `sigma_tn` (N,) are the levels of the whole data set. Returns image indices (num_draws,) and their
+    `sigma_t` (num_draws,). Levels below the noisy images' own are then trained only by clean images.
+    """
+    index = torch.randint(len(sigma_tn), (num_draws,), generator=generator, device=generator.device)
+    index = index.to(sigma_tn.device)
+    return index, draw_sigma(law, sigma_tn[index], generator)
+
+
+class SigmaFirst:
+    """Draws levels first, then for each an image among those that may serve it.
+
+    The levels keep the law's own distribution, so the few clean images are trained much harder than
+    with `draw_image_first`. Sorting `sigma_tn` (N,) once makes each draw O(log N).
+    """
+
+    def __init__(self, law: NoiseLaw, sigma_tn: Tensor) -> None:
+        check_sigma("sigma_tn", sigma_tn)
+        self.law = law
+        self.sorted_sigma_tn, self.order = sigma_tn.sort(stable=True)
+
+    def draw(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Image indices (num_draws,) and their `sigma_t` (num_draws,), each strictly above its `sigma_tn`."""
+        lowest = self.sorted_sigma_tn[:1].expand(num_draws)
+        sigma_t = draw_sigma(self.law, lowest, generator)
+        num_usable = torch.searchsorted(self.sorted_sigma_tn, sigma_t)  # how many have sigma_tn < sigma_t
+        uniform = torch.rand(num_draws, dtype=torch.float64, generator=generator, device=generator.device)
+        rank = (uniform.to(num_usable.device) * num_usable).long()
+        return self.order[rank], sigma_t
+
+
+def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> Tensor:
+    """x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps, for images (B, ...) and sigmas (B,).
+
+    Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are close.
+    """
+    check_levels(x_tn, sigma_tn, sigma_t)
+    if eps.shape != x_tn.shape:
+        raise ValueError(f"eps has shape {tuple(eps.shape)}; expected {tuple(x_tn.shape)}, one value per pixel")
+    std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
+    return x_tn + per_image(std, x_tn) * eps
+
+
+def snr_db(sigma: float, signal_power: float = 1.0) -> float:
+    """Signal-to-noise ratio as the paper counts it: noisy power over noise power, 10 log10(1 + P / sigma^2).
+
+    With unit signal power, sigma 0.2 is 14.15 dB. Infinite for a clean image.
+    """
+    if not sigma >= 0:
+        raise ValueError(f"sigma = {sigma}: a noise level is a number >= 0")
+    return 10 * math.log10(1 + signal_power / sigma**2) if sigma > 0 else math.inf
+
+
+def per_image(values: Tensor, x: Tensor) -> Tensor:
+    """Give `(B,)` values the shape (B, 1, ..., 1) and the dtype of the images `x` (B, ...)."""
+    return values.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+
+
+def check_sigma(name: str, sigma: Tensor, num_images: int | None = None) -> None:
+    """Refuse anything but one finite, non-negative level per image: a float tensor of shape (B,)."""
+    if not isinstance(sigma, Tensor) or not sigma.is_floating_point():
+        kind = sigma.dtype if isinstance(sigma, Tensor) else type(sigma).__name__
+        raise ValueError(f"{name} is {kind}; expected a floating-point tensor with one level per image")
+    expected = "(B,)" if num_images is None else f"({num_images},)"
+    if sigma.ndim != 1 or (num_images is not None and len(sigma) != num_images):
+        raise ValueError(f"{name} has shape {tuple(sigma.shape)}; expected {expected}, one level per image")
+    bad = ~(sigma.isfinite() & (sigma >= 0))
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"{name}[{first}] = {sigma[first].item()}: a noise level is finite and >= 0")
+
+
+def check_levels(x: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> None:
+    """Refuse levels that are not `(B,)` or not 0 <= sigma_tn < sigma_t for the images `x` (B, ...)."""
+    check_sigma("sigma_tn", sigma_tn, len(x))
+    check_sigma("sigma_t", sigma_t, len(x))
+    bad = sigma_t <= sigma_tn
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        raise ValueError(
+            f"sigma_t[{first}] = {sigma_t[first].item():g} is not above sigma_tn[{first}] = "
+            f"{sigma_tn[first].item():g}: an image teaches only the levels above its own"
+        )

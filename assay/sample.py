@@ -1,0 +1,188 @@
+"""Sampling: follow the probability flow from noise to an image.
+
+    dx / dsigma = (x - D(x, sigma)) / sigma                              (equation 2)
+
+The caller owns the sigma grid, a decreasing tensor that ends with 0; stepping onto 0 returns the
+denoiser's prediction from the level before. So truncated sampling (Appendix, Algorithm 2) is only a
+grid: one whose last level before 0 is sigma_tn returns D(x, sigma_tn) exactly.
+
+Images own their seeds: image 17 is the same bits in any batch size.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from assay.denoise import Denoiser
+
+Solver = Literal["euler", "heun"]
+
+
+def edm_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+    """EDM's grid (num_steps + 1,): sigma^(1/rho) falls linearly from sigma_max to sigma_min, then 0.
+
+    With `sigma_min` = sigma_tn this is the grid of truncated sampling. float64.
+    """
+    return torch.cat([_rho_ramp(sigma_max, sigma_min, num_steps, rho), torch.zeros(1, dtype=torch.float64)])
+
+
+def refined_sigmas(
+    num_steps: int,
+    sigma_tn: float,
+    num_extra: int = 0,
+    sigma_min: float = 0.002,
+    sigma_max: float = 80.0,
+    rho: float = 7.0,
+) -> Tensor:
+    """EDM's grid with sigma_tn on it and `num_extra` more steps below it (the paper's configuration C).
+
+    (num_steps + num_extra + 1,), strictly decreasing. Below sigma_tn only clean images taught the
+    denoiser; more steps there trade its larger error against less discretisation error.
+    """
+    if not sigma_min < sigma_tn < sigma_max:
+        raise ValueError(
+            f"sigma_tn = {sigma_tn:g} is not between {sigma_min:g} and {sigma_max:g}, the grid's ends"
+        )
+    if num_steps < 3 or num_extra < 0:
+        raise ValueError(f"num_steps = {num_steps}, num_extra = {num_extra}: need at least 3 and at least 0")
+    power = 1 / rho
+    position = (sigma_max**power - sigma_tn**power) / (sigma_max**power - sigma_min**power)
+    num_above = min(max(round(position * (num_steps - 1)), 1), num_steps - 2)  # steps that end on sigma_tn
+    above = _rho_ramp(sigma_max, sigma_tn, num_above + 1, rho)
+    below = _rho_ramp(sigma_tn, sigma_min, num_steps - num_above + num_extra, rho)
+    return torch.cat([above, below[1:], torch.zeros(1, dtype=torch.float64)])
+
+
+def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
+    if num_levels < 2:
+        raise ValueError(f"num_steps = {num_levels}: a grid needs at least 2 steps")
+    if not 0 < last < first < math.inf or not rho > 0:
+        raise ValueError(f"levels {first:g} to {last:g}, rho = {rho:g}: levels must fall and stay > 0, rho > 0")
+    position = torch.linspace(0, 1, num_levels, dtype=torch.float64)
+    ramp = (first ** (1 / rho) + position * (last ** (1 / rho) - first ** (1 / rho))) ** rho
+    ramp[0], ramp[-1] = first, last  # the ends exactly, not up to rounding
+    return ramp
+
+
+@dataclass(frozen=True)
+class Churn:
+    """Noise added back before each step (EDM's stochastic sampler), between the levels `low` and `high`."""
+
+    amount: float
+    low: float = 0.0
+    high: float = math.inf
+    noise: float = 1.0
+
+    def raised(self, sigma: float, num_steps: int) -> float:
+        """The level to return to before stepping down from `sigma`."""
+        if not self.low <= sigma <= self.high:
+            return sigma
+        return sigma * (1 + min(self.amount / num_steps, math.sqrt(2) - 1))
+
+
+def solve(
+    denoiser: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    solver: Solver = "heun",
+    label: Tensor | None = None,
+    churn: Churn | None = None,
+    noise: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Integrate the flow along `sigmas` (num_steps + 1,) from `x` (B, ...) at sigmas[0] to sigmas[-1].
+
+    Euler's method is of first order; Heun's, with a second evaluation at the end of each step that does
+    not end on 0, of second order. `churn` needs `noise`, a callable that returns unit noise of x's shape.
+    """
+    check_sigmas(sigmas)
+    if churn is not None and noise is None:
+        raise ValueError("churn adds noise: give `noise`, a callable that returns unit noise like x")
+    levels = sigmas.tolist()
+
+    def slope(x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+        x_0_hat = denoiser(x, torch.full((len(x),), sigma, dtype=x.dtype, device=x.device), label)
+        return (x - x_0_hat) / sigma, x_0_hat
+
+    for sigma, sigma_next in zip(levels[:-1], levels[1:], strict=True):
+        if churn is not None and noise is not None:
+            raised = churn.raised(sigma, len(levels) - 1)
+            x = x + math.sqrt(raised**2 - sigma**2) * churn.noise * noise()
+            sigma = raised
+        first_slope, x_0_hat = slope(x, sigma)
+        if sigma_next == 0:
+            return x_0_hat
+        x_next = x + (sigma_next - sigma) * first_slope
+        if solver == "heun":
+            second_slope, _ = slope(x_next, sigma_next)
+            x_next = x + (sigma_next - sigma) * (first_slope + second_slope) / 2
+        x = x_next
+    return x
+
+
+def check_sigmas(sigmas: Tensor) -> None:
+    """Refuse a grid that is not a strictly decreasing vector of finite levels >= 0."""
+    if sigmas.ndim != 1 or len(sigmas) < 2:
+        raise ValueError(
+            f"sigmas has shape {tuple(sigmas.shape)}; expected (num_steps + 1,), at least 2 levels"
+        )
+    if not bool(sigmas.isfinite().all()) or not bool((sigmas.diff() < 0).all()) or sigmas[-1] < 0:
+        raise ValueError(f"sigmas must fall strictly and stay >= 0; got {sigmas.tolist()}")
+
+
+class SeededNoise:
+    """Unit noise for a batch in which each image draws from its own seed."""
+
+    def __init__(self, seeds: Sequence[int], image_shape: Sequence[int], device: torch.device | str) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.image_shape = tuple(image_shape)
+        self.device = device
+
+    def __call__(self) -> Tensor:
+        """(B, *image_shape). Drawn on the CPU, so that every device starts from the same noise."""
+        images = [torch.randn(self.image_shape, generator=generator) for generator in self.generators]
+        return torch.stack(images).to(self.device)
+
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """Finished images (B, ...) and the seeds they grew from."""
+
+    seeds: list[int]
+    images: Tensor
+
+
+@torch.no_grad()
+def generate(
+    denoiser: Denoiser,
+    seeds: Sequence[int],
+    image_shape: Sequence[int],
+    sigmas: Tensor,
+    solver: Solver = "heun",
+    label: Tensor | None = None,
+    churn: Churn | None = None,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+) -> Iterator[SampledBatch]:
+    """Yield one image per seed, in batches, so that the caller can show progress and save as it goes.
+
+    `label` (num_seeds,) names the class of each seed's image. The same seed gives the same bits in
+    every batch size on the CPU.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size}: need at least 1")
+    if label is not None and len(label) != len(seeds):
+        raise ValueError(f"label has {len(label)} entries for {len(seeds)} seeds; expected one per seed")
+    # Matrix products of fewer than four rows a thread sum in another order: smaller batches are
+    # padded with copies of their last image, which are then dropped.
+    smallest = 8 * torch.get_num_threads()
+    for start in range(0, len(seeds), batch_size):
+        index = list(range(start, min(start + batch_size, len(seeds))))
+        padded = index + index[-1:] * (smallest - len(index))
+        noise = SeededNoise([seeds[i] for i in padded], image_shape, device)
+        batch_label = None if label is None else label[padded].to(device)
+        images = solve(denoiser, noise() * sigmas[0].item(), sigmas, solver, batch_label, churn, noise)
+        yield SampledBatch([seeds[i] for i in index], images[: len(index)])

@@ -1,0 +1,48 @@
+"""The layout of the package is a promise: each module imports only those above it in this list."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import assay
+
+ORDER = "files noise denoise nets loss sample data checkpoint train metrics pricing mixture study cli".split()
+ROOT = Path(assay.__file__).parent
+SOURCES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Names of the modules directly under `assay` that a source file imports, anywhere in it."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("assay.")}
+    return rooms & set(ORDER)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_imports_only_what_stands_above(source: Path) -> None:
+    room = source.parts[0].removesuffix(".py")
+    assert room in ORDER, f"{source} is not in the list of modules: add it where it belongs"
+    below = {other for other in imported_rooms(ROOT / source) if ORDER.index(other) > ORDER.index(room)}
+    assert not below, f"assay/{source} imports {below}, which stand below it"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_answer_without_torch(option: str) -> None:
+    code = (
+        "import sys\nfrom assay.cli import app\n"
+        f"try: app(['{option}'])\nexcept SystemExit as e: assert not e.code\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "Traceback" not in done.stderr
