@@ -43,7 +43,7 @@ class LogNormal:
 
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma), exact far into the tail."""
-        return torch.special.ndtr((self.mean - sigma.log()) / self.std)
+        return 0.5 * torch.erfc((sigma.log() - self.mean) / (self.std * math.sqrt(2)))  # ndtr is 0 beyond 8.3
 
     def inverse_survival(self, probability: Tensor) -> Tensor:
         """exp(mean - std * Phi^-1(probability))."""

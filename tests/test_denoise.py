@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, stats
+from torch import Tensor, nn
+
+from assay.denoise import MixtureDenoiser, Preconditioned, x_0_from_x_tn, x_tn_from_x_0
+
+F64 = torch.float64
+
+
+@given(st.floats(0, 3), st.floats(0.01, 5), st.integers(0, 100))
+def test_the_lemma_inverts(sigma_tn: float, gap: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x_t, x_0_hat = torch.randn(2, 3, 2, 4, generator=generator, dtype=F64)
+    low = torch.full((3,), sigma_tn, dtype=F64)
+    x_tn_hat = x_tn_from_x_0(x_0_hat, x_t, low, low + gap)
+    torch.testing.assert_close(x_0_from_x_tn(x_tn_hat, x_t, low, low + gap), x_0_hat, rtol=1e-6, atol=1e-6)
+
+
+def test_the_lemma_holds_for_the_exact_posterior_means_of_a_mixture() -> None:
+    # E[x_tn | x_t] by numerical integration over x_tn; E[x_0 | x_t] by the closed form.
+    atoms, weights, std = np.array([-1.0, 0.4, 1.5]), np.array([0.2, 0.5, 0.3]), 0.1
+    sigma_tn, sigma_t, x_t = 0.3, 0.8, 0.25
+    extra = np.sqrt(sigma_t**2 - sigma_tn**2)
+
+    def joint(x_tn: float) -> float:
+        prior = weights @ stats.norm(atoms, np.hypot(std, sigma_tn)).pdf(x_tn)
+        return prior * stats.norm(x_tn, extra).pdf(x_t)
+
+    mean = (
+        integrate.quad(lambda x: x * joint(x), -8, 8, epsabs=1e-13)[0]
+        / integrate.quad(joint, -8, 8, epsabs=1e-13)[0]
+    )
+    oracle = MixtureDenoiser(torch.tensor(atoms)[:, None], torch.tensor(weights), std)
+    point = torch.tensor([[x_t]], dtype=F64)
+    levels = torch.tensor([sigma_tn], dtype=F64), torch.tensor([sigma_t], dtype=F64)
+    x_0_hat = oracle(point, levels[1])
+    assert x_tn_from_x_0(x_0_hat, point, *levels).item() == pytest.approx(mean, abs=1e-9)
+    assert x_0_from_x_tn(torch.tensor([[mean]], dtype=F64), point, *levels).item() == pytest.approx(
+        x_0_hat.item(), abs=1e-9
+    )
+
+
+def test_mixture_denoiser_of_one_gaussian_is_linear_shrinkage() -> None:
+    atom = torch.tensor([[0.3, -0.7]], dtype=F64)
+    x_t = torch.randn(5, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    sigma_t = torch.tensor([0.01, 0.1, 1.0, 10.0, 80.0], dtype=F64)
+    gain = (0.5**2 / (0.5**2 + sigma_t**2))[:, None]
+    torch.testing.assert_close(MixtureDenoiser(atom, std=0.5)(x_t, sigma_t), atom + gain * (x_t - atom))
+
+
+def test_mixture_denoiser_agrees_with_integration_for_unequal_components() -> None:
+    atoms, weights, std = [-1.0, 0.0, 2.0], [0.5, 0.2, 0.3], [0.1, 0.4, 0.05]
+    oracle = MixtureDenoiser(
+        torch.tensor(atoms, dtype=F64)[:, None], torch.tensor(weights, dtype=F64), torch.tensor(std)
+    )
+    for sigma_t, x_t in [(0.2, -0.6), (0.5, 0.9), (3.0, 4.0)]:
+
+        def joint(x_0: float, sigma_t: float = sigma_t, x_t: float = x_t) -> float:
+            return np.dot(weights, stats.norm(atoms, std).pdf(x_0)) * stats.norm(x_0, sigma_t).pdf(x_t)
+
+        peaks = {"points": atoms, "limit": 500, "epsabs": 1e-14}
+        mean = (
+            integrate.quad(lambda x: x * joint(x), -4, 5, **peaks)[0] / integrate.quad(joint, -4, 5, **peaks)[0]
+        )
+        value = oracle(torch.tensor([[x_t]], dtype=F64), torch.tensor([sigma_t], dtype=F64)).item()
+        assert value == pytest.approx(mean, abs=1e-8)
+
+
+class Recorder(nn.Module):
+    """A network that returns a fixed tensor and remembers how it was called."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: Tensor, c_noise: Tensor, label: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        self.call = (x, c_noise, label, augment_label)
+        return self.output
+
+
+@pytest.mark.parametrize("sigma_data", [0.1, 0.5, 2.0])
+def test_preconditioning_is_edms(sigma_data: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x_t, output = torch.randn(2, 4, 3, 2, 2, generator=generator, dtype=F64)
+    sigma_t = torch.tensor([0.002, 0.3, 5.0, 80.0], dtype=F64)
+    net = Recorder(output)
+    x_0_hat = Preconditioned(net, sigma_data)(x_t, sigma_t)
+    for b, sigma in enumerate(sigma_t.tolist()):
+        c_skip = sigma_data**2 / (sigma**2 + sigma_data**2)
+        c_out = sigma * sigma_data / np.sqrt(sigma**2 + sigma_data**2)
+        c_in = 1 / np.sqrt(sigma**2 + sigma_data**2)
+        torch.testing.assert_close(x_0_hat[b], c_skip * x_t[b] + c_out * output[b])
+        torch.testing.assert_close(net.call[0][b], c_in * x_t[b])
+        assert net.call[1][b].item() == pytest.approx(np.log(sigma) / 4)
+
+
+def test_weights_carry_the_published_prefix() -> None:
+    assert set(Preconditioned(nn.Linear(2, 2)).state_dict()) == {"model.weight", "model.bias"}
+
+
+@pytest.mark.parametrize(
+    ("label", "num_classes", "message"),
+    [
+        (torch.tensor([0, 5]), 5, r"label\[1\] = 5 is outside 0 .. 4"),
+        (torch.tensor([-2, 0]), 5, r"label\[0\] = -2"),
+        (torch.tensor([0]), 5, r"label has shape \(1,\); expected \(2,\)"),
+        (torch.tensor([[0], [1]]), 5, r"label has shape \(2, 1\)"),
+        (torch.zeros(2, 4), 5, r"label has shape \(2, 4\); expected \(2, 5\)"),
+        (torch.tensor([0, 1]), 0, "without classes"),
+    ],
+)
+def test_bad_labels_are_named(label: Tensor, num_classes: int, message: str) -> None:
+    denoiser = Preconditioned(Recorder(torch.zeros(2, 1, 2, 2)), num_classes=num_classes)
+    with pytest.raises(ValueError, match=message):
+        denoiser(torch.zeros(2, 1, 2, 2), torch.ones(2), label)
+
+
+def test_a_broadcastable_sigma_is_refused() -> None:
+    denoiser = Preconditioned(Recorder(torch.zeros(2, 1, 2, 2)))
+    for sigma_t in (torch.ones(2, 1, 1, 1), torch.ones(1), torch.ones(())):
+        with pytest.raises(ValueError, match=r"sigma_t has shape"):
+            denoiser(torch.zeros(2, 1, 2, 2), sigma_t)
+
+
+def test_bad_mixtures_are_named() -> None:
+    atoms = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match="weights must be 3 positive numbers"):
+        MixtureDenoiser(atoms, torch.tensor([0.5, 0.5, 0.0]))
+    with pytest.raises(ValueError, match=r"std\[0\] = -1"):
+        MixtureDenoiser(atoms, std=-1.0)
+    with pytest.raises(ValueError, match=r"x_t holds images of shape \(3,\), the atoms \(2,\)"):
+        MixtureDenoiser(atoms)(torch.zeros(1, 3), torch.ones(1))
+    with pytest.raises(ValueError, match="sigma_data = 0"):
+        Preconditioned(nn.Identity(), sigma_data=0)

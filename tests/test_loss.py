@@ -1,0 +1,265 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.denoise import MixtureDenoiser
+from assay.loss import (
+    ConsistencyLevels,
+    ambient_loss,
+    consistency_loss,
+    edm_weight,
+    edm_weight_x_0,
+    kernel_step,
+)
+from assay.noise import LogNormal, draw_sigma
+
+F64 = torch.float64
+ATOMS = torch.tensor([[-1.0, 0.5], [0.8, 0.8], [0.2, -1.0]], dtype=F64)
+WEIGHTS = torch.tensor([0.2, 0.5, 0.3], dtype=F64)
+STD = 0.1
+
+
+def oracle() -> MixtureDenoiser:
+    return MixtureDenoiser(ATOMS, WEIGHTS, STD)
+
+
+def clean_points(num: int, generator: torch.Generator) -> Tensor:
+    which = torch.multinomial(WEIGHTS, num, replacement=True, generator=generator)
+    return ATOMS[which] + STD * torch.randn(num, 2, generator=generator, dtype=F64)
+
+
+class Perturbed(nn.Module):
+    """The oracle plus a smooth error with six parameters, all zero at the oracle itself.
+
+    Losses are quadratic in the parameters' effect, so gradients at any point test the whole loss.
+    """
+
+    def __init__(self, size: float = 0.0) -> None:
+        super().__init__()
+        self.oracle = oracle()
+        self.theta = nn.Parameter(size * torch.tensor([1.0, -0.5, 0.3, 0.7, -0.2, 0.4], dtype=F64))
+
+    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        shrink = 1 / (1 + sigma_t[:, None] ** 2)
+        features = torch.stack([x_t.sin(), x_t * shrink, shrink.expand_as(x_t)], -1)  # (B, 2, 3)
+        return self.oracle(x_t, sigma_t) + (features * self.theta.view(2, 3)).sum(-1)
+
+
+def gradient_mean_and_error(loss: Tensor, model: Perturbed, num_chunks: int = 50) -> tuple[Tensor, Tensor]:
+    """Mean gradient over the batch and its standard error, from the gradients of equal chunks."""
+    gradients = torch.stack(
+        [
+            torch.autograd.grad(chunk.mean(), model.theta, retain_graph=True)[0]
+            for chunk in loss.chunk(num_chunks)
+        ]
+    )
+    return gradients.mean(0), gradients.std(0) / math.sqrt(num_chunks)
+
+
+def test_without_nature_noise_it_is_the_ordinary_loss_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 48), nn.Unflatten(1, (3, 4, 4))
+    )
+    x_0, eps = torch.randn(2, 64, 3, 4, 4, generator=generator)
+    sigma_t = draw_sigma(LogNormal(), torch.zeros(64), generator)
+
+    def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return net(x_t)
+
+    x_t = x_0 + sigma_t.view(-1, 1, 1, 1) * eps
+    ordinary = edm_weight(sigma_t) * (net(x_t) - x_0).square().flatten(1).mean(1)
+    ambient = ambient_loss(denoiser, x_0, torch.zeros(64), sigma_t, eps, edm_weight(sigma_t))
+    assert torch.equal(ambient, ordinary)
+
+
+@pytest.mark.parametrize("size", [0.0, 0.3])
+def test_noisy_points_give_the_gradient_of_clean_points(size: float) -> None:
+    """In x_0 space the residuals differ by noise alone: expected gradients agree, for several sigma_tn at once."""
+    generator = torch.Generator().manual_seed(1)
+    num = 200_000
+    model = Perturbed(size)
+    sigma_tn = torch.tensor([0.1, 0.3, 0.6, 1.0], dtype=F64).repeat(num // 4)
+    sigma_t = sigma_tn * 1.5 + 0.2
+    x_0 = clean_points(num, generator)
+    x_tn = x_0 + sigma_tn[:, None] * torch.randn(num, 2, generator=generator, dtype=F64)
+    eps_1, eps_2 = torch.randn(2, num, 2, generator=generator, dtype=F64)
+
+    # || (1-r) h + r x_t - x_tn ||^2 / (1-r) has the gradient of || h - x_0 ||^2 times (1 - r); undo both.
+    weight = (1 - (sigma_tn / sigma_t) ** 2) ** -2
+    noisy = ambient_loss(model, x_tn, sigma_tn, sigma_t, eps_1, weight)
+    clean = ambient_loss(model, clean_points(num, generator), torch.zeros(num, dtype=F64), sigma_t, eps_2)
+    noisy_mean, noisy_error = gradient_mean_and_error(noisy, model)
+    clean_mean, clean_error = gradient_mean_and_error(clean, model)
+    assert ((noisy_mean - clean_mean).abs() < 4 * (noisy_error**2 + clean_error**2).sqrt()).all()
+    if size:  # and that is a statement: away from the oracle the gradient is far from zero
+        assert (clean_mean.abs() / clean_error).max() > 30
+
+
+def test_the_oracle_is_a_stationary_point_of_the_ambient_loss() -> None:
+    generator = torch.Generator().manual_seed(2)
+    num = 100_000
+    model = Perturbed()
+    sigma_tn = torch.tensor([0.0, 0.05, 0.2, 0.8], dtype=F64).repeat(num // 4)
+    x_tn = clean_points(num, generator) + sigma_tn[:, None] * torch.randn(
+        num, 2, generator=generator, dtype=F64
+    )
+    sigma_t = draw_sigma(LogNormal(), sigma_tn, generator)
+    eps = torch.randn(num, 2, generator=generator, dtype=F64)
+    for weight in (edm_weight(sigma_t), edm_weight_x_0(sigma_t, sigma_tn)):
+        mean, error = gradient_mean_and_error(ambient_loss(model, x_tn, sigma_tn, sigma_t, eps, weight), model)
+        assert (mean.abs() < 4 * error).all()
+
+
+def test_weights_are_edms_and_differ_by_the_capped_factor() -> None:
+    sigma_t, sigma_tn = torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.0, 0.3, 0.499])
+    assert edm_weight(sigma_t, 0.25)[0].item() == pytest.approx((0.25 + 0.0625) / (0.5 * 0.25) ** 2)
+    factor = edm_weight_x_0(sigma_t, sigma_tn, cap=7.0) / edm_weight(sigma_t)
+    torch.testing.assert_close(factor, torch.tensor([1.0, (1 - 0.36) ** -2, 7.0]))
+
+
+def gaussian_batch(num: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    """Exact samples of N(0.3, 0.5^2) + N(0, 0.8^2): data for which the kernel is exact at any step size."""
+    generator = torch.Generator().manual_seed(seed)
+    sigma_start = torch.full((num,), 0.8, dtype=F64)
+    x = 0.3 + math.hypot(0.5, 0.8) * torch.randn(num, 2, generator=generator, dtype=F64)
+    return x, sigma_start, generator
+
+
+GAUSSIAN = MixtureDenoiser(torch.full((1, 2), 0.3, dtype=F64), std=0.5)
+
+
+def consistency_of(
+    denoiser: nn.Module,
+    num: int,
+    seed: int,
+    num_steps: int = 3,
+    levels: ConsistencyLevels = ConsistencyLevels(sigma_min=0.02),  # noqa: B008
+) -> Tensor:
+    x, sigma_start, generator = gaussian_batch(num, seed)
+    high, low = levels.draw(sigma_start, torch.rand(2, num, generator=generator))
+    eps = torch.randn(num_steps + 2, num, 2, generator=generator, dtype=F64)
+    return consistency_loss(denoiser, x, sigma_start, high, low, eps)
+
+
+class Shifted(nn.Module):
+    """The exact denoiser of the Gaussian plus an error that differs between levels."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.size = nn.Parameter(torch.tensor(size, dtype=F64))
+
+    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return GAUSSIAN(x_t, sigma_t) + self.size * (0.8 - sigma_t[:, None])
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 8])
+@pytest.mark.parametrize("spacing", ["log", "linear"])
+def test_consistency_is_zero_in_expectation_at_the_oracle(num_steps: int, spacing: str) -> None:
+    loss = consistency_of(GAUSSIAN, 100_000, 3, num_steps, ConsistencyLevels(0.02, spacing))
+    assert abs(loss.mean()) < 4 * loss.std() / math.sqrt(len(loss))
+    assert (loss < 0).any()  # the unbiased product is not a square
+
+
+def test_the_oracle_is_a_stationary_point_of_the_consistency_loss() -> None:
+    model = Shifted(0.0)
+    loss = consistency_of(model, 100_000, 4)
+    gradients = torch.stack(
+        [torch.autograd.grad(c.mean(), model.size, retain_graph=True)[0] for c in loss.chunk(50)]
+    )
+    assert abs(gradients.mean()) < 4 * gradients.std() / math.sqrt(50)
+
+
+def test_consistency_is_positive_away_from_the_oracle_and_points_back() -> None:
+    model = Shifted(0.4)
+    loss = consistency_of(model, 50_000, 5)
+    assert loss.mean() > 20 * loss.std() / math.sqrt(len(loss))
+    assert torch.autograd.grad(loss.mean(), model.size)[0] > 0
+
+
+def test_consistency_on_a_mixture_is_small_beside_a_perturbed_denoiser() -> None:
+    """The kernel ignores the spread of x_0 given x_s', an error of second order in the step (see docstring)."""
+    generator = torch.Generator().manual_seed(6)
+    num = 100_000
+    sigma_start = torch.full((num,), 0.5, dtype=F64)
+    x = clean_points(num, generator) + 0.5 * torch.randn(num, 2, generator=generator, dtype=F64)
+    means = []
+    for min_ratio in (0.5, 0.9):
+        levels = ConsistencyLevels(0.02, "log", min_ratio)
+        high, low = levels.draw(sigma_start, torch.rand(2, num, generator=generator))
+        eps = torch.randn(10, num, 2, generator=generator, dtype=F64)
+        at_oracle = consistency_loss(oracle(), x, sigma_start, high, low, eps)
+        means.append(at_oracle.mean().abs().item())
+        error = (at_oracle.std() / math.sqrt(num)).item()
+    perturbed = consistency_loss(Perturbed(0.2), x, sigma_start, high, low, eps).mean().item()
+    assert means[0] < 0.0004 and means[1] < means[0] / 3  # measured: 1.6e-4 and 2e-5, beside 1.8e-3 perturbed
+    assert means[1] < 4 * error and perturbed > means[1]
+
+
+def test_consistency_does_not_depend_on_the_sub_batch_in_expectation() -> None:
+    model = Shifted(0.4)
+    loss = consistency_of(model, 60_000, 7)
+    for size in (1, 7, 64):
+        means = loss[: 60_000 // size * size].view(-1, size).mean(1)
+        error = means.std() / math.sqrt(len(means))
+        assert abs(means.mean() - loss.mean()) < 4 * error
+    other = consistency_of(model, 2_000, 8)  # a genuinely smaller batch
+    assert abs(other.mean() - loss.mean()) < 4 * other.std() / math.sqrt(len(other))
+
+
+def test_the_higher_level_teaches_and_the_lower_learns() -> None:
+    class TwoLevels(nn.Module):
+        """Separate parameters for levels above and below 0.1."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.above = nn.Parameter(torch.tensor(0.5, dtype=F64))
+            self.below = nn.Parameter(torch.tensor(0.1, dtype=F64))
+
+        def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+            return torch.where(sigma_t[:, None] > 0.1, self.above, self.below).expand_as(x_t)
+
+    model = TwoLevels()
+    x, sigma_start, generator = gaussian_batch(16, 9)
+    high, low = torch.full((16,), 0.2, dtype=F64), torch.full((16,), 0.05, dtype=F64)
+    loss = consistency_loss(
+        model, x, sigma_start, high, low, torch.randn(3, 16, 2, generator=generator, dtype=F64)
+    )
+    torch.testing.assert_close(loss, torch.full((16,), 0.16, dtype=F64))
+    loss.mean().backward()
+    assert model.above.grad is None or model.above.grad == 0
+    assert model.below.grad.item() == pytest.approx(2 * (0.1 - 0.5))
+
+
+def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
+    """For x_0 known, x_s'' given x_s' has the mean and variance of conditioning two Gaussian noises."""
+    generator = torch.Generator().manual_seed(10)
+    num, high, low = 400_000, 0.9, 0.4
+    x_0 = torch.full((num, 1), 0.7, dtype=F64)
+    x_low = x_0 + low * torch.randn(num, 1, generator=generator, dtype=F64)
+    x_high = x_low + math.sqrt(high**2 - low**2) * torch.randn(num, 1, generator=generator, dtype=F64)
+    eps = torch.randn(num, 1, generator=generator, dtype=F64)
+    drawn = kernel_step(
+        x_high, x_0, torch.full((num,), high, dtype=F64), torch.full((num,), low, dtype=F64), eps
+    )
+    real, ours = torch.cov(torch.cat([x_low, x_high], 1).T), torch.cov(torch.cat([drawn, x_high], 1).T)
+    torch.testing.assert_close(ours, real, rtol=0, atol=0.006)
+    torch.testing.assert_close(drawn.mean(), x_low.mean(), rtol=0, atol=0.004)
+
+
+def test_bad_levels_of_the_consistency_loss_are_named() -> None:
+    x, start, _ = gaussian_batch(2, 11)
+    half, tenth = torch.full((2,), 0.5, dtype=F64), torch.full((2,), 0.1, dtype=F64)
+    eps = torch.zeros(3, 2, 2, dtype=F64)
+    with pytest.raises(ValueError, match="0 < sigma_low < sigma_high <= sigma_start"):
+        consistency_loss(GAUSSIAN, x, start, tenth, half, eps)
+    with pytest.raises(ValueError, match=r"eps has shape \(1, 2, 2\)"):
+        consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:1])
+    with pytest.raises(ValueError, match="no steps to walk"):
+        consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:2])
+    with pytest.raises(ValueError, match=r"sigma_low has shape \(2, 1\)"):
+        consistency_loss(GAUSSIAN, x, start, half, tenth[:, None], eps)
+    with pytest.raises(ValueError, match=r"sigma_start = 0.001 is not above sigma_min"):
+        ConsistencyLevels().draw(torch.tensor([0.5, 0.001]), torch.rand(2, 2))

@@ -1,0 +1,139 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from assay.noise import LogNormal, SigmaFirst, Uniform, add_noise, draw_image_first, draw_sigma, snr_db
+
+LEVELS = [1e-3, 0.01, 0.05, 0.2, 0.5, 1.0, 5.0, 20.0, 50.0]
+EDM = stats.lognorm(s=1.2, scale=math.exp(-1.2))
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("sigma_tn", [0.0, *LEVELS])
+def test_lognormal_draws_follow_the_truncated_law(sigma_tn: float) -> None:
+    draws = draw_sigma(LogNormal(), torch.full((20_000,), sigma_tn, dtype=torch.float64), generator(1)).numpy()
+
+    def truncated_cdf(x: np.ndarray) -> np.ndarray:
+        return 1 - EDM.sf(x) / EDM.sf(sigma_tn)
+
+    assert stats.kstest(draws, truncated_cdf).pvalue > 1e-3
+    assert (draws > sigma_tn).all()
+
+
+@pytest.mark.parametrize("sigma_tn", LEVELS)
+def test_uniform_draws_follow_the_truncated_law(sigma_tn: float) -> None:
+    draws = draw_sigma(Uniform(0.0, 80.0), torch.full((20_000,), sigma_tn, dtype=torch.float64), generator(2))
+    assert stats.kstest(draws.numpy(), stats.uniform(sigma_tn, 80 - sigma_tn).cdf).pvalue > 1e-3
+
+
+def test_the_clamp_of_the_original_would_fail_that_test() -> None:
+    clamped = np.maximum(EDM.rvs(20_000, random_state=0), 0.2)
+    assert (clamped == 0.2).mean() == pytest.approx(0.37, abs=0.01)  # the share of draws wasted, DESIGN 4.1
+    assert stats.kstest(clamped, lambda x: 1 - EDM.sf(x) / EDM.sf(0.2)).pvalue < 1e-10
+
+
+@given(st.floats(0, 1e6), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 2**31))
+def test_draws_are_finite_and_strictly_above_even_far_in_the_tail(
+    sigma_tn: float, dtype: torch.dtype, seed: int
+) -> None:
+    levels = torch.full((64,), sigma_tn, dtype=dtype)
+    sigma_t = draw_sigma(LogNormal(), levels, generator(seed))
+    assert sigma_t.dtype == dtype
+    assert sigma_t.isfinite().all() and (sigma_t > levels).all()
+
+
+def test_tail_mass_of_1e_12_stays_exact() -> None:
+    sigma_tn = float(EDM.isf(1e-12))
+    draws = draw_sigma(LogNormal(), torch.full((20_000,), sigma_tn, dtype=torch.float64), generator(3)).numpy()
+    assert stats.kstest(EDM.sf(draws) / 1e-12, stats.uniform.cdf).pvalue > 1e-3
+    assert len(np.unique(draws)) > 19_990
+
+
+def test_a_level_beyond_the_law_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sigma_tn = 90 lies beyond every level of Uniform"):
+        draw_sigma(Uniform(0, 80), torch.tensor([1.0, 90.0]), generator())
+
+
+def test_image_first_draws_every_image_alike_and_clean_images_alone_serve_low_levels() -> None:
+    sigma_tn = torch.tensor([0.0] * 10 + [0.5] * 90)
+    index, sigma_t = draw_image_first(LogNormal(), sigma_tn, 50_000, generator(4))
+    counts = torch.bincount(index, minlength=100).numpy()
+    assert stats.chisquare(counts).pvalue > 1e-3
+    assert (sigma_t > sigma_tn[index]).all()
+    share_low = (sigma_t <= 0.5).double().mean().item()
+    assert share_low == pytest.approx(0.1 * EDM.cdf(0.5), abs=0.005)
+
+
+def test_sigma_first_keeps_the_law_and_draws_uniformly_among_usable_images() -> None:
+    sigma_tn = torch.tensor([0.5, 0.0, 0.2, 0.2, 0.0, 1.0], dtype=torch.float64)
+    index, sigma_t = SigmaFirst(LogNormal(), sigma_tn).draw(60_000, generator(5))
+    assert (sigma_t > sigma_tn[index]).all()
+    assert stats.kstest(sigma_t.numpy(), EDM.cdf).pvalue > 1e-3
+    high = index[sigma_t > 1.0]
+    assert stats.chisquare(torch.bincount(high, minlength=6).numpy()).pvalue > 1e-3
+    low = index[sigma_t <= 0.2]
+    assert set(low.tolist()) == {1, 4}
+
+
+def test_sigma_first_without_clean_images_draws_above_the_least_noisy() -> None:
+    index, sigma_t = SigmaFirst(LogNormal(), torch.tensor([0.7, 0.3])).draw(1_000, generator(6))
+    assert sigma_t.min() > 0.3
+    assert set(index[sigma_t <= 0.7].tolist()) == {1}
+
+
+@given(st.floats(0, 10), st.floats(1e-3, 10), st.integers(0, 1000))
+def test_added_noise_has_the_missing_variance(sigma_tn: float, gap: float, seed: int) -> None:
+    eps = torch.randn(2, 3, 4, 4, generator=generator(seed), dtype=torch.float64)
+    x_tn = torch.zeros_like(eps)
+    low = torch.full((2,), sigma_tn, dtype=torch.float64)
+    x_t = add_noise(x_tn, low, low + gap, eps)
+    expected = math.sqrt((sigma_tn + gap) ** 2 - sigma_tn**2)
+    torch.testing.assert_close(x_t, expected * eps, rtol=1e-6, atol=1e-9)
+
+
+def test_snr_is_the_papers() -> None:
+    assert snr_db(0.2) == pytest.approx(14.15, abs=0.005)
+    assert snr_db(0.0) == math.inf
+    assert snr_db(0.1, signal_power=0.25) == pytest.approx(10 * math.log10(26))
+    with pytest.raises(ValueError, match="sigma = -1"):
+        snr_db(-1)
+
+
+X = torch.zeros(4, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("sigma_tn", "sigma_t", "message"),
+    [
+        (torch.zeros(4, 1, 1, 1), torch.ones(4), r"sigma_tn has shape \(4, 1, 1, 1\); expected \(4,\)"),
+        (torch.zeros(4), torch.ones(4, 1), r"sigma_t has shape \(4, 1\); expected \(4,\)"),
+        (torch.zeros(3), torch.ones(4), r"sigma_tn has shape \(3,\)"),
+        (torch.zeros(4), torch.ones(()), r"sigma_t has shape \(\)"),
+        (torch.tensor([0, 0, -0.1, 0]), torch.ones(4), r"sigma_tn\[2\] = -0.1"),
+        (torch.zeros(4), torch.tensor([1, math.nan, 1, 1]), r"sigma_t\[1\] = nan"),
+        (torch.zeros(4), torch.tensor([1, 1, 1, math.inf]), r"sigma_t\[3\] = inf"),
+        (
+            torch.full((4,), 0.2),
+            torch.tensor([1, 0.2, 1, 1]),
+            r"sigma_t\[1\] = 0.2 is not above sigma_tn\[1\] = 0.2",
+        ),
+        (torch.zeros(4, dtype=torch.int64), torch.ones(4), r"sigma_tn is torch.int64"),
+        ([0.0] * 4, torch.ones(4), r"sigma_tn is list"),
+    ],
+)
+def test_bad_levels_are_named(sigma_tn: torch.Tensor, sigma_t: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        add_noise(X, sigma_tn, sigma_t, torch.zeros_like(X))
+
+
+def test_noise_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"eps has shape \(1, 1, 2, 2\); expected \(4, 1, 2, 2\)"):
+        add_noise(X, torch.zeros(4), torch.ones(4), torch.zeros(1, 1, 2, 2))

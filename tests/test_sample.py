@@ -1,0 +1,192 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from assay.denoise import MixtureDenoiser, Preconditioned
+from assay.sample import Churn, SeededNoise, edm_sigmas, generate, refined_sigmas, solve
+
+F64 = torch.float64
+GOLDEN = np.load(Path(__file__).parent / "golden" / "edm_sampler.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps", "solver"),
+    [("heun_18", 18, "heun"), ("heun_40", 40, "heun"), ("euler_40", 40, "euler")],
+)
+def test_samplers_match_edms(name: str, num_steps: int, solver: str) -> None:
+    oracle = MixtureDenoiser(torch.tensor(GOLDEN["mu"]), torch.tensor(GOLDEN["w"]), float(GOLDEN["std"]))
+    x = solve(oracle, 80 * torch.tensor(GOLDEN["latents"]), edm_sigmas(num_steps), solver)
+    np.testing.assert_allclose(x.numpy(), GOLDEN[name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2)])
+def test_order_of_convergence_against_the_exact_flow(solver: str, order: int) -> None:
+    """For N(m, s^2) the flow is x(sigma) = m + (x(max) - m) sqrt((s^2 + sigma^2) / (s^2 + sigma_max^2))."""
+    mean, std, sigma_max, sigma_end = 0.3, 0.5, 20.0, 0.05
+    gaussian = MixtureDenoiser(torch.tensor([[mean]], dtype=F64), std=std)
+    start = torch.linspace(-30, 30, 7, dtype=F64)[:, None]
+    exact = mean + (start - mean) * math.sqrt((std**2 + sigma_end**2) / (std**2 + sigma_max**2))
+    steps, errors = [32, 64, 128, 256], []
+    for num_steps in steps:
+        sigmas = edm_sigmas(num_steps + 1, sigma_end, sigma_max)[:-1]  # stop at sigma_end, not at 0
+        errors.append((solve(gaussian, start, sigmas, solver) - exact).abs().max().item())
+    slope = -np.polyfit(np.log(steps), np.log(errors), 1)[0]
+    assert slope == pytest.approx(order, abs=0.12)
+
+
+def test_edm_grid_is_the_formula() -> None:
+    grid = edm_sigmas(5, 0.01, 10, 3).tolist()
+    for i in range(5):
+        assert grid[i] == pytest.approx((10 ** (1 / 3) + i / 4 * (0.01 ** (1 / 3) - 10 ** (1 / 3))) ** 3)
+    assert grid[-1] == 0 and grid[0] == 10 and grid[4] == 0.01
+
+
+@given(st.floats(0.003, 70), st.integers(3, 200), st.integers(0, 50))
+def test_refined_grid_holds_sigma_tn_and_falls_strictly(
+    sigma_tn: float, num_steps: int, num_extra: int
+) -> None:
+    grid = refined_sigmas(num_steps, sigma_tn, num_extra)
+    assert len(grid) == num_steps + num_extra + 1
+    assert (grid == sigma_tn).sum() == 1
+    assert (grid.diff() < 0).all() and grid[0] == 80 and grid[-2] == 0.002 and grid[-1] == 0
+
+
+def test_extra_steps_are_spent_below_sigma_tn() -> None:
+    plain, refined = refined_sigmas(18, 0.2), refined_sigmas(18, 0.2, 12)
+    assert (refined >= 0.2).sum() == (plain >= 0.2).sum()
+    assert (refined < 0.2).sum() == (plain < 0.2).sum() + 12
+
+
+def test_truncated_sampling_returns_the_prediction_at_sigma_tn() -> None:
+    """On point masses it ends on the posterior mean at sigma_tn of the flow's own end point."""
+    atoms = torch.tensor([[-1.0, 0.0], [1.0, 0.5], [0.0, -1.0]], dtype=F64)
+    oracle = MixtureDenoiser(atoms, torch.tensor([0.3, 0.3, 0.4], dtype=F64))
+    sigma_tn, seen = 0.2, []
+
+    def watched(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        seen.append((x_t, sigma_t[0].item()))
+        return oracle(x_t, sigma_t)
+
+    start = 80 * torch.randn(32, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    x = solve(watched, start, edm_sigmas(18, sigma_min=sigma_tn))
+    last_x, last_sigma = seen[-1]
+    assert last_sigma == sigma_tn  # on the grid exactly, not the 0.296 of an untouched 18-step grid
+    posterior_mean = oracle(last_x, torch.full((32,), sigma_tn, dtype=F64))
+    assert (x - posterior_mean).abs().max() < 1e-6
+    assert torch.equal(x, posterior_mean)
+    assert min(sigma for _, sigma in seen) == sigma_tn
+
+
+class Net(nn.Module):
+    """A small real network: matrix products and a convolution, whose bits could depend on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.linear_1, self.linear_2 = nn.Linear(8 * 64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor, c_noise: Tensor, label: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        hidden = torch.relu(self.conv(x)).flatten(1)
+        shift = 0 if label is None else label[:, None].to(x.dtype)
+        hidden = torch.tanh(self.linear_1(hidden) + c_noise[:, None] + shift)
+        return self.linear_2(hidden).view_as(x)
+
+
+@pytest.mark.parametrize("churn", [None, Churn(40, 0.05, 50, 1.003)], ids=["deterministic", "churn"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_image_17_is_the_same_bits_in_any_batch(churn: Churn | None, num_threads: int) -> None:
+    denoiser = Preconditioned(Net(), num_classes=10)
+    label = torch.arange(64) % 10
+    previous = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        images = []
+        for batch_size in (1, 7, 64):
+            batches = generate(
+                denoiser, range(64), (1, 8, 8), edm_sigmas(6), churn=churn, label=label, batch_size=batch_size
+            )
+            found = {seed: image for b in batches for seed, image in zip(b.seeds, b.images, strict=True)}
+            assert list(found) == list(range(64))
+            images.append(found)
+        for seed in range(64):
+            assert torch.equal(images[0][seed], images[1][seed]) and torch.equal(
+                images[0][seed], images[2][seed]
+            )
+    finally:
+        torch.set_num_threads(previous)
+
+
+def test_generate_yields_as_it_goes_and_seeds_differ() -> None:
+    calls = []
+
+    def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        calls.append(len(x_t))
+        return x_t / (1 + sigma_t.view(-1, 1, 1, 1))
+
+    batches = generate(denoiser, [5, 6, 7, 8, 9], (1, 4, 4), edm_sigmas(3), batch_size=2)
+    first = next(batches)
+    assert first.seeds == [5, 6] and first.images.shape == (2, 1, 4, 4)
+    assert len(calls) == 5  # two Heun steps and the last one, of the first batch only
+    assert [b.seeds for b in batches] == [[7, 8], [9]]
+    assert not torch.equal(first.images[0], first.images[1])
+
+
+def test_churn_keeps_the_distribution() -> None:
+    """With the exact denoiser, noise added back and removed leaves N(m, s^2); the noise is really drawn."""
+    gaussian = MixtureDenoiser(torch.tensor([[0.3]], dtype=torch.float32), std=0.5)
+    churn = Churn(20)
+    images = torch.cat(
+        [b.images for b in generate(gaussian, range(4000), (1,), edm_sigmas(40), churn=churn, batch_size=1000)]
+    )
+    assert images.mean().item() == pytest.approx(0.3, abs=4 * 0.5 / math.sqrt(4000))
+    assert images.std().item() == pytest.approx(0.5, rel=0.05)
+    plain = next(generate(gaussian, range(1000), (1,), edm_sigmas(40), batch_size=1000)).images
+    assert (plain - images[:1000]).abs().mean() > 0.1
+
+
+def test_churn_formula() -> None:
+    churn = Churn(amount=10, low=0.1, high=5)
+    assert churn.raised(1.0, 100) == pytest.approx(1.1)
+    assert churn.raised(1.0, 10) == pytest.approx(math.sqrt(2))
+    assert churn.raised(0.05, 100) == 0.05 and churn.raised(6, 100) == 6
+
+
+def test_seeded_noise_belongs_to_the_image() -> None:
+    one, many = SeededNoise([17], (2, 3), "cpu"), SeededNoise([3, 17, 99], (2, 3), "cpu")
+    for _ in range(3):
+        assert torch.equal(one()[0], many()[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: edm_sigmas(1), "num_steps = 1"),
+        (lambda: edm_sigmas(10, sigma_min=0), "levels 80 to 0"),
+        (lambda: edm_sigmas(10, sigma_min=90), "levels 80 to 90"),
+        (lambda: refined_sigmas(18, 0.001), r"sigma_tn = 0.001 is not between 0.002 and 80"),
+        (lambda: refined_sigmas(18, math.nan), r"sigma_tn = nan"),
+        (lambda: refined_sigmas(18, 0.2, -1), "num_extra = -1"),
+        (lambda: solve(nn.Identity(), torch.zeros(1, 2), torch.tensor([1.0, 2.0, 0.0])), "fall strictly"),
+        (lambda: solve(nn.Identity(), torch.zeros(1, 2), torch.tensor([1.0, -1.0])), "stay >= 0"),
+        (
+            lambda: solve(nn.Identity(), torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])),
+            r"sigmas has shape \(1, 2\)",
+        ),
+        (lambda: solve(nn.Identity(), torch.zeros(1, 2), edm_sigmas(3), churn=Churn(1)), "give `noise`"),
+        (lambda: next(generate(nn.Identity(), [0], (1,), edm_sigmas(3), batch_size=0)), "batch_size = 0"),
+        (
+            lambda: next(generate(nn.Identity(), [0], (1,), edm_sigmas(3), label=torch.tensor([0, 1]))),
+            "2 entries for 1 seeds",
+        ),
+    ],
+)
+def test_bad_input_is_named(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
