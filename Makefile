@@ -15,6 +15,7 @@ test: lint
 
 lint: .venv/installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: .venv/installed

@@ -77,7 +77,7 @@ def test_without_nature_noise_it_is_the_ordinary_loss_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("size", [0.0, 0.3])
 def test_noisy_points_give_the_gradient_of_clean_points(size: float) -> None:
-    """In x_0 space the residuals differ by noise alone: expected gradients agree, for several sigma_tn at once."""
+    """In x_0 space the residuals differ by noise alone: expected gradients agree, sigma_tn mixed."""
     generator = torch.Generator().manual_seed(1)
     num = 200_000
     model = Perturbed(size)
