@@ -63,7 +63,7 @@ def get(
             raw = _cifar10(split or "train", archive)
     digest = hashlib.sha256()
     for i in range(len(raw.names)):
-        digest.update(np.ascontiguousarray(raw.load(i)))
+        digest.update(raw.load(i).tobytes())
     digest.update(raw.label.astype(np.int64).tobytes())
     if digest.hexdigest() != _CONTENT[raw.name]:
         raise ValueError(
@@ -89,8 +89,8 @@ def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
     found = next((folder / file for folder in folders if (folder / file).exists()), None)
     if found is None:
         raise FileNotFoundError(
-            f"{file} is not in {folders[-1]}: install Debian's package (apt-get install dataset-fashion-mnist), or name "
-            "the folder that holds it"
+            f"{file} is not in {folders[-1]}: install Debian's package (apt-get install "
+            "dataset-fashion-mnist), or name the folder that holds it"
         )
     return replace(read_idx(found), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
 

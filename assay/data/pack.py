@@ -204,8 +204,8 @@ class _Packer:
             return pixels
         if self.conversion.fit == "exact":
             raise ValueError(
-                f"{name} has {height} x {width} pixels, not {size[0]} x {size[1]}: give --size with --fit crop or "
-                "resize, or --skip-bad"
+                f"{name} has {height} x {width} pixels, not {size[0]} x {size[1]}: give --size with "
+                "--fit crop or --fit resize, or --skip-bad"
             )
         scale = 1.0 if self.conversion.fit == "crop" else min(height / size[0], width / size[1])
         box_height, box_width = size[0] * scale, size[1] * scale
@@ -235,7 +235,8 @@ class _Packer:
         if shape[0] != self.shape[0]:
             kinds = {1: "grey", 3: "in colour"}
             raise ValueError(
-                f"{name} is {kinds[shape[0]]}, those before it {kinds[self.shape[0]]}: give --colour, or --skip-bad"
+                f"{name} is {kinds[shape[0]]}, those before it {kinds[self.shape[0]]}: "
+                "give --colour, or --skip-bad"
             )
         if dtype != self.dtype:
             raise ValueError(
@@ -266,9 +267,9 @@ class _Packer:
         if self.num_noisy_8_bit and self.shape is not None:
             share = self.num_clipped / (self.num_noisy_8_bit * math.prod(self.shape))
             yield (
-                f"{self.num_noisy_8_bit} noisy images come from 8-bit files: rounding to 256 steps and clipping at black "
-                f"and white ({share:.1%} of their values lie there) break the Gaussian noise that training assumes. "
-                "Pack the float originals if you have them."
+                f"{self.num_noisy_8_bit} noisy images come from 8-bit files: rounding to 256 steps and "
+                f"clipping at black and white ({share:.1%} of their values lie there) break the Gaussian noise "
+                "that training assumes. Pack the float originals if you have them."
             )
         if self.num_beyond:
             yield (
@@ -306,8 +307,8 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], li
     for where, row in _annotation_rows(path):
         filename = str(row["filename"])
         candidates = by_last_part.get(filename, [])
-        i = number.get(filename, candidates[0] if len(candidates) == 1 else None)
-        if i is None:
+        i = number.get(filename, candidates[0] if len(candidates) == 1 else -1)
+        if i < 0:
             reason = (
                 f"{len(candidates)} images are called so: write their folders too"
                 if candidates
@@ -359,7 +360,8 @@ def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
                     row["filename"]
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
-                        f'{path} line {line}: expected {{"filename": "a.png", "sigma": 0.2}}, got {content[:80]!r}'
+                        f'{path} line {line}: expected {{"filename": "a.png", "sigma": 0.2}}, '
+                        f"got {content[:80]!r}"
                     ) from error
                 yield f"{path} line {line}", row
         return

@@ -74,8 +74,8 @@ def read_any(source: str, split: str = "train") -> RawImages:
     if tarfile.is_tarfile(path):
         return read_cifar10(path, split)
     raise ValueError(
-        f"{path} is none of the formats Assay reads: a folder of images, a zip, .npy, .npz, IDX(.gz), a CIFAR-10 "
-        "archive, hf:NAME"
+        f"{path} is none of the formats Assay reads: a folder of images, a zip, .npy, .npz, IDX(.gz), "
+        "a CIFAR-10 archive, hf:NAME"
     )
 
 
@@ -126,7 +126,7 @@ def read_zip(path: Path) -> RawImages:
     if "dataset.json" in members:
         label, class_names = _edm_labels(archive.read("dataset.json"), f"{path}:dataset.json", names)
     else:
-        label, class_names = np.full(len(names), -1), ()
+        label, class_names = _no_classes(len(names))
     return RawImages(path.stem, names, label, class_names, load)
 
 
@@ -138,13 +138,17 @@ def _edm_labels(text: bytes, where: str, names: list[str]) -> tuple[np.ndarray, 
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{where} is not EDM\'s {{"labels": [["file.png", class], ...]}} ({error})') from error
     if pairs is None:
-        return np.full(len(names), -1), ()
+        return _no_classes(len(names))
     missing = [name for name in names if name not in labels]
     if missing:
         raise ValueError(
             f"{where} has no label for {missing[0]} ({len(missing)} in all): add it, or remove the image"
         )
     return numbered_classes([labels[name] for name in names], where)
+
+
+def _no_classes(num_images: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    return np.full(num_images, -1), ()
 
 
 def numbered_classes(labels: Sequence[int] | np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -189,7 +193,7 @@ def read_numpy(path: Path) -> RawImages:
             raise ValueError(
                 f"{path}: {key} has shape {column.shape}; expected ({len(images)},), one per image"
             )
-    label, class_names = np.full(len(images), -1), ()
+    label, class_names = _no_classes(len(images))
     if "label" in columns:
         label, class_names = numbered_classes(columns["label"], f"{path}:label")
     return stack(path.stem, path.name, images, label, class_names, columns.get("sigma_tn"))
@@ -225,7 +229,7 @@ def read_idx(path: Path) -> RawImages:
     if images.ndim not in (3, 4):
         raise ValueError(f"{path} holds an array of {images.ndim} dimensions; expected images (N, H, W)")
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
-    label, class_names = np.full(len(images), -1), ()
+    label, class_names = _no_classes(len(images))
     if beside != path and beside.exists():
         label, class_names = numbered_classes(_idx_array(beside), str(beside))
         if len(label) != len(images):
@@ -294,7 +298,7 @@ def _member_opener(path: Path) -> Callable[[str], IO[bytes] | None]:
     """Open files of a folder or a tar archive by their last name."""
     if path.is_dir():
         return lambda name: (path / name).open("rb") if (path / name).exists() else None
-    archive = tarfile.open(path)
+    archive = tarfile.open(path)  # noqa: SIM115 (stays open as long as the images are read)
     members = {PurePosixPath(member.name).name: member for member in archive.getmembers() if member.isfile()}
     return lambda name: archive.extractfile(members[name]) if name in members else None
 
@@ -317,7 +321,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_huggingface(spec: str) -> RawImages:
-    """A Hugging Face dataset `NAME[:SPLIT]`, or one saved with `save_to_disk`; needs the extra `huggingface`."""
+    """A Hugging Face dataset `NAME[:SPLIT]`, or one saved by `save_to_disk`; needs the extra `huggingface`."""
     try:
         import datasets
     except ImportError as error:
@@ -336,7 +340,7 @@ def read_huggingface(spec: str) -> RawImages:
         raise ValueError(f"{spec} has image columns {image_columns}; expected exactly one")
     column = image_columns[0]
     data = data.cast_column(column, datasets.Image(decode=False))
-    label, class_names = np.full(len(data), -1), ()
+    label, class_names = _no_classes(len(data))
     if label_columns:
         label = np.asarray(data[label_columns[0]][:], dtype=np.int64)
         class_names = tuple(data.features[label_columns[0]].names)
@@ -372,24 +376,32 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error) as error:
         raise ValueError(f"{where} is damaged ({error}): get it again, or --skip-bad") from error
-    if getattr(image, "n_frames", 1) > 1:
-        raise ValueError(f"{where} holds {image.n_frames} pictures: save them as one file each, or --skip-bad")
-    if image.mode == "1":
-        image = image.convert("L")
-    elif image.mode in ("P", "PA", "LA") or "transparency" in image.info:
-        image = image.convert("RGBA" if image.mode != "LA" else "LA")
-    elif image.mode not in ("L", "RGB", "RGBA", "F", "I") and not image.mode.startswith("I;16"):
-        image = image.convert("RGB")
-    pixels = np.asarray(image)
-    if image.mode == "I":  # 16 bits in 32
+    num_frames = getattr(image, "n_frames", 1)
+    if num_frames > 1:
+        raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each, or --skip-bad")
+    pixels = np.asarray(_plain_mode(image))
+    if pixels.dtype == np.int32:  # 16 bits in 32
         if pixels.min() < 0 or pixels.max() > 65535:
-            raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float")
+            raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float, or --skip-bad")
         pixels = pixels.astype(np.uint16)
     return _flatten(pixels)
 
 
+def _plain_mode(image: Image.Image) -> Image.Image:
+    """Undo palettes, single bits and the colour spaces of printing."""
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode == "LA":
+        return image
+    if image.mode in ("P", "PA") or "transparency" in image.info:
+        return image.convert("RGBA")
+    if image.mode in ("L", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
+        return image
+    return image.convert("RGB")
+
+
 def _flatten(pixels: np.ndarray) -> np.ndarray:
-    """(H, W[, 1 .. 4]) -> (H, W, 1 or 3), native byte order; the last of 2 or 4 channels is opacity over white."""
+    """(H, W[, 1 .. 4]) -> (H, W, 1 or 3), native byte order; the last of 2 or 4 channels is the opacity."""
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     if pixels.dtype == np.float64:

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
@@ -38,40 +38,13 @@ _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
 class ImageSource(Protocol):
     """What training reads: images with a noise level and a class each. Stores and mixtures are two."""
 
-    @property
-    def name(self) -> str:
-        """What to call the data in reports."""
-        ...
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        ...
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name per class; empty if the images have no classes."""
-        ...
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, 0 if the images have none."""
-        ...
-
-    @property
-    def sigma_tn(self) -> Tensor:
-        """(N,) float32: the noise level of each image."""
-        ...
-
-    @property
-    def label(self) -> Tensor:
-        """(N,) int64: the class of each image, -1 for none."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all that `read`, `sigma_tn` and `label` return."""
-        ...
+    name: str  # what to call the data in reports
+    image_shape: tuple[int, int, int]  # (C, H, W)
+    class_names: tuple[str, ...]  # empty if the images have no classes
+    num_classes: int
+    sigma_tn: Tensor  # (N,) float32, the noise level of each image
+    label: Tensor  # (N,) int64, the class of each image, -1 for none
+    fingerprint: str  # hash of all that `read`, `sigma_tn` and `label` return
 
     def __len__(self) -> int: ...
 
@@ -102,32 +75,16 @@ class Store:
     def __init__(self, path: Path, meta: StoreMeta) -> None:
         self.path = path
         self.meta = meta
+        self.name = meta.name
+        self.image_shape = meta.image_shape
+        self.class_names = meta.class_names
+        self.num_classes = len(meta.class_names)
         self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
         self._names = _map_column(path, "names.npy", (meta.num_images,), None)
         self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))
         self.label = torch.from_numpy(_map_column(path, "label.npy", (meta.num_images,), "int64"))
         contents = {key: meta.checksums[key] for key in _COLUMNS if key != "names.npy"}
         self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
-
-    @property
-    def name(self) -> str:
-        """What the packer called the data."""
-        return self.meta.name
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return self.meta.image_shape
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name per class."""
-        return self.meta.class_names
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, 0 if the images have none."""
-        return len(self.meta.class_names)
 
     def __len__(self) -> int:
         return self.meta.num_images
@@ -252,21 +209,22 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_header(file: object, shape: tuple[int, ...], dtype: str) -> int:
+def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
     """Write the header of a .npy file and return its size: numpy pads it, so the count may change later."""
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
-    return file.tell()  # type: ignore[attr-defined, no-any-return]
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()
 
 
 def _map_column(path: Path, file: str, shape: tuple[int, ...], dtype: str | None) -> np.ndarray:
-    """Memory-map one array of a store; "c" (private copies of written pages) because torch wants it writable."""
+    """Memory-map one array of a store, in mode "c" because torch wants memory it could write to."""
     try:
         array = np.load(path / file, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path / file} cannot be read ({error}): pack the store again") from error
     if array.shape != shape or (dtype is not None and array.dtype != dtype):
         raise ValueError(
-            f"{path / file} holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}: pack the store again"
+            f"{path / file} holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}: "
+            "pack the store again"
         )
     return array.view(np.ndarray)  # a plain array indexes faster than np.memmap
