@@ -37,7 +37,7 @@ def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
 
 def channels_last(denoiser: Preconditioned) -> Preconditioned:
     """Lay out the weights as the networks lay out images; changes no value."""
-    return denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _build(config: NetConfig) -> nn.Module:
@@ -74,11 +74,11 @@ def measure_cost(config: NetConfig) -> Cost:
     """
     with torch.device("meta"):
         model = _build(config)
-        with FlopCounterMode(display=False) as forward:
-            output, kept_by_one = _forward(model, config, batch_size=1)
-        with FlopCounterMode(display=False) as backward:
-            output.sum().backward()
-        _, kept_by_two = _forward(model, config, batch_size=2)
+    with FlopCounterMode(display=False) as forward:
+        output, kept_by_one = _forward(model, config, batch_size=1)
+    with FlopCounterMode(display=False) as backward:
+        output.sum().backward()
+    _, kept_by_two = _forward(model, config, batch_size=2)
     num_parameters = sum(p.numel() for p in model.parameters())
     return Cost(
         num_parameters=num_parameters,
@@ -98,7 +98,11 @@ def _forward(model: nn.Module, config: NetConfig, batch_size: int) -> tuple[torc
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(torch.zeros(batch_size, *config.image_shape), torch.zeros(batch_size))
+        x, c_noise = (
+            torch.empty(batch_size, *config.image_shape, device="meta"),
+            torch.empty(batch_size, device="meta"),
+        )
+        output = model(x, c_noise)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     return output, sum(size for storage, size in kept.items() if storage not in weights)
 

@@ -268,12 +268,10 @@ class ADM(Network):
         self.out_conv = nn.Conv2d(channels, image_channels, 3, padding=1)
 
         # torch's own initial weights, U(-1, 1) / sqrt(fan_in), are ADM's; what ends a residual starts at zero.
-        for module in [
-            m for b in self.modules() if isinstance(b, Block) for m in (b.conv1, getattr(b, "proj", None))
-        ]:
-            _zero(module)
-        _zero(self.out_conv)
-        _zero(self.map_augment)
+        for name, module in self.named_modules():
+            if name.endswith(("conv1", "proj", "out_conv", "map_augment")):
+                for parameter in module.parameters():
+                    nn.init.zeros_(parameter)
         if self.map_label is not None:
             nn.init.normal_(self.map_label.weight)
 
