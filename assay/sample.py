@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from assay.denoise import Denoiser
@@ -186,3 +187,52 @@ def generate(
         batch_label = None if label is None else label[padded].to(device)
         images = solve(denoiser, noise() * sigmas[0].item(), sigmas, solver, batch_label, churn, noise)
         yield SampledBatch([seeds[i] for i in index], images[: len(index)])
+
+
+class SampleConfig(BaseModel):
+    """How to sample, in one place: for `assay sample`, for evaluation and for studies.
+
+    `truncate_at` = sigma_tn stops there and returns the prediction (Appendix, Algorithm 2). `refine_at` =
+    sigma_tn puts it on the grid and spends `num_extra` more steps below it (configuration C).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    num_steps: int = Field(18, ge=2)
+    solver: Solver = "heun"
+    sigma_min: float = Field(0.002, gt=0)
+    sigma_max: float = Field(80.0, gt=0)
+    rho: float = Field(7.0, gt=0)
+    truncate_at: float | None = Field(None, gt=0)
+    refine_at: float | None = Field(None, gt=0)
+    num_extra: int = Field(0, ge=0)
+    churn: float = Field(0.0, ge=0)
+    churn_low: float = Field(0.0, ge=0)
+    churn_high: float = Field(math.inf, gt=0)
+    churn_noise: float = Field(1.0, ge=0)
+
+    def sigmas(self) -> Tensor:
+        """The grid these settings describe."""
+        if self.truncate_at is not None:
+            if self.refine_at is not None:
+                raise ValueError("truncate_at stops at sigma_tn, refine_at goes on below it: choose one")
+            return edm_sigmas(self.num_steps, self.truncate_at, self.sigma_max, self.rho)
+        if self.refine_at is not None:
+            ends = self.sigma_min, self.sigma_max, self.rho
+            return refined_sigmas(self.num_steps, self.refine_at, self.num_extra, *ends)
+        return edm_sigmas(self.num_steps, self.sigma_min, self.sigma_max, self.rho)
+
+    def generate(
+        self,
+        denoiser: Denoiser,
+        seeds: Sequence[int],
+        image_shape: Sequence[int],
+        label: Tensor | None = None,
+        batch_size: int = 64,
+        device: torch.device | str = "cpu",
+    ) -> Iterator[SampledBatch]:
+        """One image per seed, in batches (see `generate`)."""
+        churn = Churn(self.churn, self.churn_low, self.churn_high, self.churn_noise) if self.churn else None
+        return generate(
+            denoiser, seeds, image_shape, self.sigmas(), self.solver, label, churn, batch_size, device
+        )

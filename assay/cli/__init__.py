@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import data
+from assay.cli import data, train
 
 
 class ExplainingGroup(TyperGroup):
@@ -54,6 +54,8 @@ def assay_command(
 
 
 app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("sample")(train.sample)
 
 
 def main() -> None:

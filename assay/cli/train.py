@@ -1,0 +1,241 @@
+"""`assay train` and `assay sample`: learn from images of any quality, and draw new ones."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from assay.data import ImageSource
+    from assay.train import RunConfig
+
+_BAR = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+    TextColumn("{task.fields[rate]}"),
+)
+
+Devices = Annotated[str, typer.Option(help="How many devices, or 'auto' for all.")]
+Accelerator = Annotated[Literal["auto", "cpu", "gpu", "mps"], typer.Option(help="Where to compute.")]
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file with [data], [net] and [train]; may be left out.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Start from these settings; `assay train --preset list` shows them.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.lr=3e-4."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The run's folder. Default: runs/<hash of the config>."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and what it takes.")
+    ] = False,
+    accelerator: Accelerator = "auto",
+    devices: Devices = "1",
+    num_nodes: Annotated[int, typer.Option(help="Machines, when started by torchrun.")] = 1,
+) -> None:
+    """Train a denoiser on clean and noisy images. The same command again continues.
+
+    Example: `assay train --preset digits --set data.store=stores/digits --set data.clean_fraction=0.1
+    --set data.sigma=0.5 -o runs/mix`
+    """
+    from assay.train import read_config
+    from assay.train import train as run_training
+    from assay.train.config import override, read_toml
+    from assay.train.presets import PRESETS, preset_tree
+
+    console = Console()
+    if preset == "list":
+        for name, (about, _) in PRESETS.items():
+            console.print(f"[bold]{name:12}[/] {about}")
+        return
+    tree: dict[str, Any] = preset_tree(preset) if preset else {}
+    for section, values in (read_toml(config) if config else {}).items():
+        tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
+    resolved = read_config(override(tree, settings or []), str(config or "settings"))
+    source = resolved.data.open()
+    run_dir = output or Path("runs") / resolved.fingerprint(source)
+    if dry_run:
+        _describe(resolved, source, run_dir, console)
+        return
+    with Progress(*_BAR, console=console) as bar, stop_on_signal() as stopped:
+        task = bar.add_task(str(run_dir), total=resolved.train.num_steps, rate="")
+        result = run_training(
+            resolved,
+            run_dir,
+            source,
+            accelerator,
+            devices if devices == "auto" else int(devices),
+            num_nodes,
+            on_progress=lambda p: bar.update(
+                task, completed=p.step, rate=f"{p.images_per_second:.0f} images/s, loss {p.loss:.4f}"
+            ),
+            should_stop=lambda: bool(stopped),
+        )
+    if result.finished:
+        console.print(f"Finished. The checkpoint is {result.checkpoint}", soft_wrap=True)
+    else:
+        console.print(
+            f"Stopped at step {result.step} of {resolved.train.num_steps}, saved. The same command continues.",
+            soft_wrap=True,
+        )
+        raise typer.Exit(130)
+
+
+def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console: Console) -> None:
+    import json
+
+    from assay.nets import measure_cost
+
+    cost = measure_cost(config.net_config(source))
+    train, num_noisy = config.train, int((source.sigma_tn > 0).sum())
+    console.print_json(json.dumps(config.model_dump(mode="json")))
+    num_images = train.num_steps * train.batch_size
+    micro_batch = train.batch_size // train.accumulate
+    console.print(
+        f"images      {len(source)}, {num_noisy} of them noisy; each seen {num_images / len(source):.0f} times\n"
+        f"network     {cost.num_parameters:,} parameters, {cost.flops_train * num_images / 1e12:.1f} TFLOP in all\n"
+        f"steps       {train.num_steps} of {train.batch_size} images\n"
+        f"memory      about {cost.step_bytes(micro_batch) / 2**20:.0f} MiB\n"
+        f"folder      {run_dir}",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """Yield a list that SIGINT and SIGTERM append to, so that a loop can save and end; twice SIGINT ends at once."""
+    received: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def sample(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint: .safetensors, or a folder of one.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A folder for PNGs, a .npz, or a .png for one grid picture.")
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds, one image each: 0-63, or 3,5,10-19.")] = "0-63",
+    steps: Annotated[int, typer.Option(help="Steps from noise to image.")] = 18,
+    solver: Annotated[Literal["heun", "euler"], typer.Option(help="Second or first order.")] = "heun",
+    churn: Annotated[float, typer.Option(help="Noise added back on the way (EDM's S_churn).")] = 0.0,
+    truncate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIGMA|auto", help="Stop at this level and return the prediction; auto: the data's."
+        ),
+    ] = None,
+    extra_steps: Annotated[int, typer.Option(help="More steps below the data's noise level.")] = 0,
+    label: Annotated[
+        int | None, typer.Option("--class", help="Generate one class. Default: the classes in turn.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images at once; changes the speed, not the images.")] = 64,
+    accelerator: Accelerator = "auto",
+    devices: Devices = "1",
+) -> None:
+    """Generate images from a checkpoint. The same command again makes only what is missing.
+
+    Example: `assay sample runs/mix/snapshots/final.safetensors --seeds 0-49999 -o samples/`
+    """
+    import torch
+    from lightning_fabric import Fabric
+
+    from assay.checkpoint import load_checkpoint
+    from assay.data.export import missing_seeds, read_pngs, write_npz, write_pngs
+    from assay.data.picture import image_grid
+    from assay.files import write_whole
+    from assay.sample import SampleConfig
+
+    console = Console()
+    wanted = parse_seeds(seeds)
+    loaded = load_checkpoint(checkpoint)
+    levels = [sigma for sigma, _ in loaded.info.sigma_tn if sigma > 0]
+    if truncate == "auto" and not levels:
+        raise ValueError(f"{checkpoint} does not say which noise its data had: give --truncate a number")
+    if extra_steps and not levels:
+        raise ValueError(f"{checkpoint} does not say which noise its data had: --extra-steps needs to know")
+    if loaded.info.clean_fraction == 0 and truncate is None and levels:
+        console.print(
+            f"[yellow]This model saw no clean image (sigma_tn >= {min(levels):g}): `--truncate auto` is "
+            "likely better than full sampling, unless it was trained with consistency.[/]"
+        )
+    config = SampleConfig(
+        num_steps=steps,
+        solver=solver,
+        churn=churn,
+        truncate_at=None if truncate is None else min(levels) if truncate == "auto" else float(truncate),
+        refine_at=max(levels) if extra_steps else None,
+        num_extra=extra_steps,
+    )
+    num_classes = loaded.config.num_classes
+    if label is not None and not 0 <= label < num_classes:
+        raise ValueError(f"--class {label}: {checkpoint} has {num_classes or 'no'} classes, counted from 0")
+
+    fabric = Fabric(accelerator=accelerator, devices=devices if devices == "auto" else int(devices))
+    fabric.launch()
+    denoiser = loaded.denoiser.to(fabric.device).eval()
+    folder = output.with_name(output.name + ".parts") if output.suffix in (".npz", ".png") else output
+    mine = missing_seeds(folder, wanted[fabric.global_rank :: fabric.world_size])
+
+    def classes(of: list[int]) -> "torch.Tensor | None":
+        if not num_classes:
+            return None
+        return torch.tensor([seed % num_classes if label is None else label for seed in of])
+
+    with Progress(*_BAR, console=console, disable=not fabric.is_global_zero) as bar:
+        task = bar.add_task("sampling", total=len(mine), rate="")
+        shape = loaded.config.image_shape
+        for done in config.generate(denoiser, mine, shape, classes(mine), batch, fabric.device):
+            write_pngs(folder, done.seeds, done.images)
+            bar.advance(task, len(done.seeds))
+    fabric.barrier()
+    if not fabric.is_global_zero:
+        return
+    match output.suffix:
+        case ".npz":
+            write_npz(output, folder, wanted, classes(wanted))
+        case ".png":
+            pixels = torch.from_numpy(read_pngs(folder, wanted)).permute(0, 3, 1, 2)
+            with write_whole(output) as partial:
+                image_grid(pixels.float() / 127.5 - 1, max(1, round(len(wanted) ** 0.5))).save(partial)
+    if folder != output:
+        shutil.rmtree(folder)
+    console.print(f"{len(wanted)} images in {output}", soft_wrap=True)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0-3,7` -> [0, 1, 2, 3, 7]."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise ValueError(f"--seeds {text}: expected numbers and ranges, e.g. 0-49999 or 3,5,10-19")
+        found.extend(range(int(first), int(last if dash else first) + 1))
+    if len(set(found)) < len(found):
+        raise ValueError(f"--seeds {text}: a seed occurs twice")
+    return found

@@ -1,0 +1,199 @@
+"""What a run is: one frozen config, from TOML, presets and `--set`, with unknown keys refused by name.
+
+    [data]   which store, and which mixture to simulate on it
+    [net]    a preset with overrides, or a whole network
+    [train]  Algorithm 1 and its surroundings
+
+The config names the run: its hash, with the fingerprint of the data, says whether two runs are the same.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from assay.data import Augmentation, ImageSource, mix, open_store
+from assay.data.augment import NUM_AUGMENT_LABELS
+from assay.data.loader import Pairing
+from assay.nets import NET_CONFIG, NetConfig, preset
+
+
+class Strict(BaseModel):
+    """A config section: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DataConfig(Strict):
+    """The training images: a store as it is, or a mixture simulated on a clean one (see `assay.data.mix`)."""
+
+    store: Path
+    clean_fraction: float | None = Field(None, ge=0, le=1)
+    sigma: float | tuple[tuple[float, float], ...] | None = None  # one level, or (fraction, sigma) pairs
+    keep_noisy: bool = True
+    seed: int = 0
+
+    def open(self) -> ImageSource:
+        """The images this section describes."""
+        store = open_store(self.store)
+        if self.clean_fraction is None:
+            if self.sigma is not None or not self.keep_noisy:
+                raise ValueError(
+                    "data.sigma and data.keep_noisy describe a mixture: set data.clean_fraction too"
+                )
+            return store
+        if self.sigma is None:
+            if self.clean_fraction < 1 and self.keep_noisy:
+                raise ValueError("data.clean_fraction below 1 needs data.sigma, the noise of the other images")
+            return mix(store, self.clean_fraction, 1.0, self.seed, keep_noisy=False)
+        return mix(store, self.clean_fraction, self.sigma, self.seed, self.keep_noisy)
+
+
+class AugmentConfig(Strict):
+    """What may be done to images; see `assay.data.Augmentation` for what is safe on noisy ones."""
+
+    flip_x: bool = False
+    flip_y: bool = False
+    turn: bool = False
+    shift: int = Field(0, ge=0)
+    geometric: float = Field(0.0, ge=0, le=1)
+
+    def build(self) -> Augmentation:
+        """The same as the loader wants it."""
+        return Augmentation(**self.model_dump())
+
+
+class ConsistencyConfig(Strict):
+    """The consistency loss: learn below sigma_tn from the denoiser's own predictions above (see `assay.loss`)."""
+
+    coefficient: float = Field(0.0, ge=0)
+    sub_batch: float = Field(0.125, gt=0, le=1)  # share of each batch it is computed on
+    num_steps: int = Field(3, ge=1)  # kernel steps from sigma_tn down to s'
+    start: float = Field(0.0, ge=0, lt=1)  # share of training before it is switched on; configuration D: 0.8
+    sigma_min: float = Field(0.002, gt=0)
+    spacing: Literal["log", "linear"] = "log"
+    min_ratio: float = Field(0.5, gt=0, lt=1)
+
+
+class TrainConfig(Strict):
+    """Algorithm 1 and its surroundings. Rates and half-lives in images keep their meaning when batches change."""
+
+    num_steps: int = Field(10_000, ge=1)
+    batch_size: int = Field(128, ge=1)  # over all devices
+    accumulate: int = Field(1, ge=1)  # backward passes per step
+    seed: int = 0
+    precision: Literal["32", "bf16", "fp16"] = "32"
+    init_from: Path | None = None  # a checkpoint to fine-tune
+
+    lr: float = Field(1e-3, gt=0)
+    lr_ramp_images: int = Field(10_000, ge=0)
+    lr_decay: Literal["none", "cosine"] = "none"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)  # configuration E
+    clip_grad: float | None = Field(None, gt=0)
+    ema_half_life_images: int = Field(500_000, ge=0)
+    ema_ramp: float | None = Field(0.05, gt=0)  # the half-life is at most this share of the images seen
+
+    pairing: Pairing = "image_first"
+    sigma_mean: float = -1.2  # of log sigma_t
+    sigma_std: float = Field(1.2, gt=0)
+    weight: Literal["x_tn", "x_0"] = "x_tn"
+    class_conditional: bool = False
+    augment: AugmentConfig = AugmentConfig()
+    consistency: ConsistencyConfig = ConsistencyConfig()
+
+    log_every: int = Field(100, ge=1)
+    state_every: int = Field(1000, ge=1)
+    snapshot_every: int | None = Field(None, ge=1)  # EMA weights besides the final ones
+    picture_every: int | None = Field(None, ge=1)
+
+
+class RunConfig(Strict):
+    """Everything that decides the result of a run."""
+
+    data: DataConfig
+    net: dict[str, Any] = {"preset": "unet-small"}
+    train: TrainConfig = TrainConfig()
+
+    def net_config(self, source: ImageSource) -> NetConfig:
+        """The network for these images: preset and overrides, with shapes and classes from the data."""
+        fixed = {
+            "image_shape": source.image_shape,
+            "num_classes": source.num_classes if self.train.class_conditional else 0,
+            "augment_dim": NUM_AUGMENT_LABELS if self.train.augment.geometric > 0 else 0,
+        }
+        keys = dict(self.net)
+        name = keys.pop("preset", None)
+        if taken := fixed.keys() & keys.keys():
+            raise ValueError(f"net.{min(taken)} follows from the data and from [train]: leave it out")
+        if self.train.class_conditional and source.num_classes == 0:
+            raise ValueError(f"train.class_conditional: the images of {source.name} have no classes")
+        base = {} if name is None else preset(name, source.image_shape).model_dump()
+        try:
+            return NET_CONFIG.validate_python({**base, **fixed, **keys})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise ValueError(f"net.{fault['loc'][-1]}: {fault['msg']} (got {fault['input']!r})") from None
+
+    def fingerprint(self, source: ImageSource) -> str:
+        """Hash of all that decides the result, independent of where the store lies."""
+        tree = self.model_dump(mode="json")
+        tree["data"] = source.fingerprint
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_config(tree: Mapping[str, Any], name: str = "config") -> RunConfig:
+    """Check a tree of plain values; every fault is listed with its key and, if near one, the valid name."""
+    try:
+        # As JSON, where strict types still take a list for a tuple and a string for a path.
+        return RunConfig.model_validate_json(json.dumps(tree, default=str))
+    except ValidationError as error:
+        faults = [_explain(dict(fault), RunConfig) for fault in error.errors()]
+        raise ValueError(f"{name}: " + "; ".join(dict.fromkeys(faults))) from None
+
+
+def _explain(fault: Mapping[str, Any], model: type[BaseModel]) -> str:
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join(path)
+    if fault["type"] != "extra_forbidden":
+        given = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
+        return f"{key}: {fault['msg'].lower()}{given}"
+    for part in path[:-1]:
+        annotation = model.model_fields[part].annotation
+        model = annotation if isinstance(annotation, type) else next(t for t in get_args(annotation) if t)
+    near = difflib.get_close_matches(path[-1], model.model_fields, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(model.model_fields)}"
+    return f"{key} is not a setting; {hint}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a tree; a mistake in it is reported with file and line."""
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply `--set train.lr=3e-4` style settings; values are TOML, or strings if they are not."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--set {setting}: expected KEY=VALUE, e.g. train.lr=3e-4")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *sections, last = key.strip().split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+            if not isinstance(branch, dict):
+                raise ValueError(f"--set {setting}: {section} is a value, not a section")
+        branch[last] = value
+    return tree

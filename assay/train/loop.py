@@ -1,0 +1,133 @@
+"""The training loop: Algorithm 1 of the paper, visible.
+
+Every random number is a function of (seed, step) and of an image's place in the global batch, so a run
+that was killed and resumed, or split over other devices, is the same run. What surrounds the loop
+(folders, resuming, recording) is in `assay.train.run`.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from assay.data import Batch, ImageSource, Loader
+from assay.data.mixing import stream
+from assay.denoise import Denoiser
+from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
+from assay.noise import per_image
+from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig
+from assay.train.run import Progress, Run, TrainResult
+
+
+def train(
+    config: RunConfig,
+    run_dir: Path,
+    source: ImageSource | None = None,
+    accelerator: str = "auto",
+    devices: int | str = 1,
+    num_nodes: int = 1,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Train until finished or `should_stop()`; called again with the same arguments it continues.
+
+    Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/. The same
+    run gives the same bits on a CPU however often it is interrupted.
+    """
+    run = Run(config, Path(run_dir), source, accelerator, devices, num_nodes)
+    settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer
+    while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
+        # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
+        torch.manual_seed(stream(settings.seed, "dropout", run.step, fabric.global_rank).initial_seed())
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * lr_factor(run.step, settings)
+        for part in range(settings.accumulate):
+            place = run.step * settings.accumulate + part
+            batch = run.to_device(run.loader.batch(place))
+            with fabric.no_backward_sync(model, enabled=part < settings.accumulate - 1):
+                loss = losses(model, batch, settings, run.net_config.sigma_data)
+                total = loss.mean()
+                if (
+                    run.step >= settings.consistency.start * settings.num_steps
+                    and settings.consistency.coefficient
+                ):
+                    total = total + consistency(model, batch, run.loader, place, run.nature, settings)
+                fabric.backward(total / settings.accumulate)
+            run.note_loss(batch, loss)
+        grad_norm = fabric.clip_gradients(model, optimizer, max_norm=settings.clip_grad or math.inf)
+        if run.note_gradient(grad_norm):
+            optimizer.step()
+            update_ema(run.ema, run.denoiser, run.step, settings)
+        optimizer.zero_grad()
+        run.finish_step(on_progress)
+    return run.finish()
+
+
+def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: float) -> Tensor:
+    """The weighted ambient loss of a batch, (B,)."""
+    match settings.weight:
+        case "x_tn":
+            weight = edm_weight(batch.sigma_t, sigma_data)
+        case "x_0":
+            weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
+    label = batch.label if settings.class_conditional else None
+    denoiser = informed(model, batch.augment_label)
+    return ambient_loss(denoiser, batch.x_tn, batch.sigma_tn, batch.sigma_t, batch.eps, weight, label)
+
+
+def consistency(
+    model: nn.Module, batch: Batch, loader: Loader, place: int, nature: float, settings: TrainConfig
+) -> Tensor:
+    """The consistency loss on the first images of a batch, times its coefficient.
+
+    Noisy images start from where they are; clean ones first get noise up to `nature`, the data's highest
+    level, so that every image can serve.
+    """
+    chosen: ConsistencyConfig = settings.consistency
+    mine = slice(max(1, round(chosen.sub_batch * len(batch.index))))
+    x_tn, sigma_tn = batch.x_tn[mine], batch.sigma_tn[mine]
+    eps = loader.noise(place, chosen.num_steps + 3)[:, mine].to(x_tn.device)
+    sigma_start = torch.where(sigma_tn > chosen.sigma_min, sigma_tn, torch.full_like(sigma_tn, nature))
+    x_start = x_tn + per_image((sigma_start**2 - sigma_tn**2).sqrt(), x_tn) * eps[0]
+    levels = ConsistencyLevels(chosen.sigma_min, chosen.spacing, chosen.min_ratio)
+    high, low = levels.draw(sigma_start, loader.uniform(place, 2)[:, mine])
+    denoiser = informed(model, None if batch.augment_label is None else batch.augment_label[mine])
+    label = batch.label[mine] if settings.class_conditional else None
+    return (
+        chosen.coefficient * consistency_loss(denoiser, x_start, sigma_start, high, low, eps[1:], label).mean()
+    )
+
+
+def informed(model: nn.Module, augment_label: Tensor | None) -> Denoiser:
+    """The model with augmentation labels filled in, repeated if it is called with copies of the batch."""
+
+    def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        if augment_label is None:
+            return model(x_t, sigma_t, label)
+        return model(x_t, sigma_t, label, augment_label.repeat(len(x_t) // len(augment_label), 1))
+
+    return denoiser
+
+
+def lr_factor(step: int, settings: TrainConfig) -> float:
+    """A linear ramp over the first images, times 1 or half a cosine down to 0."""
+    ramp = min(1.0, (step + 1) * settings.batch_size / max(settings.lr_ramp_images, 1))
+    match settings.lr_decay:
+        case "none":
+            return ramp
+        case "cosine":
+            return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, model: nn.Module, step: int, settings: TrainConfig) -> None:
+    """EDM's moving average: weights lose half their share every half-life, counted in images."""
+    half_life = settings.ema_half_life_images
+    if settings.ema_ramp is not None:
+        half_life = min(half_life, (step + 1) * settings.batch_size * settings.ema_ramp)
+    keep = 0.5 ** (settings.batch_size / max(half_life, 1e-8))
+    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - keep)
+    for target, buffer in zip(ema.buffers(), model.buffers(), strict=True):
+        target.copy_(buffer)

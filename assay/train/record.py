@@ -1,0 +1,94 @@
+"""What a run tells of itself: `metrics.jsonl`, TensorBoard events, and a diagnosis when it diverges."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.files import write_whole
+
+_EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf)
+
+
+class LossBySigma:
+    """Sums and counts of the loss by bins of sigma_t, with the data's noise levels among the edges.
+
+    So that below and above sigma_tn are told apart. At most three levels become edges: the lowest, the
+    median and the highest.
+    """
+
+    def __init__(self, sigma_tn: Tensor) -> None:
+        noisy = sigma_tn[sigma_tn > 0]
+        levels = {noisy.min().item(), noisy.median().item(), noisy.max().item()} if len(noisy) else set()
+        self.edges = sorted({*_EDGES, *levels})
+        self._inner = torch.tensor(self.edges[1:-1])
+        self.totals = torch.zeros(2, len(self.edges) - 1, dtype=torch.float64)  # sums, counts
+
+    def bin_of(self, sigma_t: Tensor) -> Tensor:
+        """(B,) -> the bin (edges[i], edges[i + 1]] of each level."""
+        return torch.bucketize(sigma_t.float(), self._inner)
+
+    def add(self, sigma_t: Tensor, loss: Tensor) -> None:
+        """Add one batch: levels and losses (B,)."""
+        values = torch.stack([loss.detach().double().cpu(), torch.ones(len(loss), dtype=torch.float64)])
+        self.totals.index_add_(1, self.bin_of(sigma_t.cpu()), values)
+
+    def summary(self) -> list[dict[str, float | None]]:
+        """Mean loss and count of every bin that has any; the last bin has no upper end (JSON has no inf)."""
+        sums, counts = self.totals.tolist()
+        ends = [*self.edges[:-1], None]
+        return [
+            {"above": ends[i], "up_to": ends[i + 1], "loss": sums[i] / counts[i], "count": int(counts[i])}
+            for i in range(len(counts))
+            if counts[i]
+        ]
+
+
+class Recorder:
+    """Appends lines to `metrics.jsonl` and scalars to TensorBoard; on resume it forgets later steps."""
+
+    def __init__(self, run_dir: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        self.path = run_dir / "metrics.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        kept = [line for line in lines if (parsed := _parse(line)) and parsed["step"] <= first_step]
+        with write_whole(self.path) as partial:
+            partial.write_text("".join(line + "\n" for line in kept))
+        self.board = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """One line of metrics; `loss_by_sigma` is a list, all else are numbers."""
+        with open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        for key, value in line.items():
+            if key not in ("step", "loss_by_sigma"):
+                self.board.add_scalar(key, value, line["step"])
+        for row in line["loss_by_sigma"]:
+            self.board.add_scalar(f"loss_by_sigma/above_{row['above']:g}", row["loss"], line["step"])
+
+    def close(self) -> None:
+        """Flush the events."""
+        self.board.close()
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:  # the last line of a killed run may be cut short
+        return None
+
+
+def diagnose(batch_index: Tensor, sigma_t: Tensor, loss: Tensor, edges: Sequence[float]) -> str:
+    """Where a batch went wrong: the sigma bins and the images whose loss is not finite, or is largest."""
+    bad = ~loss.isfinite()
+    what = "losses that are not finite" if bad.any() else "the largest losses (the gradient is not finite)"
+    rows = bad.nonzero()[:, 0] if bad.any() else loss.argsort(descending=True)[:4]
+    bins = torch.bucketize(sigma_t[rows].float(), torch.tensor(edges[1:-1])).unique().tolist()
+    ranges = ", ".join(f"{edges[i]:g} to {edges[i + 1]:g}" for i in bins)
+    images = ", ".join(str(i) for i in batch_index[rows][:8].tolist())
+    return f"{what}: sigma_t {ranges}; images {images}"

@@ -1,0 +1,313 @@
+"""A run: the folder it lives in, the devices it uses, how it resumes and what it records.
+
+config.json    what was asked, the network, the fingerprint of the data
+state/         the last two states (see `assay.train.state`)
+metrics.jsonl  one line every `log_every` steps
+samples/       pictures of what the EMA weights generate
+snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+import assay
+from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from assay.data import Batch, ImageSource, Loader
+from assay.data.picture import image_grid
+from assay.files import write_whole
+from assay.nets import build_denoiser
+from assay.noise import LogNormal
+from assay.sample import edm_sigmas, generate
+from assay.train.config import RunConfig
+from assay.train.record import LossBySigma, Recorder, diagnose
+from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
+
+_PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+_MAX_SKIPPED_IN_A_ROW = 10
+_NUM_PICTURED = 64
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, told after every step."""
+
+    step: int
+    num_steps: int
+    images_per_second: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended; `checkpoint` holds the EMA weights once it is finished."""
+
+    run_dir: Path
+    step: int
+    finished: bool
+    checkpoint: Path
+
+
+class Run:
+    """Everything around the loop: built or resumed on creation, saved as it goes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        source: ImageSource | None,
+        accelerator: str,
+        devices: int | str,
+        num_nodes: int,
+    ) -> None:
+        settings = config.train
+        self.config, self.run_dir = config, run_dir
+        self.source = config.data.open() if source is None else source
+        self.net_config = config.net_config(self.source)
+        self._check()
+        torch.set_flush_denormal(True)  # tiny numbers of a fading EMA would cost microseconds each
+        self.fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=_PRECISION[settings.precision],
+        )
+        self.fabric.launch()
+        if self.fabric.is_global_zero:
+            self._claim_folder()
+
+        self.denoiser = build_denoiser(self.net_config, settings.seed)
+        if settings.init_from is not None:
+            self._load_weights(settings.init_from)
+        self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(self.fabric.device)
+        optimizer = torch.optim.AdamW(
+            self.denoiser.parameters(),
+            settings.lr,
+            settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=settings.precision != "fp16",  # fp16 scales gradients between backward and step
+        )
+        self.model, self.optimizer = self.fabric.setup(self.denoiser, optimizer)
+        self.model.train()
+        self.loader = Loader(
+            self.source,
+            settings.batch_size // settings.accumulate,
+            settings.seed,
+            LogNormal(settings.sigma_mean, settings.sigma_std),
+            settings.pairing,
+            settings.augment.build(),
+            self.fabric.global_rank,
+            self.fabric.world_size,
+        )
+        self.nature = self.source.sigma_tn.max().item()
+        self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
+        self.by_sigma = LossBySigma(self.source.sigma_tn)
+        self._resume()
+        self.first_step, self.started = self.step, time.perf_counter()
+        self.recorder = Recorder(run_dir, self.step) if self.fabric.is_global_zero else None
+
+    @property
+    def final(self) -> Path:
+        """The finished run's checkpoint."""
+        return self.run_dir / "snapshots" / "final.safetensors"
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch where the model is."""
+        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        moved = {key: value if value is None else value.to(self.fabric.device) for key, value in fields.items()}
+        return Batch(**moved)
+
+    def note_loss(self, batch: Batch, loss: Tensor) -> None:
+        """Count a part of a batch."""
+        self.by_sigma.add(batch.sigma_t, loss)
+        self._last_batch, self._last_loss = batch, loss.detach()
+
+    def note_gradient(self, grad_norm: Tensor) -> bool:
+        """Whether to take the step: not when the gradient is not finite; ten such in a row end the run."""
+        self._grad_norm = grad_norm.item()
+        if math.isfinite(self._grad_norm):
+            self.num_skipped_in_a_row = 0
+            return True
+        self.num_skipped += 1
+        self.num_skipped_in_a_row += 1
+        if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
+            where = diagnose(
+                self._last_batch.index, self._last_batch.sigma_t, self._last_loss, self.by_sigma.edges
+            )
+            raise FloatingPointError(
+                f"step {self.step + 1}: {self.num_skipped_in_a_row} steps in a row without a finite gradient; "
+                f"{where}. Lower train.lr or look at these images; the last state is kept"
+            )
+        return self.config.train.precision == "fp16"  # its scaler skips by itself, and learns from it
+
+    def finish_step(self, on_progress: Callable[[Progress], None]) -> None:
+        """Count the step, and record, draw and save what is due."""
+        self.step += 1
+        settings = self.config.train
+        last = self.step == settings.num_steps
+        num_images = (self.step - self.first_step) * settings.batch_size
+        images_per_second = num_images / (time.perf_counter() - self.started)
+        if self.step % settings.log_every == 0 or last:
+            self._record(images_per_second)
+        if self.fabric.is_global_zero:
+            loss = self._last_loss.mean().item()
+            on_progress(Progress(self.step, settings.num_steps, images_per_second, loss))
+            if settings.picture_every and self.step % settings.picture_every == 0:
+                self._draw_samples()
+            if settings.snapshot_every and self.step % settings.snapshot_every == 0 and not last:
+                self._save_checkpoint(self.final.with_name(f"{self.step:09d}.safetensors"))
+        if self.step % settings.state_every == 0 or last:
+            self._save_state()
+
+    def agree_to_stop(self, wanted: bool) -> bool:
+        """True on every rank if any rank wants to stop."""
+        if self.fabric.world_size > 1:
+            flag = torch.tensor(float(wanted), device=self.fabric.device)
+            wanted = bool(self.fabric.all_reduce(flag, reduce_op="sum") > 0)
+        return wanted
+
+    def finish(self) -> TrainResult:
+        """Save the state, and the final checkpoint if the run is complete."""
+        finished = self.step == self.config.train.num_steps
+        self._save_state()
+        if self.recorder is not None:
+            if finished and not self.final.exists():
+                self._save_checkpoint(self.final)
+            self.recorder.close()
+        self.fabric.barrier()
+        return TrainResult(self.run_dir, self.step, finished, self.final)
+
+    def _check(self) -> None:
+        settings, source = self.config.train, self.source
+        if settings.batch_size % settings.accumulate:
+            raise ValueError(
+                f"train.batch_size = {settings.batch_size} is not a multiple of train.accumulate = {settings.accumulate}"
+            )
+        if settings.batch_size > len(source):
+            raise ValueError(
+                f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
+                f"{len(source)} images"
+            )
+        highest = source.sigma_tn.max().item()
+        if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
+            raise ValueError(
+                "train.consistency teaches levels below the images' noise, but no image is noisier than "
+                f"sigma_min = {settings.consistency.sigma_min:g}: set train.consistency.coefficient = 0"
+            )
+
+    def _claim_folder(self) -> None:
+        """Write config.json, or make sure that the folder belongs to this very run."""
+        path = self.run_dir / "config.json"
+        identity = {"data": self.source.fingerprint, "run": self.config.fingerprint(self.source)}
+        if path.exists():
+            found = json.loads(path.read_text())
+            if found["fingerprint"]["data"] != identity["data"]:
+                raise ValueError(
+                    f"{self.run_dir} was trained on other images: {self.source.name} has changed since the run began. "
+                    "Restore the store, or train into another folder"
+                )
+            if found["fingerprint"]["run"] != identity["run"]:
+                raise ValueError(f"{self.run_dir} holds a run with another config: train into another folder")
+            return
+        record = {
+            "assay": assay.__version__,
+            "fingerprint": identity,
+            "data": {"name": self.source.name, "num_images": len(self.source)},
+            "config": self.config.model_dump(mode="json"),
+            "net": self.net_config.model_dump(mode="json"),
+        }
+        with write_whole(path) as partial:
+            partial.write_text(json.dumps(record, indent=2))
+
+    def _load_weights(self, path: Path) -> None:
+        loaded = load_checkpoint(path)
+        mine, theirs = self.denoiser.state_dict(), loaded.denoiser.state_dict()
+        for key in sorted(mine.keys() | theirs.keys()):
+            if key not in mine or key not in theirs or mine[key].shape != theirs[key].shape:
+                shapes = [tuple(side[key].shape) if key in side else "nothing" for side in (theirs, mine)]
+                raise ValueError(
+                    f"{path} is a checkpoint of another network: {key} is {shapes[0]} there and {shapes[1]} here"
+                )
+        self.denoiser.load_state_dict(theirs)
+
+    def _resume(self) -> None:
+        state = load_state(self.run_dir / "state")
+        if state is None:
+            return
+        tensors, info = state
+        unpack_tensors(tensors, self.denoiser, self.ema, self.optimizer)
+        self.step, self.num_skipped = info["step"], info["num_skipped"]
+        self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
+        # Rank 0 carries the sums that were gathered before; the others start from zero.
+        if self.fabric.is_global_zero:
+            self.by_sigma.totals = torch.tensor(info["by_sigma"], dtype=torch.float64)
+
+    def _save_state(self) -> None:
+        totals = self.fabric.all_reduce(self.by_sigma.totals.clone(), reduce_op="sum")
+        if not self.fabric.is_global_zero:
+            return
+        info = {
+            "num_skipped": self.num_skipped,
+            "num_skipped_in_a_row": self.num_skipped_in_a_row,
+            "by_sigma": totals.tolist(),
+        }
+        save_state(
+            self.run_dir / "state", self.step, pack_tensors(self.denoiser, self.ema, self.optimizer), info
+        )
+
+    def _record(self, images_per_second: float) -> None:
+        self.by_sigma.totals = self.fabric.all_reduce(self.by_sigma.totals, reduce_op="sum")
+        if self.recorder is not None:
+            sums, counts = self.by_sigma.totals.sum(1).tolist()
+            self.recorder.add(
+                {
+                    "step": self.step,
+                    "num_images": self.step * self.config.train.batch_size,
+                    "loss": sums / counts,
+                    "grad_norm": self._grad_norm,
+                    "lr": self.optimizer.param_groups[0]["lr"],
+                    "num_skipped": self.num_skipped,
+                    "images_per_second": images_per_second,
+                    "loss_by_sigma": self.by_sigma.summary(),
+                }
+            )
+        self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
+
+    def _save_checkpoint(self, path: Path) -> None:
+        levels, counts = self.source.sigma_tn.unique(return_counts=True)
+        fractions = (counts / len(self.source)).tolist()
+        info = CheckpointInfo(
+            dataset=self.source.name,
+            sigma_tn=tuple(zip(levels.tolist(), fractions, strict=True)) if len(levels) <= 100 else (),
+            clean_fraction=(self.source.sigma_tn == 0).float().mean().item(),
+            num_images_seen=self.step * self.config.train.batch_size,
+            label_names=self.source.class_names,
+        )
+        save_checkpoint(path, self.ema, self.net_config, info)
+
+    def _draw_samples(self) -> None:
+        shape, num_classes = self.net_config.image_shape, self.net_config.num_classes
+        label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None
+        batch = next(
+            generate(
+                self.ema,
+                range(_NUM_PICTURED),
+                shape,
+                edm_sigmas(18),
+                label=label,
+                batch_size=_NUM_PICTURED,
+                device=self.fabric.device,
+            )
+        )
+        with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
+            image_grid(batch.images, 8).save(partial)

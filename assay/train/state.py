@@ -1,0 +1,78 @@
+"""Everything a run needs to continue bit for bit: weights, EMA, optimizer, counters.
+
+The loader and all randomness are functions of (seed, step), so the step stands for the data position
+and the random state. A state is a directory `state/<step>/` of `tensors.safetensors` and `state.json`
+with its checksum, whole or absent; the last two are kept, and a damaged newest one falls back.
+"""
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from assay.files import sha256, write_whole_directory
+
+_KEPT = 2
+
+
+def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    """Write the state after `step` steps and remove all but the last two."""
+    target = folder / f"{step:09d}"
+    if target.exists():  # a run that was stopped twice at the same step
+        return
+    with write_whole_directory(target) as partial:
+        save_file(dict(tensors), partial / "tensors.safetensors")
+        checksum = sha256(partial / "tensors.safetensors")
+        (partial / "state.json").write_text(json.dumps({"step": step, "sha256": checksum, **info}))
+    for old in _states(folder)[:-_KEPT]:
+        shutil.rmtree(old)
+
+
+def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest undamaged state as (tensors, info), or None. Damaged ones are removed with a warning."""
+    for path in reversed(_states(folder)):
+        try:
+            info = json.loads((path / "state.json").read_text())
+            if sha256(path / "tensors.safetensors") != info["sha256"]:
+                raise ValueError("its checksum does not match")
+            return load_file(path / "tensors.safetensors"), info
+        except (OSError, ValueError, KeyError) as error:
+            warnings.warn(f"{path} is damaged ({error}): continuing from the state before", stacklevel=2)
+            shutil.rmtree(path, ignore_errors=True)
+    return None
+
+
+def _states(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.name.isdigit()) if folder.exists() else []
+
+
+def pack_tensors(model: nn.Module, ema: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors of a run under flat names: `model/...`, `ema/...`, `optimizer/<parameter>/<name>`."""
+    tensors = {f"model/{key}": value for key, value in model.state_dict().items()}
+    tensors |= {f"ema/{key}": value for key, value in ema.state_dict().items()}
+    for number, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{number}/{key}": value for key, value in values.items()}
+    return {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
+
+
+def unpack_tensors(
+    tensors: Mapping[str, Tensor], model: nn.Module, ema: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put the tensors of `pack_tensors` back."""
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+    for key, value in tensors.items():
+        part, _, name = key.partition("/")
+        parts[part][name] = value
+    model.load_state_dict(parts["model"])
+    ema.load_state_dict(parts["ema"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in parts["optimizer"].items():
+        number, _, name = key.partition("/")
+        moments.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
