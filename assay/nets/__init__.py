@@ -10,12 +10,13 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
 from assay.nets.dit import MLP, DiT, DiTConfig, MLPConfig
+from assay.nets.layers import explain
 from assay.nets.unet import ADM, ADMConfig, UNet, UNetConfig
 
 NetConfig = Annotated[UNetConfig | ADMConfig | DiTConfig | MLPConfig, Field(discriminator="kind")]
@@ -122,10 +123,13 @@ def preset(name: str, image_shape: Shape | None = None, num_classes: int | None 
     if name not in PRESETS:
         raise ValueError(f"no network preset is called {name!r}; there are {', '.join(PRESETS)}")
     chosen = PRESETS[name]
-    return chosen.make(
-        image_shape=chosen.image_shape if image_shape is None else image_shape,
-        num_classes=chosen.num_classes if num_classes is None else num_classes,
-    )
+    try:
+        return chosen.make(
+            image_shape=chosen.image_shape if image_shape is None else image_shape,
+            num_classes=chosen.num_classes if num_classes is None else num_classes,
+        )
+    except ValidationError as error:
+        raise ValueError(f"the preset {name} does not suit these images: {explain(error)}") from error
 
 
 def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:
