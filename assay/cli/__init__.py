@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
+from assay.cli import checkpoint, net
 
 
 class ExplainingGroup(TyperGroup):
@@ -50,6 +51,11 @@ def assay_command(
     ] = False,
 ) -> None:
     """Trains diffusion models on imperfect images and says what each image is worth."""
+
+
+app.add_typer(net.app, name="net")
+app.command("import")(checkpoint.import_)
+app.command("export")(checkpoint.export)
 
 
 def main() -> None:
