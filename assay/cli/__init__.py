@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import data, train
+from assay.cli import checkpoint, data, net, train
 
 
 class ExplainingGroup(TyperGroup):
@@ -56,6 +56,9 @@ def assay_command(
 app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("sample")(train.sample)
+app.add_typer(net.app, name="net")
+app.command("import")(checkpoint.import_)
+app.command("export")(checkpoint.export)
 
 
 def main() -> None:

@@ -9,22 +9,23 @@ networks, so that their state dicts load without renaming.
 """
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from torch import Tensor, nn
 
 Direction = Literal["up", "down"]
+Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
 
 
 class BaseConfig(BaseModel):
     """What every network is told: the image it works on, and what it is conditioned on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    image_shape: tuple[int, int, int]  # channels, height, width
+    image_shape: Annotated[tuple[int, int, int], Strict(False)]  # channels, height, width
     num_classes: int = Field(0, ge=0)  # 0: no class labels
     augment_dim: int = Field(0, ge=0)  # 0: not told how its image was augmented
     sigma_data: float = Field(0.5, gt=0)
@@ -35,6 +36,12 @@ class BaseConfig(BaseModel):
         """Refuse an image without pixels."""
         if min(self.image_shape) < 1:
             raise ValueError(f"image_shape = {self.image_shape}: channels, height and width are >= 1")
+
+
+def explain(error: ValidationError) -> str:
+    """What pydantic found wrong, in one line."""
+    parts = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
+    return "; ".join(parts).replace("Value error, ", "").removeprefix(": ")
 
 
 class Network(nn.Module):

@@ -25,6 +25,7 @@ from assay.nets.layers import (
     ConvDown,
     FourierEmbedding,
     GroupNorm,
+    Ints,
     Network,
     PositionalEmbedding,
     Resample,
@@ -35,10 +36,10 @@ class PyramidConfig(BaseConfig):
     """What the two U-Nets have in common; names as in EDM, whose defaults each of them keeps."""
 
     model_channels: int = Field(ge=1)
-    channel_mult: tuple[int, ...] = Field(min_length=1)  # per level, finest first
+    channel_mult: Ints = Field(min_length=1)  # per level, finest first
     channel_mult_emb: int = Field(4, ge=1)
     num_blocks: int = Field(ge=1)
-    attn_resolutions: tuple[int, ...]  # longer sides of the images that get attention
+    attn_resolutions: Ints  # longer sides of the images that get attention
     dropout: float = Field(0.10, ge=0, lt=1)
 
     def model_post_init(self, context: Any, /) -> None:
@@ -70,14 +71,14 @@ class UNetConfig(PyramidConfig):
 
     kind: Literal["unet"] = "unet"
     model_channels: int = Field(128, ge=1)
-    channel_mult: tuple[int, ...] = Field((1, 2, 2, 2), min_length=1)
+    channel_mult: Ints = Field((1, 2, 2, 2), min_length=1)
     num_blocks: int = Field(4, ge=1)
-    attn_resolutions: tuple[int, ...] = (16,)
+    attn_resolutions: Ints = (16,)
     embedding_type: Literal["positional", "fourier"] = "positional"
     channel_mult_noise: int = Field(1, ge=1)
     encoder_type: Literal["standard", "skip", "residual"] = "standard"
     decoder_type: Literal["standard", "skip"] = "standard"
-    resample_filter: tuple[int, ...] = (1, 1)
+    resample_filter: Ints = (1, 1)
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse filters that do not halve and double exactly."""
@@ -93,9 +94,9 @@ class ADMConfig(PyramidConfig):
 
     kind: Literal["adm"] = "adm"
     model_channels: int = Field(192, ge=1)
-    channel_mult: tuple[int, ...] = Field((1, 2, 3, 4), min_length=1)
+    channel_mult: Ints = Field((1, 2, 3, 4), min_length=1)
     num_blocks: int = Field(3, ge=1)
-    attn_resolutions: tuple[int, ...] = (32, 16, 8)
+    attn_resolutions: Ints = (32, 16, 8)
 
 
 class UNet(Network):
