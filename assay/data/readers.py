@@ -352,11 +352,12 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
         return _flatten(deep)
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters is raised
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
-        if image.format == "TIFF" and _needs_tifffile(image):
-            return _flatten(_read_tiff(data, where))
-        image.load()
+            if image.format == "TIFF" and _needs_tifffile(image):
+                return _flatten(_read_tiff(data, where))
+            image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
     except Image.UnidentifiedImageError as error:
