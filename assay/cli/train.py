@@ -108,8 +108,8 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console
     num_images = train.num_steps * train.batch_size
     micro_batch = train.batch_size // train.accumulate
     console.print(
-        f"images      {len(source)}, {num_noisy} of them noisy; each seen {num_images / len(source):.0f} times\n"
-        f"network     {cost.num_parameters:,} parameters, {cost.flops_train * num_images / 1e12:.1f} TFLOP in all\n"
+        f"images      {len(source)}, {num_noisy} of them noisy; {num_images / len(source):.0f} epochs\n"
+        f"network     {cost.num_parameters:,} parameters\n"
         f"steps       {train.num_steps} of {train.batch_size} images\n"
         f"memory      about {cost.step_bytes(micro_batch) / 2**20:.0f} MiB\n"
         f"folder      {run_dir}",
@@ -119,7 +119,7 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """Yield a list that SIGINT and SIGTERM append to, so that a loop can save and end; twice SIGINT ends at once."""
+    """Yield a list that SIGINT and SIGTERM append to, for a loop to save and end; a second SIGINT kills."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:

@@ -69,7 +69,7 @@ class AugmentConfig(Strict):
 
 
 class ConsistencyConfig(Strict):
-    """The consistency loss: learn below sigma_tn from the denoiser's own predictions above (see `assay.loss`)."""
+    """The consistency loss: below sigma_tn learn from one's own predictions above (see `assay.loss`)."""
 
     coefficient: float = Field(0.0, ge=0)
     sub_batch: float = Field(0.125, gt=0, le=1)  # share of each batch it is computed on
@@ -81,7 +81,7 @@ class ConsistencyConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """Algorithm 1 and its surroundings. Rates and half-lives in images keep their meaning when batches change."""
+    """Algorithm 1 and its surroundings. What is counted in images keeps its meaning when batches change."""
 
     num_steps: int = Field(10_000, ge=1)
     batch_size: int = Field(128, ge=1)  # over all devices

@@ -56,8 +56,7 @@ def train(
                     total = total + consistency(model, batch, run.loader, place, run.nature, settings)
                 fabric.backward(total / settings.accumulate)
             run.note_loss(batch, loss)
-        grad_norm = fabric.clip_gradients(model, optimizer, max_norm=settings.clip_grad or math.inf)
-        if run.note_gradient(grad_norm):
+        if run.note_gradient(fabric.clip_gradients(model, optimizer, max_norm=settings.clip_grad or math.inf)):
             optimizer.step()
             update_ema(run.ema, run.denoiser, run.step, settings)
         optimizer.zero_grad()
@@ -124,7 +123,7 @@ def lr_factor(step: int, settings: TrainConfig) -> float:
 @torch.no_grad()
 def update_ema(ema: nn.Module, model: nn.Module, step: int, settings: TrainConfig) -> None:
     """EDM's moving average: weights lose half their share every half-life, counted in images."""
-    half_life = settings.ema_half_life_images
+    half_life = float(settings.ema_half_life_images)
     if settings.ema_ramp is not None:
         half_life = min(half_life, (step + 1) * settings.batch_size * settings.ema_ramp)
     keep = 0.5 ** (settings.batch_size / max(half_life, 1e-8))

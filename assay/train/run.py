@@ -123,18 +123,17 @@ class Run:
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where the model is."""
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        moved = {key: value if value is None else value.to(self.fabric.device) for key, value in fields.items()}
-        return Batch(**moved)
+        fields: dict[str, Any] = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        return Batch(**{k: v if v is None else v.to(self.fabric.device) for k, v in fields.items()})
 
     def note_loss(self, batch: Batch, loss: Tensor) -> None:
         """Count a part of a batch."""
         self.by_sigma.add(batch.sigma_t, loss)
         self._last_batch, self._last_loss = batch, loss.detach()
 
-    def note_gradient(self, grad_norm: Tensor) -> bool:
+    def note_gradient(self, grad_norm: Tensor | None) -> bool:
         """Whether to take the step: not when the gradient is not finite; ten such in a row end the run."""
-        self._grad_norm = grad_norm.item()
+        self._grad_norm = math.nan if grad_norm is None else grad_norm.item()
         if math.isfinite(self._grad_norm):
             self.num_skipped_in_a_row = 0
             return True
@@ -172,8 +171,7 @@ class Run:
     def agree_to_stop(self, wanted: bool) -> bool:
         """True on every rank if any rank wants to stop."""
         if self.fabric.world_size > 1:
-            flag = torch.tensor(float(wanted), device=self.fabric.device)
-            wanted = bool(self.fabric.all_reduce(flag, reduce_op="sum") > 0)
+            wanted = bool(self._sum_over_ranks(torch.tensor(float(wanted), device=self.fabric.device)) > 0)
         return wanted
 
     def finish(self) -> TrainResult:
@@ -191,7 +189,8 @@ class Run:
         settings, source = self.config.train, self.source
         if settings.batch_size % settings.accumulate:
             raise ValueError(
-                f"train.batch_size = {settings.batch_size} is not a multiple of train.accumulate = {settings.accumulate}"
+                f"train.batch_size = {settings.batch_size} is not a multiple of "
+                f"train.accumulate = {settings.accumulate}"
             )
         if settings.batch_size > len(source):
             raise ValueError(
@@ -213,8 +212,8 @@ class Run:
             found = json.loads(path.read_text())
             if found["fingerprint"]["data"] != identity["data"]:
                 raise ValueError(
-                    f"{self.run_dir} was trained on other images: {self.source.name} has changed since the run began. "
-                    "Restore the store, or train into another folder"
+                    f"{self.run_dir} was trained on other images: {self.source.name} has changed since the run "
+                    "began. Restore the store, or train into another folder"
                 )
             if found["fingerprint"]["run"] != identity["run"]:
                 raise ValueError(f"{self.run_dir} holds a run with another config: train into another folder")
@@ -236,7 +235,7 @@ class Run:
             if key not in mine or key not in theirs or mine[key].shape != theirs[key].shape:
                 shapes = [tuple(side[key].shape) if key in side else "nothing" for side in (theirs, mine)]
                 raise ValueError(
-                    f"{path} is a checkpoint of another network: {key} is {shapes[0]} there and {shapes[1]} here"
+                    f"{path} is of another network: {key} is {shapes[0]} there and {shapes[1]} here"
                 )
         self.denoiser.load_state_dict(theirs)
 
@@ -253,7 +252,7 @@ class Run:
             self.by_sigma.totals = torch.tensor(info["by_sigma"], dtype=torch.float64)
 
     def _save_state(self) -> None:
-        totals = self.fabric.all_reduce(self.by_sigma.totals.clone(), reduce_op="sum")
+        totals = self._sum_over_ranks(self.by_sigma.totals)
         if not self.fabric.is_global_zero:
             return
         info = {
@@ -265,8 +264,13 @@ class Run:
             self.run_dir / "state", self.step, pack_tensors(self.denoiser, self.ema, self.optimizer), info
         )
 
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        summed = self.fabric.all_reduce(values.clone(), reduce_op="sum")
+        assert isinstance(summed, Tensor)
+        return summed
+
     def _record(self, images_per_second: float) -> None:
-        self.by_sigma.totals = self.fabric.all_reduce(self.by_sigma.totals, reduce_op="sum")
+        self.by_sigma.totals = self._sum_over_ranks(self.by_sigma.totals)
         if self.recorder is not None:
             sums, counts = self.by_sigma.totals.sum(1).tolist()
             self.recorder.add(
