@@ -1,7 +1,7 @@
 """Files that are whole or absent.
 
-Everything Assay writes goes to a temporary name in the target's own directory, is flushed to the
-disk and then renamed. A process killed at any moment leaves the old file, the new file, or none:
+Everything Assay writes goes to a hidden temporary name in the target's own directory, is flushed to
+the disk and then renamed. A process killed at any moment leaves the old file, the new file, or none:
 never half of one.
 """
 
@@ -24,7 +24,7 @@ def write_whole(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}{_MARK}{secrets.token_hex(4)}{path.suffix}")
+    partial = path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}{path.suffix}")
     try:
         yield partial
         _flush(partial)
@@ -45,9 +45,9 @@ def write_whole_directory(path: Path) -> Iterator[Path]:
     if path.exists():
         raise FileExistsError(f"{path} exists already; remove it or choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f"{path.name}{_MARK}*"):
+    for leftover in path.parent.glob(f".{path.name}{_MARK}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial = path.with_name(f"{path.name}{_MARK}{secrets.token_hex(4)}")
+    partial = path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}")
     partial.mkdir()
     try:
         yield partial

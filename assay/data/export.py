@@ -6,6 +6,7 @@ makes only what is missing.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def read_pngs(folder: Path, seeds: Iterable[int]) -> np.ndarray:
 
 def write_npz(path: Path, folder: Path, seeds: Sequence[int], label: Tensor | None) -> None:
     """Gather a folder of PNGs into one npz of `images` (N, H, W, C) uint8, `seeds` and, if any, `label`."""
-    columns = {"images": read_pngs(folder, seeds), "seeds": np.array(seeds)}
+    columns: dict[str, Any] = {"images": read_pngs(folder, seeds), "seeds": np.array(seeds)}
     if label is not None:
         columns["label"] = label.numpy()
     with write_whole(path) as partial:

@@ -81,7 +81,11 @@ def read_any(source: str, split: str = "train") -> RawImages:
 
 def read_folder(path: Path) -> RawImages:
     """A folder of images; those in a folder directly under it belong to the class of that name."""
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    files = sorted(
+        file
+        for file in path.rglob("[!.]*")  # hidden files are leftovers of interrupted writers
+        if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+    )
     names = [file.relative_to(path).as_posix() for file in files]
     if not names:
         raise ValueError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}): check the path")

@@ -56,7 +56,9 @@ def train(
                     total = total + consistency(model, batch, run.loader, place, run.nature, settings)
                 fabric.backward(total / settings.accumulate)
             run.note_loss(batch, loss)
-        if run.note_gradient(fabric.clip_gradients(model, optimizer, max_norm=settings.clip_grad or math.inf)):
+        limit = settings.clip_grad or math.inf
+        grad_norm = fabric.clip_gradients(model, optimizer, max_norm=limit, error_if_nonfinite=False)
+        if run.note_gradient(grad_norm):
             optimizer.step()
             update_ema(run.ema, run.denoiser, run.step, settings)
         optimizer.zero_grad()

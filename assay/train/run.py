@@ -124,7 +124,8 @@ class Run:
     def to_device(self, batch: Batch) -> Batch:
         """The batch where the model is."""
         fields: dict[str, Any] = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        return Batch(**{k: v if v is None else v.to(self.fabric.device) for k, v in fields.items()})
+        fields |= {key: value.to(self.fabric.device) for key, value in fields.items() if value is not None}
+        return Batch(**fields)
 
     def note_loss(self, batch: Batch, loss: Tensor) -> None:
         """Count a part of a batch."""

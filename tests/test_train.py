@@ -1,0 +1,508 @@
+"""The loop learns what theory says, resumes bit for bit, and fails with a sentence that helps."""
+
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from typer.testing import CliRunner
+
+from assay.checkpoint import load_checkpoint
+from assay.cli import app
+from assay.data import Loader
+from assay.data.known import get
+from assay.nets import build_denoiser
+from assay.train import RunConfig, read_config, train
+from assay.train.config import override
+from assay.train.loop import losses, lr_factor, update_ema
+from assay.train.presets import PRESETS, preset_tree
+from tests.points import ORACLE, Points
+
+TINY_NET = {"kind": "mlp", "width": 16, "num_blocks": 1}
+
+
+def config(
+    net: dict[str, Any] | None = None, consistency: dict[str, Any] | None = None, **train: Any
+) -> RunConfig:
+    settings = {"num_steps": 20, "batch_size": 8, "log_every": 5, "state_every": 5, **train}
+    if consistency:
+        settings["consistency"] = consistency
+    return read_config({"data": {"store": "unused"}, "net": net or TINY_NET, "train": settings})
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path)
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines]
+
+
+# --- it learns -------------------------------------------------------------------------------------------
+
+LEVELS = (0.05, 0.1, 0.2, 0.28, 0.4, 0.7, 1.5)  # the first four lie below the noise of the noisy points, 0.3
+
+
+def excess(run_dir: Path, clean_fraction: float, **settings: Any) -> list[float]:
+    """Train on 20,000 points; how much larger than the oracle's is the error at each level, on fresh points?"""
+    chosen = config(
+        {"kind": "mlp", "width": 96, "num_blocks": 2},
+        **{"num_steps": 1600, "batch_size": 256, "lr": 2e-3, "lr_decay": "cosine", "state_every": 10_000}
+        | {"ema_half_life_images": 20_000, **settings},
+    )
+    result = train(chosen, run_dir, Points(20_000, clean_fraction))
+    denoiser = load_checkpoint(result.checkpoint).denoiser.eval()
+    fresh, generator, found = Points(10_000, seed=99).x_tn, torch.Generator().manual_seed(5), []
+    for sigma in LEVELS:
+        x_t = fresh + sigma * torch.randn(fresh.shape, generator=generator)
+        sigma_t = torch.full((len(fresh),), sigma)
+        with torch.no_grad():
+            errors = [(d(x_t, sigma_t) - fresh).square().mean().item() for d in (denoiser, ORACLE)]
+        found.append(errors[0] / errors[1] - 1)
+    return found
+
+
+@pytest.mark.slow
+def test_clean_and_mixed_points_teach_every_level_and_noisy_ones_those_above(tmp_path: Path) -> None:
+    clean, mixed, noisy = (excess(tmp_path / str(p), p) for p in (1.0, 0.1, 0.0))
+    assert max(clean) < 0.05
+    assert max(mixed) < 0.05
+    assert max(noisy[4:]) < 0.05
+    assert max(noisy[:3]) > 0.1
+
+    loss = {"coefficient": 1.0, "start": 0.2, "sub_batch": 0.25}
+    consistent = excess(tmp_path / "consistent", 0.0, consistency=loss)
+    assert max(consistent[4:]) < 0.05
+    assert max(consistent[:3]) < 0.75 * max(noisy[:3])
+
+
+# --- it resumes ------------------------------------------------------------------------------------------
+
+KILLED_CONFIG = {
+    "num_steps": 60,
+    "state_every": 4,
+    "log_every": 3,
+    "consistency": {"coefficient": 0.5},
+}
+KILLED_NET = {**TINY_NET, "dropout": 0.2}
+
+
+def kill_until_finished(run_dir: Path, num_kills: int) -> int:
+    """Train in child processes that are killed at random moments; returns how many were."""
+    rng, killed = random.Random(0), 0
+    while True:
+        child = os.fork()  # everything is imported already: a child starts training at once
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                train(config(KILLED_NET, **KILLED_CONFIG), run_dir, Points(50, 0.2))
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        if killed < num_kills:
+            time.sleep(rng.uniform(0.0, 0.25))
+            os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 0:
+            return killed
+        assert status == -signal.SIGKILL, "the child failed by itself"
+        killed += 1
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
+    train(config(KILLED_NET, **KILLED_CONFIG), tmp_path / "whole", Points(50, 0.2))
+    total = 0
+    for attempt in range(20):
+        killed = tmp_path / f"killed{attempt}"
+        total += kill_until_finished(killed, num_kills=15)
+        assert (killed / "snapshots/final.safetensors").read_bytes() == (
+            tmp_path / "whole/snapshots/final.safetensors"
+        ).read_bytes()
+        assert metrics(killed) == metrics(tmp_path / "whole")
+        shutil.rmtree(killed)
+        if total >= 200:
+            break
+    assert total >= 100
+    assert [line["step"] for line in metrics(tmp_path / "whole")] == list(range(3, 61, 3))
+
+
+def test_stopping_saves_and_the_same_call_continues(tmp_path: Path) -> None:
+    chosen, points = config(KILLED_NET, **KILLED_CONFIG), Points(50, 0.2)
+    train(chosen, tmp_path / "whole", points)
+    for _ in range(100):
+        calls = iter([False, False, True])
+        result = train(chosen, tmp_path / "parts", points, should_stop=lambda calls=calls: next(calls))
+        if result.finished:
+            break
+    assert result.step == 60
+    for name in ("snapshots/final.safetensors", f"state/{60:09d}/tensors.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    assert len(list((tmp_path / "parts/state").iterdir())) == 2
+
+
+def test_a_damaged_state_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    chosen, points = config(), Points(50, 0.2)
+    train(chosen, tmp_path / "whole", points)
+    for damage in ("truncate", "flip"):
+        run_dir = tmp_path / damage
+        steps = iter(range(100))
+        train(chosen, run_dir, points, should_stop=lambda steps=steps: next(steps) == 12)
+        newest = sorted((run_dir / "state").iterdir())[-1] / "tensors.safetensors"
+        assert newest.parent.name == f"{12:09d}"
+        data = bytearray(newest.read_bytes())
+        data[-10] ^= 255
+        newest.write_bytes(data[: len(data) // 2] if damage == "truncate" else data)
+        with pytest.warns(UserWarning, match="000000012 is damaged .*continuing from the state before"):
+            train(chosen, run_dir, points)
+        assert (run_dir / "snapshots/final.safetensors").read_bytes() == (
+            tmp_path / "whole/snapshots/final.safetensors"
+        ).read_bytes()
+        assert metrics(run_dir) == metrics(tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    points = Points(50)
+    train(config(), tmp_path / "run", points)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    steps: list[int] = []
+    result = train(config(), tmp_path / "run", points, on_progress=lambda p: steps.append(p.step))
+    assert result.finished and steps == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stores") / "digits"
+    get("digits", path)
+    return path
+
+
+def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    code = "from assay.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment},
+    )
+
+
+def digits_settings(store: Path, **settings: Any) -> list[str]:
+    values = {
+        "data.store": store,
+        "data.clean_fraction": 0.1,
+        "data.sigma": 0.5,
+        "net.width": 32,
+        "net.num_blocks": 1,
+        **settings,
+    }
+    return ["--preset", "digits"] + [
+        part for key, value in values.items() for part in ("--set", f"{key}={value}")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_and_exit_with_a_clear_line(number: int, digits: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ["train", *digits_settings(digits, **{"train.num_steps": 1_000_000, "train.log_every": 10})]
+    process = command(*arguments, "-o", str(run_dir))
+    while not (run_dir / "metrics.jsonl").exists() or not (run_dir / "metrics.jsonl").read_text():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "saved. The same command continues" in output and "Traceback" not in output
+    assert len(list((run_dir / "state").iterdir())) == 1
+
+
+# --- it does the same on several ranks ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coefficient", [0.0, 1.0])
+def test_two_ranks_give_the_weights_of_one(coefficient: float, digits: Path, tmp_path: Path) -> None:
+    settings = digits_settings(
+        digits, **{"train.num_steps": 30, "train.batch_size": 32, "train.consistency.coefficient": coefficient}
+    )
+    for devices in ("1", "2"):
+        # A launcher re-runs the script by its name, so this one goes through a real script.
+        script = tmp_path / "assay_command.py"
+        script.write_text("from assay.cli import main\nmain()\n")
+        done = subprocess.run(
+            [sys.executable, script, "train", *settings, "-o", tmp_path / devices, f"--devices={devices}"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    one, two = (weights(tmp_path / d / "snapshots/final.safetensors") for d in "12")
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-5, atol=1e-5)
+    lines = [metrics(tmp_path / d)[-1] for d in "12"]
+    assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-4)
+    assert [row["count"] for row in lines[0]["loss_by_sigma"]] == [
+        row["count"] for row in lines[1]["loss_by_sigma"]
+    ]
+
+
+# --- its parts ---------------------------------------------------------------------------------------------
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    points, chosen = Points(64, 0.2), config(num_steps=1, batch_size=16, accumulate=2)
+    train(chosen, tmp_path / "run", points)
+    denoiser = build_denoiser(chosen.net_config(points), seed=0)
+    loader = Loader(points, 8, seed=0)
+    both = torch.cat([losses(denoiser, loader.batch(place), chosen.train, 0.5) for place in (0, 1)])
+    gradients = torch.autograd.grad(both.mean(), list(denoiser.parameters()), allow_unused=True)
+    expected = torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt().item()
+    (line,) = metrics(tmp_path / "run")
+    assert line["grad_norm"] == pytest.approx(expected, rel=1e-5)
+    assert line["loss"] == pytest.approx(both.mean().item(), rel=1e-5)
+
+
+def test_learning_rate_ramps_and_decays() -> None:
+    settings = config(num_steps=100, batch_size=10, lr_ramp_images=100, lr_decay="cosine").train
+    assert lr_factor(0, settings) == pytest.approx(0.1)
+    assert lr_factor(4, settings) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.04)) / 2)
+    assert lr_factor(50, settings) == pytest.approx(0.5)
+    assert lr_factor(99, settings) < 0.001
+    assert lr_factor(99, config(num_steps=100, lr_ramp_images=0).train) == 1
+
+
+def test_ema_halves_in_a_half_life_and_ramps_up() -> None:
+    settings = config(batch_size=10, ema_half_life_images=100, ema_ramp=None).train
+    ema, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    nn.init.constant_(ema.weight, 1.0)
+    nn.init.constant_(model.weight, 0.0)
+    for step in range(10):
+        update_ema(ema, model, step, settings)
+    assert ema.weight.item() == pytest.approx(0.5)
+    ramped = config(batch_size=10, ema_half_life_images=100, ema_ramp=0.05).train
+    nn.init.constant_(ema.weight, 1.0)
+    update_ema(ema, model, 0, ramped)  # half-life 0.5 images
+    assert ema.weight.item() == pytest.approx(0.5**20)
+
+
+def test_the_checkpoint_knows_its_data(tmp_path: Path) -> None:
+    result = train(config(), tmp_path / "run", Points(50, 0.2, 0.3))
+    info = load_checkpoint(result.checkpoint).info
+    assert info.clean_fraction == pytest.approx(0.2)
+    assert info.sigma_tn[0] == (0.0, pytest.approx(0.2))
+    assert info.sigma_tn[1] == (pytest.approx(0.3), pytest.approx(0.8))
+    assert info.num_images_seen == 160
+
+
+def test_loss_is_told_apart_below_and_above_the_datas_noise(tmp_path: Path) -> None:
+    train(config(batch_size=40, log_every=20), tmp_path / "run", Points(50, 0.5, 0.3))
+    rows = metrics(tmp_path / "run")[0]["loss_by_sigma"]
+    edges = {row["above"] for row in rows} | {row["up_to"] for row in rows}
+    assert any(edge is not None and abs(edge - 0.3) < 1e-6 for edge in edges)
+    assert sum(row["count"] for row in rows) == 20 * 40
+
+
+def test_fine_tuning_starts_from_the_checkpoint(tmp_path: Path) -> None:
+    points = Points(50)
+    first = train(config(), tmp_path / "first", points)
+    chosen = config(num_steps=1, lr=1e-12, init_from=str(first.checkpoint), ema_half_life_images=0)
+    second = train(chosen, tmp_path / "second", points)
+    for key, value in weights(first.checkpoint).items():
+        torch.testing.assert_close(weights(second.checkpoint)[key], value, rtol=1e-4, atol=1e-6)
+    other = config({**TINY_NET, "width": 32}, init_from=str(first.checkpoint))
+    with pytest.raises(ValueError, match=r"is of another network: model\.\S+ is \(.*\) there and \(.*\) here"):
+        train(other, tmp_path / "third", points)
+
+
+def test_every_option_trains(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {"pairing": "sigma_first"},
+        {"weight": "x_0"},
+        {"precision": "bf16"},
+        {"class_conditional": True},
+        {"weight_decay": 0.1, "clip_grad": 0.5},
+        {"snapshot_every": 10},
+        {"consistency": {"coefficient": 1.0, "spacing": "linear", "num_steps": 1, "start": 0.5}},
+    ]
+    finals = set()
+    for number, option in enumerate([{}, *options]):
+        result = train(config(**option), tmp_path / str(number), Points(50, 0.2))
+        assert all(value.isfinite().all() for value in weights(result.checkpoint).values())
+        finals.add(result.checkpoint.read_bytes())
+    assert len(finals) == len(options)  # each changes the result; snapshots alone do not
+    assert (tmp_path / "6/snapshots/000000010.safetensors").exists()
+
+
+# --- it fails with a sentence that helps ---------------------------------------------------------------------
+
+
+class PoisonedPoints(Points):
+    """Points that turn to NaN from some call on; indices are remembered."""
+
+    num_reads = 0
+    good_reads = 8
+
+    def read(self, index: torch.Tensor) -> torch.Tensor:
+        self.num_reads += 1
+        x_tn = super().read(index)
+        if self.num_reads > self.good_reads:
+            x_tn[index == 7] = math.nan
+            x_tn[0] = math.nan
+        return x_tn
+
+
+def test_ten_bad_steps_in_a_row_end_the_run_with_a_diagnosis(tmp_path: Path) -> None:
+    with pytest.raises(
+        FloatingPointError,
+        match=r"step 18: 10 steps in a row .* losses that are not finite: sigma_t .* images \d+",
+    ):
+        train(config(), tmp_path / "run", PoisonedPoints(50, 0.2))
+    assert metrics(tmp_path / "run")[-1]["num_skipped"] == 7  # recorded at step 15
+    assert sorted(path.name for path in (tmp_path / "run/state").iterdir())[-1] == f"{15:09d}"
+
+
+def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
+    class OneBad(Points):
+        num_reads = 0
+
+        def read(self, index: torch.Tensor) -> torch.Tensor:
+            self.num_reads += 1
+            return super().read(index) * (math.nan if self.num_reads == 3 else 1)
+
+    result = train(config(), tmp_path / "run", OneBad(50, 0.2))
+    assert all(value.isfinite().all() for value in weights(result.checkpoint).values())
+    assert metrics(tmp_path / "run")[-1]["num_skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"trian": {}}, r"trian is not a setting; did you mean train\?"),
+        ({"train": {"learning_rate": 1}}, r"train.learning_rate is not a setting; (did you mean|known are)"),
+        ({"train": {"batchsize": 1}}, r"train.batchsize is not a setting; did you mean batch_size\?"),
+        (
+            {"train": {"consistency": {"coeff": 1}}},
+            r"train.consistency.coeff is not a setting; did you mean coefficient\?",
+        ),
+        ({"train": {"lr": "fast"}}, r"train.lr: input should be a valid number \(got 'fast'\)"),
+        ({"train": {"num_steps": 1.5}}, r"train.num_steps: input should be a valid integer"),
+        ({"train": {"pairing": "both"}}, r"train.pairing: input should be 'image_first' or 'sigma_first'"),
+        ({"data": {}}, r"data.store: field required"),
+        (
+            {"data": {"store": "x", "clean_fraction": 1.2}},
+            r"data.clean_fraction: .*less than or equal to 1 \(got 1.2\)",
+        ),
+    ],
+)
+def test_bad_settings_are_named_with_the_nearest_valid_name(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_config({"data": {"store": "x"}, **tree})
+
+
+def test_set_takes_toml_values_and_strings() -> None:
+    tree = override(
+        {"train": {"lr": 1.0}}, ["train.lr=3e-4", "train.augment.flip_x=true", "data.store=some/path"]
+    )
+    assert tree == {"train": {"lr": 3e-4, "augment": {"flip_x": True}}, "data": {"store": "some/path"}}
+    for bad in ("train.lr", "=3", "train.lr.x=1"):
+        with pytest.raises(ValueError, match=r"--set "):
+            override({"train": {"lr": 1.0}}, [bad])
+
+
+def test_presets_are_valid() -> None:
+    for name in PRESETS:
+        read_config({"data": {"store": "x"}, **preset_tree(name)})
+    with pytest.raises(ValueError, match="no training preset is called 'imagnet'; there are digits"):
+        preset_tree("imagnet")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train.batch_size": 5000}, "batch_size = 5000 is larger than the data: .* has 1797 images"),
+        ({"train.accumulate": 3}, "batch_size = 128 is not a multiple of train.accumulate = 3"),
+        ({"data.sigma": -1}, "sigma > 0"),
+        ({"data.clean_fraction": 0, "data.keep_noisy": "false"}, "keeps none: nothing to train on"),
+        ({"data.store": "nowhere"}, "nowhere"),
+        ({"net.preset": "unet-huge"}, "no network preset is called 'unet-huge'"),
+        ({"net.widht": 3}, "net.widht"),
+        ({"net.num_classes": 3}, "net.num_classes follows from the data"),
+        ({"data.clean_fraction": 1, "train.consistency.coefficient": 1}, "no image is noisier"),
+        ({"train.init_from": "nowhere.safetensors"}, "nowhere.safetensors"),
+    ],
+)
+def test_bad_runs_are_refused_with_a_sentence(
+    settings: dict[str, Any], message: str, digits: Path, tmp_path: Path
+) -> None:
+    arguments = ["train", *digits_settings(digits, **settings), "-o", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    assert done.exit_code == 1, done.output
+    assert re.search(message, done.output), done.output
+    assert not (tmp_path / "run/state").exists()
+
+
+def test_another_config_or_changed_data_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    result = train(config(), tmp_path / "run", Points(50))
+    before = result.checkpoint.read_bytes()
+    with pytest.raises(ValueError, match="50 points has changed since the run began"):
+        train(config(), tmp_path / "run", Points(50, seed=1))
+    with pytest.raises(ValueError, match="another config: train into another folder"):
+        train(config(lr=1e-4), tmp_path / "run", Points(50))
+    assert result.checkpoint.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
+    """A limit on file size stands in for the disk: the state cannot be written, the older one stays whole."""
+    train(config(), tmp_path / "whole", Points(50))
+    code = """
+import resource, sys, torch
+from pathlib import Path
+from tests.test_train import config, Points, train
+torch.set_num_threads(1)
+run_dir = Path(sys.argv[1])
+steps = iter(range(100))
+train(config(), run_dir, Points(50), should_stop=lambda: next(steps) == 7)
+size = next((run_dir / "state").glob("*/tensors.safetensors")).stat().st_size
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+try:
+    train(config(), run_dir, Points(50))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=root
+    )
+    assert "File too large" in done.stdout, done.stdout + done.stderr
+    assert not list((tmp_path / "run").rglob("*.partial-*"))
+    train(config(), tmp_path / "run", Points(50))  # space again: it goes on from step 7
+    assert (tmp_path / "run/snapshots/final.safetensors").read_bytes() == (
+        tmp_path / "whole/snapshots/final.safetensors"
+    ).read_bytes()
+
+
+def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(OSError, match="file"):
+        train(config(), blocked / "run", Points(50))
