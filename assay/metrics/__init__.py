@@ -1,0 +1,1 @@
+"""Metrics: images -> features -> statistics -> distances, each step saying what was measured."""
