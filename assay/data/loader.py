@@ -1,0 +1,135 @@
+"""The loader: an endless shuffled stream of batches, a function of (seed, step) alone.
+
+Nothing is remembered between batches, so a run that is stopped and resumed at a step goes on bit for
+bit. A rank takes the strided slice `rank::world_size` of the global batch: the union over ranks is the
+same batch whatever their number.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
+from assay.data.mixing import stream
+from assay.data.store import ImageSource
+from assay.noise import LogNormal, NoiseLaw, SigmaFirst, draw_sigma
+
+Pairing = Literal["image_first", "sigma_first"]
+_NUM_BLOCKS = 8  # the noise of a large batch is drawn in interleaved blocks: a rank draws only those it needs
+_SMALL_BATCH = 2**17  # values; below that one draw for all ranks is cheaper
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of a global batch; all that a loss needs.
+
+    `index` (B,), `x_tn` (B, C, H, W), `sigma_tn` and `sigma_t` (B,), unit noise `eps` (B, C, H, W),
+    `label` (B,) with -1 for none, `augment_label` (B, 9) or None.
+    """
+
+    index: Tensor
+    x_tn: Tensor
+    sigma_tn: Tensor
+    sigma_t: Tensor
+    eps: Tensor
+    label: Tensor
+    augment_label: Tensor | None
+
+
+class Loader:
+    """Draws batches of images with the levels they are trained at.
+
+    "image_first": every image once per epoch, each with a level above its own (Algorithm 1 of the paper).
+    "sigma_first": levels by `law`, each with an image that may serve it (see `assay.noise.SigmaFirst`).
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        seed: int = 0,
+        law: NoiseLaw | None = None,
+        pairing: Pairing = "image_first",
+        augmentation: Augmentation | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if batch_size < world_size or not 0 <= rank < world_size:
+            raise ValueError(
+                f"batch_size = {batch_size}, rank {rank} of {world_size}: need one image per rank at least, "
+                "and 0 <= rank < world_size"
+            )
+        self.source = source
+        self.batch_size = batch_size
+        self.seed = seed
+        self.law = LogNormal() if law is None else law
+        self.pairing = pairing
+        self.augmentation = Augmentation() if augmentation is None else augmentation
+        self._mine = slice(rank, None, world_size)  # of the positions in the global batch
+        self._world_size = world_size
+        self._num_blocks = _NUM_BLOCKS if batch_size * math.prod(source.image_shape) > _SMALL_BATCH else 1
+        self._sigma_first = SigmaFirst(self.law, source.sigma_tn) if pairing == "sigma_first" else None
+        self._permutation = lru_cache(maxsize=2)(self._shuffled_epoch)  # a batch may straddle two epochs
+
+    def batch(self, step: int) -> Batch:
+        """This rank's share of the batch number `step`, for any step >= 0 in any order."""
+        generator = stream(self.seed, "batch", step)
+        if self._sigma_first is None:
+            index = self._epoch_order(step)
+            sigma_t = draw_sigma(self.law, self.source.sigma_tn[index], generator)
+        else:
+            index, sigma_t = self._sigma_first.draw(self.batch_size, generator)
+        index = index[self._mine]
+        sigma_tn = self.source.sigma_tn[index]
+        x_tn, augment_label = self.source.read(index), None
+        if self.augmentation != Augmentation():
+            uniform = torch.rand(self.batch_size, NUM_UNIFORMS, dtype=torch.float64, generator=generator)
+            x_tn, augment_label = augment(x_tn, sigma_tn, uniform[self._mine], self.augmentation)
+        return Batch(
+            index=index,
+            x_tn=x_tn,
+            sigma_tn=sigma_tn,
+            sigma_t=sigma_t[self._mine],
+            eps=self._draw("eps", step, 1)[0],
+            label=self.source.label[index],
+            augment_label=augment_label,
+        )
+
+    def noise(self, step: int, num_draws: int) -> Tensor:
+        """More unit noise for this rank's images, (num_draws, B, C, H, W), apart from the batch's own."""
+        return self._draw("noise", step, num_draws)
+
+    def uniform(self, step: int, num_draws: int) -> Tensor:
+        """Uniform numbers in [0, 1) for this rank's images, (num_draws, B)."""
+        generator = stream(self.seed, "uniform", step)
+        return torch.rand(num_draws, self.batch_size, generator=generator)[:, self._mine]
+
+    def _epoch_order(self, step: int) -> Tensor:
+        """The images (batch_size,) of a step: each epoch is a fresh permutation of all."""
+        pieces: list[Tensor] = []
+        start, stop = step * self.batch_size, (step + 1) * self.batch_size
+        while start < stop:
+            epoch, place = divmod(start, len(self.source))
+            pieces.append(self._permutation(epoch)[place : place + stop - start])
+            start += len(pieces[-1])
+        return torch.cat(pieces)
+
+    def _shuffled_epoch(self, epoch: int) -> Tensor:
+        return torch.randperm(len(self.source), generator=stream(self.seed, "epoch", epoch))
+
+    def _draw(self, name: str, step: int, num_draws: int) -> Tensor:
+        """Unit noise (num_draws, B, C, H, W); position p of the global batch lies in block p % num_blocks."""
+        position = range(self.batch_size)[self._mine]
+        noise = torch.empty(num_draws, len(position), *self.source.image_shape)
+        period = math.lcm(self._world_size, self._num_blocks)  # after which ranks and blocks meet again
+        for local in range(min(period // self._world_size, len(position))):
+            block, place = position[local] % self._num_blocks, position[local] // self._num_blocks
+            size = len(range(block, self.batch_size, self._num_blocks))
+            generator = stream(self.seed, name, step, block)
+            drawn = torch.randn(num_draws, size, *self.source.image_shape, generator=generator)
+            noise[:, local :: period // self._world_size] = drawn[:, place :: period // self._num_blocks]
+        return noise

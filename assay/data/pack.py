@@ -1,0 +1,375 @@
+"""Packing: any readable images -> a store.
+
+Nothing is guessed. Images keep their size and colours unless told otherwise, float pixels need their
+value range named, and what would change the noise of a noisy image (resizing, recolouring, rounding
+to 8 bits) is refused.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from assay.data.readers import RawImages
+from assay.data.store import DType, PackedImage, Store, write_store
+
+Fit = Literal["exact", "crop", "resize"]
+Colour = Literal["keep", "grey", "colour"]
+Progress = Callable[[int, int], None]
+_SIGMA_COLUMNS = ("sigma", "sigma_tn", "sigma_min", "annotation")  # the last two are ambient-omni's
+_LUMA = np.array([0.299, 0.587, 0.114])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the input that cannot be packed: the file, and what is wrong and what to do."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """The finished store, what was left out, and what the user should know."""
+
+    store: Store
+    skipped: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How pixels become values of a store.
+
+    `size` (H, W): None keeps the size of the first image. `fit`: what to do with another size; refuse it
+    ("exact"), cut out the centre ("crop"), or scale the shorter side and cut out the centre ("resize").
+    `value_range`: the pixels that are black and white; None means 0 .. 255 or 0 .. 65535, and is refused for
+    float pixels. `dtype`: None means uint8 for 8-bit files and float32 for all others.
+    """
+
+    size: tuple[int, int] | None = None
+    fit: Fit = "exact"
+    colour: Colour = "keep"
+    value_range: tuple[float, float] | None = None
+    dtype: DType | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"size {self.size}: an image has at least one pixel")
+        if self.fit != "exact" and self.size is None:
+            raise ValueError(f"fit {self.fit!r} needs a size")
+        if (
+            self.value_range is not None
+            and not -math.inf < self.value_range[0] < self.value_range[1] < math.inf
+        ):
+            raise ValueError(f"value range {self.value_range}: black must be below white, both finite")
+
+
+def pack(
+    raw: RawImages,
+    path: Path,
+    conversion: Conversion | None = None,
+    sigma: float | Path | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write `raw` to a store at `path`.
+
+    `sigma` is the noise level of all images or a file with one per image (`read_annotations`); without it
+    the format's own levels count, and else the images are clean. `skip_bad` leaves out what is wrong
+    instead of raising. `progress` is called with (images done, images in all).
+    """
+    writer = _Packer(raw, conversion or Conversion(), skip_bad, progress)
+    writer.set_levels(sigma)
+    images = writer.images()
+    first = next(images, None)
+    if first is None:
+        raise ValueError(
+            f"{raw.name}: none of its {len(raw.names)} images can be packed: {writer.skipped[0].reason}"
+        )
+    store = write_store(
+        path,
+        raw.name,
+        chain([first], images),
+        first.values.shape,
+        writer.dtype,
+        writer.value_range,
+        raw.class_names,
+    )
+    return PackReport(store, tuple(writer.skipped), tuple(writer.warnings()))
+
+
+@dataclass
+class _Packer:
+    """The state of one `pack`: the first image fixes what all others must be."""
+
+    raw: RawImages
+    conversion: Conversion
+    skip_bad: bool
+    progress: Progress | None
+    skipped: list[Problem] = field(default_factory=list)
+    levels: dict[int, float] = field(default_factory=dict)
+    shape: tuple[int, int, int] | None = None
+    dtype: DType = "uint8"
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    num_noisy_8_bit: int = 0
+    num_clipped: int = 0
+    num_beyond: int = 0
+
+    def refuse(self, problems: list[Problem]) -> None:
+        """Note problems if bad images are skipped, else raise the first."""
+        if problems and not self.skip_bad:
+            more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
+            raise ValueError(problems[0].reason + more)
+        self.skipped += problems
+
+    def set_levels(self, sigma: float | Path | None) -> None:
+        """Fill `levels`: image number -> sigma_tn."""
+        if isinstance(sigma, Path):
+            self.levels, problems = read_annotations(sigma, list(self.raw.names))
+            self.refuse(problems)
+        elif sigma is not None:
+            check_level(sigma, "sigma")
+            self.levels = dict.fromkeys(range(len(self.raw.names)), sigma)
+        elif self.raw.sigma_tn is not None:
+            for i, level in enumerate(self.raw.sigma_tn.tolist()):
+                try:
+                    self.levels[i] = check_level(level, f"{self.raw.names[i]}: sigma_tn")
+                except ValueError as error:
+                    self.refuse([Problem(self.raw.names[i], str(error))])
+        else:
+            self.levels = dict.fromkeys(range(len(self.raw.names)), 0.0)
+
+    def images(self) -> Iterator[PackedImage]:
+        """Load and convert one image after the other."""
+        for i, level in sorted(self.levels.items()):
+            try:
+                values = self.convert(self.raw.load(i), self.raw.names[i], level)
+            except ValueError as error:
+                self.refuse([Problem(self.raw.names[i], str(error))])
+            else:
+                yield PackedImage(self.raw.names[i], values, level, int(self.raw.label[i]))
+            if self.progress is not None:
+                self.progress(i + 1, len(self.raw.names))
+
+    def convert(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
+        """Pixels (H, W, C) as they are in the file -> values (C, H, W) of the store."""
+        eight_bit = pixels.dtype == np.uint8
+        value_range = self.conversion.value_range
+        if value_range is None:
+            if pixels.dtype not in (np.uint8, np.uint16):
+                raise ValueError(
+                    f"{name} has {pixels.dtype} pixels: name the values of black and white with --range"
+                )
+            value_range = (0.0, float(np.iinfo(pixels.dtype).max))
+        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+            raise ValueError(f"{name} has pixels that are NaN or infinite: mend it, or --skip-bad")
+        resampled = self.fit(self.recolour(pixels, name, sigma), name, sigma)
+        dtype = self.conversion.dtype or ("uint8" if eight_bit else "float32")
+        if self.shape is None:
+            self.dtype = dtype
+            self.value_range = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
+        self.check_shape(resampled.transpose(2, 0, 1).shape, dtype, name)
+        if sigma > 0 and eight_bit:
+            self.num_noisy_8_bit += 1
+            self.num_clipped += int(((pixels == 0) | (pixels == 255)).sum())
+        return self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
+
+    def recolour(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
+        """Grey <-> colour, as asked for."""
+        wanted = {"keep": pixels.shape[2], "grey": 1, "colour": 3}[self.conversion.colour]
+        if wanted == pixels.shape[2]:
+            return pixels
+        if sigma > 0:
+            raise ValueError(
+                f"{name} is noisy, and making it {self.conversion.colour} would change its noise: keep colours"
+            )
+        if wanted == 3:
+            return pixels.repeat(3, axis=2)
+        grey = (pixels @ _LUMA)[..., None]
+        return (np.rint(grey) if pixels.dtype.kind == "u" else grey).astype(pixels.dtype)
+
+    def fit(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
+        """Give (H, W, C) the size asked for."""
+        height, width, num_channels = pixels.shape
+        size = self.conversion.size or (self.shape[1:] if self.shape else (height, width))
+        if (height, width) == size:
+            return pixels
+        if self.conversion.fit == "exact":
+            raise ValueError(
+                f"{name} has {height} x {width} pixels, not {size[0]} x {size[1]}: give --size with "
+                "--fit crop or --fit resize, or --skip-bad"
+            )
+        scale = 1.0 if self.conversion.fit == "crop" else min(height / size[0], width / size[1])
+        box_height, box_width = size[0] * scale, size[1] * scale
+        top, left = (height - box_height) / 2, (width - box_width) / 2
+        if scale == 1:
+            top, left = math.floor(top), math.floor(left)
+            if top < 0 or left < 0:
+                raise ValueError(
+                    f"{name} has {height} x {width} pixels: too small to cut {size[0]} x {size[1]} out of it"
+                )
+            return pixels[top : top + size[0], left : left + size[1]]
+        if sigma > 0:
+            raise ValueError(f"{name} is noisy, and resizing would change its noise: use --fit crop")
+        box = (left, top, left + box_width, top + box_height)
+        channels = [Image.fromarray(pixels[..., c].astype(np.float32)) for c in range(num_channels)]
+        scaled = np.stack(
+            [np.asarray(c.resize(size[::-1], Image.Resampling.LANCZOS, box)) for c in channels], 2
+        )
+        if pixels.dtype.kind == "u":
+            scaled = np.rint(scaled).clip(0, np.iinfo(pixels.dtype).max)
+        return scaled.astype(pixels.dtype)
+
+    def check_shape(self, shape: tuple[int, ...], dtype: DType, name: str) -> None:
+        """The first image decides; each later one must agree."""
+        if self.shape is None:
+            self.shape = (shape[0], shape[1], shape[2])
+        if shape[0] != self.shape[0]:
+            kinds = {1: "grey", 3: "in colour"}
+            raise ValueError(
+                f"{name} is {kinds[shape[0]]}, those before it {kinds[self.shape[0]]}: "
+                "give --colour, or --skip-bad"
+            )
+        if dtype != self.dtype:
+            raise ValueError(
+                f"{name} is not 8-bit like those before it, or the other way round: give --dtype float32"
+            )
+
+    def quantise(
+        self, values: np.ndarray, value_range: tuple[float, float], name: str, sigma: float
+    ) -> np.ndarray:
+        """(C, H, W) pixels -> the store's dtype and value range."""
+        if self.dtype == "uint8" and values.dtype == np.uint8 and value_range == self.value_range:
+            return values
+        low, high = value_range
+        x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+        if sigma == 0 and np.abs(x).max() > 2:
+            self.num_beyond += 1
+        if self.dtype != "uint8":
+            return x.astype(self.dtype)
+        if sigma > 0:
+            raise ValueError(
+                f"{name} is noisy, and 8 bits would round and clip its noise: give --dtype float32"
+            )
+        black, white = self.value_range
+        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
+
+    def warnings(self) -> Iterator[str]:
+        """What the user should know about a store that could be written."""
+        if self.num_noisy_8_bit and self.shape is not None:
+            share = self.num_clipped / (self.num_noisy_8_bit * math.prod(self.shape))
+            yield (
+                f"{self.num_noisy_8_bit} noisy images come from 8-bit files: rounding to 256 steps and "
+                f"clipping at black and white ({share:.1%} of their values lie there) break the Gaussian noise "
+                "that training assumes. Pack the float originals if you have them."
+            )
+        if self.num_beyond:
+            yield (
+                f"{self.num_beyond} clean images have values beyond twice the range from black to white: "
+                "is --range right?"
+            )
+
+
+_OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1.0)}
+
+
+def check_level(sigma: float, where: str) -> float:
+    """Refuse a noise level that is not a finite number >= 0."""
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(
+            f"{where} = {sigma}: a noise level is a finite number >= 0, in units of images from -1 to 1"
+        )
+    return sigma
+
+
+def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], list[Problem]]:
+    """One noise level per image from a CSV (columns filename, sigma) or a JSONL with these keys.
+
+    Also ambient-omni's annotations.jsonl, whose `sigma_min` or `annotation` is the level from which an
+    image may be used. File names are relative to the source; the last part alone will do if no two
+    images share it. Returns image number -> sigma, and what is wrong with the file.
+    """
+    number = {name: i for i, name in enumerate(names)}
+    by_last_part: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        by_last_part.setdefault(PurePosixPath(name).name, []).append(i)
+    levels: dict[int, float] = {}
+    bad: set[int] = set()
+    problems: list[Problem] = []
+    for where, row in _annotation_rows(path):
+        filename = str(row["filename"])
+        candidates = by_last_part.get(filename, [])
+        i = number.get(filename, candidates[0] if len(candidates) == 1 else -1)
+        if i < 0:
+            reason = (
+                f"{len(candidates)} images are called so: write their folders too"
+                if candidates
+                else "no such image"
+            )
+            problems.append(Problem(filename, f"{where}: {filename}: {reason}"))
+            continue
+        try:
+            level = check_level(_level_of(row), f"{where}: {filename}: sigma")
+            if i in levels or i in bad:
+                raise ValueError(f"{where}: {filename} is annotated twice: keep one line")
+            levels[i] = level
+        except (TypeError, ValueError) as error:
+            problems.append(Problem(filename, str(error)))
+            levels.pop(i, None)
+            bad.add(i)
+    for i, name in enumerate(names):
+        if i not in levels and i not in bad:
+            problems.append(
+                Problem(name, f"{path} has no sigma for {name}: add a line for it (0 if it is clean)")
+            )
+    return levels, problems
+
+
+def _level_of(row: dict[str, object]) -> float:
+    key = next((key for key in _SIGMA_COLUMNS if row.get(key) is not None), None)
+    if key is None:
+        raise ValueError(
+            f"{row['filename']} has no sigma; expected one of the keys {', '.join(_SIGMA_COLUMNS)}"
+        )
+    value = row[key]
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """(file and line, row) of a CSV or JSONL; each row has a `filename`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: save it as CSV or JSONL") from error
+    if Path(path).suffix.lower() in (".jsonl", ".json"):
+        for line, content in enumerate(text.splitlines(), 1):
+            if content.strip():
+                try:
+                    row = json.loads(content)
+                    row["filename"]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(
+                        f'{path} line {line}: expected {{"filename": "a.png", "sigma": 0.2}}, '
+                        f"got {content[:80]!r}"
+                    ) from error
+                yield f"{path} line {line}", row
+        return
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    columns = reader.fieldnames or []
+    if "filename" not in columns or not set(_SIGMA_COLUMNS) & set(columns):
+        raise ValueError(
+            f"{path} has the columns {list(columns)}; expected filename and sigma in the first line"
+        )
+    for row in reader:
+        yield f"{path} line {reader.line_num}", row

@@ -1,0 +1,230 @@
+"""A store: a directory of images that know their noise.
+
+    images.npy     (N, C, H, W) uint8, float16 or float32
+    sigma_tn.npy   (N,) float32, the standard deviation of the noise nature added; 0 is clean
+    label.npy      (N,) int64, the class; -1 is none
+    names.npy      (N,) UTF-8 bytes, the file each image came from
+    meta.json      shape, value range, classes, checksums
+
+`value_range` (low, high) are the stored values of black and white. Reading maps them to -1 and 1,
+
+    x = 2 (value - low) / (high - low) - 1,
+
+and clips nothing: the noise of a noisy image leaves [-1, 1]. Everything is memory-mapped, so opening
+costs the same for a thousand images and a million. A store is whole or absent (`assay.files`).
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from assay.files import sha256, write_whole_directory
+from assay.noise import check_sigma
+
+DType = Literal["uint8", "float16", "float32"]
+_COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
+
+
+class ImageSource(Protocol):
+    """What training reads: images with a noise level and a class each. Stores and mixtures are two."""
+
+    name: str  # what to call the data in reports
+    image_shape: tuple[int, int, int]  # (C, H, W)
+    class_names: tuple[str, ...]  # empty if the images have no classes
+    num_classes: int
+    sigma_tn: Tensor  # (N,) float32, the noise level of each image
+    label: Tensor  # (N,) int64, the class of each image, -1 for none
+    fingerprint: str  # hash of all that `read`, `sigma_tn` and `label` return
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
+        ...
+
+
+class StoreMeta(BaseModel):
+    """`meta.json`: what the arrays of a store mean."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1] = 1
+    name: str
+    num_images: int
+    image_shape: tuple[int, int, int]
+    dtype: DType
+    value_range: tuple[float, float]
+    class_names: tuple[str, ...]
+    num_clean: int
+    checksums: dict[str, str]
+
+
+class Store:
+    """An open store (see the head of this module). Satisfies `ImageSource`."""
+
+    def __init__(self, path: Path, meta: StoreMeta) -> None:
+        self.path = path
+        self.meta = meta
+        self.name = meta.name
+        self.image_shape = meta.image_shape
+        self.class_names = meta.class_names
+        self.num_classes = len(meta.class_names)
+        self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
+        self._names = _map_column(path, "names.npy", (meta.num_images,), None)
+        self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))
+        self.label = torch.from_numpy(_map_column(path, "label.npy", (meta.num_images,), "int64"))
+        contents = {key: meta.checksums[key] for key in _COLUMNS if key != "names.npy"}
+        self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
+
+    def __len__(self) -> int:
+        return self.meta.num_images
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
+        low, high = self.meta.value_range
+        x = torch.from_numpy(self._images[index.numpy()]).to(torch.float32)
+        return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
+
+    def source_names(self, index: Sequence[int]) -> list[str]:
+        """The files that these images came from."""
+        return [bytes(name).decode() for name in self._names[list(index)]]
+
+    def verify(self) -> None:
+        """Compare every file with its checksum; raises ValueError on the first that has changed."""
+        for file, expected in self.meta.checksums.items():
+            if sha256(self.path / file) != expected:
+                raise ValueError(f"{self.path / file} has changed since it was packed: pack the store again")
+
+
+def open_store(path: Path | str) -> Store:
+    """Open a store, reading `meta.json` and the headers of the arrays only."""
+    path = Path(path)
+    file = path / "meta.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is not a store: it has no meta.json; make one with `assay data pack`")
+    try:
+        meta = StoreMeta.model_validate_json(file.read_text())
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "the file"
+        raise ValueError(f"{file}: {where}: {problem['msg']}; pack the store again") from error
+    return Store(path, meta)
+
+
+def hash_of(*parts: object) -> str:
+    """SHA-256 of plain values (numbers, strings, lists, dicts), as fingerprints use it."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PackedImage:
+    """One image on its way into a store: `values` (C, H, W) in the store's own dtype and value range."""
+
+    name: str
+    values: np.ndarray
+    sigma_tn: float
+    label: int
+
+
+def write_store(
+    path: Path,
+    name: str,
+    images: Iterable[PackedImage],
+    image_shape: tuple[int, int, int],
+    dtype: DType,
+    value_range: tuple[float, float],
+    class_names: Sequence[str],
+) -> Store:
+    """Write a store image by image, so that no more than one is in memory.
+
+    Whole or absent: on any error nothing stays behind, and leftovers of a killed writer are removed.
+    """
+    path = Path(path)
+    sigmas: list[float] = []
+    labels: list[int] = []
+    names: list[bytes] = []
+    with explain_full_disk(path), write_whole_directory(path) as partial:
+        # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
+        with open(partial / "images.npy", "wb") as file:
+            header_size = _write_header(file, (0, *image_shape), dtype)
+            for image in images:
+                if image.values.shape != image_shape or image.values.dtype != dtype:
+                    raise ValueError(
+                        f"{image.name} is {image.values.dtype} {image.values.shape}; the store holds {dtype} "
+                        f"{image_shape}"
+                    )
+                file.write(image.values.tobytes())
+                sigmas.append(image.sigma_tn)
+                labels.append(image.label)
+                names.append(image.name.encode())
+            if not sigmas:
+                raise ValueError(f"{path}: there are no images to store")
+            file.seek(0)
+            assert _write_header(file, (len(sigmas), *image_shape), dtype) == header_size
+        sigma_tn = np.asarray(sigmas, dtype=np.float32)
+        label = np.asarray(labels, dtype=np.int64)
+        check_sigma("sigma_tn", torch.from_numpy(sigma_tn))
+        if label.min() < -1 or label.max() >= len(class_names):
+            raise ValueError(
+                f"labels reach from {label.min()} to {label.max()}; there are {len(class_names)} classes"
+            )
+        np.save(partial / "sigma_tn.npy", sigma_tn)
+        np.save(partial / "label.npy", label)
+        np.save(partial / "names.npy", np.array(names, dtype=np.bytes_))
+        meta = StoreMeta(
+            name=name,
+            num_images=len(sigmas),
+            image_shape=image_shape,
+            dtype=dtype,
+            value_range=value_range,
+            class_names=tuple(class_names),
+            num_clean=int((sigma_tn == 0).sum()),
+            checksums={file: sha256(partial / file) for file in _COLUMNS},
+        )
+        (partial / "meta.json").write_text(meta.model_dump_json(indent=2) + "\n")
+    return open_store(path)
+
+
+@contextlib.contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Turn the bare "No space left on device" into a sentence that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"{path}: the disk is full ({error.strerror}); nothing was kept: free some space, choose another "
+            "disk, or pack smaller images"
+        ) from error
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
+    """Write the header of a .npy file and return its size: numpy pads it, so the count may change later."""
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()
+
+
+def _map_column(path: Path, file: str, shape: tuple[int, ...], dtype: str | None) -> np.ndarray:
+    """Memory-map one array of a store, in mode "c" because torch wants memory it could write to."""
+    try:
+        array = np.load(path / file, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path / file} cannot be read ({error}): pack the store again") from error
+    if array.shape != shape or (dtype is not None and array.dtype != dtype):
+        raise ValueError(
+            f"{path / file} holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}: "
+            "pack the store again"
+        )
+    return array.view(np.ndarray)  # a plain array indexes faster than np.memmap
