@@ -15,8 +15,10 @@ from assay.metrics.distance import (
     frechet_infinity,
     inception_score,
     kernel_distance,
+    leave_one_out,
     manifold_overlap,
     memorisation,
+    nearest_neighbours,
 )
 from assay.metrics.statistics import (
     FeatureStatistics,
@@ -320,27 +322,29 @@ def divergence(p: np.ndarray, q: np.ndarray) -> float:
 def test_memorisation_tells_copies_from_fresh_draws() -> None:
     rng = np.random.default_rng(0)
     training, held_out, fresh = (rng.standard_normal((n, 6)) for n in (9000, 1000, 2000))
-    honest = memorisation(fresh, training, held_out)
-    assert honest.share == pytest.approx(0.05, abs=0.02)
-    left_out = memorisation(fresh, training)
-    assert left_out.share == pytest.approx(0.05, abs=0.02)
-    assert (left_out.held_out, left_out.num_held_out) == ("leave one out", 5000)
-    copied = memorisation(np.concatenate([training[8500:8600] + 1e-9, fresh[:100]]), training, held_out)
-    assert copied.share == pytest.approx(0.525, abs=0.03)
-    np.testing.assert_array_equal(copied.nearest[:100], np.arange(8500, 8600))
-    assert copied.distance[:100].max() < 1e-6
+    real, left_out = nearest_neighbours(held_out, training), leave_one_out(training)
+    assert len(left_out.distance) == 5000
+    for held_out_distances in (real, left_out):
+        honest = memorisation(nearest_neighbours(fresh, training), held_out_distances)
+        assert honest.share == pytest.approx(0.05, abs=0.02)
+        assert honest.num_held_out == len(held_out_distances.distance)
+    generated = np.concatenate([training[8500:8600] + 1e-9, fresh[:100]])
+    neighbours = nearest_neighbours(generated, training)
+    assert memorisation(neighbours, real).share == pytest.approx(0.525, abs=0.03)
+    np.testing.assert_array_equal(neighbours.index[:100], np.arange(8500, 8600))
+    assert neighbours.distance[:100].max() < 1e-6
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        memorisation(neighbours, real, quantile=5)
 
 
-def test_nearest_distances_against_scikit_learn() -> None:
+def test_nearest_neighbours_against_scikit_learn() -> None:
     rng = np.random.default_rng(3)
     generated, training = rng.standard_normal((700, 5)) + 20, rng.standard_normal((9000, 5)) + 20
     distance, index = NearestNeighbors(n_neighbors=1).fit(training).kneighbors(generated)
-    found = memorisation(generated, training, quantile=0.5)
-    np.testing.assert_array_equal(found.nearest, index[:, 0])
+    found = nearest_neighbours(generated, training)
+    np.testing.assert_array_equal(found.index, index[:, 0])
     np.testing.assert_allclose(found.distance, distance[:, 0], rtol=1e-8)
-    own = NearestNeighbors(n_neighbors=2).fit(training).kneighbors(training)[0][:, 1]
-    assert found.threshold == pytest.approx(
-        np.quantile(own[np.linspace(0, 8999, 5000).astype(int)], 0.5), rel=1e-9
-    )
-    with pytest.raises(ValueError, match="held-out images"):
-        memorisation(generated, training[:1])
+    own = np.linspace(0, 8999, 5000).astype(int)
+    distance, index = NearestNeighbors(n_neighbors=2).fit(training).kneighbors(training[own])
+    np.testing.assert_array_equal(leave_one_out(training).index, index[:, 1])
+    np.testing.assert_allclose(leave_one_out(training).distance, distance[:, 1], rtol=1e-8)

@@ -30,13 +30,13 @@ class Classifier(nn.Module):
             layers += self._conv(channels, outputs, kernel=4, stride=2)
             channels, outputs, height, width = outputs, min(2 * outputs, 128), height // 2, width // 2
         layers += self._conv(channels, NUM_FEATURES, kernel=3, stride=1)
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(NUM_FEATURES, num_classes)
 
     @staticmethod
     def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
         conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=1, bias=False)
-        return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
+        return [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`x` (B, C, H, W) in 0..255 -> features (B, 128), logits (B, num_classes)."""

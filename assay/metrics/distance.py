@@ -187,57 +187,17 @@ def inception_score(logits: np.ndarray, num_splits: int = 10) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Memorisation:
-    """How close generated images come to the training images.
+class Neighbours:
+    """For each of N images its nearest among others: `index` (N,) and `distance` (N,) in feature space."""
 
-    `share` of the generated images are closer to a training image than the `quantile` of real images that
-    were not trained on. A model that learnt the distribution has share ~ quantile; one that copies, ~ 1.
-    """
-
-    share: float
-    quantile: float
-    threshold: float
-    num_held_out: int
-    held_out: str  # "other images" or "leave one out"
-    distance: np.ndarray  # (N,) from each generated image to its nearest training image
-    nearest: np.ndarray  # (N,) which one that is
+    index: np.ndarray
+    distance: np.ndarray
 
 
-def memorisation(
-    generated: np.ndarray,
-    training: np.ndarray,
-    held_out: np.ndarray | None = None,
-    quantile: float = 0.05,
-    max_held_out: int = 5000,
-) -> Memorisation:
-    """Compare distances to the nearest training image (features (N, D)) with those of held-out real images.
-
-    Without `held_out`, training images stand in, each with itself left out.
-    """
-    nearest, distance = _nearest(generated, training)
-    if held_out is not None:
-        _, real_distance = _nearest(held_out, training)
-    else:
-        if len(training) < 2:
-            raise ValueError("1 training image: leaving it out leaves none; give held-out images")
-        own = np.linspace(0, len(training) - 1, min(len(training), max_held_out)).astype(int)
-        _, real_distance = _nearest(training[own], training, own)
-    threshold = float(np.quantile(real_distance, quantile))
-    return Memorisation(
-        share=float((distance < threshold).mean()),
-        quantile=quantile,
-        threshold=threshold,
-        num_held_out=len(real_distance),
-        held_out="leave one out" if held_out is None else "other images",
-        distance=distance,
-        nearest=nearest,
-    )
-
-
-def _nearest(a: np.ndarray, b: np.ndarray, own: np.ndarray | None = None) -> tuple[np.ndarray, Array]:
-    """Which row of `b` is nearest to each row of `a` (but not b[own[i]]), and how far, in chunks of `b`."""
+def nearest_neighbours(a: np.ndarray, b: np.ndarray, own: np.ndarray | None = None) -> Neighbours:
+    """Which row of `b` (M, D) is nearest to each row of `a` (N, D); b[own[i]] does not count for a[i]."""
     index, distance = np.zeros(len(a), dtype=np.int64), np.full(len(a), np.inf)
-    chunk_size = 8192
+    chunk_size = 8192  # of `b`, which may be a mapped file larger than memory
     for start in range(0, len(b), chunk_size):
         chunk = b[start : start + chunk_size]
         for rows, distances in distance_blocks(a, chunk):
@@ -248,4 +208,33 @@ def _nearest(a: np.ndarray, b: np.ndarray, own: np.ndarray | None = None) -> tup
             closest = distances[np.arange(len(column)), column]
             closer = np.flatnonzero(closest < distance[rows])
             index[rows.start + closer], distance[rows.start + closer] = start + column[closer], closest[closer]
-    return index, distance
+    return Neighbours(index, distance)
+
+
+def leave_one_out(training: np.ndarray, max_images: int = 5000) -> Neighbours:
+    """Training images (evenly spaced) and their nearest other training image: in effect, held-out images."""
+    own = np.linspace(0, len(training) - 1, min(len(training), max_images)).astype(int)
+    return nearest_neighbours(training[own], training, own)
+
+
+@dataclass(frozen=True)
+class Memorisation:
+    """How much closer to the training images generated images are than real images not trained on.
+
+    `share` of them are closer than `threshold`, the `quantile` of the held-out images' distances. A model that
+    learnt the distribution has share ~ quantile, one that copies has share ~ 1.
+    """
+
+    share: float
+    quantile: float
+    threshold: float
+    num_held_out: int
+
+
+def memorisation(generated: Neighbours, held_out: Neighbours, quantile: float = 0.05) -> Memorisation:
+    """Compare the distances of generated and of held-out images to their nearest training images."""
+    if not 0 < quantile < 1:
+        raise ValueError(f"quantile = {quantile}: a quantile lies between 0 and 1")
+    threshold = float(np.quantile(held_out.distance, quantile))
+    share = float((generated.distance < threshold).mean())
+    return Memorisation(share, quantile, threshold, len(held_out.distance))

@@ -14,8 +14,9 @@ import urllib.request
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,12 +24,34 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from assay.data import ImageSource
 from assay.files import sha256, write_whole
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
+
+
+class Images(Protocol):
+    """Anything to measure: a store, a folder, samples made as they are read. Every `ImageSource` is one."""
+
+    @property
+    def name(self) -> str:
+        """What to call the images in messages."""
+        ...
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> images (B, C, H, W) in [-1, 1]."""
+        ...
+
 
 ExtractorName = Literal["inception", "mobilenet_v2", "classifier", "pixels"]
 Progress = Callable[[int], None]
@@ -96,7 +119,7 @@ class Extractor:
             if x.shape[1] not in (1, 3):
                 raise ValueError(f"images have {x.shape[1]} channels; {self.name} takes 1 (grey) or 3 (colour)")
             x = x.expand(-1, 3, -1, -1)  # grey images have three equal channels
-        features, logits = self.network(x)
+        features, logits = self.network(x.contiguous(memory_format=torch.channels_last))  # faster on CPUs
         return features.cpu().numpy(), None if logits is None else logits.cpu().numpy()
 
 
@@ -118,7 +141,7 @@ class Features:
 
 def images_to_features(
     extractor: Extractor,
-    source: ImageSource,
+    source: Images,
     index: Tensor,
     batch_size: int = 128,
     progress: Progress = lambda num_images: None,
@@ -167,7 +190,7 @@ def load_extractor(
         case "mobilenet_v2":
             return _published(name, MobileNetV2(), MOBILENET_WEIGHTS, cache, weights, device)
         case "pixels":
-            return Extractor(name, Pixels(), "none", device=device)
+            return Extractor(name, Pixels(), name, device=device)
         case "classifier":
             if reference is None:
                 raise ValueError("the classifier is trained on a labelled reference store, but none was given")
@@ -189,8 +212,18 @@ def _published(
     missing = [key for key in missing if not key.endswith("num_batches_tracked")]
     if missing or unexpected:
         raise ValueError(f"{path} does not fit {name}: missing {missing[:3]}, unexpected {unexpected[:3]}")
-    network.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+    network = fold_norms(network.eval().requires_grad_(False)).to(device)
     return Extractor(name, network, file.sha256, device=device)
+
+
+def fold_norms(network: nn.Module) -> nn.Module:
+    """Put each batch norm into the convolution before it: the same function, at twice the speed on a CPU."""
+    for module in list(network.modules()):
+        for (name, conv), (norm_name, norm) in pairwise(list(module.named_children())):
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(module, name, fuse_conv_bn_eval(conv, norm))
+                setattr(module, norm_name, nn.Identity())
+    return network
 
 
 def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Path:
@@ -268,5 +301,5 @@ def _classifier(
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     network = Classifier(reference.image_shape, reference.num_classes)
     network.load_state_dict(state)
-    network.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
-    return Extractor("classifier", network, sha256(path), reference.image_shape, accuracy, device)
+    folded = fold_norms(network.eval().requires_grad_(False)).to(device)
+    return Extractor("classifier", folded, sha256(path), reference.image_shape, accuracy, device)

@@ -31,7 +31,7 @@ class Conv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, outputs, H', W')."""
-        return F.relu(self.bn(self.conv(x)))
+        return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
 def _average_pool(x: Tensor) -> Tensor:

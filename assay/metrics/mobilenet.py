@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU6())
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
 
 
 class InvertedResidual(nn.Module):

@@ -12,6 +12,7 @@ so that the order of the images and the split into batches or shards do not matt
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ def merge_statistics(*parts: FeatureStatistics) -> FeatureStatistics:
 def save_statistics(path: Path, statistics: FeatureStatistics, edm_names: bool = False) -> None:
     """Write an npz with `mean`, `cov`, `num_images`, or with EDM's names `mu` and `sigma` for its tools."""
     if edm_names:
-        arrays = {"mu": statistics.mean, "sigma": statistics.cov}
+        arrays: dict[str, Any] = {"mu": statistics.mean, "sigma": statistics.cov}
     else:
         arrays = {"mean": statistics.mean, "cov": statistics.cov}
     if statistics.num_images is not None:
