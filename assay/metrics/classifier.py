@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from assay.data import ImageSource
 
 NUM_FEATURES = 128
+NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
 VERSION = 1  # part of the cache key: raise it when the network or its training changes
 
 
@@ -56,7 +57,6 @@ class TrainedClassifier:
 def train_classifier(
     source: ImageSource,
     to_bytes: Callable[[Tensor], Tensor],
-    num_images_seen: int = 25_600,
     batch_size: int = 128,
     progress: Callable[[int], None] = lambda num_images: None,
 ) -> TrainedClassifier:
@@ -83,7 +83,7 @@ def train_classifier(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in one order: the weights do not depend on the number of cores
     try:
-        num_steps = num_images_seen // batch_size
+        num_steps = NUM_IMAGES_SEEN // batch_size
         optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
         for _ in range(num_steps):

@@ -8,7 +8,7 @@ distance depends on it: `compare` refuses unequal counts.
 import hashlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +58,12 @@ class Reference:
     index: Tensor | None = None  # of the images of `source` that the features belong to
 
 
-def reference_from_statistics(path: Path) -> Reference:
-    """A reference of ours or EDM's from an npz; whether it fits the extractor is for the caller to know."""
-    return Reference(path.name, sha256(path), load_statistics(path))
+def reference_from_statistics(path: Path, extractor: Extractor) -> Reference:
+    """A reference of ours or EDM's from an npz. EDM's do not say so, but are of `inception`."""
+    found = load_statistics(path)
+    if found.extractor_sha256 not in (None, extractor.sha256):
+        raise ValueError(f"{path} was made with another extractor than this {extractor.name}: make it again")
+    return Reference(path.name, sha256(path), found)
 
 
 def reference_from_images(
@@ -83,7 +86,8 @@ def reference_from_images(
         features = images_to_features(extractor, source, index, batch_size, progress).features
         with write_whole_directory(folder) as partial:
             np.save(partial / "features.npy", features)
-            save_statistics(partial / "statistics.npz", features_to_statistics(features))
+            found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
+            save_statistics(partial / "statistics.npz", found)
     return Reference(
         source.name,
         source.fingerprint,
@@ -174,7 +178,7 @@ def evaluate(
     images, each left out in turn). `first` and `sampler` are for the record.
     """
     num_images = len(generated) // num_ranges if num_images is None else num_images
-    _check(generated, reference, num_images, num_ranges)
+    _check(generated, reference, extractor, num_images, num_ranges)
     parts = []
     for start in range(0, num_ranges * num_images, num_images):
         index = torch.arange(start, start + num_images)
@@ -215,7 +219,12 @@ def evaluate(
     return Measured(evaluation, neighbours)
 
 
-def _check(generated: Images, reference: Reference, num_images: int, num_ranges: int) -> None:
+def _check(
+    generated: Images, reference: Reference, extractor: Extractor, num_images: int, num_ranges: int
+) -> None:
+    """Before any long work: is this going to be a measurement?"""
+    if num_ranges < 1:
+        raise ValueError(f"num_ranges = {num_ranges}: need at least 1")
     if num_images < MIN_IMAGES:
         raise ValueError(
             f"{generated.name}: {num_images} image(s) in each of {num_ranges} range(s) are too few to measure; "
@@ -230,6 +239,12 @@ def _check(generated: Images, reference: Reference, num_images: int, num_ranges:
         raise ValueError(
             f"{generated.name} has images of shape {generated.image_shape}, the reference {reference.name} "
             f"{reference.source.image_shape}: pack one of them at the size and colours of the other"
+        )
+    num_features = extractor(generated.read(torch.tensor([0])))[0].shape[1]
+    if num_features != len(reference.statistics.mean):
+        raise ValueError(
+            f"{reference.name} has {len(reference.statistics.mean)} features, {extractor.name} {num_features}: "
+            "choose the extractor that the reference was made with"
         )
 
 

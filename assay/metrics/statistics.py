@@ -26,12 +26,13 @@ Array = NDArray[np.float64]
 class FeatureStatistics:
     """`mean` (D,), unbiased `cov` (D, D), and how many images they were taken from.
 
-    `num_images` is None where a file does not say, as in EDM's references.
+    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references.
     """
 
     mean: Array
     cov: Array
     num_images: int | None
+    extractor_sha256: str | None = None
 
     def __post_init__(self) -> None:
         dim = len(self.mean)
@@ -111,8 +112,8 @@ def save_statistics(path: Path, statistics: FeatureStatistics, edm_names: bool =
         arrays: dict[str, Any] = {"mu": statistics.mean, "sigma": statistics.cov}
     else:
         arrays = {"mean": statistics.mean, "cov": statistics.cov}
-    if statistics.num_images is not None:
-        arrays["num_images"] = np.array(statistics.num_images)
+    arrays |= {"num_images": statistics.num_images, "extractor_sha256": statistics.extractor_sha256}
+    arrays = {name: value for name, value in arrays.items() if value is not None}
     with write_whole(path) as partial, open(partial, "wb") as file:
         np.savez(file, **arrays)
 
@@ -131,4 +132,5 @@ def load_statistics(path: Path) -> FeatureStatistics:
             f"{path} holds {sorted(arrays)}; expected feature statistics: mean, cov (or mu, sigma)"
         )
     num_images = int(arrays["num_images"]) if "num_images" in arrays else None
-    return FeatureStatistics(mean.astype(np.float64), cov.astype(np.float64), num_images)
+    extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
+    return FeatureStatistics(mean.astype(np.float64), cov.astype(np.float64), num_images, extractor_sha256)
