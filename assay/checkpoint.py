@@ -1,0 +1,330 @@
+"""Checkpoints: ours are safe and whole, the published ones load.
+
+Ours is one `.safetensors` file: the weights under their published names, and in its header, as JSON, a
+format version, the network's config and what is known of its training. It opens with nothing else at
+hand. Files of EDM and ambient-laws come in through `import_checkpoint` and leave through
+`export_checkpoint`; both keep a network as flat constructor arguments (`img_resolution`,
+`model_type`, ...) beside weights with the same names.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from assay.denoise import Preconditioned
+from assay.files import write_whole, write_whole_directory
+from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
+from assay.nets.layers import explain, resample_kernel
+from assay.unpickle import Plain, read_pickle
+
+FORMAT_VERSION = 1
+_HEADER = "assay"  # the key of our JSON in a safetensors header
+
+
+class CheckpointInfo(BaseModel):
+    """What sampling wants to know of training; everything may be unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sigma_tn: tuple[tuple[float, float], ...] = ()  # (noise level, fraction of the images), lowest level first
+    clean_fraction: float | None = None
+    num_images_seen: int | None = None
+    dataset: str | None = None
+    dataset_fraction: float | None = None  # how much of the data set was kept
+    label_names: tuple[str, ...] = ()
+    source: str | None = None  # where foreign weights came from
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A denoiser ready to evaluate, with its config and history."""
+
+    denoiser: Preconditioned
+    config: NetConfig
+    info: CheckpointInfo
+
+
+def save_checkpoint(
+    path: Path, denoiser: Preconditioned, config: NetConfig, info: CheckpointInfo | None = None
+) -> None:
+    """Write the denoiser to one file, whole or not at all; an older file of that name is replaced."""
+    header = {
+        "format_version": FORMAT_VERSION,
+        "config": config.model_dump(mode="json"),
+        "info": (info or CheckpointInfo()).model_dump(mode="json"),
+    }
+    with write_whole(Path(path)) as partial:
+        save_file(_state(denoiser), partial, metadata={_HEADER: json.dumps(header)})
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Open a file that `save_checkpoint` wrote; what does not fit is named in the error."""
+    path = Path(path)
+    weights, metadata = _read_safetensors(path)
+    if _HEADER not in metadata:
+        raise ValueError(
+            f"{path} has no config of Assay's in its header; foreign weights go through `assay import`"
+        )
+    try:
+        header = json.loads(metadata[_HEADER])
+        version = header["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} has a damaged header: {error}") from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has checkpoint format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
+        )
+    try:
+        config = NET_CONFIG.validate_python(header["config"])
+        info = CheckpointInfo.model_validate(header["info"])
+    except (ValidationError, KeyError) as error:
+        reason = explain(error) if isinstance(error, ValidationError) else f"{error} is missing"
+        raise ValueError(f"{path} has a header that does not describe a network: {reason}") from error
+    return Checkpoint(_fill(config, weights, path), config, info)
+
+
+def import_checkpoint(source: str | Path) -> Checkpoint:
+    """Read weights of EDM or ambient-laws, without running anything in them.
+
+    `source` is an EDM `network-snapshot-*.pkl` (its EMA weights), a `training-state-*.pt` (its raw
+    weights), a state dict that `export_checkpoint` wrote, a directory with `config.json` and
+    `model.safetensors`, or the name of a Hugging Face repository with these two files.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _import_directory(path, path.resolve().name)
+    if path.suffix in (".pkl", ".pt", ".pth"):
+        return _import_pickle(path)
+    if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        return _import_directory(_download(str(source)), str(source))
+    if not path.exists():
+        raise FileNotFoundError(f"{source} is neither a file or directory here nor the name of a repository")
+    raise ValueError(
+        f"{source}: expected an EDM .pkl or .pt file, a directory with config.json, or a repository"
+    )
+
+
+ExportFormat = Literal["edm-state-dict", "ambient-laws-hf"]
+
+
+def export_checkpoint(checkpoint: Checkpoint, path: Path, to: ExportFormat) -> None:
+    """Write weights for EDM or ambient-laws.
+
+    `edm-state-dict`: a `torch.save` file of tensors alone, and beside it a `.json` of the same name with
+    the arguments of `EDMPrecond`. `ambient-laws-hf`: a directory for `from_pretrained`.
+    """
+    path = Path(path)
+    config = json.dumps(config_to_edm(checkpoint.config), indent=1)
+    match to:
+        case "ambient-laws-hf":
+            with write_whole_directory(path) as partial:
+                (partial / "config.json").write_text(config)
+                save_file(_state(checkpoint.denoiser), partial / "model.safetensors", metadata={"format": "pt"})
+        case "edm-state-dict":
+            if path.suffix not in (".pt", ".pth"):
+                raise ValueError(f"{path}: a state dict is written to a .pt or .pth file")
+            with write_whole(path) as partial:
+                torch.save(_state(checkpoint.denoiser), partial)
+            with write_whole(path.with_suffix(".json")) as partial:
+                partial.write_text(config)
+
+
+_MODEL_TYPES: dict[str, type[UNetConfig] | type[ADMConfig]] = {
+    "SongUNet": UNetConfig,
+    "DhariwalUNet": ADMConfig,
+}
+
+
+def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConfig | ADMConfig:
+    """The config for flat arguments of `EDMPrecond`, with EDM's defaults; errors say `where` they stand."""
+    given = dict(arguments)
+    for unused in ("use_fp16", "sigma_min", "sigma_max"):  # how EDM runs and samples, not what the network is
+        given.pop(unused, None)
+    model_type = given.pop("model_type", "DhariwalUNet")
+    if model_type not in _MODEL_TYPES:
+        raise ValueError(f"{where}: model_type {model_type!r} is none of {', '.join(_MODEL_TYPES)}")
+    try:
+        resolution = given.pop("img_resolution")
+        image_shape = (given.pop("img_channels"), resolution, resolution)
+        return _MODEL_TYPES[model_type](image_shape=image_shape, num_classes=given.pop("label_dim", 0), **given)
+    except KeyError as error:
+        raise ValueError(f"{where}: the network's arguments lack {error}") from error
+    except ValidationError as error:
+        raise ValueError(f"{where}: the arguments do not fit a {model_type}: {explain(error)}") from error
+
+
+def config_to_edm(config: NetConfig) -> dict[str, Any]:
+    """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is refused."""
+    if not isinstance(config, UNetConfig | ADMConfig):
+        raise ValueError(f"EDM has no network of kind {config.kind!r}; only unet and adm can be exported")
+    arguments = config.model_dump(mode="json", exclude={"kind", "image_shape", "num_classes"})
+    channels, height, width = config.image_shape
+    if height != width:
+        raise ValueError(f"EDM's networks are square; this one is {height} x {width}")
+    model_type = next(name for name, kind in _MODEL_TYPES.items() if isinstance(config, kind))
+    shape = dict(img_resolution=height, img_channels=channels, label_dim=config.num_classes)
+    return {**shape, "use_fp16": False, "model_type": model_type, **arguments}
+
+
+def info_from_name(name: str) -> CheckpointInfo:
+    """What `ambient_laws_{dataset}_sigma_{s}_corruption_{q}_keep_{k}` says; q is the corrupted fraction."""
+    number = r"(\d+(?:\.\d+)?)"
+    found = re.search(rf"ambient_laws_(\w+?)_sigma_{number}_corruption_{number}_keep_{number}$", name)
+    if found is None:
+        return CheckpointInfo(source=name)
+    return CheckpointInfo(
+        **_mix(sigma=float(found[2]), corrupted=float(found[3])),
+        dataset=found[1],
+        dataset_fraction=float(found[4]),
+        source=name,
+    )
+
+
+def _mix(sigma: float, corrupted: float) -> dict[str, Any]:
+    """Two kinds of images: clean ones, and a fraction `corrupted` at noise level `sigma`."""
+    if sigma == 0:
+        corrupted = 0.0
+    shares = ((0.0, round(1 - corrupted, 9)), (sigma, corrupted))
+    return dict(sigma_tn=tuple(share for share in shares if share[1] > 0), clean_fraction=shares[0][1])
+
+
+def _import_directory(directory: Path, name: str) -> Checkpoint:
+    """The files of an ambient-laws repository."""
+    config_path, weights_path = directory / "config.json", directory / "model.safetensors"
+    config = config_from_edm(_read_json(config_path), config_path)
+    return Checkpoint(
+        _fill(config, _read_safetensors(weights_path)[0], weights_path), config, info_from_name(name)
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The arguments of a network."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: it should hold the network's arguments")
+    try:
+        arguments = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{path} holds a {type(arguments).__name__}, not the arguments of a network")
+    return arguments
+
+
+def _download(repository: str) -> Path:
+    """The directory of a Hugging Face repository's files, from the local cache when there is no network."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise ImportError(f"{repository}: Hugging Face needs an extra: pip install 'assay[hub]'") from error
+    try:
+        files = [Path(hf_hub_download(repository, name)) for name in ("config.json", "model.safetensors")]
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"{repository} is neither reachable on Hugging Face nor in the local cache: {error}"
+        ) from error
+    return files[0].parent
+
+
+def _import_pickle(path: Path) -> Checkpoint:
+    """An EDM snapshot (`ema`), a training state (`net`) or an exported state dict with its `.json`."""
+    content = read_pickle(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; expected a dict with 'ema' or 'net'")
+    network = content.get("ema", content.get("net"))
+    if isinstance(network, Plain):
+        if network.class_name != "EDMPrecond":
+            raise ValueError(f"{path}: its network is a {network.class_name}; only EDMPrecond is known here")
+        try:
+            arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
+            arguments |= network.state["_init_kwargs"]
+            weights = dict(_tensors(network, "", set()))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: its network is not laid out as EDM does ({error})") from error
+        config = config_from_edm(arguments, path)
+    elif content and all(isinstance(value, Tensor) for value in content.values()):
+        beside = path.with_suffix(".json")
+        config, weights = config_from_edm(_read_json(beside), beside), content
+    else:
+        raise ValueError(f"{path} has neither 'ema' nor 'net': not an EDM snapshot or training state")
+    return Checkpoint(_fill(config, weights, path), config, _info_from_snapshot(path, content))
+
+
+_EDM_POSITIONAL = (
+    "img_resolution img_channels label_dim use_fp16 sigma_min sigma_max sigma_data model_type".split()
+)
+
+
+def _info_from_snapshot(path: Path, content: dict[str, Any]) -> CheckpointInfo:
+    """The file's name counts thousands of images; `dataset_kwargs` tells of the data, ambient-laws' of its noise."""
+    seen = re.fullmatch(r"(?:network-snapshot|training-state)-(\d+)", path.stem)
+    known: dict[str, Any] = dict(source=path.name, num_images_seen=int(seen[1]) * 1000 if seen else None)
+    data = content.get("dataset_kwargs")
+    if isinstance(data, dict) and isinstance(data.get("path"), str):
+        known["dataset"] = Path(data["path"]).stem
+        sigma, corrupted = data.get("sigma"), data.get("corruption_probability_per_image")
+        if isinstance(sigma, int | float) and isinstance(corrupted, int | float):
+            known |= _mix(sigma, corrupted)
+    return CheckpointInfo(**known)
+
+
+def _tensors(module: Plain, prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of a module's parameters and buffers, as its state dict would have them."""
+    if id(module) in seen:
+        raise ValueError(f"the module {prefix!r} occurs twice: not a tree of layers")
+    seen.add(id(module))
+    for values in (module.state["_parameters"], module.state["_buffers"]):
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}{name}", value
+    for name, child in module.state["_modules"].items():
+        if isinstance(child, Plain):
+            yield from _tensors(child, f"{prefix}{name}.", seen)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a file and its header's metadata."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist or is not a file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated, damaged or not a safetensors file ({error})") from error
+
+
+def _fill(config: NetConfig, weights: Mapping[str, Tensor], path: Path) -> Preconditioned:
+    """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
+    with torch.device("meta"):
+        denoiser = build_denoiser(config)
+    expected = denoiser.state_dict()
+    taps = config.resample_filter if isinstance(config, UNetConfig) else (1, 1)
+    for key, slot in expected.items():
+        if key not in weights:
+            raise ValueError(f"{path}: {key} is missing")
+        value = weights[key]
+        if value.shape != slot.shape:
+            raise ValueError(
+                f"{path}: {key} has shape {tuple(value.shape)}; its config says {tuple(slot.shape)}"
+            )
+        if not value.is_floating_point() or not bool(value.isfinite().all()):
+            raise ValueError(f"{path}: {key} has values that are not finite numbers")
+        if key.endswith("resample_filter") and not torch.allclose(value.float(), resample_kernel(taps)):
+            raise ValueError(f"{path}: {key} is not the filter {taps} of its config")
+    for key in weights:
+        if key not in expected:
+            raise ValueError(f"{path}: {key} has no place in the network of its config")
+    denoiser.load_state_dict({key: weights[key].float() for key in expected}, assign=True)
+    return channels_last(denoiser).eval()
+
+
+def _state(denoiser: Preconditioned) -> dict[str, Tensor]:
+    return {key: value.detach().cpu().contiguous() for key, value in denoiser.state_dict().items()}

@@ -1,0 +1,178 @@
+"""The networks behind a denoiser: what they are called, how they are built, what they cost.
+
+A network is described by a frozen config, one per architecture, told apart by `kind`. Presets are
+configs with a name: the paper's for its data sets, and small ones that are fast on CPUs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from assay.denoise import Preconditioned
+from assay.nets.dit import MLP, DiT, DiTConfig, MLPConfig
+from assay.nets.layers import explain
+from assay.nets.unet import ADM, ADMConfig, UNet, UNetConfig
+
+NetConfig = Annotated[UNetConfig | ADMConfig | DiTConfig | MLPConfig, Field(discriminator="kind")]
+NET_CONFIG: TypeAdapter[NetConfig] = TypeAdapter(NetConfig)
+
+Shape = tuple[int, int, int]
+
+
+def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
+    """A new network behind EDM's preconditioning, its weights a function of `seed` alone.
+
+    Follows `torch.device` as a context; on the `meta` device no weights are allocated.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        denoiser = Preconditioned(_build(config), config.sigma_data, config.num_classes)
+    return channels_last(denoiser)
+
+
+def channels_last(denoiser: Preconditioned) -> Preconditioned:
+    """Lay out the weights as the networks lay out images; changes no value."""
+    return denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _build(config: NetConfig) -> nn.Module:
+    match config:
+        case UNetConfig():
+            return UNet(config)
+        case ADMConfig():
+            return ADM(config)
+        case DiTConfig():
+            return DiT(config)
+        case MLPConfig():
+            return MLP(config)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a network takes: floating-point operations per image, bytes for a training step with Adam."""
+
+    num_parameters: int
+    flops_evaluate: int  # per image, forward
+    flops_train: int  # per image, forward and backward
+    bytes_weights: int  # weights, gradients, two moments, and what is kept whatever the batch
+    bytes_per_image: int  # what the forward pass keeps for the backward pass
+
+    def step_bytes(self, batch_size: int) -> int:
+        """Memory of one training step."""
+        return self.bytes_weights + batch_size * self.bytes_per_image
+
+
+def measure_cost(config: NetConfig) -> Cost:
+    """Count operations and bytes by training steps on the meta device, which allocates nothing.
+
+    Operations are those of matrix products and convolutions, a multiplication and an addition being two.
+    """
+    with torch.device("meta"):
+        model = _build(config)
+    with FlopCounterMode(display=False) as forward:
+        output, kept_by_one = _forward(model, config, batch_size=1)
+    with FlopCounterMode(display=False) as backward:
+        output.sum().backward()
+    _, kept_by_two = _forward(model, config, batch_size=2)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    return Cost(
+        num_parameters=num_parameters,
+        flops_evaluate=forward.get_total_flops(),
+        flops_train=forward.get_total_flops() + backward.get_total_flops(),
+        bytes_weights=4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two,
+        bytes_per_image=kept_by_two - kept_by_one,
+    )
+
+
+def _forward(model: nn.Module, config: NetConfig, batch_size: int) -> tuple[torch.Tensor, int]:
+    """The output, and the bytes that autograd keeps besides the weights themselves."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x, c_noise = (
+            torch.empty(batch_size, *config.image_shape, device="meta"),
+            torch.empty(batch_size, device="meta"),
+        )
+        output = model(x, c_noise)
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    return output, sum(size for storage, size in kept.items() if storage not in weights)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named config, for the image shape it was made for and for others like it."""
+
+    about: str
+    image_shape: Shape
+    num_classes: int
+    make: Callable[..., NetConfig]  # (image_shape=, num_classes=) -> config
+
+
+def preset(name: str, image_shape: Shape | None = None, num_classes: int | None = None) -> NetConfig:
+    """The preset's config, for these images and classes or for those it was made for."""
+    if name not in PRESETS:
+        raise ValueError(f"no network preset is called {name!r}; there are {', '.join(PRESETS)}")
+    chosen = PRESETS[name]
+    try:
+        return chosen.make(
+            image_shape=chosen.image_shape if image_shape is None else image_shape,
+            num_classes=chosen.num_classes if num_classes is None else num_classes,
+        )
+    except ValidationError as error:
+        raise ValueError(f"the preset {name} does not suit these images: {explain(error)}") from error
+
+
+def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:
+    """Three levels (fewer where a side is odd too soon), one block each, attention on the coarsest."""
+    num_levels = min(3, *(1 + _halvings(side) for side in image_shape[1:]))
+    return UNetConfig(
+        image_shape=image_shape,
+        model_channels=model_channels,
+        channel_mult=(1, 2, 2)[:num_levels],
+        num_blocks=1,
+        attn_resolutions=(max(image_shape[1:]) >> (num_levels - 1),),
+        dropout=0.0,
+        **options,
+    )
+
+
+def _small_dit(image_shape: Shape, **options: Any) -> DiTConfig:
+    """Patches of 4, or the largest smaller power of two that tiles the image; 2 for images of 8 or less."""
+    largest = 4 if max(image_shape[1:]) > 8 else 2
+    patch = min(largest, *(2 ** _halvings(side) for side in image_shape[1:]))
+    return DiTConfig(image_shape=image_shape, patch=patch, **options)
+
+
+def _halvings(side: int) -> int:
+    """How often a side can be halved."""
+    return (side & -side).bit_length() - 1
+
+
+_CIFAR, _FACES = (3, 32, 32), (3, 64, 64)
+_NCSN: dict[str, Any] = dict(
+    embedding_type="fourier", encoder_type="residual", channel_mult_noise=2, resample_filter=(1, 3, 3, 1)
+)
+_CIFAR_UNET = partial(UNetConfig, channel_mult=(2, 2, 2), dropout=0.13, augment_dim=9)
+_FACES_UNET = partial(UNetConfig, channel_mult=(1, 2, 2, 2), dropout=0.05, augment_dim=9)
+PRESETS = {
+    "ddpmpp-cifar10": Preset("the paper's CIFAR-10 network", _CIFAR, 0, _CIFAR_UNET),
+    "ncsnpp-cifar10": Preset("EDM's other CIFAR-10 network", _CIFAR, 0, partial(_CIFAR_UNET, **_NCSN)),
+    "ddpmpp-ffhq64": Preset("the paper's CelebA network, EDM's for FFHQ", _FACES, 0, _FACES_UNET),
+    "ncsnpp-ffhq64": Preset("EDM's other FFHQ network", _FACES, 0, partial(_FACES_UNET, **_NCSN)),
+    "adm-imagenet64": Preset("the paper's ImageNet network", _FACES, 1000, ADMConfig),
+    "unet-small": Preset("U-Net for CPUs", _CIFAR, 0, partial(_small_unet, model_channels=32)),
+    "unet-medium": Preset("U-Net for patient CPUs", _CIFAR, 0, partial(_small_unet, model_channels=64)),
+    "dit-small": Preset("transformer, fast on CPUs", _CIFAR, 0, partial(_small_dit, width=192, num_blocks=8)),
+    "dit-medium": Preset("wider transformer", _CIFAR, 0, partial(_small_dit, width=384, num_blocks=12)),
+    "mlp": Preset("for images of about 8x8", (1, 8, 8), 0, partial(MLPConfig, width=256, num_blocks=4)),
+}

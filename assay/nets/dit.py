@@ -1,0 +1,186 @@
+"""A transformer over image patches (DiT, Peebles & Xie) and its one-token relative, an MLP.
+
+    tokens = patches W + position
+    tokens = tokens + gate attention(adapt(tokens))      for each block (DiT only)
+    tokens = tokens + gate mlp(adapt(tokens))
+    adapt(h) = layer_norm(h) (1 + scale) + shift
+
+where gate, scale and shift are linear in the embedding of noise level, class and augmentation, and start
+at zero. Nearly all the work is in large matrix products, which is what CPUs do best.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from assay.nets.layers import BaseConfig, Network, PositionalEmbedding
+
+
+class TokenConfig(BaseConfig):
+    """What both networks have: a width and a number of blocks."""
+
+    width: int = Field(192, ge=4)
+    num_blocks: int = Field(8, ge=1)
+
+
+class DiTConfig(TokenConfig):
+    """A patch transformer. Sides must be multiples of `patch`, otherwise any image shape."""
+
+    kind: Literal["dit"] = "dit"
+    patch: int = Field(4, ge=1)
+    channels_per_head: int = Field(64, ge=1)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse images that patches do not tile, and widths that heads do not share."""
+        super().model_post_init(context)
+        if self.image_shape[1] % self.patch or self.image_shape[2] % self.patch:
+            raise ValueError(
+                f"image_shape = {self.image_shape}: patches of {self.patch} do not tile both sides"
+            )
+        if self.width % self.channels_per_head or self.width % 4:
+            raise ValueError(f"width = {self.width}: must be a multiple of channels_per_head and of 4")
+
+
+class MLPConfig(TokenConfig):
+    """Residual layers on the flattened image: for images of about 8x8, of any shape."""
+
+    kind: Literal["mlp"] = "mlp"
+
+
+class TokenBlock(nn.Module):
+    """One block: attention unless `num_heads` is 0, then a two-layer perceptron, each adapted and gated."""
+
+    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.adapt = nn.Linear(width, width * (6 if num_heads else 3))
+        if num_heads:
+            self.qkv = nn.Linear(width, width * 3)
+            self.proj = nn.Linear(width, width)
+        self.mlp0 = nn.Linear(width, width * 4)
+        self.mlp1 = nn.Linear(width * 4, width)
+
+    def forward(self, tokens: Tensor, emb: Tensor) -> Tensor:
+        """`tokens` (B, N, width), `emb` (B, width) -> (B, N, width)."""
+        gate, scale, shift, *attention = self.adapt(emb)[:, None].chunk(6 if self.num_heads else 3, dim=-1)
+        if self.num_heads:
+            tokens = torch.addcmul(tokens, attention[0], self.attend(_adapt(tokens, *attention[1:])))
+        hidden = F.gelu(self.mlp0(_adapt(tokens, scale, shift)), approximate="tanh")
+        return torch.addcmul(tokens, gate, self.mlp1(F.dropout(hidden, self.dropout, self.training)))
+
+    def attend(self, tokens: Tensor) -> Tensor:
+        """Multi-head self-attention, (B, N, width) -> (B, N, width)."""
+        query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class TokenNetwork(Network):
+    """Embeds the conditions, runs the blocks and reads the image off the tokens; subclasses cut and join."""
+
+    def __init__(self, config: TokenConfig, token_size: int, num_heads: int) -> None:
+        super().__init__(config)
+        width = config.width
+        self.map_noise = PositionalEmbedding(width, max_period=100)
+        self.map_label = nn.Linear(config.num_classes, width, bias=False) if config.num_classes else None
+        self.map_augment = nn.Linear(config.augment_dim, width, bias=False) if config.augment_dim else None
+        self.map_layer0 = nn.Linear(width, width)
+        self.map_layer1 = nn.Linear(width, width)
+        self.token_in = nn.Linear(token_size, width)
+        self.blocks = nn.ModuleList(
+            TokenBlock(width, num_heads, config.dropout) for _ in range(config.num_blocks)
+        )
+        self.adapt = nn.Linear(width, width * 2)
+        self.token_out = nn.Linear(width, token_size)
+        self.apply(_initialise)
+
+    def run(
+        self, patches: Tensor, c_noise: Tensor, label: Tensor | None, augment_label: Tensor | None
+    ) -> Tensor:
+        """`patches` (B, N, token_size) -> (B, N, token_size)."""
+        # log(sigma) / 4 spans about -1.6 .. 1.1: angles up to tens of radians tell its levels apart.
+        emb = self.map_noise(32 * c_noise)
+        if self.map_label is not None:
+            emb = emb + self.map_label(self.class_vector(label, emb))
+        if self.map_augment is not None and augment_label is not None:
+            emb = emb + self.map_augment(augment_label.to(emb.dtype))
+        emb = F.silu(self.map_layer1(F.silu(self.map_layer0(emb))))
+        tokens = self.embed(patches)
+        for block in self.blocks:
+            tokens = block(tokens, emb)
+        return self.token_out(_adapt(tokens, *self.adapt(emb)[:, None].chunk(2, dim=-1)))
+
+    def embed(self, patches: Tensor) -> Tensor:
+        """`patches` (B, N, token_size) -> `tokens` (B, N, width)."""
+        return self.token_in(patches)
+
+
+class DiT(TokenNetwork):
+    """The transformer: one token per patch, with a learned position that starts as sines of row and column."""
+
+    config: DiTConfig
+
+    def __init__(self, config: DiTConfig) -> None:
+        channels, height, width = config.image_shape
+        super().__init__(config, channels * config.patch**2, config.width // config.channels_per_head)
+        self.position = nn.Parameter(
+            _grid_position(height // config.patch, width // config.patch, config.width)
+        )
+
+    def embed(self, patches: Tensor) -> Tensor:
+        """`patches` (B, N, token_size) -> `tokens` (B, N, width)."""
+        return self.token_in(patches) + self.position
+
+    def forward(
+        self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
+    ) -> Tensor:
+        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
+        self.check(x, augment_label)
+        patch, (channels, height, width) = self.config.patch, self.config.image_shape
+        grid = x.reshape(-1, channels, height // patch, patch, width // patch, patch).permute(0, 2, 4, 1, 3, 5)
+        patches = self.run(grid.flatten(3).flatten(1, 2), c_noise, label, augment_label)
+        return patches.view(grid.shape).permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+
+
+class MLP(TokenNetwork):
+    """The whole image as one token, no attention."""
+
+    config: MLPConfig
+
+    def __init__(self, config: MLPConfig) -> None:
+        super().__init__(config, math.prod(config.image_shape), num_heads=0)
+
+    def forward(
+        self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
+    ) -> Tensor:
+        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
+        self.check(x, augment_label)
+        return self.run(x.reshape(len(x), 1, -1), c_noise, label, augment_label).view(x.shape)
+
+
+def _adapt(tokens: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """layer_norm(tokens) (1 + scale) + shift."""
+    return torch.addcmul(shift, F.layer_norm(tokens, tokens.shape[-1:]), 1 + scale)
+
+
+def _grid_position(rows: int, columns: int, width: int) -> Tensor:
+    """Half of the channels tell the row, half the column: (rows * columns, width)."""
+    embedding = PositionalEmbedding(width // 2)
+    row, column = embedding(torch.arange(rows).float()), embedding(torch.arange(columns).float())
+    grid = torch.cat([row[:, None].expand(-1, columns, -1), column[None].expand(rows, -1, -1)], dim=-1)
+    return grid.flatten(0, 1)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Xavier-uniform weights, zero biases; residuals and the output start at zero."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear) and name in ("adapt", "token_out"):
+            nn.init.zeros_(child.weight)

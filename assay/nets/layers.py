@@ -1,0 +1,295 @@
+"""Layers shared by the networks.
+
+Images flow channels-last: on CPUs and tensor cores alike convolutions, norms and attention then read
+neighbouring channels from neighbouring memory, and an attention layer sees its tokens (B, H W, C) as a
+view. A network converts once on the way in and once on the way out.
+
+Weight names, channel order inside `qkv`, epsilons and group counts are those of EDM's published
+networks, so that their state dicts load without renaming.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from torch import Tensor, nn
+
+Direction = Literal["up", "down"]
+Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
+
+
+class BaseConfig(BaseModel):
+    """What every network is told: the image it works on, and what it is conditioned on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    image_shape: Annotated[tuple[int, int, int], Strict(False)]  # channels, height, width
+    num_classes: int = Field(0, ge=0)  # 0: no class labels
+    augment_dim: int = Field(0, ge=0)  # 0: not told how its image was augmented
+    sigma_data: float = Field(0.5, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    label_dropout: float = Field(0.0, ge=0, lt=1)  # how often training hides the class
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse an image without pixels."""
+        if min(self.image_shape) < 1:
+            raise ValueError(f"image_shape = {self.image_shape}: channels, height and width are >= 1")
+
+
+def explain(error: ValidationError) -> str:
+    """What pydantic found wrong, in one line."""
+    parts = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
+    return "; ".join(parts).replace("Value error, ", "").removeprefix(": ")
+
+
+class Network(nn.Module):
+    """What the networks share: they check their inputs and map labels to class vectors."""
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def check(self, x: Tensor, augment_label: Tensor | None) -> None:
+        """Refuse images and augmentation labels of another shape than the network was built for."""
+        if x.shape[1:] != self.config.image_shape:
+            raise ValueError(
+                f"the network was built for images of shape {self.config.image_shape}; got {tuple(x.shape[1:])}"
+            )
+        expected = (len(x), self.config.augment_dim)
+        if augment_label is not None and augment_label.shape != expected:
+            raise ValueError(
+                f"augment_label has shape {tuple(augment_label.shape)}; expected {expected} (augment_dim = "
+                f"{self.config.augment_dim})"
+            )
+
+    def class_vector(self, label: Tensor | None, like: Tensor) -> Tensor:
+        """Labels as vectors (B, num_classes): one-hot for integers, zeros for none (-1 or no label at all).
+
+        In training a class is hidden with probability `label_dropout`, drawn as dropout draws.
+        """
+        if label is None:
+            return like.new_zeros(len(like), self.config.num_classes)
+        if not label.is_floating_point():
+            label = F.one_hot(label + 1, self.config.num_classes + 1)[:, 1:]
+        vector = label.to(like.dtype)
+        if self.training and self.config.label_dropout:
+            vector = vector * (torch.rand_like(vector[:, :1]) >= self.config.label_dropout)
+        return vector
+
+
+class PositionalEmbedding(nn.Module):
+    """Noise levels as [cos(f c), sin(f c)], f falling geometrically from 1 to about `1 / max_period`.
+
+    With `endpoint` the last frequency is exactly that (DDPM++), without it the next would be (ADM).
+    """
+
+    def __init__(self, num_channels: int, endpoint: bool = False, max_period: float = 10000) -> None:
+        super().__init__()
+        self.num_frequencies = num_channels // 2
+        self.last = self.num_frequencies - endpoint
+        self.max_period = max_period
+
+    def forward(self, c_noise: Tensor) -> Tensor:
+        """(B,) -> (B, num_channels)."""
+        exponent = torch.arange(self.num_frequencies, dtype=torch.float32, device=c_noise.device) / self.last
+        angle = torch.outer(c_noise.float(), (1 / self.max_period) ** exponent)
+        return torch.cat([angle.cos(), angle.sin()], dim=1).to(c_noise.dtype)
+
+
+class FourierEmbedding(nn.Module):
+    """Noise levels as [cos(2 pi f c), sin(2 pi f c)], frequencies drawn once from N(0, scale^2) (NCSN++)."""
+
+    freqs: Tensor
+
+    def __init__(self, num_channels: int, scale: float = 16) -> None:
+        super().__init__()
+        self.register_buffer("freqs", torch.randn(num_channels // 2) * scale)
+
+    def forward(self, c_noise: Tensor) -> Tensor:
+        """(B,) -> (B, num_channels)."""
+        angle = torch.outer(c_noise, 2 * math.pi * self.freqs.to(c_noise.dtype))
+        return torch.cat([angle.cos(), angle.sin()], dim=1)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation in at most 32 groups of at least four channels."""
+
+    def __init__(self, num_channels: int, eps: float) -> None:
+        num_groups = min(32, num_channels // 4)
+        if num_groups == 0 or num_channels % num_groups:
+            raise ValueError(
+                f"{num_channels} channels cannot be normalised in {num_groups} groups of equal size: choose "
+                "model_channels so that each level has a multiple of 4 channels, of 32 beyond 128"
+            )
+        super().__init__(num_groups, num_channels, eps)
+
+
+def resample_kernel(taps: tuple[int, ...]) -> Tensor:
+    """The separable smoothing filter (1, 1, K, K) of 1-d `taps`, with sum 1."""
+    line = torch.tensor(taps, dtype=torch.float32)
+    return (line.outer(line) / line.sum() ** 2)[None, None]
+
+
+def resample(x: Tensor, kernel: Tensor, direction: Direction, box: bool) -> Tensor:
+    """Smooth with `kernel` and halve or double the sides. `box` says that the kernel is a 2x2 mean."""
+    if box:
+        return F.avg_pool2d(x, 2) if direction == "down" else F.interpolate(x, scale_factor=2.0, mode="nearest")
+    num_channels, padding = x.shape[1], (kernel.shape[-1] - 1) // 2
+    kernel = kernel.to(x.dtype).expand(num_channels, 1, -1, -1)
+    if direction == "down":
+        return F.conv2d(x, kernel, stride=2, padding=padding, groups=num_channels)
+    return F.conv_transpose2d(x, 4 * kernel, stride=2, padding=padding, groups=num_channels)
+
+
+class Resample(nn.Module):
+    """Smooths and halves or doubles the sides, without weights."""
+
+    resample_filter: Tensor
+
+    def __init__(self, direction: Direction, taps: tuple[int, ...]) -> None:
+        super().__init__()
+        self.direction: Direction = direction
+        self.box = taps == (1, 1)
+        self.register_buffer("resample_filter", resample_kernel(taps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H/2, W/2) or (B, C, 2H, 2W)."""
+        return resample(x, self.resample_filter, self.direction, self.box)
+
+
+class ResampleConv(nn.Conv2d):
+    """Resamples, then convolves. Repeating pixels commutes with a 1x1 convolution, which then goes first."""
+
+    resample_filter: Tensor
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, direction: Direction, taps: tuple[int, ...]
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel, padding=kernel // 2)
+        self.direction: Direction = direction
+        self.box = taps == (1, 1)
+        self.pointwise_first = kernel == 1 and direction == "up" and self.box
+        self.register_buffer("resample_filter", resample_kernel(taps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, H/2, W/2) or (B, O, 2H, 2W)."""
+        if self.pointwise_first:
+            return resample(super().forward(x), self.resample_filter, self.direction, self.box)
+        return super().forward(resample(x, self.resample_filter, self.direction, self.box))
+
+
+class ConvDown(nn.Conv2d):
+    """Convolves, then smooths and halves (NCSN++'s residual branch), as one strided convolution.
+
+    The two kernels compose into one of size 3 + K - 1: sum_k f[k] sum_j w[j] x[2 n + k + j], so the
+    wide image at full resolution never exists.
+    """
+
+    resample_filter: Tensor
+
+    def __init__(self, in_channels: int, out_channels: int, taps: tuple[int, ...]) -> None:
+        super().__init__(in_channels, out_channels, 3, stride=2, padding=1 + (len(taps) - 1) // 2)
+        self.register_buffer("resample_filter", resample_kernel(taps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, I, H, W) -> (B, O, H/2, W/2)."""
+        smooth = self.resample_filter.to(self.weight.dtype).flip(2, 3)
+        weight = F.conv2d(self.weight.flatten(0, 1)[:, None], smooth, padding=smooth.shape[-1] - 1)
+        return self._conv_forward(x, weight.unflatten(0, self.weight.shape[:2])[:, :, 0], self.bias)
+
+
+def attend(qkv: Tensor, num_heads: int) -> Tensor:
+    """Self-attention over pixels: `qkv` (B, 3C, H, W), q, k and v in turn -> (B, C, H, W), channels-last."""
+    batch, channels, height, width = qkv.shape
+    tokens = qkv.permute(0, 2, 3, 1).reshape(batch, height * width, 3, num_heads, -1)
+    query, key, value = tokens.permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    return mixed.reshape(batch, height, width, channels // 3).permute(0, 3, 1, 2)
+
+
+class Block(nn.Module):
+    """The residual block of DDPM++, NCSN++ and ADM, optionally resampling, optionally with attention:
+
+        h = conv1(silu(norm1(conv0(silu(norm0(x))), emb)))
+        x = skip_scale (skip(x) + h)
+        x = skip_scale (x + proj(attention(norm2(x))))
+
+    The embedding shifts channels before `norm1` (DDPM++), or with `adaptive_scale` scales and shifts
+    them after it (ADM). The factor `skip_scale` is applied to the small weights, not to the images.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        emb_channels: int,
+        num_heads: int = 0,  # 0: no attention
+        direction: Direction | None = None,
+        taps: tuple[int, ...] = (1, 1),
+        dropout: float = 0.0,
+        skip_scale: float = 1.0,
+        eps: float = 1e-5,
+        adaptive_scale: bool = True,
+        project_skip: bool = False,  # a 1x1 convolution beside every resampling skip
+    ) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.skip_scale = skip_scale
+        self.adaptive_scale = adaptive_scale
+        self.norm0 = GroupNorm(in_channels, eps)
+        self.conv0 = (
+            ResampleConv(in_channels, out_channels, 3, direction, taps)
+            if direction
+            else nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        )
+        self.affine = nn.Linear(emb_channels, out_channels * (2 if adaptive_scale else 1))
+        self.norm1 = GroupNorm(out_channels, eps)
+        self.conv1 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.skip: nn.Module | None = None
+        if direction and (project_skip or in_channels != out_channels):
+            self.skip = ResampleConv(in_channels, out_channels, 1, direction, taps)
+        elif direction:
+            self.skip = Resample(direction, taps)
+        elif in_channels != out_channels:
+            self.skip = nn.Conv2d(in_channels, out_channels, 1)
+        if num_heads:
+            if out_channels % num_heads:
+                raise ValueError(f"{out_channels} channels cannot be split over {num_heads} attention heads")
+            self.norm2 = GroupNorm(out_channels, eps)
+            self.qkv = nn.Conv2d(out_channels, out_channels * 3, 1)
+            self.proj = nn.Conv2d(out_channels, out_channels, 1)
+
+    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+        """`x` (B, I, H, W), `emb` (B, E) -> (B, O, H', W')."""
+        hidden = self.conv0(F.silu(self.norm0(x)))
+        shift = self.affine(emb)[:, :, None, None]
+        if self.adaptive_scale:
+            scale, shift = shift.chunk(2, dim=1)
+            hidden = torch.addcmul(shift, self.norm1(hidden), 1 + scale)
+        else:
+            hidden = self.norm1(hidden + shift)
+        hidden = F.dropout(F.silu(hidden), self.dropout, self.training)
+        x = self.add(x if self.skip is None else self.skip(x), self.conv1, hidden)
+        if self.num_heads:
+            # Published weights order the channels of qkv as (head, channel, q/k/v).
+            order = (self.num_heads, self.out_channels // self.num_heads, 3)
+            weight = self.qkv.weight.unflatten(0, order).movedim(2, 0).flatten(0, 2)
+            bias = _bias(self.qkv).view(order).movedim(2, 0).flatten()
+            x = self.add(x, self.proj, attend(F.conv2d(self.norm2(x), weight, bias), self.num_heads))
+        return x
+
+    def add(self, x: Tensor, conv: nn.Conv2d, hidden: Tensor) -> Tensor:
+        """skip_scale (x + conv(hidden))."""
+        if self.skip_scale == 1:
+            return x + conv(hidden)
+        weight, bias = conv.weight * self.skip_scale, _bias(conv) * self.skip_scale
+        return torch.add(conv._conv_forward(hidden, weight, bias), x, alpha=self.skip_scale)
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
