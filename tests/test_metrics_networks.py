@@ -239,7 +239,7 @@ def test_images_that_networks_cannot_take_are_refused(mobilenet: Extractor) -> N
         mobilenet(torch.zeros(1, 4, 8, 8))
     bad = torch.zeros(3, 3, 8, 8)
     bad[1, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="image 1 of this batch holds NaN"):
+    with pytest.raises(ValueError, match="image 1 holds NaN"):
         mobilenet(bad)
 
 

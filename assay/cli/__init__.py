@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import data
+from assay.cli import data, evaluate
 
 
 class ExplainingGroup(TyperGroup):
@@ -54,6 +54,8 @@ def assay_command(
 
 
 app.add_typer(data.app, name="data")
+for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
+    app.command()(command)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from assay.data import Store
-    from assay.metrics.evaluate import Evaluation, Reference, SamplerSettings
+    from assay.metrics.evaluate import Evaluation, RangeResult, Reference
     from assay.metrics.extract import Extractor, Images
 
 Name = Literal["classifier", "inception", "mobilenet_v2", "pixels"]
@@ -24,7 +24,11 @@ Weights = Annotated[
 ]
 Cache = Annotated[
     Path,
-    typer.Option(envvar="ASSAY_CACHE", help="Where weights, classifiers and reference features are kept."),
+    typer.Option(
+        envvar="ASSAY_CACHE",
+        help="Where weights, classifiers and reference features are kept.",
+        show_default="~/.cache/assay",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
@@ -37,7 +41,9 @@ def evaluate(
     ],
     reference: Annotated[
         Path,
-        typer.Option("--reference", "-r", help="Real images: a store, or an npz of feature statistics (also EDM's)."),
+        typer.Option(
+            "--reference", "-r", help="Real images: a store, or an npz of feature statistics (also EDM's)."
+        ),
     ],
     extractor: ExtractorOption = "classifier",
     num_images: Annotated[
@@ -51,7 +57,8 @@ def evaluate(
     steps: Annotated[int, typer.Option(min=2, help="Of the sampler.")] = 18,
     solver: Annotated[Literal["heun", "euler"], typer.Option(help="Of the sampler.")] = "heun",
     stop_at: Annotated[
-        float, typer.Option(help="Truncated sampling: the last noise level (the sigma_tn of noisy-only models).")
+        float,
+        typer.Option(help="Truncated sampling: the last noise level (the sigma_tn of noisy-only models)."),
     ] = 0.002,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
@@ -63,7 +70,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Store of real images not trained on. Default: training images, one left out."),
     ] = None,
-    quantile: Annotated[float, typer.Option(help="Of the held-out distances, for the memorisation check.")] = 0.05,
+    quantile: Annotated[
+        float, typer.Option(help="Of the held-out distances, for the memorisation check.")
+    ] = 0.05,
     nearest: Annotated[
         Path | None, typer.Option(help="Save a picture of the images closest to a training image.")
     ] = None,
@@ -83,6 +92,7 @@ def evaluate(
     from assay.files import write_whole
     from assay.metrics.evaluate import evaluate as evaluate_images
     from assay.metrics.evaluate import nearest_picture, save_evaluation
+    from assay.metrics.generated import open_images, sample_checkpoint
 
     console = Console(highlight=False)
     with _progress() as bar:
@@ -91,20 +101,17 @@ def evaluate(
             None if path is None else _features(bar, open_store(path), network, cache, batch_size)
             for path in (training, held_out)
         )
-        sampler = None
         images: Images
         if generated.suffix == ".safetensors":
-            ranges = ranges or 3
-            num_images = num_images or min(real.statistics.num_images or 50_000, 50_000)
-            images, sampler, note = _open_checkpoint(
-                generated, real, ranges * num_images, first_seed, steps, solver, stop_at, device
+            ranges, num_images = ranges or 3, num_images or min(real.statistics.num_images or 50_000, 50_000)
+            images, sampler = sample_checkpoint(
+                generated, ranges * num_images, first_seed, steps, solver, stop_at, real.frequencies, device
             )
-            if note:
-                bar.console.print(note, style="yellow", soft_wrap=True)
+            if stop_at < (sampler.lowest_sigma_tn or 0):
+                hint = f"trained on noisy images alone: consider --stop-at {sampler.lowest_sigma_tn:g}"
+                bar.console.print(f"{generated.name} was {hint}", style="yellow", soft_wrap=True)
         else:
-            from assay.metrics.generated import open_images
-
-            images, ranges = open_images(generated), ranges or 1
+            images, sampler, ranges = open_images(generated), None, ranges or 1
             num_images = num_images or len(images) // ranges
         measured = evaluate_images(
             images,
@@ -112,7 +119,6 @@ def evaluate(
             network,
             num_images,
             ranges,
-            first_seed if sampler else 0,
             infinity,
             trained,
             fresh,
@@ -204,98 +210,45 @@ def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, 
     return reference_from_images(store, network, cache, batch_size, task)
 
 
-def _open_checkpoint(
-    path: Path,
-    real: "Reference",
-    num_images: int,
-    first_seed: int,
-    steps: int,
-    solver: Literal["heun", "euler"],
-    stop_at: float,
-    device: str,
-) -> "tuple[Images, SamplerSettings, str]":
-    from assay.checkpoint import load_checkpoint
-    from assay.files import sha256
-    from assay.metrics.evaluate import SamplerSettings
-    from assay.metrics.generated import Samples, spread_labels
-    from assay.sample import edm_sigmas
-
-    checkpoint = load_checkpoint(path)
-    label = None
-    if checkpoint.config.num_classes:
-        frequencies = [1.0] * checkpoint.config.num_classes
-        if real.source is not None and real.source.num_classes == checkpoint.config.num_classes:
-            known = real.source.label[real.source.label >= 0]
-            frequencies = known.bincount(minlength=checkpoint.config.num_classes).tolist()
-        label = spread_labels(frequencies, num_images, first_seed)
-    sigmas = edm_sigmas(steps, sigma_min=stop_at)
-    samples = Samples(
-        path.name,
-        checkpoint.denoiser.to(device).eval(),
-        checkpoint.config.image_shape,
-        sigmas,
-        num_images,
-        first_seed,
-        solver,
-        label,
-        device,
-    )
-    lowest = min((level for level, _ in checkpoint.info.sigma_tn), default=0.0)
-    note = (
-        f"{path.name} was trained on noisy images alone: consider --stop-at {lowest:g}"
-        if lowest > stop_at
-        else ""
-    )
-    settings = SamplerSettings(
-        num_steps=steps,
-        solver=solver,
-        sigma_min=stop_at,
-        sigma_max=sigmas[0].item(),
-        checkpoint_sha256=sha256(path),
-    )
-    return samples, settings, note
-
-
-def _print_result(console: Console, evaluation: "Evaluation") -> None:
-    spread = "" if evaluation.std is None else f" ± {evaluation.std:.2g}"
-    ranges = f"{len(evaluation.ranges)} x " if len(evaluation.ranges) > 1 else ""
-    against = "?" if evaluation.num_reference is None else f"{evaluation.num_reference:,}"
-    console.print(
-        f"[bold]{evaluation.metric} {evaluation.value:.4g}{spread}[/bold] with {ranges}{evaluation.num_images:,} images "
-        f"against {against} of {evaluation.reference}"
-    )
-    rows: dict[str, list[str]] = {"first": [], evaluation.metric: []}
-    for part in evaluation.ranges:
-        cells = {"first": f"{part.first:,}", evaluation.metric: f"{part.distance:.4g}"}
-        if part.distance_infinity is not None:
-            found = part.distance_infinity
-            cells[f"{evaluation.metric}-infinity"] = f"{found.value:.4g} ± {found.standard_error:.1g}"
-        if part.kernel_distance is not None:
-            found = part.kernel_distance
-            cells["KID x 1000"] = f"{1000 * found.value:.3g} ± {1000 * found.standard_error:.1g}"
-        if part.manifold is not None:
-            for name in ("precision", "recall", "density", "coverage"):
-                cells[name] = f"{getattr(part.manifold, name):.3f}"
-        if part.inception_score is not None:
-            cells["Inception score"] = f"{part.inception_score.value:.4g}"
-        for name, cell in cells.items():
-            rows.setdefault(name, []).append(cell)
-    table = Table(*rows, box=None, header_style="bold")
-    for cells_of_range in zip(*rows.values(), strict=True):
-        table.add_row(*cells_of_range)
+def _print_result(console: Console, found: "Evaluation") -> None:
+    spread = "" if found.std is None else f" ± {found.std:.2g}"
+    ranges = f"{len(found.ranges)} x " if len(found.ranges) > 1 else ""
+    against = "?" if found.num_reference is None else f"{found.num_reference:,}"
+    console.print(f"{found.metric} {found.value:.4g}{spread}", style="bold")
+    console.print(f"{ranges}{found.num_images:,} images against {against} of {found.reference}")
+    rows = [_cells(found.metric, part) for part in found.ranges]
+    table = Table(*rows[0], box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*row.values())
     console.print(table)
-    if evaluation.memorisation is not None:
-        found_share = evaluation.memorisation
+    if found.memorisation is not None:
+        share, quantile = found.memorisation.share, found.memorisation.quantile
         console.print(
-            f"memorisation: {found_share.share:.1%} are closer to a training image than {found_share.quantile:.0%} of "
-            f"held-out images are ({evaluation.held_out})"
+            f"memorisation: {share:.1%} of the images are as close to a training image as the closest "
+            f"{quantile:.0%} of held-out ones ({found.held_out})"
         )
-    if evaluation.num_images <= evaluation.num_features:
+    if found.num_images <= found.num_features:
         console.print(
-            f"note: {evaluation.num_images:,} images for {evaluation.num_features:,} features: the distance is mostly "
-            "bias; compare equal counts only",
+            f"note: {found.num_images:,} images for {found.num_features:,} features: mostly bias",
             style="yellow",
         )
+
+
+def _cells(metric: str, part: "RangeResult") -> dict[str, str]:
+    """Column -> text for one range of images."""
+    cells = {"first": f"{part.first:,}", metric: f"{part.distance:.4g}"}
+    estimates = {
+        "at infinity": (part.distance_infinity, 1),
+        "KID x 1000": (part.kernel_distance, 1000),
+        "Inception score": (part.inception_score, 1),
+    }
+    for name, (estimate, scale) in estimates.items():
+        if estimate is not None:
+            cells[name] = f"{scale * estimate.value:.4g} ± {scale * estimate.standard_error:.3g}"
+    if part.manifold is not None:
+        for name in ("precision", "recall", "density", "coverage"):
+            cells[name] = f"{getattr(part.manifold, name):.3f}"
+    return cells
 
 
 def _progress() -> Progress:

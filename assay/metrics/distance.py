@@ -51,6 +51,19 @@ class Estimate:
     standard_error: float
 
 
+_NUM_BLOCKS = 8  # of the smallest size
+
+
+def check_extrapolation(num_images: int, num_features: int) -> None:
+    """Refuse so few images that FD does not fall as 1/n in the smallest blocks."""
+    needed = 2 * _NUM_BLOCKS * num_features
+    if num_images < needed:
+        raise ValueError(
+            f"{num_images} images are too few to extrapolate the distance of {num_features} features to "
+            f"infinity: give at least {needed}, or leave the extrapolation out"
+        )
+
+
 def frechet_infinity(features: np.ndarray, reference: FeatureStatistics, seed: int = 0) -> Estimate:
     """FD extrapolated to infinitely many images of the set `features` (N, D); `reference` stays as it is.
 
@@ -58,15 +71,9 @@ def frechet_infinity(features: np.ndarray, reference: FeatureStatistics, seed: i
     size is fitted as FD_inf + slope / n (Chong and Forsyth 2020, with every image used at every size).
     The standard error is that of the fit's residuals.
     """
-    num_blocks = 8
-    if len(features) // num_blocks < 2 * features.shape[1]:
-        needed = 2 * num_blocks * features.shape[1]
-        raise ValueError(
-            f"{len(features)} images are too few to extrapolate FD in {features.shape[1]} dimensions: "
-            f"give at least {needed}, or leave the extrapolation out"
-        )
+    check_extrapolation(*features.shape)
     order = np.random.default_rng(seed).permutation(len(features))
-    blocks = [features_to_statistics(features[part]) for part in np.array_split(order, num_blocks)]
+    blocks = [features_to_statistics(features[part]) for part in np.array_split(order, _NUM_BLOCKS)]
     inverse_counts, distances = [], []
     while True:
         inverse_counts.append(len(blocks) / len(features))

@@ -26,6 +26,7 @@ from assay.metrics.distance import (
     Manifold,
     Memorisation,
     Neighbours,
+    check_extrapolation,
     frechet_distance,
     frechet_infinity,
     inception_score,
@@ -36,6 +37,7 @@ from assay.metrics.distance import (
     nearest_neighbours,
 )
 from assay.metrics.extract import Extractor, Features, Images, Progress, images_to_features
+from assay.metrics.generated import SamplerSettings
 from assay.metrics.statistics import (
     FeatureStatistics,
     features_to_statistics,
@@ -56,6 +58,14 @@ class Reference:
     features: np.ndarray | None = None
     source: ImageSource | None = None
     index: Tensor | None = None  # of the images of `source` that the features belong to
+
+    @property
+    def frequencies(self) -> list[float] | None:
+        """How often each class occurs, or None if there are no classes."""
+        if self.source is None or self.source.num_classes == 0:
+            return None
+        label = self.source.label[self.source.label >= 0]
+        return label.bincount(minlength=self.source.num_classes).tolist()
 
 
 def reference_from_statistics(path: Path, extractor: Extractor) -> Reference:
@@ -96,18 +106,6 @@ def reference_from_images(
         source,
         index,
     )
-
-
-class SamplerSettings(BaseModel):
-    """How a checkpoint was sampled."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    num_steps: int
-    solver: str
-    sigma_min: float
-    sigma_max: float
-    checkpoint_sha256: str
 
 
 class RangeResult(BaseModel):
@@ -162,7 +160,6 @@ def evaluate(
     extractor: Extractor,
     num_images: int | None = None,
     num_ranges: int = 1,
-    first: int = 0,
     infinity: bool = False,
     training: Reference | None = None,
     held_out: Reference | None = None,
@@ -175,14 +172,15 @@ def evaluate(
 
     `infinity` adds the distance extrapolated to infinitely many images. The memorisation check looks for
     nearest images in `training` (default: the reference) and compares with `held_out` (default: training
-    images, each left out in turn). `first` and `sampler` are for the record.
+    images, each left out in turn). `sampler` is for the record.
     """
     num_images = len(generated) // num_ranges if num_images is None else num_images
-    _check(generated, reference, extractor, num_images, num_ranges)
+    _check(generated, reference, extractor, num_images, num_ranges, infinity)
     parts = []
     for start in range(0, num_ranges * num_images, num_images):
         index = torch.arange(start, start + num_images)
         parts.append(images_to_features(extractor, generated, index, batch_size, progress))
+    first = 0 if sampler is None else sampler.first_seed
     ranges = [
         measure(part, reference, extractor, first + i * num_images, infinity) for i, part in enumerate(parts)
     ]
@@ -220,7 +218,12 @@ def evaluate(
 
 
 def _check(
-    generated: Images, reference: Reference, extractor: Extractor, num_images: int, num_ranges: int
+    generated: Images,
+    reference: Reference,
+    extractor: Extractor,
+    num_images: int,
+    num_ranges: int,
+    infinity: bool,
 ) -> None:
     """Before any long work: is this going to be a measurement?"""
     if num_ranges < 1:
@@ -246,6 +249,8 @@ def _check(
             f"{reference.name} has {len(reference.statistics.mean)} features, {extractor.name} {num_features}: "
             "choose the extractor that the reference was made with"
         )
+    if infinity:
+        check_extrapolation(num_images, num_features)
 
 
 def measure(

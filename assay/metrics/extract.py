@@ -107,9 +107,12 @@ class Extractor:
         return "FID" if self.name == "inception" else f"FD-{self.name}"
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images (B, C, H, W) in [-1, 1] -> features (B, D) float32 and logits (B, K), if there are any."""
-        x = to_bytes(images).to(self.device).float()
+    def __call__(self, images: Tensor, index: Tensor | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Images (B, C, H, W) in [-1, 1] -> features (B, D) float32 and logits (B, K), if there are any.
+
+        `index` (B,) are the images' numbers, for messages.
+        """
+        x = to_bytes(images, index).to(self.device).float()
         if self.image_shape is not None:
             if tuple(x.shape[1:]) != self.image_shape:
                 raise ValueError(
@@ -123,11 +126,13 @@ class Extractor:
         return features.cpu().numpy(), None if logits is None else logits.cpu().numpy()
 
 
-def to_bytes(images: Tensor) -> Tensor:
+def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
     """Images in [-1, 1] as an 8-bit file holds them: clipped, and rounded to 0..255 (uint8)."""
-    if not bool(images.isfinite().all()):
-        bad = int((~images.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise ValueError(f"image {bad} of this batch holds NaN or infinite values: it cannot be measured")
+    bad = (~images.isfinite()).flatten(1).any(1)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        number = first if index is None else int(index[first])
+        raise ValueError(f"image {number} holds NaN or infinite values: look at what made it")
     return (images * 127.5 + 128).clamp(0, 255).to(torch.uint8)
 
 
@@ -157,7 +162,7 @@ def images_to_features(
         images = source.read(part)
         first = images[:1] if first is None else first
         all_equal = all_equal and bool((images == first).all())
-        batch_features, batch_logits = extractor(images)
+        batch_features, batch_logits = extractor(images, part)
         features.append(batch_features)
         if batch_logits is not None:
             logits.append(batch_logits)

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from assay.checkpoint import load_checkpoint
 from assay.data import open_store
 from assay.data.readers import RawImages, read_any
 from assay.denoise import Denoiser
+from assay.files import sha256
 from assay.metrics.extract import Images
-from assay.sample import Solver, generate
+from assay.sample import Solver, edm_sigmas, generate
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,65 @@ def spread_labels(frequencies: Sequence[float] | Tensor, num_images: int, first_
     share = torch.as_tensor(frequencies, dtype=torch.float64)
     position = (torch.arange(first_seed, first_seed + num_images, dtype=torch.float64) * 0.6180339887498949) % 1
     return torch.searchsorted((share / share.sum()).cumsum(0)[:-1].contiguous(), position, right=True)
+
+
+class SamplerSettings(BaseModel):
+    """How a checkpoint was sampled, and the lowest noise level among the images it was trained on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_steps: int
+    solver: str
+    sigma_min: float
+    sigma_max: float
+    first_seed: int
+    lowest_sigma_tn: float | None
+    checkpoint_sha256: str
+
+
+def sample_checkpoint(
+    path: Path,
+    num_images: int,
+    first_seed: int = 0,
+    num_steps: int = 18,
+    solver: Solver = "heun",
+    sigma_min: float = 0.002,
+    frequencies: Sequence[float] | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Samples, SamplerSettings]:
+    """Samples of a checkpoint, and the settings for the record.
+
+    `sigma_min` is the last level; for truncated sampling it is the sigma_tn of a noisy-only model.
+    `frequencies` (num_classes,) are the classes' shares, uniform by default.
+    """
+    checkpoint = load_checkpoint(path)
+    sigmas = edm_sigmas(num_steps, sigma_min=sigma_min)
+    label = None
+    if num_classes := checkpoint.config.num_classes:
+        if frequencies is None or len(frequencies) != num_classes:
+            frequencies = [1.0] * num_classes
+        label = spread_labels(frequencies, num_images, first_seed)
+    samples = Samples(
+        name=path.name,
+        denoiser=checkpoint.denoiser.to(device).eval(),
+        image_shape=checkpoint.config.image_shape,
+        sigmas=sigmas,
+        num_images=num_images,
+        first_seed=first_seed,
+        solver=solver,
+        label=label,
+        device=device,
+    )
+    settings = SamplerSettings(
+        num_steps=num_steps,
+        solver=solver,
+        sigma_min=sigma_min,
+        sigma_max=sigmas[0].item(),
+        first_seed=first_seed,
+        lowest_sigma_tn=min((level for level, _ in checkpoint.info.sigma_tn), default=None),
+        checkpoint_sha256=sha256(path),
+    )
+    return samples, settings
 
 
 @dataclass(frozen=True)
