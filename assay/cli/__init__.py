@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import assay
 from assay.cli import checkpoint, data, net, train
+from assay.cli import data, evaluate
 
 
 class ExplainingGroup(TyperGroup):
@@ -59,6 +60,8 @@ app.command("sample")(train.sample)
 app.add_typer(net.app, name="net")
 app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)
+for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
+    app.command()(command)
 
 
 def main() -> None:

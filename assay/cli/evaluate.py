@@ -1,0 +1,268 @@
+"""`assay evaluate`, `assay compare` and `assay reference`: how close generated images come to real ones."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from assay.data import Store
+    from assay.metrics.evaluate import Evaluation, RangeResult, Reference
+    from assay.metrics.extract import Extractor, Images
+
+Name = Literal["classifier", "inception", "mobilenet_v2", "pixels"]
+ExtractorOption = Annotated[
+    Name, typer.Option(help="Whose features to compare. Only `inception` gives FID, the others FD-NAME.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="The official weights file of `inception` or `mobilenet_v2`.")
+]
+Cache = Annotated[
+    Path,
+    typer.Option(
+        envvar="ASSAY_CACHE",
+        help="Where weights, classifiers and reference features are kept.",
+        show_default="~/.cache/assay",
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
+DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "assay"
+
+
+def evaluate(
+    generated: Annotated[
+        Path, typer.Argument(help="A checkpoint (.safetensors), a folder of images, an npz or zip, a store.")
+    ],
+    reference: Annotated[
+        Path,
+        typer.Option(
+            "--reference", "-r", help="Real images: a store, or an npz of feature statistics (also EDM's)."
+        ),
+    ],
+    extractor: ExtractorOption = "classifier",
+    num_images: Annotated[
+        int | None,
+        typer.Option(help="In each range. Default: all, or as many as the reference has (at most 50,000)."),
+    ] = None,
+    ranges: Annotated[
+        int | None, typer.Option(min=1, help="Disjoint ranges of images. Default: 3 for a checkpoint, else 1.")
+    ] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="Of the first sampled image.")] = 0,
+    steps: Annotated[int, typer.Option(min=2, help="Of the sampler.")] = 18,
+    solver: Annotated[Literal["heun", "euler"], typer.Option(help="Of the sampler.")] = "heun",
+    stop_at: Annotated[
+        float,
+        typer.Option(help="Truncated sampling: the last noise level (the sigma_tn of noisy-only models)."),
+    ] = 0.002,
+    infinity: Annotated[
+        bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
+    ] = False,
+    training: Annotated[
+        Path | None, typer.Option(help="Store for the memorisation check. Default: the reference.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(help="Store of real images not trained on. Default: training images, one left out."),
+    ] = None,
+    quantile: Annotated[
+        float, typer.Option(help="Of the held-out distances, for the memorisation check.")
+    ] = 0.05,
+    nearest: Annotated[
+        Path | None, typer.Option(help="Save a picture of the images closest to a training image.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the result as JSON.")] = None,
+    weights: Weights = None,
+    cache: Cache = DEFAULT_CACHE,
+    device: Device = "cpu",
+    batch_size: BatchSize = 128,
+) -> None:
+    """Measure how close generated images come to real ones.
+
+    Example: `assay evaluate samples/ --reference stores/digits --output result.json`
+
+    A checkpoint is sampled, by default in three ranges of seeds as in the paper; no image is kept.
+    """
+    from assay.data import open_store
+    from assay.files import write_whole
+    from assay.metrics.evaluate import evaluate as evaluate_images
+    from assay.metrics.evaluate import nearest_picture, save_evaluation
+    from assay.metrics.generated import open_images, sample_checkpoint
+
+    console = Console(highlight=False)
+    with _progress() as bar:
+        network, real = _open_reference(bar, reference, extractor, weights, cache, device, batch_size)
+        trained, fresh = (
+            None if path is None else _features(bar, open_store(path), network, cache, batch_size)
+            for path in (training, held_out)
+        )
+        images: Images
+        if generated.suffix == ".safetensors":
+            ranges, num_images = ranges or 3, num_images or min(real.statistics.num_images or 50_000, 50_000)
+            images, sampler = sample_checkpoint(
+                generated, ranges * num_images, first_seed, steps, solver, stop_at, real.frequencies, device
+            )
+            if stop_at < (sampler.lowest_sigma_tn or 0):
+                hint = f"trained on noisy images alone: consider --stop-at {sampler.lowest_sigma_tn:g}"
+                bar.console.print(f"{generated.name} was {hint}", style="yellow", soft_wrap=True)
+        else:
+            images, sampler, ranges = open_images(generated), None, ranges or 1
+            num_images = num_images or len(images) // ranges
+        measured = evaluate_images(
+            images,
+            real,
+            network,
+            num_images,
+            ranges,
+            infinity,
+            trained,
+            fresh,
+            quantile,
+            sampler,
+            batch_size,
+            _task(bar, "sampling and measuring" if sampler else "measuring", ranges * num_images),
+        )
+    _print_result(console, measured.evaluation)
+    if output is not None:
+        save_evaluation(output, measured.evaluation)
+        console.print(f"result: {output}", soft_wrap=True)
+    if nearest is not None:
+        if measured.neighbours is None:
+            raise ValueError("--nearest needs training images: give a store with --training")
+        picture = nearest_picture(images, trained or real, measured.neighbours)
+        with write_whole(nearest) as partial:
+            picture.save(partial, format="PNG")
+        console.print(f"nearest images: {nearest}", soft_wrap=True)
+
+
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="JSON files written by `assay evaluate --output`.")],
+) -> None:
+    """Rank results, best first; refused unless all were measured alike.
+
+    Example: `assay compare clean.json mixed.json noisy.json`
+    """
+    from assay.metrics.evaluate import compare as compare_evaluations
+    from assay.metrics.evaluate import load_evaluation
+
+    loaded = {path: load_evaluation(path) for path in results}
+    ranked = compare_evaluations(list(loaded.values()))
+    table = Table("generated", ranked[0].metric, "std", box=None, header_style="bold")
+    for evaluation in ranked:
+        std = "" if evaluation.std is None else f"{evaluation.std:.3g}"
+        table.add_row(evaluation.generated, f"{evaluation.value:.4g}", std)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"{ranked[0].num_images:,} images each, against {ranked[0].reference}")
+
+
+def reference(
+    store: Annotated[Path, typer.Argument(help="A store of real images; only the clean ones count.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The npz to write.")],
+    extractor: ExtractorOption = "classifier",
+    edm_names: Annotated[
+        bool, typer.Option("--edm-names", help="Call the arrays mu and sigma, as EDM's tools expect.")
+    ] = False,
+    weights: Weights = None,
+    cache: Cache = DEFAULT_CACHE,
+    device: Device = "cpu",
+    batch_size: BatchSize = 128,
+) -> None:
+    """Save the feature statistics of a store, to evaluate against without its images.
+
+    Example: `assay reference stores/digits -o digits.npz --extractor pixels`
+    """
+    from assay.metrics.statistics import save_statistics
+
+    with _progress() as bar:
+        _, real = _open_reference(bar, store, extractor, weights, cache, device, batch_size)
+    save_statistics(output, real.statistics, edm_names)
+    Console(highlight=False, soft_wrap=True).print(
+        f"{output}: {len(real.statistics.mean)} features of {real.statistics.num_images:,} images"
+    )
+
+
+def _open_reference(
+    bar: Progress, path: Path, name: Name, weights: Path | None, cache: Path, device: str, batch_size: int
+) -> "tuple[Extractor, Reference]":
+    from assay.data import open_store
+    from assay.metrics.classifier import NUM_IMAGES_SEEN
+    from assay.metrics.evaluate import reference_from_statistics
+    from assay.metrics.extract import load_extractor
+
+    store = None if path.suffix == ".npz" else open_store(path)
+    task = _task(bar, "training the classifier", NUM_IMAGES_SEEN)
+    network = load_extractor(name, cache, weights, store, device, task)
+    if store is None:
+        return network, reference_from_statistics(path, network)
+    return network, _features(bar, store, network, cache, batch_size)
+
+
+def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":
+    from assay.metrics.evaluate import reference_from_images
+
+    task = _task(bar, f"features of {store.name}", store.meta.num_clean)
+    return reference_from_images(store, network, cache, batch_size, task)
+
+
+def _print_result(console: Console, found: "Evaluation") -> None:
+    spread = "" if found.std is None else f" ± {found.std:.2g}"
+    ranges = f"{len(found.ranges)} x " if len(found.ranges) > 1 else ""
+    against = "?" if found.num_reference is None else f"{found.num_reference:,}"
+    console.print(f"{found.metric} {found.value:.4g}{spread}", style="bold")
+    console.print(f"{ranges}{found.num_images:,} images against {against} of {found.reference}")
+    rows = [_cells(found.metric, part) for part in found.ranges]
+    table = Table(*rows[0], box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
+    if found.memorisation is not None:
+        share, quantile = found.memorisation.share, found.memorisation.quantile
+        console.print(
+            f"memorisation: {share:.1%} of the images are as close to a training image as the closest "
+            f"{quantile:.0%} of held-out ones ({found.held_out})"
+        )
+    if found.num_images <= found.num_features:
+        console.print(
+            f"note: {found.num_images:,} images for {found.num_features:,} features: mostly bias",
+            style="yellow",
+        )
+
+
+def _cells(metric: str, part: "RangeResult") -> dict[str, str]:
+    """Column -> text for one range of images."""
+    cells = {"first": f"{part.first:,}", metric: f"{part.distance:.4g}"}
+    estimates = {
+        "at infinity": (part.distance_infinity, 1),
+        "KID x 1000": (part.kernel_distance, 1000),
+        "Inception score": (part.inception_score, 1),
+    }
+    for name, (estimate, scale) in estimates.items():
+        if estimate is not None:
+            cells[name] = f"{scale * estimate.value:.4g} ± {scale * estimate.standard_error:.3g}"
+    if part.manifold is not None:
+        for name in ("precision", "recall", "density", "coverage"):
+            cells[name] = f"{getattr(part.manifold, name):.3f}"
+    return cells
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _task(bar: Progress, description: str, total: int) -> Callable[[int], None]:
+    """A callback for images done, whose line appears with the first of them: what is cached shows none."""
+    task: TaskID | None = None
+
+    def advance(num_images: int) -> None:
+        nonlocal task
+        task = bar.add_task(description, total=total) if task is None else task
+        bar.advance(task, num_images)
+
+    return advance

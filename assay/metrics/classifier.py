@@ -1,0 +1,101 @@
+"""A small classifier trained on the reference images' own labels: features that fit any labelled data.
+
+Its penultimate layer asks what the data's classes ask, on images of any size and channel count, at thousands
+of images a second on a CPU. Training takes seconds and is a function of the images alone: the same store
+gives the same bits (on one kind of machine) whatever the number of threads.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from assay.data import ImageSource
+
+NUM_FEATURES = 128
+NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
+VERSION = 1  # part of the cache key: raise it when the network or its training changes
+
+
+class Classifier(nn.Module):
+    """Convolutions that halve the image until a side is at most 4, then an average: 128 features."""
+
+    def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        layers: list[nn.Module] = []
+        outputs = 32
+        while min(height, width) > 4:
+            layers += self._conv(channels, outputs, kernel=4, stride=2)
+            channels, outputs, height, width = outputs, min(2 * outputs, 128), height // 2, width // 2
+        layers += self._conv(channels, NUM_FEATURES, kernel=3, stride=1)
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(NUM_FEATURES, num_classes)
+
+    @staticmethod
+    def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=1, bias=False)
+        return [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`x` (B, C, H, W) in 0..255 -> features (B, 128), logits (B, num_classes)."""
+        x = (x / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+        features = self.layers(x).mean((2, 3))
+        return features, self.head(features)
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """The network, ready to use, and its accuracy on images it was not trained on."""
+
+    network: Classifier
+    accuracy: float
+
+
+def train_classifier(
+    source: ImageSource,
+    to_bytes: Callable[[Tensor], Tensor],
+    batch_size: int = 128,
+    progress: Callable[[int], None] = lambda num_images: None,
+) -> TrainedClassifier:
+    """Train on the clean, labelled images of `source`, a tenth of them held out for the accuracy."""
+    usable = torch.nonzero((source.sigma_tn == 0) & (source.label >= 0))[:, 0]
+    num_present = len(source.label[usable].unique())
+    if num_present < 2 or len(usable) < 20:
+        raise ValueError(
+            f"the classifier needs at least 20 clean images with labels of at least 2 classes; "
+            f"{source.name} has {len(usable)} of {num_present}: use mobilenet_v2 or pixels instead"
+        )
+    generator = torch.Generator().manual_seed(0)
+    order = usable[torch.randperm(len(usable), generator=generator)]
+    held_out, training = order[: len(order) // 10], order[len(order) // 10 :]
+    network = Classifier(source.image_shape, source.num_classes)
+    for parameter in network.parameters():
+        if parameter.ndim > 1:  # convolutions and the head; norms start at the identity
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu", generator=generator)
+    nn.init.zeros_(network.head.bias)
+
+    def read(index: Tensor) -> Tensor:
+        return to_bytes(source.read(index)).float()
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in one order: the weights do not depend on the number of cores
+    try:
+        num_steps = NUM_IMAGES_SEEN // batch_size
+        optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
+        for _ in range(num_steps):
+            index = training[torch.randint(len(training), (batch_size,), generator=generator)]
+            loss = F.cross_entropy(network(read(index))[1], source.label[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            progress(batch_size)
+        network.eval().requires_grad_(False)
+        right = [network(read(part))[1].argmax(1) == source.label[part] for part in held_out.split(512)]
+    finally:
+        torch.set_num_threads(num_threads)
+    return TrainedClassifier(network, float(torch.cat(right).double().mean()))

@@ -1,0 +1,311 @@
+"""Evaluation: generated images against a reference, with everything needed to say what was measured.
+
+The paper's protocol: several disjoint ranges of images (seeds 0-49,999, 50,000-99,999, 100,000-149,999), each
+measured on its own, then mean and standard deviation. The number of images is part of the result, because the
+distance depends on it: `compare` refuses unequal counts.
+"""
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+import assay
+from assay.data import ImageSource
+from assay.data.picture import captioned_rows
+from assay.files import sha256, write_whole, write_whole_directory
+from assay.metrics.distance import (
+    Estimate,
+    Manifold,
+    Memorisation,
+    Neighbours,
+    check_extrapolation,
+    frechet_distance,
+    frechet_infinity,
+    inception_score,
+    kernel_distance,
+    leave_one_out,
+    manifold_overlap,
+    memorisation,
+    nearest_neighbours,
+)
+from assay.metrics.extract import Extractor, Features, Images, Progress, images_to_features
+from assay.metrics.generated import SamplerSettings
+from assay.metrics.statistics import (
+    FeatureStatistics,
+    features_to_statistics,
+    load_statistics,
+    save_statistics,
+)
+
+MIN_IMAGES = 20
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Real images as an extractor sees them; without `features` (N, D) only the Frechet distance is known."""
+
+    name: str
+    fingerprint: str
+    statistics: FeatureStatistics
+    features: np.ndarray | None = None
+    source: ImageSource | None = None
+    index: Tensor | None = None  # of the images of `source` that the features belong to
+
+    @property
+    def frequencies(self) -> list[float] | None:
+        """How often each class occurs, or None if there are no classes."""
+        if self.source is None or self.source.num_classes == 0:
+            return None
+        label = self.source.label[self.source.label >= 0]
+        return label.bincount(minlength=self.source.num_classes).tolist()
+
+
+def reference_from_statistics(path: Path, extractor: Extractor) -> Reference:
+    """A reference of ours or EDM's from an npz. EDM's do not say so, but are of `inception`."""
+    found = load_statistics(path)
+    if found.extractor_sha256 not in (None, extractor.sha256):
+        raise ValueError(f"{path} was made with another extractor than this {extractor.name}: make it again")
+    return Reference(path.name, sha256(path), found)
+
+
+def reference_from_images(
+    source: ImageSource,
+    extractor: Extractor,
+    cache: Path,
+    batch_size: int = 128,
+    progress: Progress = lambda num_images: None,
+) -> Reference:
+    """Features and statistics of the clean images of a store, from `cache` if they were taken before."""
+    index = torch.nonzero(source.sigma_tn == 0)[:, 0]
+    if len(index) < MIN_IMAGES:
+        raise ValueError(
+            f"{source.name} has {len(index)} clean images: a reference needs at least {MIN_IMAGES}; noisy "
+            "images do not count, since a model that learnt well does not look like them"
+        )
+    key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}".encode()).hexdigest()[:16]
+    folder = cache / f"features-{extractor.name}-{key}"
+    if not folder.is_dir():
+        features = images_to_features(extractor, source, index, batch_size, progress).features
+        with write_whole_directory(folder) as partial:
+            np.save(partial / "features.npy", features)
+            found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
+            save_statistics(partial / "statistics.npz", found)
+    return Reference(
+        source.name,
+        source.fingerprint,
+        load_statistics(folder / "statistics.npz"),
+        np.load(folder / "features.npy", mmap_mode="r"),
+        source,
+        index,
+    )
+
+
+class RangeResult(BaseModel):
+    """One range of images, measured on its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first: int  # the first seed, or the first image of a folder
+    distance: float
+    distance_infinity: Estimate | None
+    kernel_distance: Estimate | None
+    manifold: Manifold | None
+    inception_score: Estimate | None
+
+
+class Evaluation(BaseModel):
+    """A measured result and all that it depends on. `metric` is FID only for `inception`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    metric: str
+    value: float  # mean over the ranges
+    std: float | None  # standard deviation over the ranges (n - 1), None if there is one
+    num_images: int  # in each range
+    extractor: str
+    extractor_sha256: str
+    extractor_accuracy: float | None
+    num_features: int
+    generated: str
+    reference: str
+    reference_fingerprint: str
+    num_reference: int | None
+    sampler: SamplerSettings | None
+    ranges: tuple[RangeResult, ...]
+    training: str | None  # where the nearest training images were looked for
+    held_out: str | None  # whose distances they are compared with
+    memorisation: Memorisation | None  # over all ranges together
+    assay_version: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result, and the training image nearest to each generated one (None without training images)."""
+
+    evaluation: Evaluation
+    neighbours: Neighbours | None
+
+
+def evaluate(
+    generated: Images,
+    reference: Reference,
+    extractor: Extractor,
+    num_images: int | None = None,
+    num_ranges: int = 1,
+    infinity: bool = False,
+    training: Reference | None = None,
+    held_out: Reference | None = None,
+    quantile: float = 0.05,
+    sampler: SamplerSettings | None = None,
+    batch_size: int = 128,
+    progress: Progress = lambda num_images: None,
+) -> Measured:
+    """Measure `num_ranges` ranges of `num_images` images each (None: all there are); no image is kept.
+
+    `infinity` adds the distance extrapolated to infinitely many images. The memorisation check looks for
+    nearest images in `training` (default: the reference) and compares with `held_out` (default: training
+    images, each left out in turn). `sampler` is for the record.
+    """
+    num_images = len(generated) // num_ranges if num_images is None else num_images
+    _check(generated, reference, extractor, num_images, num_ranges, infinity)
+    parts = []
+    for start in range(0, num_ranges * num_images, num_images):
+        index = torch.arange(start, start + num_images)
+        parts.append(images_to_features(extractor, generated, index, batch_size, progress))
+    first = 0 if sampler is None else sampler.first_seed
+    ranges = [
+        measure(part, reference, extractor, first + i * num_images, infinity) for i, part in enumerate(parts)
+    ]
+    training = reference if training is None else training
+    neighbours, memorised = None, None
+    if training.features is not None:
+        neighbours = nearest_neighbours(np.concatenate([part.features for part in parts]), training.features)
+        if held_out is None or held_out.features is None:
+            fresh = leave_one_out(training.features)
+        else:
+            fresh = nearest_neighbours(held_out.features, training.features)
+        memorised = memorisation(neighbours, fresh, quantile)
+    distances = [part.distance for part in ranges]
+    evaluation = Evaluation(
+        metric=extractor.metric,
+        value=statistics.fmean(distances),
+        std=statistics.stdev(distances) if len(distances) > 1 else None,
+        num_images=num_images,
+        extractor=extractor.name,
+        extractor_sha256=extractor.sha256,
+        extractor_accuracy=extractor.accuracy,
+        num_features=len(reference.statistics.mean),
+        generated=generated.name,
+        reference=reference.name,
+        reference_fingerprint=reference.fingerprint,
+        num_reference=reference.statistics.num_images,
+        sampler=sampler,
+        ranges=tuple(ranges),
+        training=None if memorised is None else training.name,
+        held_out=None if memorised is None else "leave one out" if held_out is None else held_out.name,
+        memorisation=memorised,
+        assay_version=assay.__version__,
+    )
+    return Measured(evaluation, neighbours)
+
+
+def _check(
+    generated: Images,
+    reference: Reference,
+    extractor: Extractor,
+    num_images: int,
+    num_ranges: int,
+    infinity: bool,
+) -> None:
+    """Before any long work: is this going to be a measurement?"""
+    if num_ranges < 1:
+        raise ValueError(f"num_ranges = {num_ranges}: need at least 1")
+    if num_images < MIN_IMAGES:
+        raise ValueError(
+            f"{generated.name}: {num_images} image(s) in each of {num_ranges} range(s) are too few to measure; "
+            f"give at least {MIN_IMAGES}, better thousands"
+        )
+    if len(generated) < num_images * num_ranges:
+        raise ValueError(
+            f"{generated.name} has {len(generated)} images, not the {num_ranges} x {num_images} asked for: "
+            "make more, or ask for fewer"
+        )
+    if reference.source is not None and generated.image_shape != reference.source.image_shape:
+        raise ValueError(
+            f"{generated.name} has images of shape {generated.image_shape}, the reference {reference.name} "
+            f"{reference.source.image_shape}: pack one of them at the size and colours of the other"
+        )
+    num_features = extractor(generated.read(torch.tensor([0])))[0].shape[1]
+    if num_features != len(reference.statistics.mean):
+        raise ValueError(
+            f"{reference.name} has {len(reference.statistics.mean)} features, {extractor.name} {num_features}: "
+            "choose the extractor that the reference was made with"
+        )
+    if infinity:
+        check_extrapolation(num_images, num_features)
+
+
+def measure(
+    generated: Features, reference: Reference, extractor: Extractor, first: int = 0, infinity: bool = False
+) -> RangeResult:
+    """All distances of one set of features to the reference."""
+    real = reference.features
+    logits = generated.logits if extractor.name == "inception" else None
+    return RangeResult(
+        first=first,
+        distance=frechet_distance(features_to_statistics(generated.features), reference.statistics),
+        distance_infinity=frechet_infinity(generated.features, reference.statistics) if infinity else None,
+        kernel_distance=None if real is None else kernel_distance(generated.features, real),
+        manifold=None if real is None else manifold_overlap(generated.features, real),
+        inception_score=None if logits is None else inception_score(logits),
+    )
+
+
+def nearest_picture(
+    generated: Images, training: Reference, neighbours: Neighbours, num_images: int = 10
+) -> Image:
+    """The generated images closest to a training image, and these training images under them."""
+    if training.source is None or training.index is None:
+        raise ValueError("the reference is a file of statistics: give the training images as a store")
+    closest = np.argsort(neighbours.distance, kind="stable")[:num_images]
+    nearest = training.index[torch.from_numpy(neighbours.index[closest])]
+    rows = [
+        ("generated", generated.read(torch.from_numpy(closest))),
+        ("nearest\ntraining image", training.source.read(nearest)),
+    ]
+    return captioned_rows(rows)
+
+
+def save_evaluation(path: Path, evaluation: Evaluation) -> None:
+    """Write the result as JSON."""
+    with write_whole(path) as partial:
+        partial.write_text(evaluation.model_dump_json(indent=2) + "\n")
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """Read a result written by `save_evaluation`."""
+    try:
+        return Evaluation.model_validate_json(path.read_text())
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a result of `assay evaluate`: {error}") from error
+
+
+def compare(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Best first. Refused unless metric, extractor, reference and number of images are all the same."""
+    first, *others = evaluations
+    for other in others:
+        for what in ("metric", "num_images", "extractor_sha256", "reference_fingerprint"):
+            if getattr(other, what) != getattr(first, what):
+                raise ValueError(
+                    f"{first.generated} and {other.generated} cannot be compared: {what} is "
+                    f"{getattr(first, what)} and {getattr(other, what)}; evaluate both alike"
+                )
+    return sorted(evaluations, key=lambda evaluation: evaluation.value)

@@ -1,0 +1,167 @@
+"""What can be evaluated besides a store: a folder or archive of images, and samples made as they are read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from assay.checkpoint import load_checkpoint
+from assay.data import open_store
+from assay.data.readers import RawImages, read_any
+from assay.denoise import Denoiser
+from assay.files import sha256
+from assay.metrics.extract import Images
+from assay.sample import Solver, edm_sigmas, generate
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Image i is sampled from seed `first_seed` + i when it is read, and is the same image every time.
+
+    `sigmas` (num_steps + 1,) is the sampler's grid. `label` (num_images,) names the classes, if there are any.
+    """
+
+    name: str
+    denoiser: Denoiser
+    image_shape: tuple[int, int, int]
+    sigmas: Tensor
+    num_images: int
+    first_seed: int = 0
+    solver: Solver = "heun"
+    label: Tensor | None = None
+    device: torch.device | str = "cpu"
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> (B, C, H, W), sampled in one batch."""
+        batches = generate(
+            self.denoiser,
+            [self.first_seed + int(i) for i in index],
+            self.image_shape,
+            self.sigmas,
+            self.solver,
+            None if self.label is None else self.label[index],
+            batch_size=max(len(index), 1),
+            device=self.device,
+        )
+        return torch.cat([batch.images for batch in batches]).cpu()
+
+
+def spread_labels(frequencies: Sequence[float] | Tensor, num_images: int, first_seed: int = 0) -> Tensor:
+    """A class for each seed (num_images,), in the proportions of `frequencies` (num_classes,).
+
+    Seed s sits at the fractional part of s times the golden ratio, which fills [0, 1) evenly from any start:
+    every range of seeds has the right proportions, and a seed's class does not depend on the range.
+    """
+    share = torch.as_tensor(frequencies, dtype=torch.float64)
+    position = (torch.arange(first_seed, first_seed + num_images, dtype=torch.float64) * 0.6180339887498949) % 1
+    return torch.searchsorted((share / share.sum()).cumsum(0)[:-1].contiguous(), position, right=True)
+
+
+class SamplerSettings(BaseModel):
+    """How a checkpoint was sampled, and the lowest noise level among the images it was trained on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_steps: int
+    solver: str
+    sigma_min: float
+    sigma_max: float
+    first_seed: int
+    lowest_sigma_tn: float | None
+    checkpoint_sha256: str
+
+
+def sample_checkpoint(
+    path: Path,
+    num_images: int,
+    first_seed: int = 0,
+    num_steps: int = 18,
+    solver: Solver = "heun",
+    sigma_min: float = 0.002,
+    frequencies: Sequence[float] | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Samples, SamplerSettings]:
+    """Samples of a checkpoint, and the settings for the record.
+
+    `sigma_min` is the last level; for truncated sampling it is the sigma_tn of a noisy-only model.
+    `frequencies` (num_classes,) are the classes' shares, uniform by default.
+    """
+    checkpoint = load_checkpoint(path)
+    sigmas = edm_sigmas(num_steps, sigma_min=sigma_min)
+    label = None
+    if num_classes := checkpoint.config.num_classes:
+        if frequencies is None or len(frequencies) != num_classes:
+            frequencies = [1.0] * num_classes
+        label = spread_labels(frequencies, num_images, first_seed)
+    samples = Samples(
+        name=path.name,
+        denoiser=checkpoint.denoiser.to(device).eval(),
+        image_shape=checkpoint.config.image_shape,
+        sigmas=sigmas,
+        num_images=num_images,
+        first_seed=first_seed,
+        solver=solver,
+        label=label,
+        device=device,
+    )
+    settings = SamplerSettings(
+        num_steps=num_steps,
+        solver=solver,
+        sigma_min=sigma_min,
+        sigma_max=sigmas[0].item(),
+        first_seed=first_seed,
+        lowest_sigma_tn=min((level for level, _ in checkpoint.info.sigma_tn), default=None),
+        checkpoint_sha256=sha256(path),
+    )
+    return samples, settings
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The images of a folder, zip, npy or npz, decoded as they are read; the first decides the shape."""
+
+    raw: RawImages
+    image_shape: tuple[int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        height, width, channels = self.raw.load(0).shape
+        object.__setattr__(self, "image_shape", (channels, height, width))
+
+    @property
+    def name(self) -> str:
+        """The name of the folder or file."""
+        return self.raw.name
+
+    def __len__(self) -> int:
+        return len(self.raw.names)
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> (B, C, H, W) float32 in [-1, 1]."""
+        return torch.stack([self._read_one(int(i)) for i in index])
+
+    def _read_one(self, i: int) -> Tensor:
+        pixels = self.raw.load(i)
+        if pixels.dtype not in (np.uint8, np.uint16):
+            raise ValueError(
+                f"{self.raw.names[i]} has {pixels.dtype} pixels, whose black and white are not known: pack the "
+                "images with `assay data pack --range LOW HIGH` and evaluate the store"
+            )
+        x = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1) * (2 / np.iinfo(pixels.dtype).max) - 1
+        if tuple(x.shape) != self.image_shape:
+            raise ValueError(
+                f"{self.raw.names[i]} has shape {tuple(x.shape)}, the first image {self.image_shape}: "
+                "all images must have one size and one number of channels"
+            )
+        return x
+
+
+def open_images(path: Path) -> Images:
+    """A store, or whatever the readers of `assay data pack` understand."""
+    return open_store(path) if (path / "meta.json").is_file() else ImageFiles(read_any(str(path)))

@@ -1,0 +1,136 @@
+"""Feature statistics: the mean and covariance of the features of a set of images.
+
+    mean = 1/n sum_i f_i,      cov = 1/(n - 1) sum_i (f_i - mean)(f_i - mean)^T      (unbiased)
+
+They are accumulated in float64, batch by batch, and parts merge exactly (Chan, Golub and LeVeque):
+
+    scatter = scatter_a + scatter_b + n_a n_b / (n_a + n_b) (mean_b - mean_a)(mean_b - mean_a)^T,
+
+so that the order of the images and the split into batches or shards do not matter.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.files import write_whole
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """`mean` (D,), unbiased `cov` (D, D), and how many images they were taken from.
+
+    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references.
+    """
+
+    mean: Array
+    cov: Array
+    num_images: int | None
+    extractor_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        dim = len(self.mean)
+        if self.mean.shape != (dim,) or self.cov.shape != (dim, dim):
+            raise ValueError(
+                f"mean has shape {self.mean.shape} and cov {self.cov.shape}; expected (D,) and (D, D)"
+            )
+        if self.num_images is not None and self.num_images < 2:
+            raise ValueError(f"num_images = {self.num_images}: a covariance needs at least 2 images")
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.cov).all()):
+            raise ValueError("feature statistics hold NaN or infinite values; compute them again")
+
+
+class StatisticsStream:
+    """Accumulates feature statistics in one pass over batches of features."""
+
+    def __init__(self) -> None:
+        self.num_images = 0
+        self.mean: Array = np.zeros(0)
+        self.scatter: Array = np.zeros((0, 0))
+
+    def add(self, features: np.ndarray) -> None:
+        """Take in a batch of features (B, D), any float type."""
+        if features.ndim != 2 or len(features) == 0:
+            raise ValueError(f"features have shape {features.shape}; expected (B, D) with B >= 1")
+        if self.num_images and features.shape[1] != len(self.mean):
+            raise ValueError(f"features have {features.shape[1]} dimensions, those before {len(self.mean)}")
+        features = features.astype(np.float64)
+        if not np.isfinite(features).all():
+            bad = self.num_images + int(np.flatnonzero(~np.isfinite(features).all(1))[0])
+            raise ValueError(f"the features of image {bad} are NaN or infinite; look at that image")
+        mean = features.mean(0)
+        features -= mean
+        self._merge(len(features), mean, features.T @ features)
+
+    def _merge(self, num_images: int, mean: Array, scatter: Array) -> None:
+        if self.num_images == 0:
+            self.num_images, self.mean, self.scatter = num_images, mean, scatter
+            return
+        total = self.num_images + num_images
+        shift = mean - self.mean
+        self.scatter += scatter
+        self.scatter += np.outer(shift * (self.num_images * num_images / total), shift)
+        self.mean = self.mean + shift * (num_images / total)
+        self.num_images = total
+
+    def statistics(self) -> FeatureStatistics:
+        """What the images so far amount to; at least two are needed."""
+        if self.num_images < 2:
+            raise ValueError(
+                f"{self.num_images} image(s): feature statistics need at least 2, better thousands"
+            )
+        return FeatureStatistics(self.mean.copy(), self.scatter / (self.num_images - 1), self.num_images)
+
+
+def features_to_statistics(features: np.ndarray, batch_size: int = 1024) -> FeatureStatistics:
+    """Statistics of features (N, D), also of a memory-mapped array larger than memory."""
+    stream = StatisticsStream()
+    for start in range(0, len(features), batch_size):
+        stream.add(features[start : start + batch_size])
+    return stream.statistics()
+
+
+def merge_statistics(*parts: FeatureStatistics) -> FeatureStatistics:
+    """The statistics of the union of disjoint sets of images, from those of each set."""
+    stream = StatisticsStream()
+    for part in parts:
+        if part.num_images is None:
+            raise ValueError("statistics without a number of images cannot be merged")
+        stream._merge(part.num_images, part.mean, part.cov * (part.num_images - 1))
+    return stream.statistics()
+
+
+def save_statistics(path: Path, statistics: FeatureStatistics, edm_names: bool = False) -> None:
+    """Write an npz with `mean`, `cov`, `num_images`, or with EDM's names `mu` and `sigma` for its tools."""
+    if edm_names:
+        arrays: dict[str, Any] = {"mu": statistics.mean, "sigma": statistics.cov}
+    else:
+        arrays = {"mean": statistics.mean, "cov": statistics.cov}
+    arrays |= {"num_images": statistics.num_images, "extractor_sha256": statistics.extractor_sha256}
+    arrays = {name: value for name, value in arrays.items() if value is not None}
+    with write_whole(path) as partial, open(partial, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def load_statistics(path: Path) -> FeatureStatistics:
+    """Read an npz of ours or a reference of EDM's (`mu`, `sigma`)."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (zipfile.BadZipFile, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not a readable npz file: {error}") from error
+    mean = arrays.get("mean", arrays.get("mu"))
+    cov = arrays.get("cov", arrays.get("sigma"))
+    if mean is None or cov is None:
+        raise ValueError(
+            f"{path} holds {sorted(arrays)}; expected feature statistics: mean, cov (or mu, sigma)"
+        )
+    num_images = int(arrays["num_images"]) if "num_images" in arrays else None
+    extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
+    return FeatureStatistics(mean.astype(np.float64), cov.astype(np.float64), num_images, extractor_sha256)

@@ -1,0 +1,104 @@
+"""Does the distance get worse when images do? Real images, made worse step by step, against other real images.
+
+    python examples/degrade.py STORE [EXTRACTOR ...] [--num-images 1000]
+
+Half of the store is the reference; images from the other half are noised, blurred, or taken from fewer and
+fewer classes (equal counts throughout). Prints a Markdown table, a column per extractor.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+from assay.data import ImageSource, open_store
+from assay.metrics import features_to_statistics, frechet_distance, images_to_features, load_extractor
+from assay.metrics.extract import to_bytes
+
+
+@dataclass(frozen=True)
+class Degraded:
+    """Images of a source after `change` (B, C, H, W) -> (B, C, H, W)."""
+
+    source: ImageSource
+    change: Callable[[Tensor], Tensor]
+    name: str
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return self.source.image_shape
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> damaged images (B, C, H, W)."""
+        return self.change(self.source.read(index))
+
+
+def blurred(x: Tensor, radius: float) -> Tensor:
+    """Gaussian blur of each channel, `radius` pixels wide."""
+    planes = to_bytes(x).flatten(0, 1).numpy()
+    soft = [torch.frombuffer(bytearray(_blur(plane, radius)), dtype=torch.uint8) for plane in planes]
+    return torch.stack(soft).view(x.shape).float() / 127.5 - 1
+
+
+def _blur(plane: object, radius: float) -> bytes:
+    return Image.fromarray(plane).filter(ImageFilter.GaussianBlur(radius)).tobytes()
+
+
+def distances(
+    source: ImageSource, extractor_name: str, num_images: int, cache: Path
+) -> dict[str, dict[str, float]]:
+    """Kind of damage -> how much -> Frechet distance to the undamaged half."""
+    extractor = load_extractor(extractor_name, cache, reference=source)  # type: ignore[arg-type]
+    reference = torch.arange(0, len(source), 2)
+    other = torch.arange(1, len(source), 2)
+    truth = features_to_statistics(images_to_features(extractor, source, reference).features)
+
+    def distance(change: Callable[[Tensor], Tensor], index: Tensor, name: str) -> float:
+        chosen = index[torch.linspace(0, len(index) - 1, num_images).long()]
+        found = images_to_features(extractor, Degraded(source, change, name), chosen)
+        return frechet_distance(features_to_statistics(found.features), truth)
+
+    def noised(sigma: float) -> Callable[[Tensor], Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return lambda x: x + sigma * torch.randn(x.shape, generator=generator)
+
+    classes = source.num_classes
+    kept = [classes, round(0.8 * classes), classes // 2, classes // 5]
+    return {
+        "noise": {f"sigma {s:g}": distance(noised(s), other, "noised") for s in (0, 0.1, 0.2, 0.4)},
+        "blur": {
+            f"radius {r:g}": distance(lambda x, r=r: blurred(x, r), other, "blurred") for r in (0, 0.5, 1, 2)
+        },
+        "classes": {
+            f"{k} of {classes}": distance(lambda x: x, other[source.label[other] < k], "real") for k in kept
+        },
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("extractors", nargs="*", default=["classifier", "pixels"])
+    parser.add_argument("--num-images", type=int, default=1000)
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/assay").expanduser())
+    arguments = parser.parse_args()
+    source = open_store(arguments.store)
+    columns = [distances(source, name, arguments.num_images, arguments.cache) for name in arguments.extractors]
+    print(f"| {source.name} |" + "".join(f" FD-{name} |" for name in arguments.extractors))
+    print("|---|" + "---:|" * len(columns))
+    for kind, amounts in columns[0].items():
+        for amount in amounts:
+            print(f"| {kind}: {amount} |" + "".join(f" {column[kind][amount]:.3g} |" for column in columns))
+
+
+if __name__ == "__main__":
+    main()

