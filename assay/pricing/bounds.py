@@ -1,0 +1,250 @@
+"""Bounds on the price of a noisy image, from comparisons of trained models alone.
+
+If FD depends on the data only through the effective size n_clean + c(sigma) n_noisy, a clean-only row with a
+images and a mixed row with n_clean and n_noisy give
+
+    FD_clean <= FD_mixed:  a >= n_clean + c n_noisy,   so   c <= (a - n_clean) / n_noisy,
+    FD_clean >  FD_mixed:  a <= n_clean + c n_noisy,   so   c >= (a - n_clean) / n_noisy.
+
+A tie is taken for the larger clean-only row (the paper's convention): it counts for the upper bound only, and
+where a <= n_clean, as when noisy images neither helped nor harmed, it says nothing. The tightest of all
+pairs is reported; 1 / c is the number of noisy images that replace one clean image.
+
+With standard deviations, a pair holds with probability Phi(z), z = |FD_clean - FD_mixed| / sqrt(std_clean^2 +
+std_mixed^2). The interval at a confidence 1 - alpha uses only the pairs with z above the quantile of
+alpha / K, where K counts the pairs that could exclude a price in (0, 1): the true price violates at most
+one direction of each, so the interval misses it with probability at most alpha.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+from scipy.stats import norm
+
+from assay.pricing.table import Array, Results
+
+_MAX_STD_LEVELS = 64  # more distinct standard deviations are rounded up, which only widens the interval
+_NUM_SHOWN = 10  # contradicting pairs to show
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rows of a table, the better one first, and the probability that it is truly better."""
+
+    better: int
+    worse: int
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class PriceBounds:
+    """lower <= c(sigma) <= upper, with the pair that gives each; no pair where only 0 <= c <= 1 is known.
+
+    `interval` covers c at the confidence asked for; None without standard deviations, or when
+    even pairs beyond doubt contradict each other. `contradiction` says in words what does not fit.
+    """
+
+    sigma: float
+    lower: float
+    upper: float
+    lower_pair: Pair | None
+    upper_pair: Pair | None
+    interval: tuple[float, float] | None
+    contradiction: str | None
+
+
+@dataclass(frozen=True)
+class JointBounds:
+    """Bounds on all prices at once: lower and upper (S,) for `sigma` (S,).
+
+    `margin` is the smallest difference in FD, in standard errors (in FD without standard deviations), that had
+    to be asked of a comparison to make all of them agree; `violated` are those that did not.
+    """
+
+    sigma: Array
+    lower: Array
+    upper: Array
+    margin: float
+    violated: tuple[Pair, ...]
+
+
+def price_bounds(results: Results, confidence: float = 0.95) -> list[PriceBounds]:
+    """Bounds on c for each sigma of the table, from all pairs of a clean-only and a mixed row."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
+    clean, sigmas = _clean_rows(results), np.unique(results.sigma[results.num_noisy > 0])
+    if not sigmas.size or not clean.size:
+        kind = "mixed" if clean.size else "clean-only"
+        raise ValueError(
+            f"{results.name}: no {kind} row among lines {results.line.min()} to {results.line.max()} (columns "
+            "clean_fraction and noisy_fraction): a price compares clean-only with mixed settings"
+        )
+    return [_bounds_of(results, clean, np.flatnonzero(results.sigma == sigma), confidence) for sigma in sigmas]
+
+
+def _bounds_of(results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], confidence: float) -> PriceBounds:
+    lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
+    contradiction, interval = None, None
+    if upper < 0:
+        contradiction = f"c <= {upper:.3g}: noisy images made the model worse"
+    elif lower > 1:
+        contradiction = f"c >= {lower:.3g}: a noisy image did better than a clean one"
+    elif lower > upper:
+        contradiction = f"one pair says c >= {lower:.3g}, another c <= {upper:.3g}"
+    if results.has_std:
+        z = norm.isf((1 - confidence) / max(1, _num_informative(results, clean, mixed)))
+        sure_lower, sure_upper, *_ = _tightest(results, clean, mixed, float(z))
+        if max(sure_lower, 0.0) <= min(sure_upper, 1.0):
+            interval = max(sure_lower, 0.0), min(sure_upper, 1.0)
+        else:
+            contradiction = f"{contradiction or 'no price fits'}, beyond doubt at {confidence:.0%}"
+    sigma = float(results.sigma[mixed[0]])
+    return PriceBounds(sigma, lower, upper, lower_pair, upper_pair, interval, contradiction)
+
+
+def _clean_rows(results: Results) -> NDArray[np.int64]:
+    return np.flatnonzero(results.num_noisy == 0)
+
+
+def _num_informative(results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64]) -> int:
+    """Number of pairs with n_clean < a < n_clean + n_noisy; all others agree with every c in (0, 1)."""
+    a, slack = np.sort(results.num_clean[clean]), 1e-9 * results.num_clean.max()
+    low, high = results.num_clean[mixed], results.num_clean[mixed] + results.num_noisy[mixed]
+    return int((np.searchsorted(a, high - slack) - np.searchsorted(a, low + slack)).clip(0).sum())
+
+
+def _tightest(
+    results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], z: float
+) -> tuple[float, float, Pair | None, Pair | None]:
+    """Tightest lower and upper bound from pairs that differ by more than z standard errors, and the pairs.
+
+    Rows sorted by FD make this O(n log n): among the clean-only rows that beat a mixed one the smallest
+    matters, among those that it beats the largest. One pass for each distinct standard deviation.
+    """
+    lower, upper = 0.0, 1.0
+    lower_pair = upper_pair = None
+    std = results.fd_std[clean] if z else np.zeros(len(clean))
+    levels = np.unique(std)
+    if len(levels) > _MAX_STD_LEVELS:
+        levels = np.quantile(std, np.linspace(0, 1, _MAX_STD_LEVELS + 1)[1:], method="higher")
+    level_of = np.searchsorted(levels, std)
+    fd, num_clean, num_noisy = results.fd[mixed], results.num_clean[mixed], results.num_noisy[mixed]
+    for level, level_std in enumerate(levels):
+        rows = clean[level_of == level]
+        rows = rows[np.lexsort([results.num_clean[rows], results.fd[rows]])]
+        if not rows.size:
+            continue
+        a, clean_fd = results.num_clean[rows], results.fd[rows]
+        margin = z * np.hypot(level_std, results.fd_std[mixed])
+        num_beat = np.searchsorted(clean_fd, fd - margin)
+        num_not_beaten = np.searchsorted(clean_fd, fd + margin, side="right")
+        smallest = np.append(np.inf, np.minimum.accumulate(a))[num_beat]
+        # Complex numbers are ordered by (real, imaginary): the first row tied in FD and larger than n_clean.
+        tie = np.searchsorted(clean_fd + 1j * a, fd - margin + 1j * num_clean, side="right").clip(max=len(a) - 1)
+        tied = (clean_fd[tie] == fd - margin) & (a[tie] > num_clean)
+        smallest = np.where(tied, np.minimum(smallest, a[tie]), smallest)
+        largest = np.append(np.maximum.accumulate(a[::-1])[::-1], -np.inf)[num_not_beaten]
+        above, below = (smallest - num_clean) / num_noisy, (largest - num_clean) / num_noisy
+        if above.min() < upper or (upper_pair is None and above.min() <= upper):
+            best = int(above.argmin())
+            row = rows[(a == smallest[best]) & (clean_fd <= fd[best])][0]
+            upper, upper_pair = float(above[best]), _pair(results, int(row), int(mixed[best]))
+        if below.max() > lower or (lower_pair is None and below.max() >= lower):
+            best = int(below.argmax())
+            row = rows[(a == largest[best]) & (clean_fd > fd[best])][-1]
+            lower, lower_pair = float(below[best]), _pair(results, int(mixed[best]), int(row))
+    return lower, upper, lower_pair, upper_pair
+
+
+def _pair(results: Results, better: int, worse: int) -> Pair:
+    if not results.has_std:
+        return Pair(better, worse, None)
+    std = np.hypot(results.fd_std[better], results.fd_std[worse])
+    gap = results.fd[worse] - results.fd[better]
+    return Pair(better, worse, float(norm.cdf(gap / std)) if std > 0 else float(gap > 0))
+
+
+def joint_bounds(results: Results) -> JointBounds:
+    """Bounds from all comparisons, also between two mixtures, with c(sigma) falling in sigma.
+
+    A better FD means a larger effective size, which is linear in the prices: each bound is a linear
+    programme. When the comparisons contradict each other, the smallest margin at which they agree is used.
+    """
+    price_bounds(results)  # refuses tables without pairs
+    std = results.fd_std if results.has_std else np.ones(len(results))
+    too_small, margin = 0.0, 0.0
+    point = _Programme(results, margin).solve()
+    if point is None:
+        margin = float(np.sqrt(2) * np.ptp(results.fd) / std.min())  # nothing is compared: surely feasible
+        while margin > 1.01 * too_small:
+            middle = float(np.sqrt(margin * max(too_small, 1e-4 * margin)))
+            if (found := _Programme(results, middle).solve()) is None:
+                too_small = middle
+            else:
+                point, margin = found, middle
+    programme = _Programme(results, margin)
+    num_sigmas = len(programme.sigma)
+    ends = [[programme.solve(which, sign) for which in range(num_sigmas)] for sign in (1, -1)]
+    lower, upper = (np.array([end[which] for which, end in enumerate(row)]) for row in ends)
+    return JointBounds(programme.sigma, lower, upper, margin, _violated(results, programme.sigma, point))
+
+
+class _Programme:
+    """The linear programme over c (S,) and dividers T_1 >= ... >= T_K: FD orders the rows by effective size.
+
+    With a margin, row i is surely better than row j if FD_i + w_i < FD_j - w_j. Instead of n^2 pairs: row i
+    lies above the divider at FD_i + w_i, row j below the last divider before FD_j - w_j.
+    """
+
+    def __init__(self, results: Results, margin: float) -> None:
+        mixed = results.num_noisy > 0
+        self.sigma = np.unique(results.sigma[mixed])
+        std = results.fd_std if results.has_std else np.ones(len(results))
+        half = margin * std / np.sqrt(2)  # two equal rows then differ by `margin` standard errors
+        divider, above = np.unique(results.fd + half, return_inverse=True)
+        below = np.searchsorted(divider, results.fd - half) - 1  # the last one strictly before; -1: none
+        s, k, n = len(self.sigma), len(divider), len(results)
+        which = np.searchsorted(self.sigma, results.sigma).clip(0, s - 1)
+        scale = results.num_clean.max()
+        size, noisy, rows = results.num_clean / scale, results.num_noisy / scale, np.arange(n)
+        later = rows[below >= 0]
+        chain, order = np.arange(k - 1), np.arange(s - 1)
+        blocks = [  # (row, column, value) of A x <= b
+            (rows, which, -noisy), (rows, s + above, np.ones(n)),  # T - c n_noisy <= n_clean
+            (n + later, which[later], noisy[later]), (n + later, s + below[later], -np.ones(len(later))),
+            (2 * n + chain, s + chain, -np.ones(k - 1)), (2 * n + chain, s + chain + 1, np.ones(k - 1)),
+            (2 * n + k + order, order, -np.ones(s - 1)), (2 * n + k + order, order + 1, np.ones(s - 1)),
+        ]  # fmt: skip
+        row, column, value = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        self._matrix = coo_array((value, (row, column)), shape=(2 * n + k + s, s + k)).tocsr()
+        self._limit = np.concatenate([size, -size, np.zeros(k + s)])
+        self._limit[n + rows[below < 0]] = 0.0  # no divider before: nothing to say, 0 <= 0
+        clean = _clean_rows(results)
+        # Pairs with clean-only rows enter as limits on c, which also carries the convention on ties.
+        box = [_tightest(results, clean, np.flatnonzero(results.sigma == level), margin)[:2] for level in self.sigma]
+        self._bounds = box + [(None, None)] * k
+        self._empty = any(low > high for low, high in box)
+
+    def solve(self, which: int = 0, sign: int = 0) -> Array | None:
+        """Prices (S,) that make price `which` smallest (sign 1) or largest (-1); None if none is feasible."""
+        if self._empty:
+            return None
+        objective = np.zeros(len(self._bounds))
+        objective[which] = sign
+        done = linprog(objective, self._matrix, self._limit, bounds=self._bounds, method="highs")
+        return done.x[: len(self.sigma)] if done.status == 0 else None
+
+
+def _violated(results: Results, sigma: Array, price: Array) -> tuple[Pair, ...]:
+    """The clearest pairs whose better row has the smaller effective size at these prices."""
+    which = np.searchsorted(sigma, results.sigma).clip(0, len(sigma) - 1)
+    size = results.num_clean + price[which] * results.num_noisy
+    order = np.lexsort([results.fd, -np.round(size / size.max(), 9)])  # largest first; ties are no violation
+    worst = np.maximum.accumulate(results.fd[order])
+    holder = np.maximum.accumulate(np.where(results.fd[order] == worst, np.arange(len(order)), 0))
+    gap = worst - results.fd[order]
+    largest = np.argsort(-gap, kind="stable")[:_NUM_SHOWN]
+    return tuple(_pair(results, int(order[i]), int(order[holder[i]])) for i in largest if gap[i] > 0)

@@ -1,0 +1,287 @@
+"""A law for the Frechet distance of a model trained on n_clean clean and n_noisy(sigma) noisy images.
+
+With n in units of `num_images` (the largest total of the table),
+
+    FD = floor + amplitude n_eff^-exponent + details / n_clean,
+    n_eff = n_clean + sum over sigma of c(sigma) n_noisy(sigma),
+    c(sigma) = (1 + (sigma / sigma_floor)^2)^-steepness.
+
+Levels of noise above an image's own are taught by every image: a noisy one counts as c(sigma) clean ones.
+What lies below it only clean images can show; that error falls at the parametric rate 1 / n_clean. So the
+first clean images are worth much more than c says, and without any the law gives infinity. FD is convex and
+falls in every count, which makes the budget planner exact.
+
+c is the paper's price: with clean images of noise sigma_floor, an image of total variance
+sigma_floor^2 + sigma^2 weighs 1 / sigma_i^(4k - 2) in n_l, so steepness = 2k - 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from assay.pricing.table import Results
+
+Array = NDArray[np.float64]
+
+PARAMETERS = ("floor", "amplitude", "exponent", "sigma_floor", "steepness", "details")
+# A weak prior on the logarithms keeps tables of a few rows, or of one sigma, from running off to infinity.
+# One prior standard deviation costs as much as one row that is off by its scale.
+_PRIOR_STD = np.array([2.0, 2.0, 1.0, 1.5, 1.5, 3.0])
+_KNOWN = 2.0
+_MISFIT = 0.02  # log FD: how far the law itself may be off; rows further away pull less (soft L1)
+_MAX_ROWS = 2000  # six numbers need no more rows; an even sample is fitted beyond
+_MIN_ROWS = 4
+_MAX_LEFT_OUT = 200  # real leave-one-out up to here, ten folds beyond
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted FD of a setting, the interval in which a new run falls, and why it may be a guess."""
+
+    fd: float
+    low: float
+    high: float
+    extrapolates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FittedRow:
+    """One row of the table beside the law: fitted, and predicted by a law that never saw the row."""
+
+    line: int
+    num_clean: float
+    num_noisy: float
+    sigma: float
+    fd: float
+    fitted: float
+    left_out: float
+    extrapolates: tuple[str, ...]
+
+    @property
+    def left_out_error(self) -> float:
+        """|left_out / fd - 1|."""
+        return abs(self.left_out / self.fd - 1)
+
+
+@dataclass(frozen=True)
+class Law:
+    """A fitted law; `parameters` (6,) in the order of PARAMETERS, `draws` (R, 6) from the bootstrap.
+
+    `scatter` (R,) are residuals of log FD, one for each draw: how far a new run may be off its law.
+    """
+
+    parameters: Array
+    draws: Array
+    scatter: Array
+    num_images: float
+    confidence: float
+    seen: dict[str, tuple[float, float]]
+
+    def as_dict(self) -> dict[str, float]:
+        """The numbers of the formula by name; all that is needed to recompute FD elsewhere."""
+        return dict(zip(PARAMETERS, map(float, self.parameters), strict=True)) | {"num_images": self.num_images}
+
+    def price(self, sigma: ArrayLike) -> Array:
+        """c(sigma): how many clean images one noisy image is worth, elementwise."""
+        return _price(self.parameters, np.asarray(sigma, float))
+
+    def price_interval(self, sigma: float) -> tuple[float, float]:
+        """Bootstrap interval of c(sigma) at `confidence`."""
+        return self._interval(_price(self.draws[:, None], np.array([sigma]))[:, 0])
+
+    def fd(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigma: ArrayLike) -> Array:
+        """FD of settings (...,) with images of one noise level each; num_noisy and sigma broadcast."""
+        clean, noisy, level = np.broadcast_arrays(*(np.asarray(v, float) for v in (num_clean, num_noisy, sigma)))
+        return self.fd_of_sizes(clean, clean + self.price(level) * noisy)
+
+    def fd_of_sizes(self, num_clean: ArrayLike, effective: ArrayLike) -> Array:
+        """FD from the number of clean images and the effective size n_eff, elementwise."""
+        return _fd(self.parameters, np.asarray(num_clean) / self.num_images, np.asarray(effective) / self.num_images)
+
+    def slopes(self, num_clean: float, effective: float) -> tuple[float, float]:
+        """Derivatives of FD by n_clean at fixed n_eff, and by n_eff."""
+        law, clean, size = self.as_dict(), num_clean / self.num_images, effective / self.num_images
+        by_effective = -law["exponent"] * law["amplitude"] * size ** (-law["exponent"] - 1)
+        return -law["details"] / clean**2 / self.num_images, by_effective / self.num_images
+
+    def predict(self, num_clean: float, noisy: Sequence[tuple[float, float]] = ()) -> Prediction:
+        """FD of a run on `num_clean` clean images and (count, sigma) pairs of noisy ones, with its interval."""
+        counts, sigmas = np.array(noisy, float).reshape(-1, 2).T
+        theta = np.vstack([self.parameters, self.draws])
+        effective = num_clean + _price(theta[:, None], sigmas) @ counts
+        fd = _fd(theta[:, None], num_clean / self.num_images, effective[:, None] / self.num_images)[:, 0]
+        # Each draw of the law is paired with a residual: parameters and runs are both uncertain.
+        low, high = self._interval(fd[1:] * np.exp(self.scatter))
+        used = sigmas[counts > 0]
+        reasons = _extrapolates(self.seen, num_clean, effective[0], used.max() if used.size else 0.0)
+        return Prediction(float(fd[0]), low, high, reasons)
+
+    def _interval(self, values: Array) -> tuple[float, float]:
+        tail = 50 * (1 - self.confidence)
+        low, high = np.percentile(values, [tail, 100 - tail])
+        return float(low), float(high)
+
+
+def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, seed: int = 0) -> Law:
+    """Fit the law to a table in log FD with a soft L1 loss; bootstrap intervals from `num_draws` refits.
+
+    Each refit sees the fitted curve plus resampled residuals, made unbiased for the leverage of their rows
+    and multiplied by a random scale sqrt(df / chi^2_df), as in Student's t: a short table knows its own
+    scatter only roughly.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
+    data = _Data(results)
+    theta = data.fit()
+    fitted, slope = data.log_fd(theta)
+    residual = (data.target - fitted) / data.scale
+    weight = 1 / np.sqrt(1 + residual**2)
+    slope = slope / data.scale[:, None]
+    hessian = (slope * weight[:, None]).T @ slope + np.diag(_PRIOR_STD**-2.0)
+    leverage = np.einsum("np,pq,nq->n", slope, np.linalg.inv(hessian), slope) * weight
+    residual = residual / np.sqrt((1 - leverage).clip(0.1))
+    residual -= residual.mean()
+    freedom = max(len(residual) - leverage.sum(), 1.0)
+    generator = np.random.default_rng(seed)
+    # One column more than rows: the last one is the scatter of a run yet to be made.
+    noise = generator.choice(residual, (num_draws, len(residual) + 1))
+    noise *= np.sqrt(freedom / generator.chisquare(freedom, (num_draws, 1)))
+    prior = theta + _PRIOR_STD * generator.standard_normal((num_draws, len(theta)))
+    draws, _ = data.minimise(np.tile(theta, (num_draws, 1)), fitted + noise[:, :-1] * data.scale, prior)
+    scatter = noise[:, -1] * np.median(data.scale)
+    return Law(np.exp(theta), np.exp(draws), scatter, data.num_images, confidence, _seen(results, np.exp(theta)))
+
+
+def leave_one_out(results: Results, law: Law) -> list[FittedRow]:
+    """Each row beside the law, and beside a law fitted without it (without its tenth, in large tables)."""
+    num_folds = len(results) if len(results) <= _MAX_LEFT_OUT else 10
+    fold = np.random.default_rng(0).permutation(len(results)) % num_folds
+    fitted, rows = law.fd(results.num_clean, results.num_noisy, results.sigma), []
+    for left_out in range(num_folds):
+        kept = results.take(fold != left_out)
+        data = _Data(kept)
+        theta = np.exp(data.fit())
+        size = results.num_clean + _price(theta, results.sigma) * results.num_noisy
+        fd, seen = _fd(theta, results.num_clean / data.num_images, size / data.num_images), _seen(kept, theta)
+        for i in np.flatnonzero(fold == left_out):
+            reasons = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
+            values = (results.num_clean[i], results.num_noisy[i], results.sigma[i], results.fd[i], fitted[i], fd[i])
+            rows.append(FittedRow(int(results.line[i]), *map(float, values), reasons))
+    return sorted(rows, key=lambda row: row.line)
+
+
+def _price(theta: Array, sigma: Array) -> Array:
+    """c(sigma) for parameters (..., 6), elementwise in sigma (...)."""
+    return (1 + (sigma / theta[..., 3]) ** 2) ** -theta[..., 4]
+
+
+def _fd(theta: Array, clean: Array | float, effective: Array) -> Array:
+    """The law for parameters (..., 6) and sizes (...) in units of num_images; infinite without clean images."""
+    with np.errstate(divide="ignore"):
+        return theta[..., 0] + theta[..., 1] * effective ** -theta[..., 2] + theta[..., 5] / clean
+
+
+class _Data:
+    """A table as the fit sees it, and batched Levenberg-Marquardt for many fits to it at once.
+
+    theta (..., 6) are logarithms of the parameters. The cost is sum of rho((log FD - target) / scale) plus
+    the prior, with rho(z) = 2 (sqrt(1 + z^2) - 1).
+    """
+
+    def __init__(self, results: Results) -> None:
+        if len(results) < _MIN_ROWS:
+            raise ValueError(
+                f"{results.name}: {len(results)} usable rows (lines {', '.join(map(str, results.line))}) are too "
+                f"few for a law; it takes at least {_MIN_ROWS}"
+            )
+        if len(results) > _MAX_ROWS:
+            order = np.lexsort([results.num_noisy, results.num_clean, results.sigma])
+            results = results.take(order[np.linspace(0, len(order) - 1, _MAX_ROWS).astype(int)])
+        self.num_images = float((results.num_clean + results.num_noisy).max())
+        self.clean, self.noisy = results.num_clean / self.num_images, results.num_noisy / self.num_images
+        self.sigma, self.target = results.sigma, np.log(results.fd)
+        self.scale = np.hypot(_MISFIT, results.fd_std / results.fd)
+        lowest, levels = results.fd.min(), results.sigma[results.num_noisy > 0]
+        level = np.median(levels) if levels.size else 0.1
+        self.prior = np.log([0.9 * lowest, 0.2 * lowest, 1.5, level, 0.5, 0.005 * lowest])
+
+    def log_fd(self, theta: Array) -> tuple[Array, Array]:
+        """log FD (..., n) of the rows and its derivatives (..., n, 6) by theta (..., 6)."""
+        floor, amplitude, exponent, sigma_floor, steepness, details = np.moveaxis(np.exp(theta)[..., None], -2, 0)
+        ratio = (self.sigma / sigma_floor) ** 2
+        worth = (1 + ratio) ** -steepness * self.noisy
+        size = self.clean + worth
+        learned, unseen = amplitude * size**-exponent, details / self.clean
+        fd = floor + learned + unseen
+        by_price = -exponent * learned * worth / size * steepness
+        slopes = [
+            np.broadcast_to(floor, fd.shape), learned, -exponent * np.log(size) * learned,
+            by_price * 2 * ratio / (1 + ratio), -by_price * np.log1p(ratio), unseen,
+        ]  # fmt: skip
+        return np.log(fd), np.stack(slopes, -1) / fd[..., None]
+
+    def fit(self) -> Array:
+        """The best theta (6,) from a few starts, at the scatter that the table itself shows."""
+        shift = np.zeros((8, len(PARAMETERS)))
+        shift[:, [2, 3, 4]] = np.array(np.meshgrid([-0.5, 0.5], [-1, 1], [-0.5, 0.5])).reshape(3, -1).T
+        theta, cost = self.minimise(self.prior + shift, self.target, self.prior)
+        theta = theta[cost.argmin()]
+        freedom = max(len(self.target) - len(PARAMETERS), 0)
+        scatter = 1.48 * np.median(np.abs(self.target - self.log_fd(theta)[0]))  # of a Gaussian: its std
+        if freedom:
+            scatter *= np.sqrt(len(self.target) / freedom)
+        self.scale = np.sqrt((_KNOWN * self.scale**2 + freedom * scatter**2) / (_KNOWN + freedom))
+        return self.minimise(theta[None], self.target, self.prior)[0][0]
+
+    def minimise(self, theta: Array, target: Array, prior: Array, num_steps: int = 200) -> tuple[Array, Array]:
+        """Minimise from theta (R, 6) for targets (R, n) or (n,); returns theta (R, 6) and the cost (R,)."""
+        theta, damping = theta.copy(), np.full(len(theta), 1e-2)
+        target, prior = (np.broadcast_to(v, (len(theta), v.shape[-1])) for v in (target, prior))
+        cost, gradient, hessian = self._cost(theta, target, prior)
+        active = np.arange(len(theta))
+        for _ in range(num_steps):
+            lifted = hessian[active] + damping[active, None, None] * (hessian[active] * np.eye(theta.shape[1]))
+            step = -np.linalg.solve(lifted, gradient[active][..., None])[..., 0]
+            trial = np.clip(theta[active] + step.clip(-1, 1), self.prior - 12, self.prior + 12)
+            new_cost, new_gradient, new_hessian = self._cost(trial, target[active], prior[active])
+            better = new_cost < cost[active]
+            converged = np.abs(cost[active] - new_cost) <= 1e-9 * cost[active]
+            moved = active[better]
+            theta[moved], cost[moved] = trial[better], new_cost[better]
+            gradient[moved], hessian[moved] = new_gradient[better], new_hessian[better]
+            damping[active] *= np.where(better, 0.2, 5.0)
+            active = active[~converged & (damping[active] < 1e9)]
+            if not active.size:
+                break
+        return theta, cost
+
+    def _cost(self, theta: Array, target: Array, prior: Array) -> tuple[Array, Array, Array]:
+        """Cost (R,), its gradient (R, 6) and the Gauss-Newton Hessian (R, 6, 6), the last two halved."""
+        fitted, slope = self.log_fd(theta)
+        residual = (fitted - target) / self.scale
+        root, away = np.sqrt(1 + residual**2), (theta - prior) / _PRIOR_STD
+        slope = slope / self.scale[:, None]
+        gradient = np.einsum("rn,rnp->rp", residual / root, slope) + away / _PRIOR_STD
+        hessian = np.swapaxes(slope / root[..., None], 1, 2) @ slope + np.diag(_PRIOR_STD**-2.0)
+        return 2 * (root - 1).sum(-1) + (away**2).sum(-1), gradient, hessian
+
+
+def _seen(results: Results, theta: Array) -> dict[str, tuple[float, float]]:
+    """The range of what the table shows: clean counts, effective sizes and sigmas."""
+    size = results.num_clean + _price(theta, results.sigma) * results.num_noisy
+    columns = {"clean images": results.num_clean, "effective size": size, "noise": results.sigma}
+    return {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
+
+
+def _extrapolates(seen: dict[str, tuple[float, float]], num_clean: float, size: float, sigma: float) -> tuple[str, ...]:
+    """Why a setting lies outside what the table shows; nothing if it does not."""
+    reasons = []
+    for (name, (low, high)), value in zip(seen.items(), (num_clean, size, sigma), strict=True):
+        slack = 1e-9 * high
+        if value < low - slack:
+            reasons.append(f"{name} {value:.3g} below the table's {low:.3g}")
+        elif value > high + slack:
+            reasons.append(f"{name} {value:.3g} above the table's {high:.3g}")
+    return tuple(reasons)

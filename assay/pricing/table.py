@@ -1,0 +1,234 @@
+"""Tables of results: one row per trained model, with what it was trained on and the FD it reached.
+
+Columns (the paper's `fid_tables.csv`, or a study's `results.csv`; others are ignored):
+
+    fid or fd, fid_std or fd_std      Frechet distance and its standard deviation (optional)
+    sigma                             noise of the noisy images; may be empty in clean-only rows
+    clean_fraction, noisy_fraction    parts of the data set, or
+    num_clean, num_noisy              numbers of images, which win when both are there
+    dataset, extractor                rows are compared only where these agree (optional)
+    table, sampling, consistency      choose rows: see `read_results` (optional)
+    seed                              rows alike but for the seed are repeats: averaged (optional)
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+PAPER = Path(__file__).with_name("fid_tables.csv")
+# Sizes the paper gives (caption of its clean-mix table); ImageNet is stated as "about 1.3M".
+PAPER_NUM_IMAGES = {"cifar10": 60_000, "celeba_hq": 30_000, "imagenet": 1_300_000}
+# Boxed bounds on 1 / c in the paper's section on pricing, by data set and sigma.
+PAPER_BOXES = {
+    ("cifar10", 0.05): (1.17, 1.25), ("celeba_hq", 0.05): (1.17, 1.25), ("imagenet", 0.05): (1.125, 1.17),
+    ("cifar10", 0.1): (1.25, 1.5), ("celeba_hq", 0.1): (1.25, 1.5), ("imagenet", 0.1): (1.125, 1.17),
+    ("cifar10", 0.2): (1.5, 1.75), ("celeba_hq", 0.2): (1.5, 1.75), ("imagenet", 0.2): (1.5, 1.75),
+}  # fmt: skip
+_EVERYTHING_FROM = 0.1  # the paper's limit of its asymptotic regime
+
+
+@dataclass(frozen=True)
+class Results:
+    """Comparable rows, all arrays (n,): each setting once, clean-only rows with sigma 0 and no noisy images.
+
+    `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `line` is the line
+    of the file a row stands on. `has_std` is false when the table gives no standard deviations.
+    """
+
+    name: str
+    line: NDArray[np.int64]
+    sigma: Array
+    num_clean: Array
+    num_noisy: Array
+    fd: Array
+    fd_std: Array
+    counted: bool
+    has_std: bool
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def take(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Results":
+        """The rows of a mask or of indices."""
+        columns = {n: getattr(self, n)[keep] for n in ("line", "sigma", "num_clean", "num_noisy", "fd", "fd_std")}
+        return Results(self.name, **columns, counted=self.counted, has_std=self.has_std)
+
+    def setting(self, row: int) -> str:
+        """A row in words: "30% clean + 70% noisy at 0.2" or "300 clean"."""
+        clean, noisy = (f"{v:,.0f}" if self.counted else f"{v:.3g}" for v in (self.num_clean[row], self.num_noisy[row]))
+        return f"{clean} clean" + (f" + {noisy} at {self.sigma[row]:g}" if self.num_noisy[row] else " only")
+
+
+def read_results(
+    path: Path,
+    *,
+    table: str | None = None,
+    dataset: str | None = None,
+    num_images: float | None = None,
+    min_clean_fraction: float = _EVERYTHING_FROM,
+) -> list[Results]:
+    """Read the comparable rows of a CSV file, one `Results` for each data set (and extractor).
+
+    Kept are rows with full sampling and no consistency loss, of `table` (where the file has that column:
+    `clean_mix` unless said otherwise), of `dataset`, and with a clean fraction of at least
+    `min_clean_fraction`. `num_images` turns fractions into numbers of images.
+    """
+    sheet = _Sheet(path)
+    fd_name, std_name = sheet.either("fid", "fd"), sheet.either("fid_std", "fd_std", required=False)
+    fd, sigma_text = sheet.numbers(fd_name), sheet.text("sigma")
+    std = sheet.numbers(std_name, blank=0.0) if std_name else np.zeros(len(fd))
+    counted = "num_clean" in sheet and "num_noisy" in sheet
+    if counted:
+        clean, noisy = sheet.numbers("num_clean"), sheet.numbers("num_noisy")
+        for name, values in (("num_clean", clean), ("num_noisy", noisy)):
+            sheet.check(name, values >= 0, values, "a number of images is at least 0")
+        sheet.check("num_clean", clean + noisy > 0, clean, "and no noisy images either: a row needs images")
+    if "clean_fraction" in sheet or not counted:
+        fraction, other = sheet.numbers("clean_fraction"), sheet.numbers("noisy_fraction")
+        for name, values in (("clean_fraction", fraction), ("noisy_fraction", other)):
+            sheet.check(name, (values >= 0) & (values <= 1), values, "a fraction lies in [0, 1]")
+        if not counted:
+            clean, noisy = fraction, other
+    else:
+        fraction = clean / (clean + noisy)
+    sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=np.nan), 0.0)
+    sheet.check("sigma", np.isfinite(sigma) & ((sigma > 0) == (noisy > 0)), sigma_text, "noisy images need a level > 0")
+    sheet.check(fd_name, np.isfinite(fd) & (fd > 0), fd, "a Frechet distance is finite and > 0")
+    sheet.check(std_name or "", np.isfinite(std) & (std >= 0), std, "a standard deviation is at least 0")
+
+    keep = (fraction >= min_clean_fraction - 1e-9) & (clean > 0)
+    for name, wanted in (("sampling", "full"), ("consistency", "0"), ("table", table or "clean_mix"), ("dataset", dataset)):
+        if name in sheet and wanted is not None:
+            column = np.array(sheet.text(name))
+            if name in ("table", "dataset") and (table if name == "table" else dataset) and wanted not in column:
+                raise ValueError(f"{path}: column {name} has no {wanted!r}; it has {', '.join(sorted(set(column)))}")
+            if name != "table" or wanted in column:  # a study may call its one table as it likes
+                keep &= np.isin(column, ("", wanted) if name in ("sampling", "consistency") else (wanted,))
+    if not keep.any():
+        raise ValueError(f"{path}: no row has full sampling, no consistency loss and clean_fraction >= {min_clean_fraction:g}")
+    groups = [" ".join(parts) for parts in zip(*(sheet.text(n) for n in ("dataset", "extractor") if n in sheet), strict=True)]
+    group = np.array(groups) if groups else np.full(len(fd), path.stem)
+    scale = 1.0 if counted else (num_images or 1.0)
+    found = []
+    for name in dict.fromkeys(group[keep]):
+        rows = np.flatnonzero(keep & (group == name))
+        rounding = _rounding_std(fd[rows])
+        results = Results(
+            str(name), sheet.line[rows], sigma[rows], clean[rows] * scale, noisy[rows] * scale, fd[rows],
+            np.hypot(std[rows], rounding), counted or num_images is not None, bool((std[rows] > 0).any()),
+        )  # fmt: skip
+        seed = np.array(sheet.text("seed"))[rows] if "seed" in sheet else np.full(len(rows), "")
+        results = _merge_repeats(results, seed, f"{path}: column {fd_name}")
+        if len(results) < 2:
+            raise ValueError(f"{path}: {name} has one usable row (line {results.line[0]}): there is nothing to compare")
+        if np.ptp(results.fd) == 0:
+            raise ValueError(
+                f"{path}: column {fd_name} is {results.fd[0]:g} in every usable row of {name} (lines "
+                f"{results.line.min()} to {results.line.max()}): the table cannot tell its settings apart"
+            )
+        found.append(results)
+    return found
+
+
+def _rounding_std(fd: Array) -> float:
+    """Standard deviation of the rounding: a value given as 2.40 may be anything from 2.395 to 2.405."""
+    for decimals in range(7):
+        if np.array_equal(np.round(fd, decimals), fd):
+            return float(10.0**-decimals / np.sqrt(12))
+    return 0.0
+
+
+def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Results:
+    """Average rows of one setting that differ in their seed; refuse those that contradict each other."""
+    settings = np.stack([results.sigma, results.num_clean, results.num_noisy], 1)
+    _, first, which, count = np.unique(settings, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    which = which.reshape(-1)
+    mean, var = np.bincount(which, results.fd) / count, np.bincount(which, results.fd_std**2) / count
+    for setting in np.flatnonzero(count > 1):
+        rows = np.flatnonzero(which == setting)
+        if len(set(seed[rows])) == len(rows):
+            var[setting] = max(var[setting], results.fd[rows].var(ddof=1)) / len(rows)
+        elif np.ptp(results.fd[rows]) > 0:
+            lines, values = results.line[rows].tolist(), ", ".join(f"{v:g}" for v in results.fd[rows])
+            raise ValueError(
+                f"{where}: lines {', '.join(map(str, lines))} give {values} for the same setting "
+                f"({results.setting(int(rows[0]))}); keep one, or tell repeats apart in a column `seed`"
+            )
+    order = np.argsort(first)
+    merged = results.take(first[order])
+    return Results(
+        merged.name, merged.line, merged.sigma, merged.num_clean, merged.num_noisy,
+        mean[order], np.sqrt(var[order]), merged.counted, merged.has_std,
+    )  # fmt: skip
+
+
+class _Sheet:
+    """A CSV file by columns, which knows the line of every row so that complaints can name it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            self.header = [name.strip() for name in next(reader, [])]
+            lines, rows = [], []
+            for row in reader:
+                if row:
+                    lines.append(reader.line_num)
+                    rows.append(row)
+                    if len(row) != len(self.header):
+                        raise ValueError(
+                            f"{path}, line {reader.line_num}: {len(row)} values, but the header names {len(self.header)}"
+                        )
+        if not rows:
+            raise ValueError(f"{path} has no rows: expected a header and at least two results")
+        self.line = np.array(lines)
+        self._columns = dict(zip(self.header, zip(*rows, strict=True), strict=True))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def either(self, *names: str, required: bool = True) -> str:
+        """The first of these columns that is there; "" if none is and none is required."""
+        found = next((name for name in names if name in self), "")
+        if required and not found:
+            raise ValueError(
+                f"{self.path}: column {' or '.join(names)} is missing; the header has {', '.join(self.header) or 'nothing'}"
+            )
+        return found
+
+    def text(self, name: str) -> list[str]:
+        """A column as stripped strings."""
+        return [value.strip() for value in self._columns[self.either(name)]]
+
+    def numbers(self, name: str, blank: float | None = None) -> Array:
+        """A column as floats; empty cells become `blank`, if that is given."""
+        text = self.text(name)
+        if blank is not None:
+            text = [value or repr(blank) for value in text]
+        try:
+            return np.array(text, dtype=np.float64)
+        except ValueError:
+            bad = next(row for row, value in enumerate(text) if not _is_number(value))
+            raise ValueError(
+                f"{self.path}, line {self.line[bad]}, column {name}: {text[bad]!r} is not a number"
+            ) from None
+
+    def check(self, name: str, good: NDArray[np.bool_], values: Sequence[object] | Array, rule: str) -> None:
+        """Refuse the first row of a column that breaks a rule."""
+        if not good.all():
+            bad = int(np.flatnonzero(~good)[0])
+            raise ValueError(f"{self.path}, line {self.line[bad]}, column {name}: {values[bad]!s}, but {rule}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
