@@ -189,6 +189,17 @@ def generate(
         yield SampledBatch([seeds[i] for i in index], images[: len(index)])
 
 
+def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -> Tensor:
+    """A class for each seed (num_seeds,), in the proportions of `frequencies` (num_classes,).
+
+    Seed s sits at the fractional part of s times the golden ratio, which fills [0, 1) evenly from any start:
+    every range of seeds has the right proportions, and a seed's class does not depend on the range.
+    """
+    share = torch.as_tensor(frequencies, dtype=torch.float64)
+    position = (torch.tensor(seeds, dtype=torch.float64) * 0.6180339887498949) % 1
+    return torch.searchsorted((share / share.sum()).cumsum(0)[:-1].contiguous(), position, right=True)
+
+
 class SampleConfig(BaseModel):
     """How to sample, in one place: for `assay sample`, for evaluation and for studies.
 
@@ -208,7 +219,7 @@ class SampleConfig(BaseModel):
     num_extra: int = Field(0, ge=0)
     churn: float = Field(0.0, ge=0)
     churn_low: float = Field(0.0, ge=0)
-    churn_high: float = Field(math.inf, gt=0)
+    churn_high: float = Field(1000.0, gt=0)  # above every grid; JSON has no infinity
     churn_noise: float = Field(1.0, ge=0)
 
     def sigmas(self) -> Tensor:

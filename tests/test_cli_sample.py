@@ -19,7 +19,7 @@ from assay.cli import app
 from assay.cli.train import parse_seeds
 from assay.data.export import to_pixels
 from assay.nets import MLPConfig, build_denoiser
-from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas
+from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def sample(*arguments: str | Path) -> Result:
 
 def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, tmp_path: Path) -> None:
     path = checkpoints / "classes.safetensors"
-    label = torch.tensor([3, 0, 2, 2])  # the seed modulo the number of classes
+    label = spread_labels([1.0] * 4, [3, 8, 10, 14])
+    assert len(label.unique()) == 4
     expected = next(
         generate(load_checkpoint(path).denoiser.eval(), [3, 8, 10, 14], (1, 8, 8), edm_sigmas(5), label=label)
     )

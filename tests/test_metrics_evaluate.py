@@ -34,10 +34,9 @@ from assay.metrics import (
 from assay.metrics.classifier import Classifier, train_classifier
 from assay.metrics.evaluate import load_evaluation, nearest_picture, save_evaluation
 from assay.metrics.extract import to_bytes
-from assay.metrics.generated import spread_labels
 from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
-from assay.sample import edm_sigmas
+from assay.sample import SampleConfig, spread_labels
 
 ROOT = Path(__file__).parent.parent
 
@@ -246,10 +245,10 @@ def test_references_from_files_know_their_extractor(
 def test_samples_are_the_same_in_any_batch_and_disjoint_over_ranges() -> None:
     atoms = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     denoiser = MixtureDenoiser(atoms, std=0.1)
-    samples = Samples("mixture", denoiser, (1, 4, 4), edm_sigmas(8), num_images=40, first_seed=100)
+    samples = Samples("mixture", denoiser, (1, 4, 4), 40, 100, SampleConfig(num_steps=8))
     whole = samples.read(torch.arange(40))
     assert torch.equal(samples.read(torch.tensor([17, 3])), whole[[17, 3]])
-    later = Samples("mixture", denoiser, (1, 4, 4), edm_sigmas(8), num_images=40, first_seed=117)
+    later = Samples("mixture", denoiser, (1, 4, 4), 40, 117, SampleConfig(num_steps=8))
     assert torch.equal(later.read(torch.tensor([0])), whole[17:18])
     assert len(whole.flatten(1).unique(dim=0)) == 40
 
@@ -257,9 +256,9 @@ def test_samples_are_the_same_in_any_batch_and_disjoint_over_ranges() -> None:
 @pytest.mark.parametrize("first_seed", [0, 123_456])
 def test_labels_have_the_reference_proportions_in_any_range(first_seed: int) -> None:
     frequencies = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    label = spread_labels(frequencies, 1000, first_seed)
+    label = spread_labels(frequencies, range(first_seed, first_seed + 1000))
     np.testing.assert_allclose(label.bincount(minlength=4) / 1000, frequencies, atol=0.003)
-    assert torch.equal(spread_labels(frequencies, 10, first_seed + 5), label[5:15])
+    assert torch.equal(spread_labels(frequencies, range(first_seed + 5, first_seed + 15)), label[5:15])
 
 
 def test_results_survive_a_file_and_unequal_ones_are_refused(
@@ -393,15 +392,17 @@ def test_evaluate_checkpoint_in_three_ranges(
 ) -> None:
     options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache, "--steps", 4]
     result = tmp_path / "result.json"
-    output = run("evaluate", checkpoint, *options, "--num-images", 30, "-o", result, "--stop-at", 0.1)
-    assert "trained on noisy images alone: consider --stop-at 0.2" in output
+    output = run("evaluate", checkpoint, *options, "--num-images", 30)
+    assert "trained on noisy images alone: consider --truncate 0.2" in output
+    output = run("evaluate", checkpoint, *options, "--num-images", 30, "-o", result, "--truncate", 0.1)
+    assert "consider" not in output
     found = load_evaluation(result)
     assert [part.first for part in found.ranges] == [0, 30, 60] and found.std is not None
     assert found.sampler is not None
-    assert (found.sampler.num_steps, found.sampler.sigma_min, found.sampler.solver) == (4, 0.1, "heun")
+    assert found.sampler.sample == SampleConfig(num_steps=4, truncate_at=0.1)
     # The second range alone, by its seeds, is the same set of images.
     alone = tmp_path / "alone.json"
-    arguments = ["--num-images", 30, "--ranges", 1, "--first-seed", 30, "--stop-at", 0.1, "-o", alone]
+    arguments = ["--num-images", 30, "--ranges", 1, "--first-seed", 30, "--truncate", 0.1, "-o", alone]
     run("evaluate", checkpoint, *options, *arguments)
     assert load_evaluation(alone).value == pytest.approx(found.ranges[1].distance, rel=1e-6)
 

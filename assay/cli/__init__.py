@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import checkpoint, data, evaluate, net, train
+from assay.cli import checkpoint, data, evaluate, net, study, train
 
 
 class ExplainingGroup(TyperGroup):
@@ -54,6 +54,7 @@ def assay_command(
 
 
 app.add_typer(data.app, name="data")
+app.add_typer(study.app, name="study")
 app.command("train")(train.train)
 app.command("sample")(train.sample)
 app.add_typer(net.app, name="net")

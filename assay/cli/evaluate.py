@@ -56,10 +56,10 @@ def evaluate(
     first_seed: Annotated[int, typer.Option(min=0, help="Of the first sampled image.")] = 0,
     steps: Annotated[int, typer.Option(min=2, help="Of the sampler.")] = 18,
     solver: Annotated[Literal["heun", "euler"], typer.Option(help="Of the sampler.")] = "heun",
-    stop_at: Annotated[
-        float,
-        typer.Option(help="Truncated sampling: the last noise level (the sigma_tn of noisy-only models)."),
-    ] = 0.002,
+    truncate: Annotated[
+        float | None,
+        typer.Option(metavar="SIGMA", help="Stop there and return the prediction (for noisy-only models)."),
+    ] = None,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
     ] = False,
@@ -93,6 +93,7 @@ def evaluate(
     from assay.metrics.evaluate import evaluate as evaluate_images
     from assay.metrics.evaluate import nearest_picture, save_evaluation
     from assay.metrics.generated import open_images, sample_checkpoint
+    from assay.sample import SampleConfig
 
     console = Console(highlight=False)
     with _progress() as bar:
@@ -104,11 +105,12 @@ def evaluate(
         images: Images
         if generated.suffix == ".safetensors":
             ranges, num_images = ranges or 3, num_images or min(real.statistics.num_images or 50_000, 50_000)
+            sample = SampleConfig(num_steps=steps, solver=solver, truncate_at=truncate)
             images, sampler = sample_checkpoint(
-                generated, ranges * num_images, first_seed, steps, solver, stop_at, real.frequencies, device
+                generated, ranges * num_images, first_seed, sample, real.frequencies, device
             )
-            if stop_at < (sampler.lowest_sigma_tn or 0):
-                hint = f"trained on noisy images alone: consider --stop-at {sampler.lowest_sigma_tn:g}"
+            if truncate is None and sampler.lowest_sigma_tn:
+                hint = f"trained on noisy images alone: consider --truncate {sampler.lowest_sigma_tn:g}"
                 bar.console.print(f"{generated.name} was {hint}", style="yellow", soft_wrap=True)
         else:
             images, sampler, ranges = open_images(generated), None, ranges or 1

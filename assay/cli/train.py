@@ -169,7 +169,7 @@ def sample(
     from assay.data.export import missing_seeds, read_pngs, write_npz, write_pngs
     from assay.data.picture import image_grid
     from assay.files import write_whole
-    from assay.sample import SampleConfig
+    from assay.sample import SampleConfig, spread_labels
 
     console = Console()
     wanted = parse_seeds(seeds)
@@ -205,7 +205,7 @@ def sample(
     def classes(of: list[int]) -> "torch.Tensor | None":
         if not num_classes:
             return None
-        return torch.tensor([seed % num_classes if label is None else label for seed in of])
+        return spread_labels([1.0] * num_classes, of) if label is None else torch.full((len(of),), label)
 
     with Progress(*_BAR, console=console, disable=not fabric.is_global_zero) as bar:
         task = bar.add_task("sampling", total=len(mine), rate="")

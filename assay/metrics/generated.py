@@ -15,23 +15,22 @@ from assay.data.readers import RawImages, read_any
 from assay.denoise import Denoiser
 from assay.files import sha256
 from assay.metrics.extract import Images
-from assay.sample import Solver, edm_sigmas, generate
+from assay.sample import SampleConfig, spread_labels
 
 
 @dataclass(frozen=True)
 class Samples:
     """Image i is sampled from seed `first_seed` + i when it is read, and is the same image every time.
 
-    `sigmas` (num_steps + 1,) is the sampler's grid. `label` (num_images,) names the classes, if there are any.
+    `label` (num_images,) names the classes, if there are any.
     """
 
     name: str
     denoiser: Denoiser
     image_shape: tuple[int, int, int]
-    sigmas: Tensor
     num_images: int
     first_seed: int = 0
-    solver: Solver = "heun"
+    sample: SampleConfig = field(default_factory=SampleConfig)
     label: Tensor | None = None
     device: torch.device | str = "cpu"
 
@@ -40,28 +39,12 @@ class Samples:
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> (B, C, H, W), sampled in one batch."""
-        batches = generate(
-            self.denoiser,
-            [self.first_seed + int(i) for i in index],
-            self.image_shape,
-            self.sigmas,
-            self.solver,
-            None if self.label is None else self.label[index],
-            batch_size=max(len(index), 1),
-            device=self.device,
+        seeds = [self.first_seed + int(i) for i in index]
+        label = None if self.label is None else self.label[index]
+        batches = self.sample.generate(
+            self.denoiser, seeds, self.image_shape, label, max(len(index), 1), self.device
         )
         return torch.cat([batch.images for batch in batches]).cpu()
-
-
-def spread_labels(frequencies: Sequence[float] | Tensor, num_images: int, first_seed: int = 0) -> Tensor:
-    """A class for each seed (num_images,), in the proportions of `frequencies` (num_classes,).
-
-    Seed s sits at the fractional part of s times the golden ratio, which fills [0, 1) evenly from any start:
-    every range of seeds has the right proportions, and a seed's class does not depend on the range.
-    """
-    share = torch.as_tensor(frequencies, dtype=torch.float64)
-    position = (torch.arange(first_seed, first_seed + num_images, dtype=torch.float64) * 0.6180339887498949) % 1
-    return torch.searchsorted((share / share.sum()).cumsum(0)[:-1].contiguous(), position, right=True)
 
 
 class SamplerSettings(BaseModel):
@@ -69,10 +52,7 @@ class SamplerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    num_steps: int
-    solver: str
-    sigma_min: float
-    sigma_max: float
+    sample: SampleConfig
     first_seed: int
     lowest_sigma_tn: float | None
     checkpoint_sha256: str
@@ -82,40 +62,32 @@ def sample_checkpoint(
     path: Path,
     num_images: int,
     first_seed: int = 0,
-    num_steps: int = 18,
-    solver: Solver = "heun",
-    sigma_min: float = 0.002,
+    sample: SampleConfig = SampleConfig(),  # noqa: B008
     frequencies: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Samples, SamplerSettings]:
     """Samples of a checkpoint, and the settings for the record.
 
-    `sigma_min` is the last level; for truncated sampling it is the sigma_tn of a noisy-only model.
     `frequencies` (num_classes,) are the classes' shares, uniform by default.
     """
     checkpoint = load_checkpoint(path)
-    sigmas = edm_sigmas(num_steps, sigma_min=sigma_min)
     label = None
     if num_classes := checkpoint.config.num_classes:
         if frequencies is None or len(frequencies) != num_classes:
             frequencies = [1.0] * num_classes
-        label = spread_labels(frequencies, num_images, first_seed)
+        label = spread_labels(frequencies, range(first_seed, first_seed + num_images))
     samples = Samples(
         name=path.name,
         denoiser=checkpoint.denoiser.to(device).eval(),
         image_shape=checkpoint.config.image_shape,
-        sigmas=sigmas,
         num_images=num_images,
         first_seed=first_seed,
-        solver=solver,
+        sample=sample,
         label=label,
         device=device,
     )
     settings = SamplerSettings(
-        num_steps=num_steps,
-        solver=solver,
-        sigma_min=sigma_min,
-        sigma_max=sigmas[0].item(),
+        sample=sample,
         first_seed=first_seed,
         lowest_sigma_tn=min((level for level, _ in checkpoint.info.sigma_tn), default=None),
         checkpoint_sha256=sha256(path),

@@ -85,7 +85,9 @@ def price_bounds(results: Results, confidence: float = 0.95) -> list[PriceBounds
     return [_bounds_of(results, clean, np.flatnonzero(results.sigma == sigma), confidence) for sigma in sigmas]
 
 
-def _bounds_of(results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], confidence: float) -> PriceBounds:
+def _bounds_of(
+    results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], confidence: float
+) -> PriceBounds:
     lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
     contradiction, interval = None, None
     if upper < 0:
@@ -143,7 +145,9 @@ def _tightest(
         num_not_beaten = np.searchsorted(clean_fd, fd + margin, side="right")
         smallest = np.append(np.inf, np.minimum.accumulate(a))[num_beat]
         # Complex numbers are ordered by (real, imaginary): the first row tied in FD and larger than n_clean.
-        tie = np.searchsorted(clean_fd + 1j * a, fd - margin + 1j * num_clean, side="right").clip(max=len(a) - 1)
+        tie = np.searchsorted(clean_fd + 1j * a, fd - margin + 1j * num_clean, side="right").clip(
+            max=len(a) - 1
+        )
         tied = (clean_fd[tie] == fd - margin) & (a[tie] > num_clean)
         smallest = np.where(tied, np.minimum(smallest, a[tie]), smallest)
         largest = np.append(np.maximum.accumulate(a[::-1])[::-1], -np.inf)[num_not_beaten]
@@ -224,7 +228,10 @@ class _Programme:
         self._limit[n + rows[below < 0]] = 0.0  # no divider before: nothing to say, 0 <= 0
         clean = _clean_rows(results)
         # Pairs with clean-only rows enter as limits on c, which also carries the convention on ties.
-        box = [_tightest(results, clean, np.flatnonzero(results.sigma == level), margin)[:2] for level in self.sigma]
+        box = [
+            _tightest(results, clean, np.flatnonzero(results.sigma == level), margin)[:2]
+            for level in self.sigma
+        ]
         self._bounds = box + [(None, None)] * k
         self._empty = any(low > high for low, high in box)
 

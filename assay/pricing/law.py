@@ -93,12 +93,16 @@ class Law:
 
     def fd(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigma: ArrayLike) -> Array:
         """FD of settings (...,) with images of one noise level each; num_noisy and sigma broadcast."""
-        clean, noisy, level = np.broadcast_arrays(*(np.asarray(v, float) for v in (num_clean, num_noisy, sigma)))
+        clean, noisy, level = np.broadcast_arrays(
+            *(np.asarray(v, float) for v in (num_clean, num_noisy, sigma))
+        )
         return self.fd_of_sizes(clean, clean + self.price(level) * noisy)
 
     def fd_of_sizes(self, num_clean: ArrayLike, effective: ArrayLike) -> Array:
         """FD from the number of clean images and the effective size n_eff, elementwise."""
-        return _fd(self.parameters, np.asarray(num_clean) / self.num_images, np.asarray(effective) / self.num_images)
+        return _fd(
+            self.parameters, np.asarray(num_clean) / self.num_images, np.asarray(effective) / self.num_images
+        )
 
     def slopes(self, num_clean: float, effective: float) -> tuple[float, float]:
         """Derivatives of FD by n_clean at fixed n_eff, and by n_eff."""
@@ -151,7 +155,9 @@ def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, se
     prior = theta + _PRIOR_STD * generator.standard_normal((num_draws, len(theta)))
     draws, _ = data.minimise(np.tile(theta, (num_draws, 1)), fitted + noise[:, :-1] * data.scale, prior)
     scatter = noise[:, -1] * np.median(data.scale)
-    return Law(np.exp(theta), np.exp(draws), scatter, data.num_images, confidence, _seen(results, np.exp(theta)))
+    return Law(
+        np.exp(theta), np.exp(draws), scatter, data.num_images, confidence, _seen(results, np.exp(theta))
+    )
 
 
 def leave_one_out(results: Results, law: Law) -> list[FittedRow]:
@@ -167,7 +173,14 @@ def leave_one_out(results: Results, law: Law) -> list[FittedRow]:
         fd, seen = _fd(theta, results.num_clean / data.num_images, size / data.num_images), _seen(kept, theta)
         for i in np.flatnonzero(fold == left_out):
             reasons = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
-            values = (results.num_clean[i], results.num_noisy[i], results.sigma[i], results.fd[i], fitted[i], fd[i])
+            values = (
+                results.num_clean[i],
+                results.num_noisy[i],
+                results.sigma[i],
+                results.fd[i],
+                fitted[i],
+                fd[i],
+            )
             rows.append(FittedRow(int(results.line[i]), *map(float, values), reasons))
     return sorted(rows, key=lambda row: row.line)
 
@@ -209,7 +222,9 @@ class _Data:
 
     def log_fd(self, theta: Array) -> tuple[Array, Array]:
         """log FD (..., n) of the rows and its derivatives (..., n, 6) by theta (..., 6)."""
-        floor, amplitude, exponent, sigma_floor, steepness, details = np.moveaxis(np.exp(theta)[..., None], -2, 0)
+        floor, amplitude, exponent, sigma_floor, steepness, details = np.moveaxis(
+            np.exp(theta)[..., None], -2, 0
+        )
         ratio = (self.sigma / sigma_floor) ** 2
         worth = (1 + ratio) ** -steepness * self.noisy
         size = self.clean + worth
@@ -275,7 +290,9 @@ def _seen(results: Results, theta: Array) -> dict[str, tuple[float, float]]:
     return {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
 
 
-def _extrapolates(seen: dict[str, tuple[float, float]], num_clean: float, size: float, sigma: float) -> tuple[str, ...]:
+def _extrapolates(
+    seen: dict[str, tuple[float, float]], num_clean: float, size: float, sigma: float
+) -> tuple[str, ...]:
     """Why a setting lies outside what the table shows; nothing if it does not."""
     reasons = []
     for (name, (low, high)), value in zip(seen.items(), (num_clean, size, sigma), strict=True):

@@ -74,7 +74,9 @@ class Market:
     def __post_init__(self) -> None:
         sigmas = [offer.sigma for offer in self.noisy]
         if self.clean.sigma != 0 or 0 in sigmas:
-            raise ValueError(f"sigmas {[self.clean.sigma, *sigmas]}: clean images have sigma 0, noisy ones more")
+            raise ValueError(
+                f"sigmas {[self.clean.sigma, *sigmas]}: clean images have sigma 0, noisy ones more"
+            )
         if len(set(sigmas)) < len(sigmas):
             raise ValueError(f"sigmas {sigmas} of the offers: each noise level is offered once")
         if not 0 <= self.have_clean < math.inf:
@@ -118,7 +120,9 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
     while excess(high) > 0:
         high *= 2
         if high > 1e30:
-            raise ValueError(f"target FD {target_fd:g} is out of reach: it is too close to the law's floor {floor:.4g}")
+            raise ValueError(
+                f"target FD {target_fd:g} is out of reach: it is too close to the law's floor {floor:.4g}"
+            )
     low = high / 2 if excess(high / 2) > 0 else 0.0
     # The end that reaches the target, so that the promise is kept to the last digit.
     root, tolerance = brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-14), 1e-12
@@ -201,5 +205,7 @@ def _break_even(law: Law, market: Market, budget: float, which: int) -> float:
     if counts[0] + market.have_clean <= 0:
         return math.inf  # clean images at any price: there is no model without
     gains, offers = _gains(law, without, counts), (without.clean, *without.noisy)
-    per_dollar = [gain / o.unit_price for gain, o, n in zip(gains, offers, counts, strict=True) if n < o.max_images]
+    per_dollar = [
+        gain / o.unit_price for gain, o, n in zip(gains, offers, counts, strict=True) if n < o.max_images
+    ]
     return float(gains[which] / max(per_dollar)) if per_dollar else math.inf

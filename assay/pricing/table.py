@@ -56,12 +56,16 @@ class Results:
 
     def take(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Results":
         """The rows of a mask or of indices."""
-        columns = {n: getattr(self, n)[keep] for n in ("line", "sigma", "num_clean", "num_noisy", "fd", "fd_std")}
+        columns = {
+            n: getattr(self, n)[keep] for n in ("line", "sigma", "num_clean", "num_noisy", "fd", "fd_std")
+        }
         return Results(self.name, **columns, counted=self.counted, has_std=self.has_std)
 
     def setting(self, row: int) -> str:
         """A row in words: "30% clean + 70% noisy at 0.2" or "300 clean"."""
-        clean, noisy = (f"{v:,.0f}" if self.counted else f"{v:.3g}" for v in (self.num_clean[row], self.num_noisy[row]))
+        clean, noisy = (
+            f"{v:,.0f}" if self.counted else f"{v:.3g}" for v in (self.num_clean[row], self.num_noisy[row])
+        )
         return f"{clean} clean" + (f" + {noisy} at {self.sigma[row]:g}" if self.num_noisy[row] else " only")
 
 
@@ -98,21 +102,39 @@ def read_results(
     else:
         fraction = clean / (clean + noisy)
     sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=np.nan), 0.0)
-    sheet.check("sigma", np.isfinite(sigma) & ((sigma > 0) == (noisy > 0)), sigma_text, "noisy images need a level > 0")
+    sheet.check(
+        "sigma", np.isfinite(sigma) & ((sigma > 0) == (noisy > 0)), sigma_text, "noisy images need a level > 0"
+    )
     sheet.check(fd_name, np.isfinite(fd) & (fd > 0), fd, "a Frechet distance is finite and > 0")
     sheet.check(std_name or "", np.isfinite(std) & (std >= 0), std, "a standard deviation is at least 0")
 
     keep = (fraction >= min_clean_fraction - 1e-9) & (clean > 0)
-    for name, wanted in (("sampling", "full"), ("consistency", "0"), ("table", table or "clean_mix"), ("dataset", dataset)):
+    for name, wanted in (
+        ("sampling", "full"),
+        ("consistency", "0"),
+        ("table", table or "clean_mix"),
+        ("dataset", dataset),
+    ):
         if name in sheet and wanted is not None:
             column = np.array(sheet.text(name))
-            if name in ("table", "dataset") and (table if name == "table" else dataset) and wanted not in column:
-                raise ValueError(f"{path}: column {name} has no {wanted!r}; it has {', '.join(sorted(set(column)))}")
+            if (
+                name in ("table", "dataset")
+                and (table if name == "table" else dataset)
+                and wanted not in column
+            ):
+                raise ValueError(
+                    f"{path}: column {name} has no {wanted!r}; it has {', '.join(sorted(set(column)))}"
+                )
             if name != "table" or wanted in column:  # a study may call its one table as it likes
                 keep &= np.isin(column, ("", wanted) if name in ("sampling", "consistency") else (wanted,))
     if not keep.any():
-        raise ValueError(f"{path}: no row has full sampling, no consistency loss and clean_fraction >= {min_clean_fraction:g}")
-    groups = [" ".join(parts) for parts in zip(*(sheet.text(n) for n in ("dataset", "extractor") if n in sheet), strict=True)]
+        raise ValueError(
+            f"{path}: no row has full sampling, no consistency loss and clean_fraction >= {min_clean_fraction:g}"
+        )
+    groups = [
+        " ".join(parts)
+        for parts in zip(*(sheet.text(n) for n in ("dataset", "extractor") if n in sheet), strict=True)
+    ]
     group = np.array(groups) if groups else np.full(len(fd), path.stem)
     scale = 1.0 if counted else (num_images or 1.0)
     found = []
@@ -126,7 +148,9 @@ def read_results(
         seed = np.array(sheet.text("seed"))[rows] if "seed" in sheet else np.full(len(rows), "")
         results = _merge_repeats(results, seed, f"{path}: column {fd_name}")
         if len(results) < 2:
-            raise ValueError(f"{path}: {name} has one usable row (line {results.line[0]}): there is nothing to compare")
+            raise ValueError(
+                f"{path}: {name} has one usable row (line {results.line[0]}): there is nothing to compare"
+            )
         if np.ptp(results.fd) == 0:
             raise ValueError(
                 f"{path}: column {fd_name} is {results.fd[0]:g} in every usable row of {name} (lines "
@@ -147,7 +171,9 @@ def _rounding_std(fd: Array) -> float:
 def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Results:
     """Average rows of one setting that differ in their seed; refuse those that contradict each other."""
     settings = np.stack([results.sigma, results.num_clean, results.num_noisy], 1)
-    _, first, which, count = np.unique(settings, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    _, first, which, count = np.unique(
+        settings, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
     which = which.reshape(-1)
     mean, var = np.bincount(which, results.fd) / count, np.bincount(which, results.fd_std**2) / count
     for setting in np.flatnonzero(count > 1):

@@ -153,19 +153,22 @@ def read_config(tree: Mapping[str, Any], name: str = "config") -> RunConfig:
         # As JSON, where strict types still take a list for a tuple and a string for a path.
         return RunConfig.model_validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
-        faults = [_explain(dict(fault), RunConfig) for fault in error.errors()]
+        faults = [explain(dict(fault), RunConfig) for fault in error.errors()]
         raise ValueError(f"{name}: " + "; ".join(dict.fromkeys(faults))) from None
 
 
-def _explain(fault: Mapping[str, Any], model: type[BaseModel]) -> str:
+def explain(fault: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """One of pydantic's errors about `model` as a phrase, with the nearest valid name of a misspelt key."""
     path = [str(part) for part in fault["loc"]]
     key = ".".join(path)
     if fault["type"] != "extra_forbidden":
         given = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
         return f"{key}: {fault['msg'].lower()}{given}"
-    for part in path[:-1]:
-        annotation = model.model_fields[part].annotation
-        model = annotation if isinstance(annotation, type) else next(t for t in get_args(annotation) if t)
+    for part in fault["loc"][:-1]:
+        if isinstance(part, str):
+            annotation = model.model_fields[part].annotation
+            inner = [annotation, *get_args(annotation)]  # a section, or a tuple of sections
+            model = next(kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel))
     near = difflib.get_close_matches(path[-1], model.model_fields, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(model.model_fields)}"
     return f"{key} is not a setting; {hint}"

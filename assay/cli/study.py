@@ -1,0 +1,224 @@
+"""`assay study`: which data should I use, and what is it worth?"""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from assay.cli.train import stop_on_signal
+
+if TYPE_CHECKING:
+    from assay.study.run import OpenStudy, Update
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Studies: a grid of clean fractions and noise levels, trained, measured, priced and reported.",
+)
+
+Spec = Annotated[Path, typer.Argument(help="The study's TOML file, or the folder of one that was run.")]
+Folder = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The study's folder. Default: out/<name of the file>.")
+]
+
+
+def _open(spec: Path, output: Path | None) -> "OpenStudy":
+    from assay.study import open_study
+
+    if spec.is_dir():
+        return open_study(spec / "study.toml", spec)
+    if not spec.exists():
+        raise FileNotFoundError(f"{spec} does not exist: give a study's TOML file or folder")
+    return open_study(spec, output or Path("out") / spec.stem)
+
+
+@app.command()
+def run(
+    spec: Spec,
+    output: Folder = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes, which share the cores. Default: one per core.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster ('auto': the one at hand).")
+    ] = None,
+    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs a run takes, on a Ray cluster.")] = 0,
+) -> None:
+    """Run every setting that has no result yet, then write tables, figures and the report.
+
+    Ctrl-C leaves everything resumable: the same command continues.
+
+    Example: `assay study run studies/demo/study.toml -o out/demo`
+    """
+    from assay.study.pool import run_local
+    from assay.study.run import locked, prepare_shared
+
+    console = Console()
+    opened = _open(spec, output)
+    with locked(opened.folder):
+        num_finished = sum(opened.is_finished(job) for job in opened.jobs)
+        if num_finished < len(opened.jobs):
+            console.print(
+                f"{opened.study.name}: {len(opened.rows)} settings from {len(opened.jobs)} trainings, "
+                f"{num_finished} of them finished, into {opened.folder}",
+                soft_wrap=True,
+            )
+            with console.status("preparing the extractor and the reference ..."):
+                prepare_shared(opened)
+            board = _Board(opened, console)
+            with stop_on_signal() as stopped, board.live:
+                if ray is None:
+                    run_local(opened, workers or os.cpu_count() or 1, board.update, lambda: bool(stopped))
+                else:
+                    from assay.study.cluster import run_on_ray
+
+                    run_on_ray(opened, ray, gpus_per_run, board.update, lambda: bool(stopped))
+            if stopped:
+                console.print("Stopped; what was done is saved. The same command continues.")
+                raise typer.Exit(130)
+        _report(opened, console)
+    failed = [job for job in opened.jobs if not opened.is_finished(job)]
+    for job in failed:
+        console.print(
+            f"failed: {job.title}: {opened.failure(job) or 'no reason known'}", style="red", soft_wrap=True
+        )
+    if failed:
+        console.print(
+            f"{len(failed)} of {len(opened.jobs)} trainings failed; the same command tries them again."
+        )
+        raise typer.Exit(1)
+
+
+class _Board:
+    """A live table of the jobs: what each is doing and how much time is left."""
+
+    def __init__(self, opened: "OpenStudy", console: Console) -> None:
+        self.opened = opened
+        self.state: dict[str, tuple[str, float, float]] = {}  # phase, share done, since when
+        self.live = Live(self.render(), console=console, refresh_per_second=2, transient=True)
+        self.started = time.monotonic()
+
+    def update(self, update: "Update") -> None:
+        """Take in what a worker said."""
+        phase, _, since = self.state.get(update.job, ("", 0.0, time.monotonic()))
+        since = since if phase == update.phase else time.monotonic()
+        self.state[update.job] = update.phase, update.done / max(update.total, 1), since
+        if update.phase in ("done", "failed"):
+            title = next(job.title for job in self.opened.jobs if job.key == update.job)
+            self.live.console.print(
+                f"{update.phase:7} {title}", style="green" if update.phase == "done" else "red"
+            )
+        self.live.update(self.render())
+
+    def render(self) -> Group:
+        """The table as it is now: what runs, and a line for the rest."""
+        table = Table("setting", "", "", "left", box=None, padding=(0, 1))
+        num_done = sum(self.opened.is_finished(job) for job in self.opened.jobs)
+        for job in self.opened.jobs:
+            phase, share, since = self.state.get(job.key, ("", 0.0, 0.0))
+            if phase not in ("training", "sampling"):
+                continue
+            left = (time.monotonic() - since) * (1 - share) / share if share > 0.01 else None
+            bar = ProgressBar(total=1.0, completed=share, width=24)
+            table.add_row(job.title, phase, bar, "" if left is None else f"{left:.0f} s")
+        return Group(table, f"{num_done} of {len(self.opened.jobs)} trainings finished")
+
+
+@app.command()
+def plan(spec: Spec, output: Folder = None) -> None:
+    """List the settings, what is finished, and how long the rest will take on this machine.
+
+    Example: `assay study plan studies/demo/study.toml`
+    """
+    from assay.study.timing import estimate_seconds
+
+    console = Console()
+    opened = _open(spec, output)
+    table = Table("setting", "images", "state", "time")
+    total = 0.0
+    with console.status("timing a few steps ..."):
+        seconds = estimate_seconds(opened)
+    for job in opened.jobs:
+        finished = opened.is_finished(job)
+        total += 0 if finished else seconds[job.key]
+        state = "finished" if finished else "failed before" if opened.failure(job) else "to do"
+        num_images = job.config.train.num_steps * job.config.train.batch_size
+        table.add_row(job.title, f"{num_images:,}", state, "" if finished else _duration(seconds[job.key]))
+    console.print(table)
+    cores = os.cpu_count() or 1
+    console.print(f"About {_duration(total)} of one core; {_duration(total / cores)} with {cores} workers.")
+
+
+@app.command()
+def status(spec: Spec, output: Folder = None) -> None:
+    """Show which settings are finished, and their results.
+
+    Example: `assay study status out/demo`
+    """
+    console = Console()
+    opened = _open(spec, output)
+    table = Table("setting", "state", "distance")
+    num_results = 0
+    for job in opened.jobs:
+        if not opened.is_finished(job):
+            table.add_row(job.title, opened.failure(job) or "to do", "")
+    for row in opened.rows:
+        result = opened.result(row)
+        if result is not None:
+            num_results += 1
+            table.add_row(row.title, "finished", f"{result.metric} {result.fd:.2f} ± {result.fd_std:.2f}")
+    console.print(table)
+    console.print(f"{num_results} of {len(opened.rows)} results")
+
+
+@app.command()
+def report(
+    spec: Spec,
+    output: Folder = None,
+    tables: Annotated[
+        Literal["text", "markdown", "latex"] | None,
+        typer.Option(help="Print the paper's tables in this format."),
+    ] = None,
+) -> None:
+    """Write results.csv, figures and report.html from what is finished.
+
+    Example: `assay study report out/demo --tables latex`
+    """
+    from assay.study.results import format_table, gather, paper_tables
+
+    opened = _open(spec, output)
+    if tables is not None:
+        for table in paper_tables(gather(opened)):
+            typer.echo(format_table(table, tables))
+        return
+    _report(opened, Console())
+
+
+def _report(opened: "OpenStudy", console: Console) -> None:
+    from assay.study.report import write_report
+
+    written = write_report(opened)
+    if written is None:
+        console.print("No setting is finished yet.")
+        return
+    for table in written.tables[:1]:
+        shown = Table(*table.header, title=table.title)
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    console.print(written.headline, soft_wrap=True)
+    if written.prices:
+        console.print(written.prices, soft_wrap=True)
+    console.print(f"The report is {written.path}", soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds > 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"

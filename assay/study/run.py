@@ -1,0 +1,244 @@
+"""Running a study: each job trains, samples, evaluates, and writes its results whole.
+
+    <folder>/study.toml      the spec, copied
+    <folder>/data/           known data sets, packed once
+    <folder>/shared/         extractor and reference features, computed once
+    <folder>/runs/<job>/     training runs; `samples-<result>.png`, `result-<result>.json`
+    <folder>/results.csv     all rows
+
+A result file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from assay.data import ImageSource, open_store
+from assay.data.picture import image_grid
+from assay.files import write_whole
+from assay.metrics import Extractor, Reference, evaluate, load_extractor, reference_from_images
+from assay.metrics.generated import sample_checkpoint
+from assay.sample import SampleConfig
+from assay.study.spec import (
+    Job,
+    Row,
+    Study,
+    check_against_data,
+    prepare_store,
+    read_study,
+    study_jobs,
+    study_rows,
+)
+from assay.train import train
+
+_NUM_PICTURED = 64
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a job is doing: "training", "sampling" or "done", and how far it is."""
+
+    job: str
+    phase: str
+    done: int
+    total: int
+
+
+class Result(BaseModel):
+    """What is kept of one sampled and evaluated model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fd: float
+    fd_std: float
+    metric: str
+    extractor: str
+    num_images: int
+    num_clean: int
+    num_noisy: int
+    train_seconds: float
+    sample_seconds: float
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study in its folder, with its data at hand."""
+
+    study: Study
+    folder: Path
+    store: Path
+    source: ImageSource
+    rows: list[Row]
+    jobs: list[Job]
+
+    def path(self, job: Job, sample: SampleConfig) -> Path:
+        """Where the result of one way of sampling a job lies."""
+        return result_path(self.folder, job, sample, self.source)
+
+    def result(self, row: Row) -> Result | None:
+        """The result of a row, if it is there."""
+        path = self.path(Job(row.config, (), self.study.evaluate, ""), row.sample)
+        return Result.model_validate_json(path.read_text()) if path.exists() else None
+
+    def picture(self, row: Row) -> Path:
+        """The grid of samples of a row."""
+        return picture_path(self.path(Job(row.config, (), self.study.evaluate, ""), row.sample))
+
+    def is_finished(self, job: Job) -> bool:
+        """Whether every result of a job is there."""
+        return all(self.path(job, sample).exists() for sample in job.samples)
+
+    def failure(self, job: Job) -> str | None:
+        """Why the job failed the last time, if it did."""
+        path = failure_path(self.folder, job)
+        return path.read_text() if path.exists() else None
+
+
+def open_study(spec: Path, folder: Path) -> OpenStudy:
+    """Check a study against its data, before any work, and open its folder."""
+    study = read_study(spec)
+    store, source = prepare_store(study, folder / "data")
+    rows = study_rows(study, store)
+    check_against_data(rows, source)
+    if spec.resolve() != (folder / "study.toml").resolve():
+        with write_whole(folder / "study.toml") as partial:
+            partial.write_text(spec.read_text())
+    return OpenStudy(study, folder, store, source, rows, study_jobs(study, rows))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time run a study; the lock ends with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except OSError:
+            raise ValueError(f"{folder} is being run by another process: wait for it, or stop it") from None
+        yield
+
+
+def prepare_shared(opened: OpenStudy) -> None:
+    """What all jobs use, computed once before they start: the extractor and the reference's features."""
+    _reference(opened.study, opened.source, opened.folder)
+
+
+def _reference(study: Study, source: ImageSource, folder: Path) -> tuple[Extractor, Reference]:
+    extractor = load_extractor(study.evaluate.extractor, folder / "shared", reference=source)
+    return extractor, reference_from_images(source, extractor, folder / "shared")
+
+
+def execute(
+    study: Study,
+    folder: Path,
+    store: Path,
+    job: Job,
+    on_update: Callable[[Update], None] = lambda update: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there."""
+    clean = open_store(store)
+    run_dir = folder / "runs" / job.key
+    paths = {sample: result_path(folder, job, sample, clean) for sample in job.samples}
+    if all(path.exists() for path in paths.values()):
+        return True
+    source = job.config.data.model_copy(update={"store": store}).open()
+    clock = _Clock(run_dir / "seconds.json")
+    trained = train(
+        job.config,
+        run_dir,
+        source,
+        on_progress=lambda p: on_update(Update(job.key, "training", p.step, p.num_steps)),
+        should_stop=should_stop,
+    )
+    train_seconds = clock.stop()
+    if not trained.finished:
+        return False
+    extractor, reference = _reference(study, clean, folder)
+    protocol, num_total = study.evaluate, study.evaluate.num_images * study.evaluate.num_ranges
+    for sample, path in paths.items():
+        if path.exists():
+            continue
+        started, done = time.perf_counter(), 0
+
+        def advance(num_images: int) -> None:
+            nonlocal done
+            done += num_images
+            on_update(Update(job.key, "sampling", done, num_total))
+            if should_stop():
+                raise Interrupted
+
+        samples, settings = sample_checkpoint(
+            trained.checkpoint, num_total, 0, sample, frequencies=reference.frequencies
+        )
+        try:
+            measured = evaluate(
+                samples,
+                reference,
+                extractor,
+                protocol.num_images,
+                protocol.num_ranges,
+                sampler=settings,
+                batch_size=protocol.batch_size,
+                progress=advance,
+            ).evaluation
+        except Interrupted:
+            return False
+        with write_whole(picture_path(path)) as partial:
+            image_grid(samples.read(torch.arange(min(_NUM_PICTURED, num_total))), 8).save(partial)
+        result = Result(
+            fd=measured.value,
+            fd_std=measured.std or 0.0,
+            metric=measured.metric,
+            extractor=measured.extractor,
+            num_images=measured.num_images,
+            num_clean=int((source.sigma_tn == 0).sum()),
+            num_noisy=int((source.sigma_tn > 0).sum()),
+            train_seconds=train_seconds,
+            sample_seconds=time.perf_counter() - started,
+        )
+        with write_whole(path) as partial:
+            partial.write_text(result.model_dump_json(indent=2))
+    shutil.rmtree(run_dir / "state", ignore_errors=True)  # a finished model needs no optimizer
+    return True
+
+
+class Interrupted(Exception):
+    """Sampling was asked to stop; it starts over next time, for it is short beside training."""
+
+
+class _Clock:
+    """Seconds spent on a job over all its interrupted attempts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.before = float(path.read_text()) if path.exists() else 0.0
+        self.started = time.perf_counter()
+
+    def stop(self) -> float:
+        seconds = self.before + time.perf_counter() - self.started
+        with write_whole(self.path) as partial:
+            partial.write_text(f"{seconds:.3f}")
+        return seconds
+
+
+def result_path(folder: Path, job: Job, sample: SampleConfig, clean: ImageSource) -> Path:
+    """Where the result of one way of sampling a job lies."""
+    return folder / "runs" / job.key / f"result-{job.result_key(sample, clean.fingerprint)}.json"
+
+
+def picture_path(result: Path) -> Path:
+    """The grid of samples beside a result."""
+    return result.with_name(result.name.replace("result-", "samples-")).with_suffix(".png")
+
+
+def failure_path(folder: Path, job: Job) -> Path:
+    """Why a job failed the last time it ran."""
+    return folder / "runs" / job.key / "failure.txt"

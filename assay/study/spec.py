@@ -1,0 +1,297 @@
+"""A study is one TOML file: data, network, training, evaluation, and a grid of what to train on.
+
+    name = "digits"
+    [data]      store = "digits"                       a known data set, or the path of a store
+    [net]       preset = "mlp"
+    [train]     num_steps = 4000                       any setting of `assay train`
+    [evaluate]  extractor = "classifier"
+    [grid]      clean_fractions = [1, 0.1, 0]          x sigmas = [0.5]
+                baselines = ["clean_only", "truncated", "consistency"]
+                seeds = [0, 1, 2]
+    [[extra]]   table = "extreme"                      one more setting, with overrides of its own
+                clean_fraction = 0.01
+                sigma = 0.2
+
+Each setting becomes a `Row` of the results. Rows that differ only in how they are sampled share one
+training, a `Job`.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from assay.data import ImageSource, open_store
+from assay.data.known import KnownName, get
+from assay.metrics import ExtractorName
+from assay.sample import SampleConfig
+from assay.train.config import ConsistencyConfig, RunConfig, Strict, explain, read_config, read_toml
+
+Baseline = Literal["clean_only", "truncated", "consistency"]
+Sampling = Literal["full", "truncated", "refined"]
+_KNOWN = get_args(KnownName)
+
+
+class StudyData(Strict):
+    """Clean images: a known data set by name, or the path of a store."""
+
+    store: str
+    seed: int = 0  # which images are clean, and their noise
+
+
+class EvaluateConfig(Strict):
+    """The paper's protocol: `num_ranges` disjoint ranges of `num_images` seeds each, mean and deviation."""
+
+    extractor: ExtractorName = "classifier"
+    num_images: int = Field(1000, ge=20)
+    num_ranges: int = Field(3, ge=1)
+    sample: SampleConfig = SampleConfig()
+    batch_size: int = Field(256, ge=1)
+
+
+class Grid(Strict):
+    """Clean fractions x sigmas, and the baselines beside them.
+
+    `clean_only`: the clean images of each fraction alone. `truncated` and `consistency`: noisy images
+    alone (fraction 0), sampled down to sigma_tn only, or trained with the consistency loss.
+    """
+
+    clean_fractions: tuple[float, ...] = Field(min_length=1)
+    sigmas: tuple[float, ...] = ()
+    baselines: tuple[Baseline, ...] = ("clean_only", "truncated", "consistency")
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+
+
+class Extra(Strict):
+    """One more setting: other fractions or noise, or the same with other training or sampling."""
+
+    table: str = "extreme"
+    clean_fraction: float = Field(ge=0, le=1)
+    sigma: float | None = Field(None, gt=0)
+    noisy: bool = True  # False: the clean images alone
+    consistency: bool = False
+    sampling: Sampling = "full"
+    num_extra: int = Field(0, ge=0)  # steps below sigma_tn, with sampling = "refined"
+    train: dict[str, Any] = Field(default_factory=dict)
+    seeds: tuple[int, ...] | None = None
+
+
+class Study(Strict):
+    """The whole file."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    data: StudyData
+    net: dict[str, Any]
+    train: dict[str, Any] = Field(default_factory=dict)
+    consistency: ConsistencyConfig = ConsistencyConfig(coefficient=1.0, start=0.5)
+    evaluate: EvaluateConfig = EvaluateConfig()
+    grid: Grid
+    extra: tuple[Extra, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results: what was trained on, how it was sampled, and the job that trains it."""
+
+    table: str
+    data: Literal["clean_only", "mix"]
+    sigma: float | None
+    clean_fraction: float
+    noisy_fraction: float
+    sampling: Sampling
+    consistency: bool
+    seed: int
+    config: RunConfig
+    sample: SampleConfig
+
+    @property
+    def title(self) -> str:
+        """The row in words."""
+        kind = f"{self.clean_fraction:.3g} clean"
+        if self.data == "mix":
+            kind = f"{kind} + {self.noisy_fraction:.3g} noisy" if self.clean_fraction else "noisy only"
+            kind += f" at {self.sigma:g}"
+        marks = [
+            mark for mark in (self.sampling, "consistency" if self.consistency else "full") if mark != "full"
+        ]
+        return ", ".join([kind, *marks]) + f" (seed {self.seed})"
+
+
+def read_study(path: Path) -> Study:
+    """Read and check a study file; every fault is named with its line and, if near one, the valid name."""
+    tree, text = read_toml(path), path.read_text()
+    try:
+        study = Study.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        faults = [_where(text, fault["loc"]) + explain(dict(fault), Study) for fault in error.errors()]
+        raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
+    for key, values, low, high in [
+        ("clean_fractions", study.grid.clean_fractions, 0.0, 1.0),
+        ("sigmas", study.grid.sigmas, 1e-6, float("inf")),
+    ]:
+        for value in values:
+            if not low <= value <= high:
+                cure = "a noise level is > 0" if key == "sigmas" else "a fraction lies between 0 and 1"
+                raise ValueError(f"{path}: {_where(text, (key,))}grid.{key} has {value:g}; {cure}")
+        if len(set(values)) < len(values):
+            raise ValueError(f"{path}: {_where(text, (key,))}grid.{key} names a value twice")
+    if (
+        not study.grid.sigmas
+        and any(p < 1 for p in study.grid.clean_fractions)
+        and "clean_only" not in study.grid.baselines
+    ):
+        raise ValueError(f"{path}: {_where(text, ('grid',))}the grid is empty: give grid.sigmas")
+    if study.data.store not in _KNOWN and not Path(study.data.store).exists():
+        raise ValueError(
+            f"{path}: {_where(text, ('store',))}data.store = {study.data.store!r} is neither a store here nor "
+            f"one of {', '.join(_KNOWN)}"
+        )
+    try:
+        rows = study_rows(study, Path("unused"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not rows:
+        raise ValueError(f"{path}: {_where(text, ('grid',))}the grid is empty: no setting to train")
+    return study
+
+
+def _where(text: str, loc: tuple[Any, ...]) -> str:
+    """ "line 7: " for the deepest key of a location that the file names."""
+    for key in reversed([part for part in loc if isinstance(part, str)]):
+        for number, line in enumerate(text.splitlines(), 1):
+            if re.match(rf"\s*(\[+\s*([\w.]+\.)?)?{re.escape(key)}\s*(=|\])", line):
+                return f"line {number}: "
+    return ""
+
+
+def study_rows(study: Study, store: Path) -> list[Row]:
+    """Every row of the results, in the order of the paper's tables."""
+    rows: list[Row] = []
+    for seed in study.grid.seeds:
+        for fraction in study.grid.clean_fractions:
+            if fraction == 1 or (fraction > 0 and "clean_only" in study.grid.baselines):
+                rows.append(
+                    _row(study, store, seed, Extra(table="clean_mix", clean_fraction=fraction, noisy=False))
+                )
+            if fraction == 1:
+                continue
+            for sigma in study.grid.sigmas:
+                setting = Extra(table="clean_mix", clean_fraction=fraction, sigma=sigma)
+                rows.append(_row(study, store, seed, setting))
+                if fraction == 0:
+                    only: dict[str, Any] = {"table": "only_noisy", "clean_fraction": 0.0, "sigma": sigma}
+                    rows.append(_row(study, store, seed, Extra(**only)))
+                    if "truncated" in study.grid.baselines:
+                        rows.append(_row(study, store, seed, Extra(**only, sampling="truncated")))
+                    if "consistency" in study.grid.baselines:
+                        rows.append(_row(study, store, seed, Extra(**only, consistency=True)))
+    for extra in study.extra:
+        for seed in extra.seeds or study.grid.seeds:
+            rows.append(_row(study, store, seed, extra))
+    return rows
+
+
+def _row(study: Study, store: Path, seed: int, setting: Extra) -> Row:
+    noisy = setting.noisy and setting.clean_fraction < 1
+    if noisy and setting.sigma is None:
+        raise ValueError(f"extra {setting.table!r} with noisy images needs a sigma")
+    if not noisy and (setting.consistency or setting.sampling != "full"):
+        raise ValueError(f"extra {setting.table!r}: consistency and truncation are for noisy images")
+    sigma = setting.sigma if noisy else None
+    train = {**study.train, **setting.train, "seed": seed}
+    if setting.consistency:
+        train["consistency"] = {
+            **study.consistency.model_dump(mode="json"),
+            **setting.train.get("consistency", {}),
+        }
+    data = {"store": str(store), "clean_fraction": setting.clean_fraction, "seed": study.data.seed}
+    data |= {"sigma": sigma} if noisy else {"keep_noisy": False}
+    sample = study.evaluate.sample.model_dump()
+    match setting.sampling:
+        case "truncated":
+            sample["truncate_at"] = sigma
+        case "refined":
+            sample |= {"refine_at": sigma, "num_extra": setting.num_extra}
+    return Row(
+        table=setting.table,
+        data="mix" if noisy else "clean_only",
+        sigma=sigma,
+        clean_fraction=setting.clean_fraction,
+        noisy_fraction=round(1 - setting.clean_fraction, 9) if noisy else 0.0,
+        sampling=setting.sampling,
+        consistency=setting.consistency,
+        seed=seed,
+        config=read_config({"data": data, "net": study.net, "train": train}, "train"),
+        sample=SampleConfig(**sample),
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training and the ways its model is sampled. Named by the hash of what decides its results."""
+
+    config: RunConfig
+    samples: tuple[SampleConfig, ...]
+    evaluate: EvaluateConfig
+    title: str
+
+    @cached_property
+    def key(self) -> str:
+        """Where the job's results lie; does not depend on where the store does."""
+        tree = self.config.model_dump(mode="json")
+        del tree["data"]["store"]
+        return hash_tree(tree)
+
+    def result_key(self, sample: SampleConfig, data_fingerprint: str) -> str:
+        """Hash of one result: the training, the sampling, the protocol and the data itself."""
+        evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
+        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate, data_fingerprint])
+
+
+def hash_tree(tree: Any) -> str:
+    """A short name for a tree of plain values."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def study_jobs(study: Study, rows: list[Row]) -> list[Job]:
+    """The trainings behind the rows; rows with the same training share one."""
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(Job(row.config, (), study.evaluate, "").key, []).append(row)
+    return [
+        Job(same[0].config, tuple(dict.fromkeys(row.sample for row in same)), study.evaluate, same[0].title)
+        for same in grouped.values()
+    ]
+
+
+def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
+    """The study's clean images: a known data set is packed into `folder` once."""
+    if study.data.store not in _KNOWN:
+        path = Path(study.data.store)
+    else:
+        path = folder / study.data.store
+        if not path.exists():
+            get(study.data.store, path)  # type: ignore[arg-type]
+    return path, open_store(path)
+
+
+def check_against_data(rows: list[Row], source: ImageSource) -> None:
+    """Refuse, before any work, settings that this data cannot give."""
+    for row in rows:
+        num_clean = round(row.clean_fraction * len(source))
+        if row.clean_fraction > 0 and num_clean == 0:
+            raise ValueError(
+                f"{row.title}: {row.clean_fraction:g} of {len(source)} images is none; use a larger fraction"
+            )
+        num_images = num_clean if row.data == "clean_only" else len(source)
+        if row.config.train.batch_size > num_images:
+            raise ValueError(
+                f"{row.title}: its {num_images} images are fewer than train.batch_size = "
+                f"{row.config.train.batch_size}"
+            )
+        row.config.net_config(source)
