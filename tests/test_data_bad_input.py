@@ -64,6 +64,33 @@ def two_pages(folder: Path) -> None:
     tifffile.imwrite(folder / "bad.tiff", np.zeros((2, 4, 4, 3), dtype=np.uint16), photometric="rgb")
 
 
+def deep_tiff_bomb(folder: Path) -> None:
+    """Float colour, which only tifffile reads, with a width of 2^30 written into its header."""
+    import tifffile
+
+    tifffile.imwrite(folder / "bad.tiff", np.zeros((4, 4, 3), dtype=np.float32), photometric="rgb")
+    data = bytearray((folder / "bad.tiff").read_bytes())
+    (start,) = struct.unpack("<I", data[4:8])
+    for entry in range(start + 2, len(data), 12):
+        (tag,) = struct.unpack("<H", data[entry : entry + 2])
+        if tag in (256, 257):
+            data[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, 30_000)
+            if tag == 257:
+                break
+    (folder / "bad.tiff").write_bytes(data)
+
+
+def five_channels(folder: Path) -> None:
+    import tifffile
+
+    tifffile.imwrite(
+        folder / "bad.tiff",
+        np.zeros((4, 4, 5), dtype=np.uint16),
+        planarconfig="contig",
+        photometric="minisblack",
+    )
+
+
 def two_frames(folder: Path) -> None:
     frames = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in (0, 200)]
     frames[0].save(folder / "bad.webp", save_all=True, append_images=frames[1:], lossless=True)
@@ -89,6 +116,12 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
         r"bad\.png unpacks to too many pixels.*smaller first",
     ),
     ("pages", two_pages, r"bad\.tiff .*holds 2 pictures: save them as one file each"),
+    (
+        "tiff bomb",
+        deep_tiff_bomb,
+        r"bad\.tiff (cannot be read \(it unpacks to too many values|unpacks to too many)",
+    ),
+    ("channels", five_channels, r"bad\.tiff cannot be read \(its axes are"),
     ("frames", two_frames, r"bad\.webp holds 2 pictures: save them as one file each"),
     ("float", float_tiff, r"bad\.tiff has float32 pixels: name the values of black and white with --range"),
 ]

@@ -26,9 +26,9 @@ def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
         return Loader(mixed, 16, seed, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
 
     straight = loader(4)
-    batches = [straight.batch(step) for step in range(9)]
+    batches = [straight.batch(step) for step in range(20)]
     resumed = loader(4)
-    for step in (8, 3, 5, 0):  # a fresh loader at any step, in any order
+    for step in (18, 3, 16, 0):  # a fresh loader at any step, in any order
         assert equal(resumed.batch(step), batches[step])
         assert torch.equal(resumed.noise(step, 3), straight.noise(step, 3))
         assert torch.equal(resumed.uniform(step, 2), straight.uniform(step, 2))
@@ -36,19 +36,20 @@ def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
 
 
 @pytest.mark.parametrize("pairing", ["image_first", "sigma_first"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 12])
+@pytest.mark.parametrize("world_size", [2, 3, 8, 12])
 @pytest.mark.parametrize("batch_size", [13, 24])
 @pytest.mark.parametrize("side", [6, 64])  # noise in one draw, and in blocks
 def test_ranks_share_one_global_batch(pairing: str, world_size: int, batch_size: int, side: int) -> None:
     mixed = mix(source(20, (3, side, side)), 0.3, 0.5)
     whole = Loader(mixed, batch_size, 1, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
+    batch, noise, uniform = whole.batch(5), whole.noise(5, 2), whole.uniform(5, 3)
     for rank in range(world_size):
         share = Loader(mixed, batch_size, 1, None, pairing, EVERYTHING, rank, world_size)  # type: ignore[arg-type]
         part, mine = share.batch(5), slice(rank, None, world_size)
         for field in FIELDS:
-            assert torch.equal(getattr(part, field), getattr(whole.batch(5), field)[mine]), field
-        assert torch.equal(share.noise(5, 2), whole.noise(5, 2)[:, mine])
-        assert torch.equal(share.uniform(5, 3), whole.uniform(5, 3)[:, mine])
+            assert torch.equal(getattr(part, field), getattr(batch, field)[mine]), field
+        assert torch.equal(share.noise(5, 2), noise[:, mine])
+        assert torch.equal(share.uniform(5, 3), uniform[:, mine])
 
 
 @pytest.mark.parametrize("batch_size", [7, 20, 45])

@@ -387,11 +387,11 @@ def _plain_mode(image: Image.Image) -> Image.Image:
     """Undo palettes, single bits and the colour spaces of printing."""
     if image.mode == "1":
         return image.convert("L")
-    if image.mode == "LA":
-        return image
-    if image.mode in ("P", "PA") or "transparency" in image.info:
+    if image.mode in ("L", "RGB") and "transparency" in image.info:
+        return image.convert("LA" if image.mode == "L" else "RGBA")
+    if image.mode in ("P", "PA"):
         return image.convert("RGBA")
-    if image.mode in ("L", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
+    if image.mode in ("L", "LA", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
         return image
     return image.convert("RGB")
 
@@ -422,21 +422,17 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
 
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
+            page, axes = file.pages[0], file.series[0].axes
             if len(file.pages) != 1:
                 raise ValueError(f"it holds {len(file.pages)} pictures: save them as one file each")
-            pixels, axes = file.series[0].asarray(), file.series[0].axes
-    except (
-        ValueError,
-        KeyError,
-        OSError,
-        IndexError,
-        struct.error,
-        zlib.error,
-        tifffile.TiffFileError,
-    ) as error:
-        raise ValueError(
-            f"{where} cannot be read ({error}): save it as plain TIFF or PNG, or --skip-bad"
-        ) from error
+            if math.prod(page.shape) > 4 * (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise ValueError(f"it unpacks to too many values, {page.shape}")
+            if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
+                raise ValueError(f"its axes are {axes} {page.shape}")
+            pixels = page.asarray()
+    except (ValueError, LookupError, OSError, struct.error, zlib.error, tifffile.TiffFileError) as error:
+        cure = "save it as plain TIFF or PNG, or --skip-bad"
+        raise ValueError(f"{where} cannot be read ({error}): {cure}") from error
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 
