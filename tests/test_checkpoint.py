@@ -98,7 +98,7 @@ def rewritten(tmp_path: Path, change: Any) -> Path:
     return path
 
 
-LAYER = "model.enc.4x4_block0.conv0.weight"
+LAYER, FILTER = "model.enc.4x4_block0.conv0.weight", "model.dec.8x8_up.skip.resample_filter"
 
 
 def set_value(weights: dict[str, torch.Tensor], value: float) -> None:
@@ -115,10 +115,7 @@ def set_value(weights: dict[str, torch.Tensor], value: float) -> None:
         (lambda weights, header: set_value(weights, float("nan")), f"{LAYER} has values that are not finite"),
         (lambda weights, header: set_value(weights, float("-inf")), f"{LAYER} has values that are not finite"),
         (lambda weights, header: weights.update(more=torch.zeros(1)), "more has no place"),
-        (
-            lambda weights, header: weights["model.dec.8x8_up.skip.resample_filter"].mul_(2),
-            "8x8_up.skip.resample",
-        ),
+        (lambda weights, header: weights[FILTER].mul_(2), f"{FILTER} is not the filter"),
         (lambda weights, header: header.update(format_version=FORMAT_VERSION + 1), "upgrade Assay"),
         (lambda weights, header: header.pop("format_version"), "damaged header"),
         (lambda weights, header: header["config"].update(kind="gan"), "gan"),
@@ -160,9 +157,8 @@ class Persistent:
     """Pickles as EDM's persistent objects do."""
 
     def __init__(self, class_name: str, state: dict[str, Any]) -> None:
-        self.meta = dict(
-            type="class", version=6, module_src="raise SystemExit", class_name=class_name, state=state
-        )
+        self.meta: dict[str, Any] = dict(type="class", version=6, module_src="raise SystemExit")
+        self.meta |= dict(class_name=class_name, state=state)
 
     def __reduce__(self) -> Any:
         return (sys.modules["torch_utils.persistence"]._reconstruct_persistent_obj, (self.meta,))  # type: ignore[attr-defined]
@@ -178,9 +174,8 @@ def as_edm_object(checkpoint: Checkpoint, class_name: str = "EDMPrecond") -> Per
             if "." in key:
                 children.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = value
         return {
-            "_parameters": {k: torch.nn.Parameter(v) for k, v in own.items() if "filter" not in k}
-            | {"none": None},
-            "_buffers": {k: v for k, v in own.items() if "filter" in k},
+            "_parameters": {k: torch.nn.Parameter(v) for k, v in own.items() if "filter" not in k},
+            "_buffers": {k: v for k, v in own.items() if "filter" in k} | {"none": None},
             "_modules": {k: Persistent("Layer", module(v)) for k, v in children.items()},
             "_non_persistent_buffers_set": set(),
         }
@@ -200,6 +195,7 @@ def fake_edm(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a checkpoint's own function was called")
 
     _reconstruct_persistent_obj.__module__ = module.__name__
+    _reconstruct_persistent_obj.__qualname__ = "_reconstruct_persistent_obj"
     module._reconstruct_persistent_obj = _reconstruct_persistent_obj  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -221,20 +217,17 @@ def test_other_contents_are_explained(tmp_path: Path, fake_edm: None) -> None:
     config, path = CONFIGS[0], tmp_path / "x.pt"
     original = Checkpoint(build_denoiser(config), config, CheckpointInfo())
     edm = as_edm_object(original)
-    edm.meta["state"]["_modules"]["model"].meta["state"]["_modules"]["again"] = edm
+    edm.meta["state"]["_modules"]["again"] = edm.meta["state"]["_modules"]["model"]
     for content, complaint in [
         (dict(ema=as_edm_object(original, "VPPrecond")), "VPPrecond"),
         (dict(ema=Persistent("EDMPrecond", {})), "not laid out"),
-        (dict(ema=edm), "recursion|twice|damaged"),
+        (dict(ema=edm), "occurs twice"),
         (dict(ema=3), "neither 'ema' nor 'net'"),
         ([1], "holds a list"),
         (dict(weight=torch.zeros(1)), r"x\.json is missing"),
         ({}, "neither 'ema' nor 'net'"),
     ]:
-        try:
-            torch.save(content, path)
-        except RecursionError:
-            continue
+        torch.save(content, path)
         with pytest.raises((ValueError, OSError), match=complaint) as caught:
             import_checkpoint(path)
         assert "x." in str(caught.value)
@@ -325,11 +318,8 @@ def test_imports_a_repository_from_the_offline_cache(tmp_path: Path, monkeypatch
 def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         import_checkpoint(tmp_path)
-    for text, complaint in [
-        ("{", "not JSON"),
-        ("[]", "holds a list"),
-        ('{"img_resolution": 8}', "img_channels"),
-    ]:
+    bad = [("{", "not JSON"), ("[]", "holds a list"), ('{"img_resolution": 8}', "img_channels")]
+    for text, complaint in bad:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=complaint):
             import_checkpoint(tmp_path)
@@ -363,9 +353,6 @@ def test_commands_import_export_and_refuse(tmp_path: Path) -> None:
 def test_net_list_shows_every_preset() -> None:
     done = CliRunner().invoke(app, ["net", "list"])
     assert done.exit_code == 0
-    rows = {
-        line.split("│")[1].strip(): line.split("│")[3].strip()
-        for line in done.output.splitlines()
-        if "│" in line
-    }
+    cells = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
+    rows = {row[1]: row[3] for row in cells}
     assert rows["ddpmpp-cifar10"] == "55.7 M" and rows["adm-imagenet64"] == "295.9 M" and "dit-small" in rows
