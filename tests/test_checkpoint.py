@@ -197,6 +197,7 @@ def fake_edm(monkeypatch: pytest.MonkeyPatch) -> None:
     _reconstruct_persistent_obj.__module__ = module.__name__
     _reconstruct_persistent_obj.__qualname__ = "_reconstruct_persistent_obj"
     module._reconstruct_persistent_obj = _reconstruct_persistent_obj  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_utils", types.ModuleType("torch_utils"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
