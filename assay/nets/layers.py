@@ -205,7 +205,7 @@ class ConvDown(nn.Conv2d):
 
 
 def _compose(weight: Tensor, kernel: Tensor) -> Tensor:
-    """Convolving with `weight` (O, I, J, J) and with `kernel` (1, 1, K, K) as one: (O, I, J + K - 1, J + K - 1)."""
+    """Convolving with `weight` (O, I, J, J) and with `kernel` (1, 1, K, K) as one: (O, I, J+K-1, J+K-1)."""
     kernel = kernel.to(weight.dtype).flip(2, 3)
     flat = F.conv2d(weight.flatten(0, 1)[:, None], kernel, padding=kernel.shape[-1] - 1)
     return flat[:, 0].unflatten(0, weight.shape[:2])
