@@ -235,7 +235,8 @@ def _download(repository: str) -> Path:
             return Path(hf_hub_download(repository, name))
 
     try:
-        return [fetch(name).parent for name in ("config.json", "model.safetensors")][0]
+        fetch("config.json")
+        return fetch("model.safetensors").parent
     except (OSError, ValueError) as error:
         reason = f"neither in the local cache nor reachable on Hugging Face ({error})"
         raise OSError(f"{repository} is {reason}") from error
@@ -254,7 +255,7 @@ def _import_pickle(path: Path) -> Checkpoint:
             arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
             arguments |= network.state["_init_kwargs"]
             weights = dict(_tensors(network, "", set()))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: its network is not laid out as EDM does ({error})") from error
         config = config_from_edm(arguments, path)
     elif content and all(isinstance(value, Tensor) for value in content.values()):

@@ -27,7 +27,8 @@ def list_networks(
     """
     from assay.nets import PRESETS, measure_cost, preset
 
-    table = Table("name", "image", "parameters", "GFLOP", f"batch {batch}", "for")
+    table = Table("name", "image", "parameters", "GFLOP", "memory", "for")
+    table.caption = f"GFLOP to evaluate one image; memory of a training step of {batch}"
     table.columns[0].no_wrap = True
     for column in table.columns[2:5]:
         column.justify = "right"
