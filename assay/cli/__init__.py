@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
+from assay.cli import price
 
 
 class ExplainingGroup(TyperGroup):
@@ -50,6 +51,10 @@ def assay_command(
     ] = False,
 ) -> None:
     """Trains diffusion models on imperfect images and says what each image is worth."""
+
+
+app.command("price")(price.price)
+app.command("plan")(price.plan)
 
 
 def main() -> None:
