@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from assay.denoise import Preconditioned
@@ -63,7 +63,7 @@ def save_checkpoint(
         "info": (info or CheckpointInfo()).model_dump(mode="json"),
     }
     with write_whole(Path(path)) as partial:
-        save_file(_state(denoiser), partial, metadata={_HEADER: json.dumps(header)})
+        partial.write_bytes(save(_state(denoiser), metadata={_HEADER: json.dumps(header)}))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -128,7 +128,8 @@ def export_checkpoint(checkpoint: Checkpoint, path: Path, to: ExportFormat) -> N
         case "ambient-laws-hf":
             with write_whole_directory(path) as partial:
                 (partial / "config.json").write_text(config)
-                save_file(_state(checkpoint.denoiser), partial / "model.safetensors", metadata={"format": "pt"})
+                weights = save(_state(checkpoint.denoiser), metadata={"format": "pt"})
+                (partial / "model.safetensors").write_bytes(weights)
         case "edm-state-dict":
             if path.suffix not in (".pt", ".pth"):
                 raise ValueError(f"{path}: a state dict is written to a .pt or .pth file")
@@ -220,18 +221,25 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _download(repository: str) -> Path:
-    """The directory of a Hugging Face repository's files, from the local cache when there is no network."""
+    """The directory of a Hugging Face repository's files: the local cache's, or fetched into it."""
     try:
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as error:
         raise ImportError(f"{repository}: Hugging Face needs an extra: pip install 'assay[hub]'") from error
+
+    def fetch(name: str) -> Path:
+        try:
+            return Path(hf_hub_download(repository, name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return Path(hf_hub_download(repository, name))
+
     try:
-        files = [Path(hf_hub_download(repository, name)) for name in ("config.json", "model.safetensors")]
+        fetch("config.json")
+        return fetch("model.safetensors").parent
     except (OSError, ValueError) as error:
-        raise OSError(
-            f"{repository} is neither reachable on Hugging Face nor in the local cache: {error}"
-        ) from error
-    return files[0].parent
+        reason = f"neither in the local cache nor reachable on Hugging Face ({error})"
+        raise OSError(f"{repository} is {reason}") from error
 
 
 def _import_pickle(path: Path) -> Checkpoint:
@@ -247,7 +255,7 @@ def _import_pickle(path: Path) -> Checkpoint:
             arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
             arguments |= network.state["_init_kwargs"]
             weights = dict(_tensors(network, "", set()))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: its network is not laid out as EDM does ({error})") from error
         config = config_from_edm(arguments, path)
     elif content and all(isinstance(value, Tensor) for value in content.values()):
@@ -258,13 +266,12 @@ def _import_pickle(path: Path) -> Checkpoint:
     return Checkpoint(_fill(config, weights, path), config, _info_from_snapshot(path, content))
 
 
-_EDM_POSITIONAL = (
-    "img_resolution img_channels label_dim use_fp16 sigma_min sigma_max sigma_data model_type".split()
-)
+# The order of EDMPrecond's arguments, for networks that were built without naming them.
+_EDM_ORDER = "img_resolution img_channels label_dim use_fp16 sigma_min sigma_max sigma_data model_type"
 
 
 def _info_from_snapshot(path: Path, content: dict[str, Any]) -> CheckpointInfo:
-    """The file's name counts thousands of images; `dataset_kwargs` tells of the data, ambient-laws' of its noise."""
+    """The file's name counts thousands of images; `dataset_kwargs` names the data and perhaps its noise."""
     seen = re.fullmatch(r"(?:network-snapshot|training-state)-(\d+)", path.stem)
     known: dict[str, Any] = dict(source=path.name, num_images_seen=int(seen[1]) * 1000 if seen else None)
     data = content.get("dataset_kwargs")

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import assay
 from assay.cli import data, evaluate
+from assay.cli import checkpoint, net
 
 
 class ExplainingGroup(TyperGroup):
@@ -56,6 +57,9 @@ def assay_command(
 app.add_typer(data.app, name="data")
 for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
     app.command()(command)
+app.add_typer(net.app, name="net")
+app.command("import")(checkpoint.import_)
+app.command("export")(checkpoint.export)
 
 
 def main() -> None:

@@ -55,57 +55,51 @@ def _build(config: NetConfig) -> nn.Module:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a network takes: floating-point operations per image, bytes for a training step with Adam."""
+    """What a network takes: operations to evaluate one image, bytes for a training step with Adam."""
 
     num_parameters: int
-    flops_evaluate: int  # per image, forward
-    flops_train: int  # per image, forward and backward
-    bytes_weights: int  # weights, gradients, two moments, and what is kept whatever the batch
+    flops: int  # per image, forward; a training step takes about three times as many
+    bytes_fixed: int  # weights, gradients, two moments, and what is kept whatever the batch
     bytes_per_image: int  # what the forward pass keeps for the backward pass
 
     def step_bytes(self, batch_size: int) -> int:
         """Memory of one training step."""
-        return self.bytes_weights + batch_size * self.bytes_per_image
+        return self.bytes_fixed + batch_size * self.bytes_per_image
 
 
 def measure_cost(config: NetConfig) -> Cost:
-    """Count operations and bytes by training steps on the meta device, which allocates nothing.
+    """Count operations and bytes by forward passes on the meta device, which allocates nothing.
 
     Operations are those of matrix products and convolutions, a multiplication and an addition being two.
     """
     with torch.device("meta"):
         model = _build(config)
-    with FlopCounterMode(display=False) as forward:
-        output, kept_by_one = _forward(model, config, batch_size=1)
-    with FlopCounterMode(display=False) as backward:
-        output.sum().backward()
-    _, kept_by_two = _forward(model, config, batch_size=2)
-    num_parameters = sum(p.numel() for p in model.parameters())
+    with FlopCounterMode(display=False) as counter:
+        kept_by_one = _bytes_kept(model, config, batch_size=1)
+    kept_by_two = _bytes_kept(model, config, batch_size=2)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(
         num_parameters=num_parameters,
-        flops_evaluate=forward.get_total_flops(),
-        flops_train=forward.get_total_flops() + backward.get_total_flops(),
-        bytes_weights=4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two,
+        flops=counter.get_total_flops(),
+        bytes_fixed=4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two,
         bytes_per_image=kept_by_two - kept_by_one,
     )
 
 
-def _forward(model: nn.Module, config: NetConfig, batch_size: int) -> tuple[torch.Tensor, int]:
-    """The output, and the bytes that autograd keeps besides the weights themselves."""
+def _bytes_kept(model: nn.Module, config: NetConfig, batch_size: int) -> int:
+    """The bytes that autograd keeps of a forward pass besides the weights themselves."""
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
+    x = torch.empty(batch_size, *config.image_shape, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        x, c_noise = (
-            torch.empty(batch_size, *config.image_shape, device="meta"),
-            torch.empty(batch_size, device="meta"),
-        )
-        output = model(x, c_noise)
+        output = model(x, torch.empty(batch_size, device="meta"))
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    return output, sum(size for storage, size in kept.items() if storage not in weights)
+    del output  # alive until here: its graph holds the storages that `kept` tells apart
+    return sum(size for storage, size in kept.items() if storage not in weights)
 
 
 @dataclass(frozen=True)
@@ -165,14 +159,14 @@ _NCSN: dict[str, Any] = dict(
 _CIFAR_UNET = partial(UNetConfig, channel_mult=(2, 2, 2), dropout=0.13, augment_dim=9)
 _FACES_UNET = partial(UNetConfig, channel_mult=(1, 2, 2, 2), dropout=0.05, augment_dim=9)
 PRESETS = {
-    "ddpmpp-cifar10": Preset("the paper's CIFAR-10 network", _CIFAR, 0, _CIFAR_UNET),
-    "ncsnpp-cifar10": Preset("EDM's other CIFAR-10 network", _CIFAR, 0, partial(_CIFAR_UNET, **_NCSN)),
-    "ddpmpp-ffhq64": Preset("the paper's CelebA network, EDM's for FFHQ", _FACES, 0, _FACES_UNET),
-    "ncsnpp-ffhq64": Preset("EDM's other FFHQ network", _FACES, 0, partial(_FACES_UNET, **_NCSN)),
-    "adm-imagenet64": Preset("the paper's ImageNet network", _FACES, 1000, ADMConfig),
-    "unet-small": Preset("U-Net for CPUs", _CIFAR, 0, partial(_small_unet, model_channels=32)),
-    "unet-medium": Preset("U-Net for patient CPUs", _CIFAR, 0, partial(_small_unet, model_channels=64)),
-    "dit-small": Preset("transformer, fast on CPUs", _CIFAR, 0, partial(_small_dit, width=192, num_blocks=8)),
-    "dit-medium": Preset("wider transformer", _CIFAR, 0, partial(_small_dit, width=384, num_blocks=12)),
-    "mlp": Preset("for images of about 8x8", (1, 8, 8), 0, partial(MLPConfig, width=256, num_blocks=4)),
+    "ddpmpp-cifar10": Preset("the paper's for CIFAR-10", _CIFAR, 0, _CIFAR_UNET),
+    "ncsnpp-cifar10": Preset("EDM's for CIFAR-10", _CIFAR, 0, partial(_CIFAR_UNET, **_NCSN)),
+    "ddpmpp-ffhq64": Preset("the paper's for CelebA, EDM's for FFHQ", _FACES, 0, _FACES_UNET),
+    "ncsnpp-ffhq64": Preset("EDM's for FFHQ", _FACES, 0, partial(_FACES_UNET, **_NCSN)),
+    "adm-imagenet64": Preset("the paper's for ImageNet", _FACES, 1000, ADMConfig),
+    "unet-small": Preset("CPUs", _CIFAR, 0, partial(_small_unet, model_channels=32)),
+    "unet-medium": Preset("CPUs, with time", _CIFAR, 0, partial(_small_unet, model_channels=64)),
+    "dit-small": Preset("CPUs, fastest", _CIFAR, 0, partial(_small_dit, width=192, num_blocks=8)),
+    "dit-medium": Preset("CPUs, with time", _CIFAR, 0, partial(_small_dit, width=384, num_blocks=12)),
+    "mlp": Preset("images of about 8x8", (1, 8, 8), 0, partial(MLPConfig, width=256, num_blocks=4)),
 }

@@ -1,0 +1,359 @@
+"""Checkpoints: round trips are exact, published files load, and what does not fit is named."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from assay.checkpoint import (
+    FORMAT_VERSION,
+    Checkpoint,
+    CheckpointInfo,
+    config_to_edm,
+    export_checkpoint,
+    import_checkpoint,
+    info_from_name,
+    load_checkpoint,
+    save_checkpoint,
+)
+from assay.cli import app
+from assay.nets import ADMConfig, DiTConfig, MLPConfig, NetConfig, UNetConfig, build_denoiser
+
+GOLDEN = Path(__file__).parent / "golden"
+SNAPSHOT = GOLDEN / "edm_pickle" / "network-snapshot-000123.pkl"
+AMBIENT = "ambient_laws_celeba_sigma_0.05_corruption_0.1_keep_1.0"
+CONFIGS: list[NetConfig] = [
+    UNetConfig(image_shape=(1, 8, 8), model_channels=8, channel_mult=(1, 2), num_blocks=1, augment_dim=3),
+    UNetConfig(
+        image_shape=(2, 8, 8), num_classes=4, model_channels=8, channel_mult=(1, 2), num_blocks=1, dropout=0.0,
+        embedding_type="fourier", encoder_type="residual", decoder_type="skip", resample_filter=(1, 3, 3, 1),
+    ),
+    ADMConfig(image_shape=(3, 8, 8), num_classes=4, model_channels=32, channel_mult=(1, 1), num_blocks=1),
+    DiTConfig(image_shape=(1, 8, 12), width=64, num_blocks=1),
+    MLPConfig(image_shape=(1, 8, 8), width=32, num_blocks=1, sigma_data=0.7),
+]  # fmt: skip
+each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+
+
+def same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    one, two = first.state_dict(), second.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+@each_config
+def test_round_trip_is_exact_and_needs_only_the_file(tmp_path: Path, config: NetConfig) -> None:
+    denoiser = build_denoiser(config, seed=3)
+    info = CheckpointInfo(
+        sigma_tn=((0.0, 0.25), (0.2, 0.75)), clean_fraction=0.25, num_images_seen=10, label_names=("a", "b")
+    )
+    path = tmp_path / "x.safetensors"
+    save_checkpoint(path, denoiser, config, info)
+    loaded = load_checkpoint(path)
+    assert (loaded.config, loaded.info) == (config, info)
+    assert same_weights(loaded.denoiser, denoiser) and not loaded.denoiser.training
+    assert loaded.denoiser.sigma_data == config.sigma_data
+    assert all(parameter.requires_grad for parameter in loaded.denoiser.parameters())
+    x, sigma = torch.randn(2, *config.image_shape), torch.tensor([0.1, 3.0])
+    with torch.no_grad():
+        assert torch.equal(loaded.denoiser(x, sigma), denoiser.eval()(x, sigma))
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, path = CONFIGS[4], tmp_path / "x.safetensors"
+    save_checkpoint(path, build_denoiser(config), config)
+    before = path.read_bytes()
+
+    def full(self: Path, data: bytes) -> int:
+        self.open("wb").write(data[:100])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(path, build_denoiser(config, seed=1), config)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def rewritten(tmp_path: Path, change: Any) -> Path:
+    """A checkpoint after `change(weights, header)`."""
+    config, path = CONFIGS[1], tmp_path / "x.safetensors"
+    save_checkpoint(path, build_denoiser(config), config)
+    weights = load_file(path)
+    header = {
+        "format_version": FORMAT_VERSION,
+        "config": config.model_dump(mode="json"),
+        "info": CheckpointInfo().model_dump(mode="json"),
+    }
+    change(weights, header)
+    save_file(weights, path, {"assay": json.dumps(header)})
+    return path
+
+
+LAYER, FILTER = "model.enc.4x4_block0.conv0.weight", "model.dec.8x8_up.skip.resample_filter"
+
+
+def set_value(weights: dict[str, torch.Tensor], value: float) -> None:
+    weights[LAYER] = weights[LAYER].clone()
+    weights[LAYER].view(-1)[7] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda weights, header: weights.pop(LAYER), f"{LAYER} is missing"),
+        (lambda weights, header: weights.update({LAYER: torch.zeros(2, 3)}), rf"{LAYER} has shape \(2, 3\)"),
+        (lambda weights, header: weights.update({LAYER: weights[LAYER].int()}), f"{LAYER} has values"),
+        (lambda weights, header: set_value(weights, float("nan")), f"{LAYER} has values that are not finite"),
+        (lambda weights, header: set_value(weights, float("-inf")), f"{LAYER} has values that are not finite"),
+        (lambda weights, header: weights.update(more=torch.zeros(1)), "more has no place"),
+        (lambda weights, header: weights[FILTER].mul_(2), f"{FILTER} is not the filter"),
+        (lambda weights, header: header.update(format_version=FORMAT_VERSION + 1), "upgrade Assay"),
+        (lambda weights, header: header.pop("format_version"), "damaged header"),
+        (lambda weights, header: header["config"].update(kind="gan"), "gan"),
+        (lambda weights, header: header["config"].update(colour=1), "colour"),
+        (lambda weights, header: header.pop("info"), "'info' is missing"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, complaint: str) -> None:
+    path = rewritten(tmp_path, change)
+    with pytest.raises(ValueError, match=complaint) as caught:
+        load_checkpoint(path)
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_are_no_checkpoints_are_named(tmp_path: Path) -> None:
+    path = rewritten(tmp_path, lambda weights, header: None)
+    whole = path.read_bytes()
+    for end in (0, 5, 100, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"x\.safetensors is truncated"):
+            load_checkpoint(path)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="assay import"):
+        load_checkpoint(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
+        load_checkpoint(tmp_path / "none.safetensors")
+
+
+def test_imports_edms_snapshot_and_matches_its_outputs() -> None:
+    checkpoint = import_checkpoint(SNAPSHOT)
+    io = {key: torch.from_numpy(value) for key, value in np.load(SNAPSHOT.parent / "io.npz").items()}
+    with torch.no_grad():
+        output = checkpoint.denoiser(io["x"], io["sigma"])
+    assert float((output - io["expected"]).abs().max() / io["expected"].abs().max()) < 1e-5
+    assert checkpoint.info == CheckpointInfo(num_images_seen=123_000, dataset="x", source=SNAPSHOT.name)
+
+
+class Persistent:
+    """Pickles as EDM's persistent objects do."""
+
+    def __init__(self, class_name: str, state: dict[str, Any]) -> None:
+        self.meta: dict[str, Any] = dict(type="class", version=6, module_src="raise SystemExit")
+        self.meta |= dict(class_name=class_name, state=state)
+
+    def __reduce__(self) -> Any:
+        return (sys.modules["torch_utils.persistence"]._reconstruct_persistent_obj, (self.meta,))  # type: ignore[attr-defined]
+
+
+def as_edm_object(checkpoint: Checkpoint, class_name: str = "EDMPrecond") -> Persistent:
+    """The nested modules that EDM would pickle for these weights."""
+
+    def module(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+        own = {key: value for key, value in weights.items() if "." not in key}
+        children: dict[str, dict[str, torch.Tensor]] = {}
+        for key, value in weights.items():
+            if "." in key:
+                children.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = value
+        return {
+            "_parameters": {k: torch.nn.Parameter(v) for k, v in own.items() if "filter" not in k},
+            "_buffers": {k: v for k, v in own.items() if "filter" in k} | {"none": None},
+            "_modules": {k: Persistent("Layer", module(v)) for k, v in children.items()},
+            "_non_persistent_buffers_set": set(),
+        }
+
+    arguments = config_to_edm(checkpoint.config)
+    shape = (arguments.pop("img_resolution"), arguments.pop("img_channels"))
+    state = module(checkpoint.denoiser.state_dict())
+    return Persistent(class_name, state | {"_init_args": shape, "_init_kwargs": arguments})
+
+
+@pytest.fixture
+def fake_edm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EDM's names, so that pickle can write them; reading happens without."""
+    module = types.ModuleType("torch_utils.persistence")
+
+    def _reconstruct_persistent_obj(meta: Any) -> None:
+        raise AssertionError("a checkpoint's own function was called")
+
+    _reconstruct_persistent_obj.__module__ = module.__name__
+    _reconstruct_persistent_obj.__qualname__ = "_reconstruct_persistent_obj"
+    module._reconstruct_persistent_obj = _reconstruct_persistent_obj  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_utils", types.ModuleType("torch_utils"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.parametrize("config", CONFIGS[:3], ids=["ddpmpp", "ncsnpp", "adm"])
+def test_imports_a_training_state(tmp_path: Path, fake_edm: None, config: NetConfig) -> None:
+    original = Checkpoint(build_denoiser(config, seed=2), config, CheckpointInfo())
+    path = tmp_path / "training-state-000050.pt"
+    data = dict(path="data/faces-64.zip", sigma=0.2, corruption_probability_per_image=0.9)
+    optimizer = torch.optim.Adam(original.denoiser.parameters()).state_dict()
+    torch.save(dict(net=as_edm_object(original), optimizer_state=optimizer, dataset_kwargs=data), path)
+    read = import_checkpoint(path)
+    assert read.config == config and same_weights(read.denoiser, original.denoiser)
+    assert read.info.num_images_seen == 50_000 and read.info.dataset == "faces-64"
+    assert read.info.sigma_tn == ((0.0, 0.1), (0.2, 0.9)) and read.info.clean_fraction == 0.1
+
+
+def test_other_contents_are_explained(tmp_path: Path, fake_edm: None) -> None:
+    config, path = CONFIGS[0], tmp_path / "x.pt"
+    original = Checkpoint(build_denoiser(config), config, CheckpointInfo())
+    edm = as_edm_object(original)
+    edm.meta["state"]["_modules"]["again"] = edm.meta["state"]["_modules"]["model"]
+    for content, complaint in [
+        (dict(ema=as_edm_object(original, "VPPrecond")), "VPPrecond"),
+        (dict(ema=Persistent("EDMPrecond", {})), "not laid out"),
+        (dict(ema=edm), "occurs twice"),
+        (dict(ema=3), "neither 'ema' nor 'net'"),
+        ([1], "holds a list"),
+        (dict(weight=torch.zeros(1)), r"x\.json is missing"),
+        ({}, "neither 'ema' nor 'net'"),
+    ]:
+        torch.save(content, path)
+        with pytest.raises((ValueError, OSError), match=complaint) as caught:
+            import_checkpoint(path)
+        assert "x." in str(caught.value)
+
+
+@pytest.mark.parametrize("to", ["edm-state-dict", "ambient-laws-hf"])
+@pytest.mark.parametrize("config", CONFIGS[:3], ids=["ddpmpp", "ncsnpp", "adm"])
+def test_export_and_import_are_inverse(tmp_path: Path, config: NetConfig, to: Any) -> None:
+    original = Checkpoint(build_denoiser(config, seed=4), config, CheckpointInfo())
+    path = tmp_path / ("x.pt" if to == "edm-state-dict" else AMBIENT)
+    export_checkpoint(original, path, to)
+    read = import_checkpoint(path)
+    assert read.config == config and same_weights(read.denoiser, original.denoiser)
+    if to == "edm-state-dict":
+        assert torch.load(path, weights_only=True).keys() == original.denoiser.state_dict().keys()
+        arguments = json.loads(path.with_suffix(".json").read_text())
+    else:
+        assert read.info == info_from_name(AMBIENT)
+        arguments = json.loads((path / "config.json").read_text())
+    assert arguments["img_resolution"] == 8 and arguments["label_dim"] == config.num_classes
+
+
+@pytest.mark.parametrize("name", ["edm_ddpmpp", "edm_ncsnpp_cond", "edm_adm_cond"])
+def test_published_directories_survive_the_round_trip(tmp_path: Path, name: str) -> None:
+    export_checkpoint(import_checkpoint(GOLDEN / name), tmp_path / "out", "ambient-laws-hf")
+    before, after = (load_file(path / "model.safetensors") for path in (GOLDEN / name, tmp_path / "out"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    given_arguments = json.loads((GOLDEN / name / "config.json").read_text())
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert given_arguments.items() <= written.items()
+
+
+@pytest.mark.parametrize("config", CONFIGS[3:], ids=["dit", "mlp"])
+def test_networks_that_edm_lacks_are_not_exported(tmp_path: Path, config: NetConfig) -> None:
+    checkpoint = Checkpoint(build_denoiser(config), config, CheckpointInfo())
+    with pytest.raises(ValueError, match=config.kind):
+        export_checkpoint(checkpoint, tmp_path / "x", "ambient-laws-hf")
+    oblong = CONFIGS[0].model_copy(update={"image_shape": (1, 8, 16)})
+    with pytest.raises(ValueError, match="8 x 16"):
+        config_to_edm(oblong)
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    dataset=st.sampled_from(["cifar", "celeba", "imagenet_64"]),
+    sigma=st.sampled_from([0.0, 0.05, 0.1, 0.2, 1.0]),
+    corrupted=st.integers(0, 100).map(lambda n: n / 100),
+    keep=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_repository_names_tell_the_mix(dataset: str, sigma: float, corrupted: float, keep: float) -> None:
+    info = info_from_name(f"someone/ambient_laws_{dataset}_sigma_{sigma}_corruption_{corrupted}_keep_{keep}")
+    assert (info.dataset, info.dataset_fraction) == (dataset, keep)
+    assert sum(fraction for _, fraction in info.sigma_tn) == pytest.approx(1)
+    assert info.clean_fraction == pytest.approx(1 if sigma == 0 else 1 - corrupted)
+    assert dict(info.sigma_tn).get(sigma, 0.0) == pytest.approx(1 if sigma == 0 else corrupted)
+
+
+def test_other_names_tell_nothing() -> None:
+    assert info_from_name("someone/model") == CheckpointInfo(source="someone/model")
+
+
+def test_imports_a_repository_from_the_offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    repository = f"giannisdaras/{AMBIENT}"
+    cache = tmp_path / f"models--{repository.replace('/', '--')}"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    config = CONFIGS[0]
+    export_checkpoint(
+        Checkpoint(build_denoiser(config), config, CheckpointInfo()),
+        cache / "snapshots" / ("0" * 40),
+        "ambient-laws-hf",
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    read = import_checkpoint(repository)
+    assert read.config == config and same_weights(read.denoiser, build_denoiser(config))
+    assert read.info.sigma_tn == ((0.0, 0.9), (0.05, 0.1)) and read.info.dataset == "celeba"
+    with pytest.raises(OSError, match=r"nobody/nothing is neither in the local cache nor reachable"):
+        import_checkpoint("nobody/nothing")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"assay\[hub\]"):
+        import_checkpoint(repository)
+
+
+def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        import_checkpoint(tmp_path)
+    bad = [("{", "not JSON"), ("[]", "holds a list"), ('{"img_resolution": 8}', "img_channels")]
+    for text, complaint in bad:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=complaint):
+            import_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0]) | {"colour": 1}))
+    with pytest.raises(ValueError, match="colour"):
+        import_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0])))
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        import_checkpoint(tmp_path)
+    for source in ("nothing-here", tmp_path / "config.json"):
+        with pytest.raises((ValueError, FileNotFoundError), match=str(source)):
+            import_checkpoint(source)
+
+
+def test_commands_import_export_and_refuse(tmp_path: Path) -> None:
+    runner = CliRunner()
+    first, exported, second = tmp_path / "a.safetensors", tmp_path / "a-hf", tmp_path / "b.safetensors"
+    done = runner.invoke(app, ["import", str(SNAPSHOT), str(first)])
+    assert (
+        done.exit_code == 0 and "9,633 parameters" in done.output and "num_images_seen: 123000" in done.output
+    )
+    assert runner.invoke(app, ["export", str(first), str(exported), "--to", "ambient-laws-hf"]).exit_code == 0
+    assert runner.invoke(app, ["import", str(exported), str(second)]).exit_code == 0
+    assert same_weights(load_checkpoint(first).denoiser, load_checkpoint(second).denoiser)
+    again = runner.invoke(app, ["import", str(SNAPSHOT), str(first)])
+    assert again.exit_code == 1 and "exists already" in again.stderr
+    again = runner.invoke(app, ["export", str(first), str(exported), "--to", "edm-state-dict"])
+    assert again.exit_code == 1 and "exists already" in again.stderr
+
+
+def test_net_list_shows_every_preset() -> None:
+    done = CliRunner().invoke(app, ["net", "list"])
+    assert done.exit_code == 0
+    cells = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
+    rows = {row[1]: row[3] for row in cells}
+    assert rows["ddpmpp-cifar10"] == "55.7 M" and rows["adm-imagenet64"] == "295.9 M" and "dit-small" in rows

@@ -1,0 +1,205 @@
+"""Foreign pickles: hostile ones run nothing and are refused by name, damaged ones are named."""
+
+import builtins
+import collections
+import io
+import os
+import pickle
+import struct
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.checkpoint import import_checkpoint
+from assay.unpickle import Plain, read_pickle
+
+SNAPSHOT = Path(__file__).parent / "golden" / "edm_pickle" / "network-snapshot-000123.pkl"
+
+
+class Calls:
+    """Pickles as a call of `function` with `arguments`."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.reduced = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def storage_bytes(values: torch.Tensor) -> bytes:
+    """What torch embeds in a pickle for a tensor's storage."""
+    buffer = io.BytesIO()
+    torch.save(
+        torch.storage.TypedStorage(wrap_storage=values.untyped_storage(), dtype=values.dtype, _internal=True),
+        buffer,
+        _use_new_zipfile_serialization=False,
+    )
+    return buffer.getvalue()
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+    return path
+
+
+def hostile(marker: Path) -> dict[str, tuple[Any, str]]:
+    """Pickles that would create `marker` or exhaust memory, and what the refusal must mention."""
+    touch = f"touch {marker}"
+    evil = Calls(os.system, touch)
+    one = storage_bytes(torch.zeros(1))
+    header = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
+    nested = header + pickle.dumps(evil, 2)
+    storage = b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
+    reference = storage + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpu\x8a\x06\x00\x00\x00\x00\x00\x01NtQ."
+    huge_storage = (
+        header + pickle.dumps({}, 2) + reference + pickle.dumps(["0"], 2) + struct.pack("<q", 1 << 40)
+    )
+    rebuild, load = torch._utils._rebuild_tensor_v2, torch.storage._load_from_bytes
+    many = storage_bytes(torch.zeros(50000))
+
+    def tensor(offset: int, size: int, stride: int) -> Calls:
+        """A tensor on a storage of one value."""
+        return Calls(rebuild, Calls(load, one), offset, (size,), (stride,), False, collections.OrderedDict())
+
+    return {
+        "system": ({"ema": evil}, f"{os.system.__module__}.system"),
+        "eval": (Calls(eval, f"__import__('os').system({touch!r})"), "builtins.eval"),
+        "exec": (Calls(exec, f"import os; os.system({touch!r})"), "builtins.exec"),
+        "popen": (Calls(subprocess.Popen, ["touch", str(marker)]), "subprocess.Popen"),
+        "getattr": (Calls(getattr, "text", "upper"), "builtins.getattr"),
+        "reduce in reduce": (Calls(load, evil), f"{os.system.__module__}.system"),
+        "hidden in a tensor": (Calls(load, nested), f"{os.system.__module__}.system"),
+        "hidden in a key": ({evil: 1}, f"{os.system.__module__}.system"),
+        "dotted name": (b"\x80\x04\x8c\x0bcollections\x8c\x13OrderedDict.__new__\x93.", "OrderedDict.__new__"),
+        "old INST opcode": (f"(S'{touch}'\nios\nsystem\n.".encode(), "opcode"),
+        "torch.load": (Calls(torch.load, "x"), "torch"),
+        "call of a container": (b"\x80\x02}(tR.", "calls a dict"),
+        "state of a function": (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "changes a _Global"),
+        "persistent id": (b"\x80\x02X\x01\x00\x00\x00xQ.", "damaged"),
+        "huge tensor": (tensor(0, 1 << 40, 1), f"shape ({1 << 40},)"),
+        "repeated tensor": (tensor(0, 1 << 40, 0), f"shape ({1 << 40},)"),
+        "tensor past its end": (tensor(1, 1, 1), "shape (1,)"),
+        "negative stride": (tensor(0, 1, -1), "sizes"),
+        "huge storage": (Calls(load, huge_storage), "bytes"),
+        "huge bytes": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.", f"{1 << 40} bytes"),
+        "huge memo": (b"\x80\x02}r\xff\xff\xff\xffcos\nsystem\n.", "os.system"),
+        "same storage over and over": ([Calls(load, many) for _ in range(9)], "exceed"),
+    }
+
+
+@pytest.mark.parametrize("name", hostile(Path("x")))
+@pytest.mark.parametrize("archive", [False, True], ids=["pickle", "archive"])
+def test_hostile_pickles_are_refused_and_run_nothing(tmp_path: Path, name: str, archive: bool) -> None:
+    marker = tmp_path / "marker"
+    content, mention = hostile(marker)[name]
+    program = content if isinstance(content, bytes) else pickle.dumps(content)
+    path = tmp_path / ("x.pt" if archive else "network-snapshot-000001.pkl")
+    if archive:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", program)
+    else:
+        path.write_bytes(program)
+    with pytest.raises(ValueError) as caught:
+        import_checkpoint(path)
+    assert mention in str(caught.value) and str(path) in str(caught.value)
+    assert not marker.exists()
+
+
+def test_embedded_source_never_runs(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    before = set(builtins.__dict__)
+    content = SNAPSHOT.read_bytes()
+    source = b'raise RuntimeError("source embedded in a checkpoint must never run")\n'
+    assert source in content
+    evil = f"open({str(marker)!r}, 'w')".encode().ljust(len(source))[: len(source)]
+    read_pickle(write(tmp_path / "x.pkl", content.replace(source, evil)))
+    assert not marker.exists() and set(builtins.__dict__) == before
+
+
+def test_reads_what_torch_writes(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    grid = torch.randn(6, 8, generator=generator)
+    content = {
+        "whole": grid,
+        "transposed": grid.t(),
+        "part": grid[2:4, 1:7:2],
+        "again": grid,
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "half": grid.half(),
+        "bfloat16": grid.bfloat16(),
+        "integers": torch.arange(5),
+        "parameter": torch.nn.Parameter(grid.clone()),
+        "numbers": [1, 2.5, None, True, "text", (1, 2), np.float64(0.5)],
+        "ordered": collections.OrderedDict(a=1, b=2),
+        "set": {1, 2},
+    }
+    torch.save(content, tmp_path / "x.pt")
+    for path in (tmp_path / "x.pt", write(tmp_path / "x.pkl", content)):
+        read = read_pickle(path)
+        assert read.keys() == content.keys()
+        for name, value in content.items():
+            if isinstance(value, torch.Tensor):
+                assert read[name].dtype == value.dtype and torch.equal(read[name], value.detach())
+        assert read["numbers"] == content["numbers"] and read["ordered"] == {"a": 1, "b": 2}
+
+
+def test_modules_come_back_as_plain_objects() -> None:
+    network = read_pickle(SNAPSHOT)["ema"]
+    assert isinstance(network, Plain) and network.class_name == "EDMPrecond"
+    assert network.state["_init_kwargs"]["model_type"] == "SongUNet"
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_snapshots_raise_value_errors_only(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    content = bytearray(SNAPSHOT.read_bytes())
+    for _ in range(data.draw(st.integers(0, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.one_of(st.none(), st.integers(0, len(content))))
+    path = tmp_path_factory.mktemp("damaged") / "network-snapshot-000001.pkl"
+    path.write_bytes(content[:end])
+    try:
+        import_checkpoint(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+
+
+@settings(max_examples=150, deadline=None)
+@given(program=st.binary(max_size=60))
+def test_random_programs_raise_value_errors_only(
+    tmp_path_factory: pytest.TempPathFactory, program: bytes
+) -> None:
+    path = write(tmp_path_factory.mktemp("random") / "x.pkl", program + b".")
+    try:
+        read_pickle(path)
+    except ValueError as error:
+        assert str(path) in str(error)
+
+
+def test_odd_archives_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a/data.pkl", pickle.dumps({}) + b"\x00" * 1000)
+    with pytest.raises(ValueError, match="compressed"):
+        read_pickle(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("readme.txt", "hello")
+    with pytest.raises(ValueError, match=r"without a data\.pkl"):
+        read_pickle(path)
+    torch.save({"x": torch.zeros(3)}, path)
+    whole = path.read_bytes()
+    for end in (len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"x\.pt"):
+            read_pickle(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        read_pickle(tmp_path / "none.pt")
