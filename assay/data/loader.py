@@ -20,6 +20,7 @@ from assay.noise import LogNormal, NoiseLaw, SigmaFirst, draw_sigma
 
 Pairing = Literal["image_first", "sigma_first"]
 _NUM_BLOCKS = 8  # the noise of a large batch is drawn in interleaved blocks: a rank draws only those it needs
+_NUM_AHEAD = 16  # steps whose images and levels are drawn at once: small draws cost more to start than to do
 _SMALL_BATCH = 2**17  # values; below that one draw for all ranks is cheaper
 
 
@@ -73,27 +74,23 @@ class Loader:
         self._world_size = world_size
         self._num_blocks = _NUM_BLOCKS if batch_size * math.prod(source.image_shape) > _SMALL_BATCH else 1
         self._sigma_first = SigmaFirst(self.law, source.sigma_tn) if pairing == "sigma_first" else None
-        self._permutation = lru_cache(maxsize=2)(self._shuffled_epoch)  # a batch may straddle two epochs
+        # Remembered for speed only: both are functions of the seed and their argument.
+        self._pairs = lru_cache(maxsize=2)(self._draw_pairs)
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: torch.randperm(len(source), generator=stream(seed, "epoch", epoch))
+        )
 
     def batch(self, step: int) -> Batch:
         """This rank's share of the batch number `step`, for any step >= 0 in any order."""
-        generator = stream(self.seed, "batch", step)
-        if self._sigma_first is None:
-            index = self._epoch_order(step)
-            sigma_t = draw_sigma(self.law, self.source.sigma_tn[index], generator)
-        else:
-            index, sigma_t = self._sigma_first.draw(self.batch_size, generator)
-        index = index[self._mine]
+        drawn = self._pairs(step // _NUM_AHEAD)
+        index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
         sigma_tn = self.source.sigma_tn[index]
-        x_tn, augment_label = self.source.read(index), None
-        if self.augmentation != Augmentation():
-            uniform = torch.rand(self.batch_size, NUM_UNIFORMS, dtype=torch.float64, generator=generator)
-            x_tn, augment_label = augment(x_tn, sigma_tn, uniform[self._mine], self.augmentation)
+        x_tn, augment_label = augment(self.source.read(index), sigma_tn, uniform, self.augmentation)
         return Batch(
             index=index,
             x_tn=x_tn,
             sigma_tn=sigma_tn,
-            sigma_t=sigma_t[self._mine],
+            sigma_t=sigma_t,
             eps=self._draw("eps", step, 1)[0],
             label=self.source.label[index],
             augment_label=augment_label,
@@ -108,18 +105,26 @@ class Loader:
         generator = stream(self.seed, "uniform", step)
         return torch.rand(num_draws, self.batch_size, generator=generator)[:, self._mine]
 
-    def _epoch_order(self, step: int) -> Tensor:
-        """The images (batch_size,) of a step: each epoch is a fresh permutation of all."""
-        pieces: list[Tensor] = []
-        start, stop = step * self.batch_size, (step + 1) * self.batch_size
-        while start < stop:
-            epoch, place = divmod(start, len(self.source))
-            pieces.append(self._permutation(epoch)[place : place + stop - start])
-            start += len(pieces[-1])
-        return torch.cat(pieces)
+    def _draw_pairs(self, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Image, level and augmentation for the _NUM_AHEAD global batches of a chunk of steps."""
+        generator = stream(self.seed, "pairs", chunk)
+        count = _NUM_AHEAD * self.batch_size
+        if self._sigma_first is None:
+            index = self._in_epochs(chunk * count, count)
+            sigma_t = draw_sigma(self.law, self.source.sigma_tn[index], generator)
+        else:
+            index, sigma_t = self._sigma_first.draw(count, generator)
+        uniform = torch.rand(count, NUM_UNIFORMS, dtype=torch.float64, generator=generator)
+        return tuple(column.unflatten(0, (_NUM_AHEAD, -1)) for column in (index, sigma_t, uniform))
 
-    def _shuffled_epoch(self, epoch: int) -> Tensor:
-        return torch.randperm(len(self.source), generator=stream(self.seed, "epoch", epoch))
+    def _in_epochs(self, start: int, count: int) -> Tensor:
+        """A stretch of the endless stream of images, in which each epoch is a fresh permutation of all."""
+        pieces: list[Tensor] = []
+        while count > 0:
+            epoch, place = divmod(start, len(self.source))
+            pieces.append(self._order(epoch)[place : place + count])
+            start, count = start + len(pieces[-1]), count - len(pieces[-1])
+        return torch.cat(pieces)
 
     def _draw(self, name: str, step: int, num_draws: int) -> Tensor:
         """Unit noise (num_draws, B, C, H, W); position p of the global batch lies in block p % num_blocks."""

@@ -108,10 +108,11 @@ class Mixture:
 
     def _compute(self, index: Tensor) -> Tensor:
         x = self.source.read(self.index[index])
+        generator, z = torch.Generator(), torch.empty(self.image_shape)
         sigmas = self.sigma_tn[index].tolist()
         for row, (sigma, seed) in enumerate(zip(sigmas, self._seeds[index].tolist(), strict=True)):
             if sigma > 0:
-                z = torch.randn(self.image_shape, generator=torch.Generator().manual_seed(seed))
+                torch.randn(self.image_shape, generator=generator.manual_seed(seed), out=z)
                 x[row].add_(z, alpha=sigma)
         return x
 

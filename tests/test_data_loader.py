@@ -1,0 +1,126 @@
+"""The loader: a function of (seed, step), independent of ranks, faithful to both pairing orders."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from test_data_mixing import Arrays, source, whiteness
+
+from assay.data import Augmentation, Batch, Loader, mix
+from assay.noise import LogNormal
+
+FIELDS = ("index", "x_tn", "sigma_tn", "sigma_t", "eps", "label", "augment_label")
+EVERYTHING = Augmentation(flip_x=True, flip_y=True, turn=True, shift=1, geometric=0.3)
+
+
+def equal(a: Batch, b: Batch) -> bool:
+    return all(torch.equal(getattr(a, field), getattr(b, field)) for field in FIELDS)
+
+
+@pytest.mark.parametrize("pairing", ["image_first", "sigma_first"])
+def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
+    mixed = mix(source(), 0.3, 0.5)
+
+    def loader(seed: int) -> Loader:
+        return Loader(mixed, 16, seed, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
+
+    straight = loader(4)
+    batches = [straight.batch(step) for step in range(20)]
+    resumed = loader(4)
+    for step in (18, 3, 16, 0):  # a fresh loader at any step, in any order
+        assert equal(resumed.batch(step), batches[step])
+        assert torch.equal(resumed.noise(step, 3), straight.noise(step, 3))
+        assert torch.equal(resumed.uniform(step, 2), straight.uniform(step, 2))
+    assert not equal(batches[0], batches[1]) and not equal(loader(5).batch(0), batches[0])
+
+
+@pytest.mark.parametrize("pairing", ["image_first", "sigma_first"])
+@pytest.mark.parametrize("world_size", [2, 3, 8, 12])
+@pytest.mark.parametrize("batch_size", [13, 24])
+@pytest.mark.parametrize("side", [6, 64])  # noise in one draw, and in blocks
+def test_ranks_share_one_global_batch(pairing: str, world_size: int, batch_size: int, side: int) -> None:
+    mixed = mix(source(20, (3, side, side)), 0.3, 0.5)
+    whole = Loader(mixed, batch_size, 1, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
+    batch, noise, uniform = whole.batch(5), whole.noise(5, 2), whole.uniform(5, 3)
+    for rank in range(world_size):
+        share = Loader(mixed, batch_size, 1, None, pairing, EVERYTHING, rank, world_size)  # type: ignore[arg-type]
+        part, mine = share.batch(5), slice(rank, None, world_size)
+        for field in FIELDS:
+            assert torch.equal(getattr(part, field), getattr(batch, field)[mine]), field
+        assert torch.equal(share.noise(5, 2), noise[:, mine])
+        assert torch.equal(share.uniform(5, 3), uniform[:, mine])
+
+
+@pytest.mark.parametrize("batch_size", [7, 20, 45])
+def test_every_epoch_shows_every_image_once(batch_size: int) -> None:
+    loader = Loader(source(20), batch_size)
+    stream = torch.cat([loader.batch(step).index for step in range(40)])
+    epochs = stream[: len(stream) // 20 * 20].view(-1, 20)
+    assert bool((epochs.sort(1).values == torch.arange(20)).all())
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == len(epochs)
+
+
+def test_batches_hold_what_the_source_says() -> None:
+    mixed = mix(source(), 0.3, 0.5)
+    batch = Loader(mixed, 64, 2).batch(3)
+    assert torch.equal(batch.x_tn, mixed.read(batch.index)) and torch.equal(
+        batch.label, mixed.label[batch.index]
+    )
+    assert torch.equal(batch.sigma_tn, mixed.sigma_tn[batch.index]) and batch.augment_label is None
+    assert bool((batch.sigma_t > batch.sigma_tn).all())
+
+
+def test_noise_is_white_and_its_streams_differ() -> None:
+    loader = Loader(source(10, (3, 16, 16)), 256, 9)  # in blocks
+    draws = [loader.batch(0).eps, loader.batch(1).eps, *loader.noise(0, 2)]
+    for draw in draws:
+        assert max(abs(deviation) for deviation in whiteness(draw.double())) < 3.5
+    size = draws[0].numel()
+    for i in range(4):
+        for j in range(i):
+            assert abs((draws[i] * draws[j]).double().mean().item()) < 4 / math.sqrt(size)
+    uniform = torch.cat([loader.uniform(step, 4).flatten() for step in range(10)])
+    assert stats.kstest(uniform.numpy(), "uniform").pvalue > 0.001
+
+
+def test_levels_follow_the_law_of_each_pairing() -> None:
+    law = LogNormal(-0.5, 1.0)
+    mixed = mix(source(400, (1, 1, 1)), 0.25, 0.5)
+
+    def levels(pairing: str) -> tuple[torch.Tensor, torch.Tensor]:
+        loader = Loader(mixed, 400, 3, law, pairing)  # type: ignore[arg-type]
+        batches = [loader.batch(step) for step in range(50)]
+        return torch.cat([b.sigma_t for b in batches]).double(), torch.cat([b.sigma_tn for b in batches])
+
+    sigma_t, sigma_tn = levels("image_first")
+    assert (sigma_tn == 0).double().mean().item() == 0.25  # whole epochs
+    survival = law.survival(torch.tensor(0.5, dtype=torch.float64)).item()
+    for noisy, mass in ((sigma_tn > 0, survival), (sigma_tn == 0, 1.0)):
+        uniform = law.survival(sigma_t[noisy]) / mass
+        assert stats.kstest(uniform.numpy(), "uniform").pvalue > 0.001
+
+    sigma_t, sigma_tn = levels("sigma_first")
+    assert stats.kstest(law.survival(sigma_t).numpy(), "uniform").pvalue > 0.001  # EDM's law is kept
+    assert not bool((sigma_tn[sigma_t <= 0.5] > 0).any())
+    above = (sigma_tn[sigma_t > 0.5] == 0).double()
+    assert abs(above.mean().item() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(above))
+
+
+def test_a_flipped_twin_carries_its_flipped_noise() -> None:
+    mixed = mix(source(), 0.2, 0.5)
+    loader = Loader(mixed, 50, 1, augmentation=Augmentation(flip_x=True))
+    flips = 0
+    for step in range(4):
+        batch = loader.batch(step)
+        for x, original in zip(batch.x_tn, mixed.read(batch.index), strict=True):
+            assert torch.equal(x, original) or torch.equal(x, original.flip(-1))
+            flips += not torch.equal(x, original)
+    assert abs(flips - 100) < 4 * math.sqrt(50)
+
+
+def test_bad_shares() -> None:
+    images = Arrays(torch.zeros(4, 1, 2, 2))
+    for batch_size, rank, world_size in ((0, 0, 1), (2, 0, 3), (4, 2, 2), (4, -1, 2)):
+        with pytest.raises(ValueError, match="need one image per rank"):
+            Loader(images, batch_size, rank=rank, world_size=world_size)

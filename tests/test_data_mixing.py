@@ -1,0 +1,291 @@
+"""Mixtures and augmentation: exact counts, fixed noise, and noise that stays white."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import assay.data.mixing
+from assay.data import Augmentation, Mixture, mix
+from assay.data.augment import NUM_UNIFORMS, augment
+from assay.data.mixing import image_seeds
+
+
+class Arrays:
+    """Clean images in memory; an `ImageSource`."""
+
+    def __init__(self, images: Tensor, sigma_tn: Tensor | None = None) -> None:
+        self.images = images
+        self.name = "arrays"
+        self.image_shape = (images.shape[1], images.shape[2], images.shape[3])
+        self.class_names = ("even", "odd")
+        self.num_classes = 2
+        self.sigma_tn = torch.zeros(len(images)) if sigma_tn is None else sigma_tn
+        self.label = torch.arange(len(images)) % 2
+        self.fingerprint = str(images.sum().item())
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: Tensor) -> Tensor:
+        return self.images[index].clone()
+
+
+def source(count: int = 50, shape: tuple[int, int, int] = (3, 6, 6), seed: int = 0) -> Arrays:
+    return Arrays(torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 400), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 2**40))
+def test_clean_counts_are_exact_and_clean_sets_nested(count: int, a: int, b: int, seed: int) -> None:
+    few, many = min(a, b) / 1000, max(a, b) / 1000
+    images = source(count, (1, 1, 1))
+    small, large = mix(images, few, 0.2, seed), mix(images, many, 0.7, seed)
+    # Half away from zero, in whole numbers.
+    assert int((small.sigma_tn == 0).sum()) == (2 * min(a, b) * count + 1000) // 2000
+    assert int((large.sigma_tn == 0).sum()) == (2 * max(a, b) * count + 1000) // 2000
+    assert bool((large.sigma_tn == 0)[small.sigma_tn == 0].all())
+    assert small.sigma_tn.unique().tolist() in ([0.0], [pytest.approx(0.2)], [0.0, pytest.approx(0.2)])
+
+
+def test_several_levels() -> None:
+    mixed = mix(source(40), 0.25, [(0.5, 0.1), (0.25, 0.4)], seed=3)
+    levels, counts = mixed.sigma_tn.unique(return_counts=True)
+    assert levels.tolist() == [0, pytest.approx(0.1), pytest.approx(0.4)] and counts.tolist() == [10, 20, 10]
+    assert torch.equal(mixed.sigma_tn == 0, mix(source(40), 0.25, 0.9, seed=3).sigma_tn == 0)
+    assert torch.equal(mixed.label, source(40).label)
+
+
+def test_clean_only_keeps_the_same_clean_images() -> None:
+    both, clean = mix(source(), 0.3, 0.5, 1), mix(source(), 0.3, 0.5, 1, keep_noisy=False)
+    kept = (both.sigma_tn == 0).nonzero()[:, 0]
+    assert len(clean) == 15 and torch.equal(clean.index, kept)
+    assert torch.equal(clean.read(torch.arange(15)), source().images[kept])
+    assert torch.equal(clean.label, both.label[kept]) and clean.sigma_tn.tolist() == [0] * 15
+
+
+def test_noise_is_fixed_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, every = source(), torch.arange(50)
+    half, one = mix(images, 0, 0.5, 7), mix(images, 0, 1.0, 7)
+    z = one.read(every) - images.images
+    assert torch.allclose(half.read(every) - images.images, 0.5 * z, atol=1e-6)
+    # Whatever is read together, in whatever order, again and again: the same bits.
+    first = half.read(every)
+    assert torch.equal(half.read(every), first)
+    assert torch.equal(mix(images, 0, 0.5, 7).read(torch.tensor([40, 3, 40])), first[[40, 3, 40]])
+    # The noise of an image depends on the seed and its index, not on the rest of the mixture.
+    part = mix(images, 0.4, [(0.3, 0.5), (0.3, 2.0)], 7)
+    noisy = part.sigma_tn == 0.5
+    assert torch.equal(part.read(every)[noisy], first[noisy])
+    assert torch.equal(part.read(every)[part.sigma_tn == 0], images.images[part.sigma_tn == 0])
+    assert not torch.allclose(mix(images, 0, 0.5, 8).read(every), first)
+    # A mixture too large for memory computes what a small one remembers.
+    monkeypatch.setattr(assay.data.mixing, "_MAX_CACHE_BYTES", 0)
+    assert torch.equal(mix(images, 0, 0.5, 7).read(every), first)
+
+
+def test_fingerprints_tell_mixtures_apart() -> None:
+    images = source()
+    mixtures = [mix(images, 0.3, 0.5), mix(images, 0.4, 0.5), mix(images, 0.3, 0.6), mix(images, 0.3, 0.5, 1)]
+    mixtures += [mix(images, 0.3, 0.5, keep_noisy=False), mix(source(seed=1), 0.3, 0.5)]
+    assert len({mixed.fingerprint for mixed in mixtures}) == len(mixtures)
+    assert mix(images, 0.3, 0.5).fingerprint == mixtures[0].fingerprint
+
+
+def test_no_two_images_share_a_seed() -> None:
+    seeds = image_seeds(5, torch.arange(2**20))
+    assert len(seeds.unique()) == 2**20 and 0 <= int(seeds.min()) and int(seeds.max()) < 2**32
+    assert torch.equal(image_seeds(5, torch.tensor([77, 3])), seeds[[77, 3]])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: mix(source(), 1.5, 0.2), "clean_fraction = 1.5"),
+        (lambda: mix(source(), 0.5, 0.0), "sigma > 0"),
+        (lambda: mix(source(), 0.5, float("nan")), "sigma > 0"),
+        (lambda: mix(source(), 0.5, [(0.2, 0.1)]), "sum to 0.7"),
+        (lambda: mix(source(), 0.0, 0.1, keep_noisy=False), "keeps none"),
+        (
+            lambda: mix(Arrays(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0.3])), 0.5, 0.1),
+            "image 1 of arrays is noisy",
+        ),
+    ],
+)
+def test_bad_mixtures(build: Callable[[], Mixture], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def whiteness(z: Tensor) -> list[float]:
+    """Deviations from unit white Gaussian noise (N, C, H, W), each in standard errors."""
+    n = z.numel()
+    pairs = [z[..., 1:] * z[..., :-1], z[..., 1:, :] * z[..., :-1, :], z[:, 1:] * z[:, :-1], z[1:] * z[:-1]]
+    return [
+        z.mean().item() * math.sqrt(n),
+        (z.var().item() - 1) * math.sqrt(n / 2),
+        (z**3).mean().item() * math.sqrt(n / 15),
+        ((z**4).mean().item() - 3) * math.sqrt(n / 96),
+        *[pair.mean().item() * math.sqrt(pair.numel()) for pair in pairs],
+    ]
+
+
+MOVES = {
+    "none": Augmentation(),
+    "flip": Augmentation(flip_x=True, flip_y=True),
+    "turn": Augmentation(turn=True),
+    "shift": Augmentation(shift=3),
+    "all": Augmentation(flip_x=True, flip_y=True, turn=True, shift=5, geometric=1.0),
+}
+
+
+@pytest.mark.parametrize("sigma", [0.05, 2.0])
+@pytest.mark.parametrize("moves", MOVES)
+def test_noise_is_white_before_and_after_augmentation(moves: str, sigma: float) -> None:
+    images = Arrays(torch.zeros(1500, 3, 16, 16))
+    mixed = mix(images, 0, sigma, seed=11)
+    index = torch.arange(1500)
+    uniform = torch.rand(1500, NUM_UNIFORMS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x, label = augment(mixed.read(index), mixed.sigma_tn, uniform, MOVES[moves])
+    z = (x / sigma).double()
+    assert max(abs(deviation) for deviation in whiteness(z)) < 3
+    assert stats.kstest(z.flatten()[:20_000].numpy(), "norm").pvalue > 0.001
+    assert label is None or not bool(label.any())
+    # Every pixel of the noisy image is still there, once.
+    assert torch.equal(x.flatten(2).sort().values, mixed.read(index).flatten(2).sort().values)
+
+
+def uniforms(**columns: float) -> Tensor:
+    """Random numbers (1, NUM_UNIFORMS) that do nothing but what is asked for."""
+    names = ["flip_x", "flip_y", "turn", "down", "right", "p1", "p2", "p3", "p45", "p67"]
+    names += [f"a{i}" for i in range(8)]
+    neutral = dict.fromkeys(names, 0.75) | {"turn": 0.0, "down": 0.5, "right": 0.5}
+    return torch.tensor([[(neutral | columns)[name] for name in names]], dtype=torch.float64)
+
+
+def test_moves_are_the_ones_named() -> None:
+    x = torch.arange(2 * 25.0).view(1, 2, 5, 5)
+    noisy = torch.tensor([0.3])
+
+    def moved(move: Augmentation, **columns: float) -> Tensor:
+        return augment(x, noisy, uniforms(**columns), move)[0]
+
+    assert torch.equal(moved(Augmentation(flip_x=True), flip_x=0.2), x.flip(-1))
+    assert torch.equal(moved(Augmentation(flip_y=True), flip_y=0.2), x.flip(-2))
+    for quarter in range(4):
+        turned = moved(Augmentation(turn=True), turn=quarter / 4 + 0.1)
+        assert any(torch.equal(turned, x.rot90(k, (-2, -1))) for k in ([0], [1, 3], [2], [1, 3])[quarter])
+    turns = [moved(Augmentation(turn=True), turn=quarter / 4) for quarter in range(4)]
+    assert len({tuple(turn.flatten().tolist()) for turn in turns}) == 4
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            uniform = {"down": (down + 2.5) / 5, "right": (right + 2.5) / 5}
+            assert torch.equal(moved(Augmentation(shift=2), **uniform), x.roll((down, right), (-2, -1)))
+
+
+def test_only_square_images_turn() -> None:
+    with pytest.raises(ValueError, match="4 x 5 pixels cannot be turned"):
+        augment(torch.zeros(1, 1, 4, 5), torch.zeros(1), uniforms(), Augmentation(turn=True))
+    with pytest.raises(ValueError, match="shift = -1"):
+        Augmentation(shift=-1)
+
+
+def normal_quantile(value: float) -> float:
+    return float(stats.norm.cdf(value))
+
+
+def angle(value: float) -> float:
+    return (value / math.pi + 1) / 2
+
+
+GEOMETRIC = {
+    "nothing": ({}, {}),
+    "x-flip": ({"a0": 0.2}, {"a0": 1}),
+    "y-flip": ({"p1": 0.1, "a1": 0.2}, {"a1": 1}),
+    "scale": ({"p2": 0.1, "a2": normal_quantile(0.7)}, {"a2": 0.7}),
+    "rotation": ({"p3": 0.1, "a3": angle(0.4)}, {"a3": 0.4}),
+    "stretch": ({"p45": 0.1, "a4": angle(0.9), "a5": normal_quantile(-0.8)}, {"a4": 0.9, "a5": -0.8}),
+    "translation": (
+        {"p67": 0.1, "a6": normal_quantile(0.3), "a7": normal_quantile(-0.5)},
+        {"a6": 0.3, "a7": -0.5},
+    ),
+    "all": (
+        {
+            "a0": 0.2,
+            "p1": 0.1,
+            "a1": 0.2,
+            "p2": 0.1,
+            "a2": normal_quantile(0.5),
+            "p3": 0.1,
+            "a3": angle(-0.6),
+            "p45": 0.1,
+            "a4": angle(0.3),
+            "a5": normal_quantile(0.4),
+            "p67": 0.1,
+            "a6": normal_quantile(0.2),
+            "a7": normal_quantile(0.1),
+        },
+        {"a0": 1, "a1": 1, "a2": 0.5, "a3": -0.6, "a4": 0.3, "a5": 0.4, "a6": 0.2, "a7": 0.1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GEOMETRIC)
+@pytest.mark.parametrize("size", [(40, 40), (32, 48)])
+def test_geometric_pipe_against_a_smooth_picture(case: str, size: tuple[int, int]) -> None:
+    """A picture given by a formula, seen through the transformation, written with plain matrices."""
+    columns, wanted = GEOMETRIC[case]
+    a = {f"a{i}": 0.0 for i in range(8)} | wanted
+    height, width = size
+
+    def picture(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.sin(0.2 * x + 0.4) * np.cos(0.15 * y) + 0.3 * np.sin(0.1 * y + 0.05 * x)
+
+    def rotate(angle: float) -> np.ndarray:
+        return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+
+    stretch = 2 ** (0.2 * a["a5"])
+    forward = (
+        rotate(-a["a4"]) @ np.diag([stretch, 1 / stretch]) @ rotate(a["a4"])
+        @ rotate(-a["a3"]) @ (np.eye(2) * 2 ** (0.2 * a["a2"])) @ np.diag([1 - 2 * a["a0"], 1 - 2 * a["a1"]])
+    )  # fmt: skip
+    y, x = np.mgrid[:height, :width] - np.array([(height - 1) / 2, (width - 1) / 2])[:, None, None]
+    centred = np.stack([x - a["a6"] * width / 8, y - a["a7"] * height / 8]).reshape(2, -1)
+    from_x, from_y = (np.linalg.inv(forward) @ centred).reshape(2, height, width)
+    inside = (np.abs(from_x) < width / 2 - 3) & (np.abs(from_y) < height / 2 - 3)
+    assert inside.mean() > 0.25
+
+    image = torch.from_numpy(picture(x, y)).float().expand(1, 2, -1, -1)
+    out, label = augment(image, torch.zeros(1), uniforms(**columns), Augmentation(geometric=0.5))
+    np.testing.assert_allclose(out[0, 1].numpy()[inside], picture(from_x, from_y)[inside], atol=2e-3)
+    assert label is not None
+    expected = [a["a0"], a["a1"], a["a2"], math.cos(a["a3"]) - 1, math.sin(a["a3"])]
+    expected += [a["a5"] * math.cos(a["a4"]), a["a5"] * math.sin(a["a4"]), a["a6"], a["a7"]]
+    assert label[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_geometric_pipe_is_for_clean_images_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 1, 8, 8, generator=generator)
+    sigma_tn = (torch.arange(4000) % 2).float() * 0.1
+    uniform = torch.rand(4000, NUM_UNIFORMS, dtype=torch.float64, generator=generator)
+    before = x.clone()
+    out, label = augment(x, sigma_tn, uniform, Augmentation(geometric=0.12))
+    assert torch.equal(x, before)  # the caller's images are left alone
+    assert label is not None
+    noisy = sigma_tn > 0
+    assert torch.equal(out[noisy], x[noisy]) and not bool(label[noisy].any())
+    # Each operation as often as it should be: x-flips half the time, y-flips 0.12 / 2, the others 0.12.
+    share = (label[~noisy] != 0).double().mean(0)
+    expected = torch.tensor([0.5, 0.06, *[0.12] * 7], dtype=torch.float64)
+    assert bool(((share - expected).abs() < 4 * (expected * (1 - expected) / 2000).sqrt()).all())
+    untouched = ~(label != 0).any(1)
+    assert torch.equal(out[untouched], x[untouched])
+    flipped = (label[:, 0] == 1) & ~(label[:, 1:] != 0).any(1)
+    assert torch.equal(out[flipped], x[flipped].flip(-1))  # exactly, without interpolation

@@ -1,0 +1,475 @@
+"""What is packed is what is read, for every format, depth and dtype."""
+
+import gzip
+import io
+import json
+import pickle
+import struct
+import tarfile
+import tracemalloc
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from assay.data import open_store
+from assay.data.known import get
+from assay.data.pack import Conversion, pack
+from assay.data.readers import CIFAR10_CLASSES, RawImages, decode_image, read_any
+from assay.data.store import PackedImage, write_store
+
+FORMATS = ["npy", "npz", "channels first", "png", "tiff", "webp", "zip", "idx"]
+
+
+def png(pixels: np.ndarray, filters: list[int]) -> bytes:
+    """An encoder apart from Pillow's, for 16-bit colour and every row filter of the standard."""
+    height, width, channels = pixels.shape
+    rows = (
+        np.ascontiguousarray(pixels.astype(f">u{pixels.itemsize}"))
+        .view(np.uint8)
+        .reshape(height, width, -1)
+        .astype(int)
+    )
+    data = b""
+    for y in range(height):
+        kind = filters[y % len(filters)]
+        line = []
+        for x in range(width):
+            left = rows[y, x - 1] if x else 0 * rows[y, x]
+            above = rows[y - 1, x] if y else 0 * rows[y, x]
+            corner = rows[y - 1, x - 1] if x and y else 0 * rows[y, x]
+            paeth = []
+            for a, b, c in zip(left, above, corner, strict=True):
+                p = a + b - c
+                paeth.append(min((abs(p - a), 0, a), (abs(p - b), 1, b), (abs(p - c), 2, c))[2])
+            guess = [0 * left, left, above, (left + above) // 2, np.array(paeth)][kind]
+            line.append((rows[y, x] - guess) % 256)
+        data += bytes([kind]) + np.array(line, dtype=np.uint8).tobytes()
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    header = struct.pack(">IIBBBBB", width, height, 8 * pixels.itemsize, colour, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(data))
+        + chunk(b"IEND", b"")
+    )
+
+
+def write(kind: str, images: np.ndarray, folder: Path) -> Path:
+    """Save images (N, H, W, C) in a format; returns what to pack."""
+    match kind:
+        case "npy":
+            np.save(folder / "a.npy", images)
+            return folder / "a.npy"
+        case "npz":
+            np.savez(folder / "a.npz", pictures=images)
+            return folder / "a.npz"
+        case "channels first":
+            np.save(folder / "a.npy", images.transpose(0, 3, 1, 2))
+            return folder / "a.npy"
+        case "idx":
+            code = {"uint8": 8, "float32": 13}[str(images.dtype)]
+            shape = images.shape if images.shape[3] > 1 else images.shape[:3]
+            header = bytes([0, 0, code, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+            (folder / "a-idx3.gz").write_bytes(
+                gzip.compress(header + images.astype(images.dtype.newbyteorder(">")).tobytes())
+            )
+            return folder / "a-idx3.gz"
+        case "zip":
+            with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+                for i, image in enumerate(images):
+                    archive.writestr(f"{i:05d}.png", png(image, [4, 3, 2, 1, 0]))
+            return folder / "a.zip"
+    for i, image in enumerate(images):
+        match kind:
+            case "png":
+                (folder / f"{i:05d}.png").write_bytes(png(image, [0, 1, 2, 3, 4]))
+            case "tiff":
+                tifffile.imwrite(folder / f"{i:05d}.tiff", image.squeeze(2) if image.shape[2] == 1 else image)
+            case "webp":
+                Image.fromarray(image).save(folder / f"{i:05d}.webp", lossless=True)
+    return folder
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[str, np.ndarray]:
+    kind = draw(st.sampled_from(FORMATS))
+    dtypes = {
+        "webp": ["uint8"],
+        "idx": ["uint8", "float32"],
+        "png": ["uint8", "uint16"],
+        "zip": ["uint8", "uint16"],
+    }
+    dtype = draw(st.sampled_from(dtypes.get(kind, ["uint8", "uint16", "float32"])))
+    channels = 3 if kind == "webp" else draw(st.sampled_from([1, 3]))
+    # Sides of 5 and more, so that no side can be taken for the channels.
+    shape = (draw(st.integers(1, 4)), draw(st.integers(5, 9)), draw(st.integers(5, 9)), channels)
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    if dtype == "float32":
+        return kind, generator.normal(0.5, 1, shape).astype(np.float32)
+    return kind, generator.integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stacks(), st.sampled_from([None, "float16", "float32"]), st.floats(0, 2, width=32))
+def test_what_is_packed_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, case: tuple[str, np.ndarray], dtype: str | None, sigma: float
+) -> None:
+    kind, images = case
+    folder = tmp_path_factory.mktemp("pack")
+    (folder / "in").mkdir()
+    source = write(kind, images, folder / "in")
+    low, high = (-0.25, 1.5) if images.dtype == np.float32 else (0.0, float(np.iinfo(images.dtype).max))
+    value_range = (low, high) if images.dtype == np.float32 else None
+    report = pack(
+        read_any(str(source)), folder / "store", Conversion(value_range=value_range, dtype=dtype), sigma
+    )
+    store = open_store(folder / "store")
+    expected = (images.astype(np.float64).transpose(0, 3, 1, 2) - low) * 2 / (high - low) - 1
+    assert store.meta.dtype == (dtype or ("uint8" if images.dtype == np.uint8 else "float32"))
+    tolerance = {"uint8": 3e-7, "float32": 3e-7, "float16": 2.0**-11}[store.meta.dtype]
+    read = store.read(torch.arange(len(images))).numpy()
+    np.testing.assert_allclose(read, expected, rtol=tolerance, atol=tolerance)
+    assert store.image_shape == expected.shape[1:]
+    assert store.sigma_tn.tolist() == [sigma] * len(images)
+    assert store.label.tolist() == [-1] * len(images) and store.num_classes == 0
+    assert any("8-bit" in warning for warning in report.warnings) == (images.dtype == np.uint8 and sigma > 0)
+    store.verify()
+
+
+def test_reading_order_and_repeats(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), dtype=np.uint8)
+    np.save(tmp_path / "a.npy", images)
+    store = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "store").store
+    assert torch.equal(store.read(torch.tensor([4, 1, 4])), store.read(torch.arange(6))[[4, 1, 4]])
+    assert store.source_names([5, 0]) == ["a.npy[5]", "a.npy[0]"]
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_deep_png_with_every_filter(channels: int) -> None:
+    pixels = np.random.default_rng(channels).integers(0, 65536, (11, 6, channels), dtype=np.uint16)
+    pixels[3:6] = 60000  # equal neighbours: ties in the Paeth predictor
+    decoded = decode_image(png(pixels, [0, 1, 2, 3, 4, 4, 3, 1, 2]), "a.png")
+    if channels == 3:
+        np.testing.assert_array_equal(decoded, pixels)
+    else:
+        share = pixels[..., -1:] / 65535
+        np.testing.assert_array_equal(decoded, np.rint(pixels[..., :-1] * share + 65535 * (1 - share)))
+
+
+def test_transparency_is_flattened_on_white(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 5, 4), dtype=np.uint8)
+    expected = np.rint(pixels[..., :3] * (pixels[..., 3:] / 255) + 255 - 255 * (pixels[..., 3:] / 255))
+    for suffix in ("png", "tiff"):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, suffix)
+        np.testing.assert_array_equal(decode_image(buffer.getvalue(), "a"), expected)
+    buffer = io.BytesIO()
+    Image.fromarray(np.array([[7, 90], [90, 7]], dtype=np.uint8)).save(buffer, "PNG", transparency=7)
+    np.testing.assert_array_equal(decode_image(buffer.getvalue(), "a")[..., 0], [[255, 90], [90, 255]])
+    buffer = io.BytesIO()
+    palette = Image.fromarray(np.array([[0, 1], [1, 0]], dtype=np.uint8), mode="L").convert("P")
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.save(buffer, "PNG", transparency=1)
+    np.testing.assert_array_equal(decode_image(buffer.getvalue(), "a")[0], [[10, 20, 30], [255, 255, 255]])
+
+
+def test_other_modes_and_jpeg() -> None:
+    generator = np.random.default_rng(2)
+    colour = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    for image, form in ((colour, "JPEG"), (colour.convert("CMYK"), "JPEG"), (colour.convert("1"), "PNG")):
+        buffer = io.BytesIO()
+        image.save(buffer, form)
+        reread = Image.open(io.BytesIO(buffer.getvalue()))
+        wanted = np.asarray(reread.convert("L" if image.mode == "1" else "RGB"))
+        np.testing.assert_array_equal(decode_image(buffer.getvalue(), "a").squeeze(), wanted)
+    wide = np.array([[0, 65535], [7, 300]], dtype=np.int32)
+    buffer = io.BytesIO()
+    Image.fromarray(wide).save(buffer, "TIFF")
+    assert decode_image(buffer.getvalue(), "a").dtype == np.uint16
+
+
+def test_planar_tiff() -> None:
+    pixels = np.random.default_rng(3).normal(size=(3, 6, 5)).astype(np.float32)
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, pixels, photometric="rgb", planarconfig="separate")
+    np.testing.assert_array_equal(decode_image(buffer.getvalue(), "a"), pixels.transpose(1, 2, 0))
+
+
+def save_grey(path: Path, value: int, size: tuple[int, int] = (4, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size[::-1], value).save(path)
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    for name, value in (("dog/deep/b.png", 1), ("cat/a.png", 2), ("dog/a.png", 3), ("loose.png", 4)):
+        save_grey(tmp_path / "in" / name, value)
+    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store").store
+    assert store.class_names == ("cat", "dog")
+    found = dict(zip(store.source_names(range(4)), store.label.tolist(), strict=True))
+    assert found == {"cat/a.png": 0, "dog/a.png": 1, "dog/deep/b.png": 1, "loose.png": -1}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_edm_labels(tmp_path: Path, zipped: bool) -> None:
+    files = {"00000/img0.png": 2, "00000/img1.png": 0, "00001/img2.png": 1}
+    for value, name in enumerate(files):
+        save_grey(tmp_path / "in" / name, value)
+    (tmp_path / "in" / "dataset.json").write_text(json.dumps({"labels": list(files.items())}))
+    source = tmp_path / "in"
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for file in source.rglob("*.*"):
+                archive.write(file, file.relative_to(source).as_posix())
+        source = tmp_path / "a.zip"
+    store = pack(read_any(str(source)), tmp_path / "store").store
+    assert store.label.tolist() == [2, 0, 1] and store.class_names == ("0", "1", "2")
+    assert store.source_names([0, 2]) == ["00000/img0.png", "00001/img2.png"]
+
+
+def test_npz_columns_and_idx_labels(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (4, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=images, labels=np.array([1, 0, -1, 1]), sigma_tn=np.array([0, 0.5, 0.25, 0]))
+    store = pack(read_any(str(tmp_path / "a.npz")), tmp_path / "1").store
+    assert store.label.tolist() == [1, 0, -1, 1] and store.sigma_tn.tolist() == [0, 0.5, 0.25, 0]
+    assert store.meta.num_clean == 2
+    (tmp_path / "t-images-idx3-ubyte").write_bytes(
+        bytes([0, 0, 8, 3]) + struct.pack(">3I", 4, 6, 6) + images.tobytes()
+    )
+    (tmp_path / "t-labels-idx1-ubyte").write_bytes(
+        bytes([0, 0, 8, 1]) + struct.pack(">I", 4) + bytes([2, 1, 0, 1])
+    )
+    store = pack(read_any(str(tmp_path / "t-images-idx3-ubyte")), tmp_path / "2").store
+    assert store.label.tolist() == [2, 1, 0, 1]
+
+
+class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined]
+    """Writes bytes as the strings of Python 2, as the official archive has them."""
+
+    def save_bytes(self, value: bytes) -> None:
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+        self.memoize(value)
+
+    dispatch = pickle._Pickler.dispatch | {bytes: save_bytes}
+
+
+def cifar_batches() -> dict[str, tuple[np.ndarray, list[int]]]:
+    generator = np.random.default_rng(0)
+    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+    return {
+        n: (generator.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8), generator.integers(0, 10, 3).tolist())
+        for n in names
+    }
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("kind", ["python archive", "python folder", "npm package"])
+def test_cifar10(tmp_path: Path, kind: str, split: str) -> None:
+    batches = cifar_batches()
+    source = tmp_path / "in"
+    source.mkdir()
+    for name, (images, labels) in batches.items():
+        if kind == "npm package":
+            Image.fromarray(images.reshape(3, 1024, 3)).save(source / f"{name}.png")
+        else:
+            rows = images.transpose(0, 3, 1, 2).reshape(3, 3072)
+            buffer = io.BytesIO()
+            Python2Pickler(buffer, protocol=2).dump({b"data": rows, b"labels": labels})
+            (source / name).write_bytes(buffer.getvalue().replace(b"numpy._core", b"numpy.core"))
+    if kind == "npm package":
+        train = [label for name, (_, labels) in batches.items() if name != "test_batch" for label in labels]
+        (source / "train_lables.json").write_text(json.dumps(train))
+        (source / "test_lables.json").write_text(json.dumps(batches["test_batch"][1]))
+    if kind == "python archive":
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+            archive.add(source, "cifar-10-batches-py")
+        source = tmp_path / "a.tar.gz"
+    wanted = [batch for name, batch in batches.items() if (name == "test_batch") == (split == "test")]
+    store = pack(read_any(str(source), split), tmp_path / "store").store
+    images = np.concatenate([images for images, _ in wanted]).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(store.read(torch.arange(len(images))), images / 127.5 - 1, atol=3e-7)
+    assert store.label.tolist() == [label for _, labels in wanted for label in labels]
+    assert store.class_names == CIFAR10_CLASSES
+
+
+def test_pickles_that_would_run_code_are_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (str(tmp_path / "ran"),))  # type: ignore[return-value]
+
+    for i in range(1, 6):
+        (tmp_path / f"data_batch_{i}").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match=r"cannot be read as CIFAR-10 \(it asks for"):
+        read_any(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_huggingface_dataset(tmp_path: Path) -> None:
+    import datasets
+
+    images = np.random.default_rng(0).integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
+    features = datasets.Features(
+        {
+            "img": datasets.Image(),
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+            "sigma_tn": datasets.Value("float32"),
+        }
+    )
+    columns = {
+        "img": [Image.fromarray(image) for image in images],
+        "label": [1, 0, 0, 1],
+        "sigma_tn": [0.0, 0.25, 0.5, 0.0],
+    }
+    datasets.Dataset.from_dict(columns, features).save_to_disk(tmp_path / "hf")
+    for source in (str(tmp_path / "hf"), f"hf:{tmp_path / 'hf'}"):
+        raw = read_any(source)
+        assert raw.class_names == ("no", "yes") and raw.label.tolist() == [1, 0, 0, 1]
+        np.testing.assert_array_equal(np.stack([raw.load(i) for i in range(4)]), images)
+        assert raw.sigma_tn is not None and raw.sigma_tn.tolist() == [0, 0.25, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("a.csv", "filename,sigma\nx/a.png,0.5\nb.png, 0\n"),
+        ("a.csv", "sigma,other,filename\n0.5,1,x/a.png\n0,2,b.png\n"),
+        ("a.csv", "\ufefffilename,sigma_tn\r\na.png,0.5\r\nb.png,0\r\n"),
+        ("a.jsonl", '{"filename": "x/a.png", "sigma": 0.5}\n\n{"filename": "b.png", "sigma": 0}\n'),
+        (
+            "annotations.jsonl",
+            '{"filename": "a.png", "sigma_min": 0.5, "sigma_max": 0}\n{"filename": "b.png", "annotation": 0.0}',
+        ),
+    ],
+)
+def test_annotations(tmp_path: Path, file: str, text: str) -> None:
+    save_grey(tmp_path / "in/x/a.png", 9)
+    save_grey(tmp_path / "in/b.png", 7)
+    (tmp_path / file).write_text(text)
+    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file).store
+    assert dict(zip(store.source_names([0, 1]), store.sigma_tn.tolist(), strict=True)) == {
+        "x/a.png": 0.5,
+        "b.png": 0,
+    }
+
+
+def test_crop_is_the_centre_and_resize_is_lanczos(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in/a.png")
+    raw = read_any(str(tmp_path / "in"))
+    store = pack(raw, tmp_path / "crop", Conversion(size=(5, 8), fit="crop"), sigma=0.1).store
+    expected = pixels[3:8, 6:14].transpose(2, 0, 1) / 127.5 - 1
+    np.testing.assert_allclose(store.read(torch.tensor([0]))[0], expected, atol=3e-7)
+    store = pack(raw, tmp_path / "resize", Conversion(size=(6, 6), fit="resize")).store
+    middle = Image.fromarray(pixels).resize((6, 6), Image.Resampling.LANCZOS, box=(4, 0, 16, 12))
+    difference = store.read(torch.tensor([0]))[0] - (
+        torch.tensor(np.asarray(middle)).permute(2, 0, 1) / 127.5 - 1
+    )
+    assert difference.abs().max() <= 1.01 / 127.5  # Pillow's 8-bit resize rounds between the two passes
+
+
+def test_grey_and_colour(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in/a.png")
+    save_grey(tmp_path / "in/b.png", 200)
+    raw = read_any(str(tmp_path / "in"))
+    grey = pack(raw, tmp_path / "grey", Conversion(colour="grey")).store
+    luma = np.rint(0.299 * pixels[..., 0] + 0.587 * pixels[..., 1] + 0.114 * pixels[..., 2])
+    np.testing.assert_allclose(grey.read(torch.tensor([0]))[0, 0], luma / 127.5 - 1, atol=3e-7)
+    colour = pack(raw, tmp_path / "colour", Conversion(colour="colour")).store
+    assert colour.image_shape == (3, 4, 4)
+    assert colour.read(torch.tensor([1])).unique().tolist() == pytest.approx([200 / 127.5 - 1])
+
+
+def test_deep_and_shallow_files_share_a_float_store(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.png").write_bytes(png(np.full((4, 4, 1), 13107, dtype=np.uint16), [0]))
+    save_grey(tmp_path / "in/b.png", 51)
+    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", Conversion(dtype="float32")).store
+    assert store.read(torch.arange(2)).unique().tolist() == [pytest.approx(-0.6)]  # 0.2 of the range in both
+    narrow = pack(read_any(str(tmp_path / "in")), tmp_path / "narrow", Conversion(dtype="uint8")).store
+    assert narrow.read(torch.arange(2)).unique().tolist() == [pytest.approx(-0.6)]
+
+
+def test_opening_a_million_images_takes_no_more_memory_than_a_thousand(tmp_path: Path) -> None:
+    pixel = np.zeros((1, 1, 1), dtype=np.uint8)
+    peaks = []
+    for count in (1000, 1_000_000):
+        images = (PackedImage("name", pixel, 0.0, -1) for _ in range(count))
+        write_store(tmp_path / str(count), "tiny", images, (1, 1, 1), "uint8", (0, 255), ())
+        open_store(tmp_path / str(count))  # what is loaded once for all
+        tracemalloc.start()
+        store = open_store(tmp_path / str(count))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(store) == count
+    assert peaks[1] < 1.1 * peaks[0] < 200_000
+
+
+def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 5, 5), dtype=np.uint8)
+
+    def stored(
+        name: str, change: int = 0, sigma: float = 0.0, value_range: tuple[float, float] | None = None
+    ) -> str:
+        np.save(tmp_path / "a.npy", images + np.uint8(change))
+        raw = read_any(str(tmp_path / "a.npy"))
+        return pack(raw, tmp_path / name, Conversion(value_range=value_range), sigma).store.fingerprint
+
+    prints = [stored("1"), stored("2", change=1), stored("3", sigma=0.5), stored("4", value_range=(0, 200))]
+    assert len(set(prints)) == 4
+    assert stored("5") == prints[0]
+
+
+def test_known_data_sets(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    digits = get("digits", tmp_path / "digits").store
+    np.testing.assert_allclose(digits.read(torch.arange(1797))[:, 0], load_digits().images / 8 - 1, atol=3e-7)
+    assert digits.label.tolist() == load_digits().target.tolist()
+    fashion = get("fashion-mnist", tmp_path / "fashion").store
+    assert len(fashion) == 10_000 and fashion.image_shape == (1, 28, 28)
+    assert fashion.label.bincount().tolist() == [1000] * 10 and fashion.class_names[9] == "ankle boot"
+    mean = ((fashion.read(torch.arange(10_000)) + 1) / 2).mean().item()
+    assert mean == pytest.approx(0.2868, abs=1e-4)  # the published mean of the test half
+
+
+def test_known_data_with_another_content_is_refused(tmp_path: Path) -> None:
+    header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 28, 28)
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(2 * 784)))
+    with pytest.raises(ValueError, match="hash differs"):
+        get("fashion-mnist", tmp_path / "store", archive=tmp_path)
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
+        get("fashion-mnist", tmp_path / "store", split="train", archive=tmp_path)
+    assert not (tmp_path / "store").exists()
+
+
+def test_changed_stores_are_noticed(tmp_path: Path) -> None:
+    raw = RawImages("a", ["x"], np.array([-1]), (), lambda i: np.zeros((4, 4, 1), dtype=np.uint8))
+    store = pack(raw, tmp_path / "store").store
+    np.save(store.path / "sigma_tn.npy", np.array([0.5], dtype=np.float32))
+    with pytest.raises(ValueError, match=r"sigma_tn\.npy has changed"):
+        open_store(store.path).verify()
+    np.save(store.path / "sigma_tn.npy", np.array([0.5, 0.5], dtype=np.float32))
+    with pytest.raises(ValueError, match=r"sigma_tn\.npy holds float32 \(2,\).*pack the store again"):
+        open_store(store.path)
+    (store.path / "images.npy").write_bytes(b"short")
+    with pytest.raises(ValueError, match=r"images\.npy cannot be read"):
+        open_store(store.path)
+    (store.path / "meta.json").write_text('{"format_version": 2}')
+    with pytest.raises(ValueError, match=r"meta\.json: .*; pack the store again"):
+        open_store(store.path)
+    with pytest.raises(FileNotFoundError, match="is not a store"):
+        open_store(tmp_path)
