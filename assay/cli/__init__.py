@@ -12,8 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import data, evaluate
-from assay.cli import checkpoint, net
+from assay.cli import checkpoint, data, evaluate, net
 
 
 class ExplainingGroup(TyperGroup):

@@ -71,7 +71,7 @@ def evaluate(
         typer.Option(help="Store of real images not trained on. Default: training images, one left out."),
     ] = None,
     quantile: Annotated[
-        float, typer.Option(help="Of the held-out distances, for the memorisation check.")
+        float, typer.Option(min=0.001, max=0.999, help="Of the held-out distances, for the memorisation check.")
     ] = 0.05,
     nearest: Annotated[
         Path | None, typer.Option(help="Save a picture of the images closest to a training image.")
