@@ -87,13 +87,7 @@ def price_bounds(results: Results, confidence: float = 0.95) -> list[PriceBounds
     return [_bounds_of(results, clean, np.flatnonzero(results.sigma == sigma), confidence) for sigma in sigmas]
 
 
-<<<<<<< HEAD
-def _bounds_of(
-    results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], confidence: float
-) -> PriceBounds:
-=======
 def _bounds_of(results: Results, clean: Rows, mixed: Rows, confidence: float) -> PriceBounds:
->>>>>>> pricing
     lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
     contradiction, interval = None, None
     if upper < 0:

@@ -84,19 +84,6 @@ class Law:
         return self._interval(_price(self.draws[:, None], np.array([sigma]))[:, 0])
 
     def fd(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigma: ArrayLike) -> Array:
-<<<<<<< HEAD
-        """FD of settings (...,) with images of one noise level each; num_noisy and sigma broadcast."""
-        clean, noisy, level = np.broadcast_arrays(
-            *(np.asarray(v, float) for v in (num_clean, num_noisy, sigma))
-        )
-        return self.fd_of_sizes(clean, clean + self.price(level) * noisy)
-
-    def fd_of_sizes(self, num_clean: ArrayLike, effective: ArrayLike) -> Array:
-        """FD from the number of clean images and the effective size n_eff, elementwise."""
-        return _fd(
-            self.parameters, np.asarray(num_clean) / self.num_images, np.asarray(effective) / self.num_images
-        )
-=======
         """FD of settings (...,) with noisy images of one level each."""
         clean = np.asarray(num_clean, float)
         return self.fd_of_sizes(clean, clean + self.price(sigma) * np.asarray(num_noisy))
@@ -105,7 +92,6 @@ class Law:
         """FD from the number of clean images and the effective size n_eff, elementwise."""
         unit = self.num_images
         return _fd(self.parameters, np.asarray(num_clean) / unit, np.asarray(effective) / unit)
->>>>>>> pricing
 
     def slopes(self, num_clean: float, effective: float) -> tuple[float, float]:
         """Derivatives of FD by n_clean at fixed n_eff, and by n_eff."""
@@ -158,15 +144,8 @@ def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, se
     noise *= np.sqrt(freedom / generator.chisquare(freedom, (num_draws, 1)))
     prior = theta + data.prior_std * generator.standard_normal((num_draws, len(theta)))
     draws, _ = data.minimise(np.tile(theta, (num_draws, 1)), fitted + noise[:, :-1] * data.scale, prior)
-<<<<<<< HEAD
-    scatter = noise[:, -1] * np.median(data.scale)
-    return Law(
-        np.exp(theta), np.exp(draws), scatter, data.num_images, confidence, _seen(results, np.exp(theta))
-    )
-=======
     scatter, theta = noise[:, -1] * np.median(data.scale), np.exp(theta)
     return Law(theta, np.exp(draws), scatter, data.num_images, confidence, _seen(results, theta))
->>>>>>> pricing
 
 
 def leave_one_out(results: Results, law: Law) -> LeftOut:
@@ -182,19 +161,6 @@ def leave_one_out(results: Results, law: Law) -> LeftOut:
         size = results.num_clean + _price(theta, results.sigma) * results.num_noisy
         fd, seen = _fd(theta, results.num_clean / data.num_images, size / data.num_images), _seen(kept, theta)
         for i in np.flatnonzero(fold == left_out):
-<<<<<<< HEAD
-            reasons = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
-            values = (
-                results.num_clean[i],
-                results.num_noisy[i],
-                results.sigma[i],
-                results.fd[i],
-                fitted[i],
-                fd[i],
-            )
-            rows.append(FittedRow(int(results.line[i]), *map(float, values), reasons))
-    return sorted(rows, key=lambda row: row.line)
-=======
             predicted[i] = fd[i]
             reasons[i] = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
     fitted = law.fd(results.num_clean, results.num_noisy, results.sigma)
@@ -243,7 +209,6 @@ def effective_sizes(count: ArrayLike, sigma: ArrayLike, k: int) -> tuple[float, 
         )
     ratio = sigma[count > 0].min(initial=np.inf) / sigma
     return float(count @ ratio**4), float(count @ ratio ** (4 * k - 2))
->>>>>>> pricing
 
 
 def _price(theta: Array, sigma: Array) -> Array:
@@ -286,14 +251,8 @@ class _Data:
 
     def log_fd(self, theta: Array) -> tuple[Array, Array]:
         """log FD (..., n) of the rows and its derivatives (..., n, 6) by theta (..., 6)."""
-<<<<<<< HEAD
-        floor, amplitude, exponent, sigma_floor, steepness, details = np.moveaxis(
-            np.exp(theta)[..., None], -2, 0
-        )
-=======
         columns = np.moveaxis(np.exp(theta)[..., None], -2, 0)
         floor, amplitude, exponent, sigma_floor, steepness, details = columns
->>>>>>> pricing
         ratio = (self.sigma / sigma_floor) ** 2
         worth = (1 + ratio) ** -steepness * self.noisy
         size = self.clean + worth

@@ -123,16 +123,6 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
         high *= 2
         if high > 1e30:
             raise ValueError(
-<<<<<<< HEAD
-                f"target FD {target_fd:g} is out of reach: it is too close to the law's floor {floor:.4g}"
-            )
-    low = high / 2 if excess(high / 2) > 0 else 0.0
-    # The end that reaches the target, so that the promise is kept to the last digit.
-    root, tolerance = brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-14), 1e-12
-    while excess(root) > 0:
-        root, tolerance = root * (1 + tolerance), tolerance * 2
-    return best_plan(law, market, root)
-=======
                 f"target FD {target_fd:g} is out of reach: too close to the law's floor {floor:.6g}"
             )
     while excess(low) <= 0:
@@ -141,7 +131,6 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
     while excess(budget) > 0:  # the root may lie a rounding error short of the target
         budget *= 1 + 1e-12
     return best_plan(law, market, budget)
->>>>>>> pricing
 
 
 def budget_line(law: Law, market: Market, budget: float, share: ArrayLike) -> Array:

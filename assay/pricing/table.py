@@ -55,18 +55,6 @@ class Results:
 
     def take(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Results":
         """The rows of a mask or of indices."""
-<<<<<<< HEAD
-        columns = {
-            n: getattr(self, n)[keep] for n in ("line", "sigma", "num_clean", "num_noisy", "fd", "fd_std")
-        }
-        return Results(self.name, **columns, counted=self.counted, has_std=self.has_std)
-
-    def setting(self, row: int) -> str:
-        """A row in words: "30% clean + 70% noisy at 0.2" or "300 clean"."""
-        clean, noisy = (
-            f"{v:,.0f}" if self.counted else f"{v:.3g}" for v in (self.num_clean[row], self.num_noisy[row])
-        )
-=======
         columns: dict[str, Any] = {n: v[keep] for n, v in vars(self).items() if isinstance(v, np.ndarray)}
         return replace(self, **columns)
 
@@ -74,7 +62,6 @@ class Results:
         """A row in words: "0.3 clean + 0.7 at 0.2", or "300 clean only" where images are counted."""
         form = ",.0f" if self.counted else ".3g"
         clean, noisy = format(self.num_clean[row], form), format(self.num_noisy[row], form)
->>>>>>> pricing
         return f"{clean} clean" + (f" + {noisy} at {self.sigma[row]:g}" if self.num_noisy[row] else " only")
 
 
@@ -154,75 +141,6 @@ def _read_counts(sheet: "_Sheet") -> tuple[Array, Array, Array, bool]:
     if counted:
         clean, noisy = sheet.numbers("num_clean"), sheet.numbers("num_noisy")
         for name, values in (("num_clean", clean), ("num_noisy", noisy)):
-<<<<<<< HEAD
-            sheet.check(name, values >= 0, values, "a number of images is at least 0")
-        sheet.check("num_clean", clean + noisy > 0, clean, "and no noisy images either: a row needs images")
-    if "clean_fraction" in sheet or not counted:
-        fraction, other = sheet.numbers("clean_fraction"), sheet.numbers("noisy_fraction")
-        for name, values in (("clean_fraction", fraction), ("noisy_fraction", other)):
-            sheet.check(name, (values >= 0) & (values <= 1), values, "a fraction lies in [0, 1]")
-        if not counted:
-            clean, noisy = fraction, other
-    else:
-        fraction = clean / (clean + noisy)
-    sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=np.nan), 0.0)
-    sheet.check(
-        "sigma", np.isfinite(sigma) & ((sigma > 0) == (noisy > 0)), sigma_text, "noisy images need a level > 0"
-    )
-    sheet.check(fd_name, np.isfinite(fd) & (fd > 0), fd, "a Frechet distance is finite and > 0")
-    sheet.check(std_name or "", np.isfinite(std) & (std >= 0), std, "a standard deviation is at least 0")
-
-    keep = (fraction >= min_clean_fraction - 1e-9) & (clean > 0)
-    for name, wanted in (
-        ("sampling", "full"),
-        ("consistency", "0"),
-        ("table", table or "clean_mix"),
-        ("dataset", dataset),
-    ):
-        if name in sheet and wanted is not None:
-            column = np.array(sheet.text(name))
-            if (
-                name in ("table", "dataset")
-                and (table if name == "table" else dataset)
-                and wanted not in column
-            ):
-                raise ValueError(
-                    f"{path}: column {name} has no {wanted!r}; it has {', '.join(sorted(set(column)))}"
-                )
-            if name != "table" or wanted in column:  # a study may call its one table as it likes
-                keep &= np.isin(column, ("", wanted) if name in ("sampling", "consistency") else (wanted,))
-    if not keep.any():
-        raise ValueError(
-            f"{path}: no row has full sampling, no consistency loss and clean_fraction >= {min_clean_fraction:g}"
-        )
-    groups = [
-        " ".join(parts)
-        for parts in zip(*(sheet.text(n) for n in ("dataset", "extractor") if n in sheet), strict=True)
-    ]
-    group = np.array(groups) if groups else np.full(len(fd), path.stem)
-    scale = 1.0 if counted else (num_images or 1.0)
-    found = []
-    for name in dict.fromkeys(group[keep]):
-        rows = np.flatnonzero(keep & (group == name))
-        rounding = _rounding_std(fd[rows])
-        results = Results(
-            str(name), sheet.line[rows], sigma[rows], clean[rows] * scale, noisy[rows] * scale, fd[rows],
-            np.hypot(std[rows], rounding), counted or num_images is not None, bool((std[rows] > 0).any()),
-        )  # fmt: skip
-        seed = np.array(sheet.text("seed"))[rows] if "seed" in sheet else np.full(len(rows), "")
-        results = _merge_repeats(results, seed, f"{path}: column {fd_name}")
-        if len(results) < 2:
-            raise ValueError(
-                f"{path}: {name} has one usable row (line {results.line[0]}): there is nothing to compare"
-            )
-        if np.ptp(results.fd) == 0:
-            raise ValueError(
-                f"{path}: column {fd_name} is {results.fd[0]:g} in every usable row of {name} (lines "
-                f"{results.line.min()} to {results.line.max()}): the table cannot tell its settings apart"
-            )
-        found.append(results)
-    return found
-=======
             sheet.check(name, values, (values >= 0) & np.isfinite(values), "a number of images is at least 0")
         sheet.check("num_clean", clean, clean + noisy > 0, "with no noisy images either, there is no data")
         if "clean_fraction" not in sheet:
@@ -231,7 +149,6 @@ def _read_counts(sheet: "_Sheet") -> tuple[Array, Array, Array, bool]:
     for name, values in (("clean_fraction", fraction), ("noisy_fraction", other)):
         sheet.check(name, values, (values >= 0) & (values <= 1), "a fraction lies in [0, 1]")
     return (clean, noisy, fraction, True) if counted else (fraction, other, fraction, False)
->>>>>>> pricing
 
 
 def _rounding_std(fd: Array) -> float:
@@ -245,13 +162,7 @@ def _rounding_std(fd: Array) -> float:
 def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Results:
     """Average rows of one setting that differ in their seed; refuse those that contradict each other."""
     settings = np.stack([results.sigma, results.num_clean, results.num_noisy], 1)
-<<<<<<< HEAD
-    _, first, which, count = np.unique(
-        settings, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
-=======
     _, first, which, count = np.unique(settings, True, True, True, axis=0)
->>>>>>> pricing
     which = which.reshape(-1)
     mean, var = np.bincount(which, results.fd) / count, np.bincount(which, results.fd_std**2) / count
     rows_of, has_std = np.split(np.argsort(which, kind="stable"), np.cumsum(count)[:-1]), results.has_std
