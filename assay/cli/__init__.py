@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
+from assay.cli import mixture
 
 
 class ExplainingGroup(TyperGroup):
@@ -50,6 +51,9 @@ def assay_command(
     ] = False,
 ) -> None:
     """Trains diffusion models on imperfect images and says what each image is worth."""
+
+
+app.add_typer(mixture.app, name="mixture")
 
 
 def main() -> None:
