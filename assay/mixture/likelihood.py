@@ -30,14 +30,10 @@ class _Pass:
     log_likelihood: float
     score: Array
     """(k, r + 1): derivative with respect to each atom and to its weight's logarithm."""
-    observed: Array
-    """Observed information, (k (r + 1), k (r + 1))."""
     complete: Array
-    """Complete-data information, the same shape: the metric of EM."""
-
-    def information(self, blend: float) -> Array:
-        """A blend of the two; with 0 a step is Newton's, with 1 EM's."""
-        return (1 - blend) * self.observed + blend * self.complete
+    """(k, r + 1): the diagonal of the complete information, the metric in which EM takes its steps."""
+    observed: Array
+    """(k (r + 1), k (r + 1)): observed over complete information, eigenvalues at most 1."""
 
 
 def responsibilities(x: Array, precision: Array, guess: Atoms) -> tuple[Array, Array]:
@@ -73,24 +69,15 @@ def _gather(z: Array, precision: Array, guess: Atoms) -> _Pass:
         mass += resp @ prec
     score = sums.reshape(k, size).copy()
     score[:, -1] -= len(z) * guess.weights
-    variance, complete = np.zeros((k, size, k, size)), np.zeros((k, size))
+    variance, complete = np.zeros((k, size, k, size)), np.empty((k, size))
     variance[np.arange(k), :, np.arange(k), :] = block
-    complete[:, :num_dims] = np.maximum(mass, 1e-12 * mass.sum())[:, None]
     # Only differences of the weights' logarithms matter: n w w', which leaves steps with sum_j w_j step_j = 0,
-    # is added to both matrices and makes them regular.
-    complete[:, -1] = len(z) * np.maximum(guess.weights, 1e-12)
-    information = np.diag(complete.ravel())
-    return _Pass(log_likelihood, score, information - variance.reshape(outer.shape) + outer, information)
-
-
-def _solve(information: Array, score: Array) -> Array | None:
-    """The step information^-1 score; None if the information is not positive definite."""
-    try:
-        factor = np.linalg.cholesky(information)
-    except np.linalg.LinAlgError:
-        return None
-    flat = np.linalg.solve(factor.T, np.linalg.solve(factor, score.ravel()))
-    return np.asarray(flat.reshape(score.shape))
+    # is added to both informations and makes them regular.
+    complete[:, :num_dims], complete[:, -1] = mass[:, None], len(z) * guess.weights
+    complete = np.maximum(complete, 1e-12 * complete.max(0))
+    root = np.sqrt(complete.ravel())
+    hidden = (variance.reshape(outer.shape) - outer) / np.outer(root, root)
+    return _Pass(log_likelihood, score, complete, np.eye(len(hidden)) - hidden)
 
 
 def _move(guess: Atoms, step: Array) -> Atoms:
@@ -105,32 +92,36 @@ class Maximum:
 
     guess: Atoms
     log_likelihood: float
-    information: Array
-    """Per sample, positive definite: (k (r + 1), k (r + 1))."""
+    inverse: Array
+    """Complete over observed information, (k (r + 1), k (r + 1)): makes steps of EM those of Newton."""
 
 
 def polish(z: Array, sigma: Array, start: Atoms, max_passes: int = 100) -> Maximum:
-    """Maximise the likelihood of samples `z` (n, r) with noise `sigma` (n,) > 0, from `start`."""
+    """Maximise the likelihood of samples `z` (n, r) with noise `sigma` (n,) > 0, from `start`.
+
+    Newton's method in the metric of EM. Directions in which the likelihood is not concave are climbed by the
+    size of their curvature, and all steps are damped until they improve the likelihood: at the limit they are
+    EM's.
+    """
     precision = 1 / sigma**2
-    guess, here = start, _gather(z, precision, start)
-    blend = 0.0
+    guess, here, damping = start, _gather(z, precision, start), 0.01
     for _ in range(max_passes):
-        while (step := _solve(here.information(blend), here.score)) is None:
-            blend = min(1.0, 0.25 + 2 * blend)
-        gain = float((step * here.score).sum())
+        curvature, vector = np.linalg.eigh(here.observed)
+        root = np.sqrt(here.complete.ravel())
+        slope = vector.T @ (here.score.ravel() / root)
+        # What Newton's step would gain is all there is.
+        small = float((slope**2 / np.maximum(np.abs(curvature), 1e-6)).sum()) < _TOLERANCE * len(slope)
+        step = (vector @ (slope / (np.abs(curvature) + damping)) / root).reshape(here.score.shape)
         trial = _move(guess, step)
         there = _gather(z, precision, trial)
         if there.log_likelihood >= here.log_likelihood:
-            guess, here, blend = trial, there, blend / 4 if blend > 0.02 else 0.0
-            if gain < _TOLERANCE * step.size:
-                break
-        elif blend == 1 or gain < _TOLERANCE * step.size:
-            break
+            guess, here, damping = trial, there, damping / 8
         else:
-            blend = min(1.0, 0.25 + 2 * blend)
-    while _solve(here.information(blend), here.score) is None:
-        blend = min(1.0, 0.25 + 2 * blend)
-    return Maximum(guess, here.log_likelihood, here.information(blend) / len(z))
+            damping = max(4 * damping, 1e-4)
+        if (small and curvature[0] > 0) or damping > 1e6:
+            break
+    curvature, vector = np.linalg.eigh(here.observed)
+    return Maximum(guess, here.log_likelihood, (vector / np.maximum(np.abs(curvature), 1e-3)) @ vector.T)
 
 
 def polish_all(x: NDArray, sigma: Array, low: Maximum, subspace: Subspace, max_passes: int = 4) -> Atoms:
@@ -150,8 +141,11 @@ def polish_all(x: NDArray, sigma: Array, low: Maximum, subspace: Subspace, max_p
         score = cross - mass[:, None] * guess.atoms  # (k, d)
         inside = np.concatenate([score @ basis, (count - len(x) * guess.weights)[:, None]], axis=1)
         outside = score - inside[:, :-1] @ basis.T
-        step = _solve(len(x) * low.information, inside)
-        assert step is not None, "polish returns a positive definite information"
+        complete = np.concatenate(
+            [np.tile(mass[:, None], basis.shape[1]), len(x) * guess.weights[:, None]], axis=1
+        )
+        root = np.sqrt(np.maximum(complete, 1e-300))
+        step = (low.inverse @ (inside / root).ravel()).reshape(inside.shape) / root
         # Atoms that the samples cannot tell apart share a correction: the pseudo-inverse splits it evenly.
         step_outside = np.linalg.pinv(gram, rcond=1e-9, hermitian=True) @ outside
         gain = float((step * inside).sum() + (step_outside * outside).sum())

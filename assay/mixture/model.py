@@ -134,7 +134,11 @@ class NoisyMixture(BaseEstimator):
         if self.split:
             chosen = np.zeros(num_samples, bool)
             chosen[shuffled[:half]] = True
-        subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
+        try:
+            subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
+        except np.linalg.LinAlgError:
+            _refuse_bad_rows(x, np.full(1, np.nan))
+            raise
         z = subspace.project(x)
         _refuse_bad_rows(x, z)
         rest = shuffled[half:]

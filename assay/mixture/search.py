@@ -15,8 +15,8 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.optimize import least_squares, linprog
-from scipy.sparse import coo_array
 
 from assay.mixture.distance import wasserstein_line
 from assay.mixture.moments import (
@@ -31,7 +31,7 @@ from assay.mixture.moments import (
 )
 
 _LARGEST_TENSOR = 1000  # entries: k <= 5. Above, accumulating moments along each direction is cheaper
-_LARGEST_SEARCH = 30_000_000  # one-dimensional distances that an exhaustive search may compute
+_LARGEST_NET, _LARGEST_SEARCH = 20_000, 30_000_000  # directions, and distances, of an exhaustive search
 _BEAM = 40
 
 
@@ -103,20 +103,21 @@ def worst_marginal(atoms: Array, weights: Array, directions: Array, marginals: t
 
 
 def sphere_net(num_dims: int, radius: float) -> Array:
-    """A net (G, num_dims) of the half sphere that contains the axes: every unit vector or its negative is
-    `radius`-near.
+    """A net (G, num_dims) of the half sphere that contains the axes: each unit vector or its negative is near.
 
-    Points of a cubic grid on the faces of the cube, normalised; grid steps of 2 radius / sqrt(r - 1) suffice.
+    Near means within `radius`. The points are those of a grid on the faces of the cube, normalised, which only
+    brings them closer together; grid steps of 2 radius / sqrt(num_dims - 1) suffice.
     """
     if num_dims == 1:
         return np.ones((1, 1))
     steps = math.ceil(math.sqrt(num_dims - 1) / radius)
     steps += steps % 2  # an even number of steps puts 0, hence the axes, on the grid
     ticks = np.linspace(-1, 1, steps + 1)
-    if num_dims * len(ticks) ** (num_dims - 1) > _LARGEST_SEARCH:
+    size = num_dims * len(ticks) ** (num_dims - 1)
+    if size > _LARGEST_NET:
         raise ValueError(
-            f"a net of radius {radius:.2g} on the sphere in {num_dims} dimensions has more than "
-            f"{_LARGEST_SEARCH:,} points: use search='scalable', or a larger net radius"
+            f"a net of radius {radius:.2g} on the sphere in {num_dims} dimensions has {size:,} points, too "
+            "many for an exhaustive search: use search='scalable'"
         )
     face = np.stack(np.meshgrid(*[ticks] * (num_dims - 1), indexing="ij"), -1).reshape(-1, num_dims - 1)
     points = np.concatenate([np.insert(face, axis, 1.0, axis=1) for axis in range(num_dims)])
@@ -138,19 +139,18 @@ def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> 
     """
     k, num_dims = marginals.k, marginals.num_dims
     directions = sphere_net(num_dims, net_radius or 1 / (32 * k**2 * math.sqrt(num_dims)))
+    net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
+    num_distances = math.comb(k**num_dims, k) * len(net) * len(directions)
+    if num_distances > _LARGEST_SEARCH:
+        raise ValueError(
+            f"the exhaustive search would compute {num_distances:,} distances for k = {k} in {num_dims} "
+            "dimensions: use search='scalable'"
+        )
     estimates = marginals.along(directions)
     axes = marginals.along(np.eye(num_dims))[0]  # (num_dims, k)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, num_dims)
-    subsets = np.array(list(combinations(range(len(grid)), k)))
-    net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
-    if len(subsets) * len(net) * len(directions) > _LARGEST_SEARCH:
-        raise ValueError(
-            f"the exhaustive search would compute {len(subsets) * len(net) * len(directions):,} distances "
-            f"({len(subsets):,} sets of atoms, {len(net):,} weights, {len(directions):,} directions): "
-            "use search='scalable', or a larger net radius"
-        )
-    best = (math.inf, grid[subsets[0]], net[0])
-    for subset in subsets:
+    best = (math.inf, grid[:k], net[0])
+    for subset in map(list, combinations(range(len(grid)), k)):
         score = worst_marginal(grid[subset], net, directions, estimates)
         if score.min() < best[0]:
             best = (float(score.min()), grid[subset], net[score.argmin()])
@@ -164,7 +164,8 @@ def scalable_search(marginals: Marginals) -> Atoms:
       tells which atom of one axis belongs to which of another;
     - candidates: the grid of axis atoms grown axis by axis, keeping the 40 partial atoms whose projections lie
       nearest to the marginals along the diagonals seen so far;
-    - weights: one linear programme over all candidates, then one over the k heaviest, instead of a net;
+    - weights: a linear programme over all candidates instead of a net; its solution is gathered into k
+      clusters, and a second programme weighs their centres;
     - last, least squares on the denoised moments along all directions moves atoms off the grid; it is kept if
       it lowers the largest W1, the criterion of the paper.
     """
@@ -180,9 +181,8 @@ def scalable_search(marginals: Marginals) -> Atoms:
     atoms, weights = (values[chosen, each] for values in groups)
     if num_dims == 1:
         return Atoms(atoms.T, weights[0])
-    candidates = _beam(atoms, directions, num_dims)
-    mass = linear_weights(candidates, directions, (atoms, weights))
-    start = candidates[np.argsort(-mass)[:k]]
+    candidates = _beam(atoms, weights, directions, num_dims)
+    start = _cluster(candidates, linear_weights(candidates, directions, (atoms, weights)), k)
     found = Atoms(start, linear_weights(start, directions, (atoms, weights)))
     pooled = np.tensordot(marginals.mass, moments, 1)
     refined = _refine(found, directions, pooled, marginals.standard_error)
@@ -190,18 +190,33 @@ def scalable_search(marginals: Marginals) -> Atoms:
     return refined if scores[1] <= scores[0] else found
 
 
-def _beam(atoms: Array, directions: Array, num_dims: int) -> Array:
+def _beam(atoms: Array, weights: Array, directions: Array, num_dims: int) -> Array:
     """Grow candidate atoms (_BEAM, num_dims) axis by axis from the axis atoms, judged along the diagonals."""
-    partial = atoms[0][:, None]
-    for axis in range(1, num_dims):
-        grown = np.concatenate(
-            [np.repeat(partial, atoms.shape[1], 0), np.tile(atoms[axis], len(partial))[:, None]], 1
-        )
+    real = np.where(weights > 1e-4, atoms, np.inf)  # quadrature pads with atoms of no weight
+    partial = np.empty((1, 0))
+    for axis in range(num_dims):
+        places = real[axis][np.isfinite(real[axis])]
+        grown = np.concatenate([np.repeat(partial, len(places), 0), np.tile(places, len(partial))[:, None]], 1)
         seen = np.flatnonzero((directions[:, axis + 1 :] == 0).all(1))  # directions within the axes so far
         projected = grown @ directions[seen, : axis + 1].T  # (N, seen)
-        nearest = np.abs(projected[:, :, None] - atoms[seen]).min(-1)
+        nearest = np.abs(projected[:, :, None] - real[seen]).min(-1)
         partial = grown[np.argsort((nearest**2).sum(1))[:_BEAM]]
-    return np.unique(partial, axis=0)
+    return partial
+
+
+def _cluster(points: Array, mass: Array, k: int) -> Array:
+    """Centres of k clusters of weighted points (N, r): k-means, started at heavy points far from each other."""
+    chosen = [int(mass.argmax())]
+    while len(chosen) < min(k, len(points)):
+        gap = ((points[:, None] - points[chosen]) ** 2).sum(-1).min(1)
+        chosen.append(int((mass * gap).argmax()))
+    centres = points[chosen]
+    for _ in range(10):
+        label = ((points[:, None] - centres) ** 2).sum(-1).argmin(1)
+        share = mass * (label == np.arange(len(centres))[:, None])
+        total = share.sum(1, keepdims=True)
+        centres = np.where(total > 0, share @ points / np.maximum(total, 1e-300), centres)
+    return centres
 
 
 def linear_weights(candidates: Array, directions: Array, marginals: tuple[Array, Array]) -> Array:
@@ -210,42 +225,25 @@ def linear_weights(candidates: Array, directions: Array, marginals: tuple[Array,
     Between two neighbouring projected points the difference of distribution functions is linear in the weights,
     and W1 is the sum of its absolute values e times the gaps: min t, t >= sum gap e, e >= +-(F_w - F).
     """
-    num_candidates, num_directions = len(candidates), len(directions)
-    below, target, gaps, owner = [], [], [], []
-    for index, (v, atoms, weights) in enumerate(zip(directions, *marginals, strict=True)):
+    below, target, gaps = [], [], []
+    for v, atoms, weights in zip(directions, *marginals, strict=True):
         projected = candidates @ v
-        points = np.sort(np.concatenate([projected, atoms]))
-        gap = np.diff(points)
-        edges = points[:-1][gap > 1e-12]
-        below.append(projected <= edges[:, None])
-        target.append((atoms <= edges[:, None]) @ weights)
-        gaps.append(gap[gap > 1e-12])
-        owner.append(np.full(len(edges), index))
+        points = np.unique(np.concatenate([projected, atoms]))
+        below.append(projected <= points[:-1, None])
+        target.append((atoms <= points[:-1, None]) @ weights)
+        gaps.append(np.diff(points)[None])
     inside, goal = np.concatenate(below).astype(float), np.concatenate(target)
-    num_edges = len(goal)
-    edge = np.arange(num_edges)
-    row, column = np.nonzero(inside)
-    # Columns: weights, e, t. Rows: F_w - e <= F, -F_w - e <= -F, sum gap e - t <= 0.
-    entries = [
-        (row, column, np.ones(len(row))),
-        (edge, num_candidates + edge, -np.ones(num_edges)),
-        (num_edges + row, column, -np.ones(len(row))),
-        (num_edges + edge, num_candidates + edge, -np.ones(num_edges)),
-        (2 * num_edges + np.concatenate(owner), num_candidates + edge, np.concatenate(gaps)),
-        (
-            2 * num_edges + np.arange(num_directions),
-            np.full(num_directions, num_candidates + num_edges),
-            -np.ones(num_directions),
-        ),
+    slack, num_directions = sparse.eye_array(len(goal)), len(directions)
+    rows = [
+        [inside, -slack, None],
+        [-inside, -slack, None],
+        [None, sparse.block_diag(gaps), -np.ones((num_directions, 1))],
     ]
-    rows, columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    size = num_candidates + num_edges + 1
-    bound = coo_array((values, (rows, columns)), shape=(2 * num_edges + num_directions, size)).tocsr()
-    total = np.zeros((1, size))
-    total[0, :num_candidates] = 1
     limit = np.concatenate([goal, -goal, np.zeros(num_directions)])
-    solved = linprog(np.eye(1, size, size - 1)[0], bound, limit, total, [1.0], method="highs")
-    weights = np.maximum(solved.x[:num_candidates], 0)
+    cost, total = np.zeros(len(candidates) + len(goal) + 1), np.zeros(len(candidates) + len(goal) + 1)
+    cost[-1], total[: len(candidates)] = 1, 1
+    solved = linprog(cost, sparse.block_array(rows, format="csr"), limit, total[None], [1.0])
+    weights = np.maximum(solved.x[: len(candidates)], 0)
     return weights / weights.sum()
 
 
