@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import assay
 from assay.cli import checkpoint, data, evaluate, net, price, study, train
+from assay.cli import mixture
 
 
 class ExplainingGroup(TyperGroup):
@@ -64,6 +65,7 @@ for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
     app.command()(command)
 app.command("price")(price.price)
 app.command("plan")(price.plan)
+app.add_typer(mixture.app, name="mixture")
 
 
 def main() -> None:
