@@ -12,8 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import checkpoint, data, evaluate, net, price, study, train
-from assay.cli import mixture
+from assay.cli import checkpoint, data, evaluate, mixture, net, price, study, train
 
 
 class ExplainingGroup(TyperGroup):
