@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import assay
 from assay.cli import checkpoint, data, evaluate, net, study, train
+from assay.cli import price
 
 
 class ExplainingGroup(TyperGroup):
@@ -62,6 +63,8 @@ app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)
 for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
     app.command()(command)
+app.command("price")(price.price)
+app.command("plan")(price.plan)
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ from scipy.stats import norm
 
 from assay.pricing.table import Array, Results
 
+Rows = NDArray[np.int64]
+
 _MAX_STD_LEVELS = 64  # more distinct standard deviations are rounded up, which only widens the interval
 _NUM_SHOWN = 10  # contradicting pairs to show
 
@@ -85,9 +87,7 @@ def price_bounds(results: Results, confidence: float = 0.95) -> list[PriceBounds
     return [_bounds_of(results, clean, np.flatnonzero(results.sigma == sigma), confidence) for sigma in sigmas]
 
 
-def _bounds_of(
-    results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], confidence: float
-) -> PriceBounds:
+def _bounds_of(results: Results, clean: Rows, mixed: Rows, confidence: float) -> PriceBounds:
     lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
     contradiction, interval = None, None
     if upper < 0:
@@ -107,11 +107,11 @@ def _bounds_of(
     return PriceBounds(sigma, lower, upper, lower_pair, upper_pair, interval, contradiction)
 
 
-def _clean_rows(results: Results) -> NDArray[np.int64]:
+def _clean_rows(results: Results) -> Rows:
     return np.flatnonzero(results.num_noisy == 0)
 
 
-def _num_informative(results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64]) -> int:
+def _num_informative(results: Results, clean: Rows, mixed: Rows) -> int:
     """Number of pairs with n_clean < a < n_clean + n_noisy; all others agree with every c in (0, 1)."""
     a, slack = np.sort(results.num_clean[clean]), 1e-9 * results.num_clean.max()
     low, high = results.num_clean[mixed], results.num_clean[mixed] + results.num_noisy[mixed]
@@ -119,7 +119,7 @@ def _num_informative(results: Results, clean: NDArray[np.int64], mixed: NDArray[
 
 
 def _tightest(
-    results: Results, clean: NDArray[np.int64], mixed: NDArray[np.int64], z: float
+    results: Results, clean: Rows, mixed: Rows, z: float
 ) -> tuple[float, float, Pair | None, Pair | None]:
     """Tightest lower and upper bound from pairs that differ by more than z standard errors, and the pairs.
 
@@ -178,22 +178,23 @@ def joint_bounds(results: Results) -> JointBounds:
     programme. When the comparisons contradict each other, the smallest margin at which they agree is used.
     """
     price_bounds(results)  # refuses tables without pairs
-    std = results.fd_std if results.has_std else np.ones(len(results))
-    too_small, margin = 0.0, 0.0
-    point = _Programme(results, margin).solve()
+    programme = _Programme(results, 0.0)
+    point, margin, too_small = programme.solve(), 0.0, 0.0
     if point is None:
-        margin = float(np.sqrt(2) * np.ptp(results.fd) / std.min())  # nothing is compared: surely feasible
+        std = results.fd_std if results.has_std else np.ones(len(results))
+        margin = float(2 * np.ptp(results.fd) / std.min())  # nothing is compared: surely feasible
         while margin > 1.01 * too_small:
             middle = float(np.sqrt(margin * max(too_small, 1e-4 * margin)))
-            if (found := _Programme(results, middle).solve()) is None:
+            trial = _Programme(results, middle)
+            if (found := trial.solve()) is None:
                 too_small = middle
             else:
-                point, margin = found, middle
-    programme = _Programme(results, margin)
-    num_sigmas = len(programme.sigma)
-    ends = [[programme.solve(which, sign) for which in range(num_sigmas)] for sign in (1, -1)]
-    lower, upper = (np.array([end[which] for which, end in enumerate(row)]) for row in ends)
-    return JointBounds(programme.sigma, lower, upper, margin, _violated(results, programme.sigma, point))
+                programme, point, margin = trial, found, middle
+    assert point is not None, "without comparisons any price is feasible"
+    ends = [[programme.solve(which, sign) for which in range(len(point))] for sign in (1, -1)]
+    lower, upper = (np.array([end[w] for w, end in enumerate(row) if end is not None]) for row in ends)
+    violated = _violated(results, programme.sigma, point)
+    return JointBounds(programme.sigma, lower, upper, margin, violated)
 
 
 class _Programme:

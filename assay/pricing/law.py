@@ -19,21 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from assay.pricing.table import Results
-
-Array = NDArray[np.float64]
+from assay.pricing.table import Array, Results
 
 PARAMETERS = ("floor", "amplitude", "exponent", "sigma_floor", "steepness", "details")
-# A weak prior on the logarithms keeps tables of a few rows, or of one sigma, from running off to infinity.
+MIN_ROWS = 4
+_MAX_ROWS = 1000  # six numbers need no more rows; an even sample is fitted beyond
+_MAX_LEFT_OUT = 200  # real leave-one-out up to here, ten folds beyond
+# A weak prior on the logarithms keeps tables of few rows, or of one sigma, from running off to infinity.
 # One prior standard deviation costs as much as one row that is off by its scale.
 _PRIOR_STD = np.array([2.0, 2.0, 1.0, 1.5, 1.5, 3.0])
-_KNOWN = 2.0
-_MISFIT = 0.02  # log FD: how far the law itself may be off; rows further away pull less (soft L1)
-_MAX_ROWS = 2000  # six numbers need no more rows; an even sample is fitted beyond
-_MIN_ROWS = 4
-_MAX_LEFT_OUT = 200  # real leave-one-out up to here, ten folds beyond
+# Scatter of log FD to expect before seeing any, and how many rows that expectation is worth.
+_USUAL_SCATTER, _USUAL_ROWS = 0.02, 2.0
 
 
 @dataclass(frozen=True)
@@ -47,22 +45,16 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class FittedRow:
-    """One row of the table beside the law: fitted, and predicted by a law that never saw the row."""
+class LeftOut:
+    """The law beside the rows of its table (n,): fitted, and predicted by a law that never saw the row.
 
-    line: int
-    num_clean: float
-    num_noisy: float
-    sigma: float
-    fd: float
-    fitted: float
-    left_out: float
-    extrapolates: tuple[str, ...]
+    `extrapolates` says why a left-out row lies outside what the others show; empty where it does not.
+    """
 
-    @property
-    def left_out_error(self) -> float:
-        """|left_out / fd - 1|."""
-        return abs(self.left_out / self.fd - 1)
+    fitted: Array
+    predicted: Array
+    error: Array  # |predicted / fd - 1|
+    extrapolates: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -92,17 +84,14 @@ class Law:
         return self._interval(_price(self.draws[:, None], np.array([sigma]))[:, 0])
 
     def fd(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigma: ArrayLike) -> Array:
-        """FD of settings (...,) with images of one noise level each; num_noisy and sigma broadcast."""
-        clean, noisy, level = np.broadcast_arrays(
-            *(np.asarray(v, float) for v in (num_clean, num_noisy, sigma))
-        )
-        return self.fd_of_sizes(clean, clean + self.price(level) * noisy)
+        """FD of settings (...,) with noisy images of one level each."""
+        clean = np.asarray(num_clean, float)
+        return self.fd_of_sizes(clean, clean + self.price(sigma) * np.asarray(num_noisy))
 
     def fd_of_sizes(self, num_clean: ArrayLike, effective: ArrayLike) -> Array:
         """FD from the number of clean images and the effective size n_eff, elementwise."""
-        return _fd(
-            self.parameters, np.asarray(num_clean) / self.num_images, np.asarray(effective) / self.num_images
-        )
+        unit = self.num_images
+        return _fd(self.parameters, np.asarray(num_clean) / unit, np.asarray(effective) / unit)
 
     def slopes(self, num_clean: float, effective: float) -> tuple[float, float]:
         """Derivatives of FD by n_clean at fixed n_eff, and by n_eff."""
@@ -124,7 +113,7 @@ class Law:
 
     def _interval(self, values: Array) -> tuple[float, float]:
         tail = 50 * (1 - self.confidence)
-        low, high = np.percentile(values, [tail, 100 - tail])
+        low, high = np.percentile(values, [tail, 100 - tail], method="inverted_cdf")
         return float(low), float(high)
 
 
@@ -133,7 +122,8 @@ def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, se
 
     Each refit sees the fitted curve plus resampled residuals, made unbiased for the leverage of their rows
     and multiplied by a random scale sqrt(df / chi^2_df), as in Student's t: a short table knows its own
-    scatter only roughly.
+    scatter only roughly. The prior's centre is drawn anew as well, around the fit, so that what the table
+    leaves open stays open in the intervals.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
@@ -143,7 +133,7 @@ def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, se
     residual = (data.target - fitted) / data.scale
     weight = 1 / np.sqrt(1 + residual**2)
     slope = slope / data.scale[:, None]
-    hessian = (slope * weight[:, None]).T @ slope + np.diag(_PRIOR_STD**-2.0)
+    hessian = (slope * weight[:, None]).T @ slope + np.diag(data.prior_std**-2.0)
     leverage = np.einsum("np,pq,nq->n", slope, np.linalg.inv(hessian), slope) * weight
     residual = residual / np.sqrt((1 - leverage).clip(0.1))
     residual -= residual.mean()
@@ -152,19 +142,18 @@ def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, se
     # One column more than rows: the last one is the scatter of a run yet to be made.
     noise = generator.choice(residual, (num_draws, len(residual) + 1))
     noise *= np.sqrt(freedom / generator.chisquare(freedom, (num_draws, 1)))
-    prior = theta + _PRIOR_STD * generator.standard_normal((num_draws, len(theta)))
+    prior = theta + data.prior_std * generator.standard_normal((num_draws, len(theta)))
     draws, _ = data.minimise(np.tile(theta, (num_draws, 1)), fitted + noise[:, :-1] * data.scale, prior)
-    scatter = noise[:, -1] * np.median(data.scale)
-    return Law(
-        np.exp(theta), np.exp(draws), scatter, data.num_images, confidence, _seen(results, np.exp(theta))
-    )
+    scatter, theta = noise[:, -1] * np.median(data.scale), np.exp(theta)
+    return Law(theta, np.exp(draws), scatter, data.num_images, confidence, _seen(results, theta))
 
 
-def leave_one_out(results: Results, law: Law) -> list[FittedRow]:
-    """Each row beside the law, and beside a law fitted without it (without its tenth, in large tables)."""
+def leave_one_out(results: Results, law: Law) -> LeftOut:
+    """Predict each row by a law fitted without it (without its tenth of the rows, in large tables)."""
     num_folds = len(results) if len(results) <= _MAX_LEFT_OUT else 10
     fold = np.random.default_rng(0).permutation(len(results)) % num_folds
-    fitted, rows = law.fd(results.num_clean, results.num_noisy, results.sigma), []
+    predicted = np.empty(len(results))
+    reasons: list[tuple[str, ...]] = [()] * len(results)
     for left_out in range(num_folds):
         kept = results.take(fold != left_out)
         data = _Data(kept)
@@ -172,17 +161,54 @@ def leave_one_out(results: Results, law: Law) -> list[FittedRow]:
         size = results.num_clean + _price(theta, results.sigma) * results.num_noisy
         fd, seen = _fd(theta, results.num_clean / data.num_images, size / data.num_images), _seen(kept, theta)
         for i in np.flatnonzero(fold == left_out):
-            reasons = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
-            values = (
-                results.num_clean[i],
-                results.num_noisy[i],
-                results.sigma[i],
-                results.fd[i],
-                fitted[i],
-                fd[i],
-            )
-            rows.append(FittedRow(int(results.line[i]), *map(float, values), reasons))
-    return sorted(rows, key=lambda row: row.line)
+            predicted[i] = fd[i]
+            reasons[i] = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
+    fitted = law.fd(results.num_clean, results.num_noisy, results.sigma)
+    return LeftOut(fitted, predicted, np.abs(predicted / results.fd - 1), tuple(reasons))
+
+
+@dataclass(frozen=True)
+class TheoryFit:
+    """The law with the theory's price for mixtures of k atoms: steepness = 2k - 1, all else fitted.
+
+    `cost` is what the fit minimises (comparable between k), `error` the median of |fitted / FD - 1|.
+    """
+
+    k: int
+    sigma_floor: float
+    error: float
+    cost: float
+
+
+def fit_theory(results: Results, max_k: int = 5) -> list[TheoryFit]:
+    """Fit the law with the theory's prices for k = 1 ... max_k, best first."""
+    free = _Data(results)
+    free.fit()
+    fits = []
+    for k in range(1, max_k + 1):
+        data = _Data(results, steepness=2 * k - 1.0)
+        start, data.scale = data.fit(), free.scale  # one yardstick for all k
+        theta, cost = data.minimise(start[None], data.target, data.prior)
+        error = np.median(np.abs(np.expm1(data.log_fd(theta[0])[0] - data.target)))
+        fits.append(TheoryFit(k, float(np.exp(theta[0, 3])), float(error), float(cost[0])))
+    return sorted(fits, key=lambda fit: fit.cost)
+
+
+def effective_sizes(count: ArrayLike, sigma: ArrayLike, k: int) -> tuple[float, float]:
+    """The paper's effective sample sizes n_d and n_l of `count` (m,) samples of noise `sigma` (m,).
+
+    n_d = sum 1 / sigma_i^4 / max 1 / sigma_i^4 for finding the subspace, and the same with the power 4k - 2
+    for n_l, the estimation of k atoms inside it. A sample of the least noise counts as one.
+    """
+    count, sigma = np.asarray(count, float), np.asarray(sigma, float)
+    if k < 1:
+        raise ValueError(f"k = {k}: a mixture has at least one atom")
+    if not ((sigma > 0) & np.isfinite(sigma)).all() or not (count >= 0).all() or not sigma.size:
+        raise ValueError(
+            "effective sizes need counts >= 0 and noise levels > 0, which the theory's clean samples have too"
+        )
+    ratio = sigma[count > 0].min(initial=np.inf) / sigma
+    return float(count @ ratio**4), float(count @ ratio ** (4 * k - 2))
 
 
 def _price(theta: Array, sigma: Array) -> Array:
@@ -203,11 +229,11 @@ class _Data:
     the prior, with rho(z) = 2 (sqrt(1 + z^2) - 1).
     """
 
-    def __init__(self, results: Results) -> None:
-        if len(results) < _MIN_ROWS:
+    def __init__(self, results: Results, steepness: float | None = None) -> None:
+        if len(results) < MIN_ROWS:
             raise ValueError(
-                f"{results.name}: {len(results)} usable rows (lines {', '.join(map(str, results.line))}) are too "
-                f"few for a law; it takes at least {_MIN_ROWS}"
+                f"{results.name}: {len(results)} usable rows, from line {results.line.min()} on, are too few; "
+                f"a law takes at least {MIN_ROWS}"
             )
         if len(results) > _MAX_ROWS:
             order = np.lexsort([results.num_noisy, results.num_clean, results.sigma])
@@ -215,16 +241,18 @@ class _Data:
         self.num_images = float((results.num_clean + results.num_noisy).max())
         self.clean, self.noisy = results.num_clean / self.num_images, results.num_noisy / self.num_images
         self.sigma, self.target = results.sigma, np.log(results.fd)
-        self.scale = np.hypot(_MISFIT, results.fd_std / results.fd)
+        self.scale = np.hypot(_USUAL_SCATTER, results.fd_std / results.fd)
         lowest, levels = results.fd.min(), results.sigma[results.num_noisy > 0]
         level = np.median(levels) if levels.size else 0.1
         self.prior = np.log([0.9 * lowest, 0.2 * lowest, 1.5, level, 0.5, 0.005 * lowest])
+        self.prior_std = _PRIOR_STD.copy()
+        if steepness is not None:
+            self.prior[4], self.prior_std[4] = np.log(steepness), 1e-6
 
     def log_fd(self, theta: Array) -> tuple[Array, Array]:
         """log FD (..., n) of the rows and its derivatives (..., n, 6) by theta (..., 6)."""
-        floor, amplitude, exponent, sigma_floor, steepness, details = np.moveaxis(
-            np.exp(theta)[..., None], -2, 0
-        )
+        columns = np.moveaxis(np.exp(theta)[..., None], -2, 0)
+        floor, amplitude, exponent, sigma_floor, steepness, details = columns
         ratio = (self.sigma / sigma_floor) ** 2
         worth = (1 + ratio) ** -steepness * self.noisy
         size = self.clean + worth
@@ -247,7 +275,7 @@ class _Data:
         scatter = 1.48 * np.median(np.abs(self.target - self.log_fd(theta)[0]))  # of a Gaussian: its std
         if freedom:
             scatter *= np.sqrt(len(self.target) / freedom)
-        self.scale = np.sqrt((_KNOWN * self.scale**2 + freedom * scatter**2) / (_KNOWN + freedom))
+        self.scale = np.sqrt((_USUAL_ROWS * self.scale**2 + freedom * scatter**2) / (_USUAL_ROWS + freedom))
         return self.minimise(theta[None], self.target, self.prior)[0][0]
 
     def minimise(self, theta: Array, target: Array, prior: Array, num_steps: int = 200) -> tuple[Array, Array]:
@@ -276,10 +304,10 @@ class _Data:
         """Cost (R,), its gradient (R, 6) and the Gauss-Newton Hessian (R, 6, 6), the last two halved."""
         fitted, slope = self.log_fd(theta)
         residual = (fitted - target) / self.scale
-        root, away = np.sqrt(1 + residual**2), (theta - prior) / _PRIOR_STD
+        root, away = np.sqrt(1 + residual**2), (theta - prior) / self.prior_std
         slope = slope / self.scale[:, None]
-        gradient = np.einsum("rn,rnp->rp", residual / root, slope) + away / _PRIOR_STD
-        hessian = np.swapaxes(slope / root[..., None], 1, 2) @ slope + np.diag(_PRIOR_STD**-2.0)
+        gradient = np.einsum("rn,rnp->rp", residual / root, slope) + away / self.prior_std
+        hessian = np.swapaxes(slope / root[..., None], 1, 2) @ slope + np.diag(self.prior_std**-2.0)
         return 2 * (root - 1).sum(-1) + (away**2).sum(-1), gradient, hessian
 
 
@@ -296,9 +324,7 @@ def _extrapolates(
     """Why a setting lies outside what the table shows; nothing if it does not."""
     reasons = []
     for (name, (low, high)), value in zip(seen.items(), (num_clean, size, sigma), strict=True):
-        slack = 1e-9 * high
-        if value < low - slack:
-            reasons.append(f"{name} {value:.3g} below the table's {low:.3g}")
-        elif value > high + slack:
-            reasons.append(f"{name} {value:.3g} above the table's {high:.3g}")
+        if not low - 1e-9 * high <= value <= high * (1 + 1e-9):
+            side, end = ("below", low) if value < low else ("above", high)
+            reasons.append(f"{name} {value:,.4g} {side} the table's {end:,.4g}")
     return tuple(reasons)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from assay.pricing.law import Law, Prediction
+from assay.pricing.table import Array
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
     floor = law.as_dict()["floor"]
     if not target_fd > floor:
         raise ValueError(
-            f"target FD {target_fd:g} is out of reach: by the law no amount of data gets below its floor {floor:.4g}"
+            f"target FD {target_fd:g} is out of reach: by the law no amount of data gets below {floor:.4g}"
         )
 
     def excess(budget: float) -> float:
@@ -116,33 +118,38 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
 
     if excess(0.0) <= 0:
         return best_plan(law, market, 0.0)
-    high = market.clean.unit_price
+    low = high = market.clean.unit_price
     while excess(high) > 0:
         high *= 2
         if high > 1e30:
             raise ValueError(
-                f"target FD {target_fd:g} is out of reach: it is too close to the law's floor {floor:.4g}"
+                f"target FD {target_fd:g} is out of reach: too close to the law's floor {floor:.6g}"
             )
-    low = high / 2 if excess(high / 2) > 0 else 0.0
-    # The end that reaches the target, so that the promise is kept to the last digit.
-    root, tolerance = brentq(excess, low, high, xtol=1e-12 * high, rtol=1e-14), 1e-12
-    while excess(root) > 0:
-        root, tolerance = root * (1 + tolerance), tolerance * 2
-    return best_plan(law, market, root)
+    while excess(low) <= 0:
+        low /= 2
+    budget = brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-14)
+    while excess(budget) > 0:  # the root may lie a rounding error short of the target
+        budget *= 1 + 1e-12
+    return best_plan(law, market, budget)
 
 
-def budget_line(law: Law, market: Market, budget: float, share: np.ndarray) -> np.ndarray:
-    """FD (n,) when these shares (n,) of the budget go to clean images and the rest to noisy ones, best first."""
-    return np.array([_fd(law, market, _spend(law, market, budget, part * budget)) for part in share])
+def budget_line(law: Law, market: Market, budget: float, share: ArrayLike) -> Array:
+    """FD (n,) when these shares (n,) of the budget go to clean images, the rest to noisy ones, best first."""
+    parts = budget * np.asarray(share, float)
+    return np.array([_fd(law, market, _spend(law, market, budget, part)) for part in parts])
 
 
-def _spend(law: Law, market: Market, budget: float, on_clean: float) -> np.ndarray:
+def _spend(law: Law, market: Market, budget: float, on_clean: float) -> Array:
     """Counts (1 + num offers,), clean first, when `on_clean` is spent on clean images."""
     counts, money = [on_clean / market.clean.unit_price] + [0.0] * len(market.noisy), budget - on_clean
     for which in _order(law, market.noisy):
         offer = market.noisy[which]
-        counts[1 + which] = min(money / offer.unit_price, offer.max_images)
-        money = max(0.0, money - counts[1 + which] * offer.unit_price)
+        # Rounding errors of the money neither leave a crumb of a sold-out kind nor buy one of the next.
+        all_of_it = money >= offer.max_images * offer.unit_price - 1e-12 * budget
+        counts[1 + which] = offer.max_images if all_of_it else money / offer.unit_price
+        money -= counts[1 + which] * offer.unit_price
+        if money <= 1e-12 * budget:
+            break
     return np.array(counts)
 
 
@@ -151,32 +158,32 @@ def _order(law: Law, offers: Sequence[Offer]) -> list[int]:
     return sorted(range(len(offers)), key=lambda i: -float(law.price(offers[i].sigma)) / offers[i].unit_price)
 
 
-def _sizes(law: Law, market: Market, counts: np.ndarray) -> tuple[float, float]:
+def _sizes(law: Law, market: Market, counts: Array) -> tuple[float, float]:
     num_clean = market.have_clean + counts[0]
     return num_clean, num_clean + float(law.price([offer.sigma for offer in market.noisy]) @ counts[1:])
 
 
-def _fd(law: Law, market: Market, counts: np.ndarray) -> float:
+def _fd(law: Law, market: Market, counts: Array) -> float:
     num_clean, effective = _sizes(law, market, counts)
     return float(law.fd_of_sizes(num_clean, effective)) if num_clean > 0 else math.inf
 
 
-def _gains(law: Law, market: Market, counts: np.ndarray) -> np.ndarray:
+def _gains(law: Law, market: Market, counts: Array) -> Array:
     """Fall in FD per image of each offer (1 + num offers,)."""
     by_clean, by_effective = law.slopes(*_sizes(law, market, counts))
     noisy = law.price([offer.sigma for offer in market.noisy]) * by_effective
     return -np.append(by_clean + by_effective, noisy)
 
 
-def _solve(law: Law, market: Market, budget: float) -> np.ndarray:
+def _solve(law: Law, market: Market, budget: float) -> Array:
     """Counts (1 + num offers,) that minimise FD within the budget."""
     ends, left = [0.0, min(budget, market.clean.max_images * market.clean.unit_price)], budget
     for which in _order(law, market.noisy):
         left -= market.noisy[which].max_images * market.noisy[which].unit_price
         if 0 < left < ends[1]:  # spending more than this on clean images takes from the kinds up to `which`
             ends.append(left)
-    ends.sort()
-    best: list[np.ndarray] = [_spend(law, market, budget, end) for end in ends]
+    ends = sorted(set(ends))
+    best: list[Array] = [_spend(law, market, budget, end) for end in ends]
     for low, high in zip(ends, ends[1:], strict=False):
         on_piece = _spend(law, market, budget, (low + high) / 2)
         inside = [w for w in _order(law, market.noisy) if 0 < on_piece[1 + w] < market.noisy[w].max_images]

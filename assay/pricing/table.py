@@ -12,9 +12,9 @@ Columns (the paper's `fid_tables.csv`, or a study's `results.csv`; others are ig
 """
 
 import csv
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ PAPER_BOXES = {
     ("cifar10", 0.1): (1.25, 1.5), ("celeba_hq", 0.1): (1.25, 1.5), ("imagenet", 0.1): (1.125, 1.17),
     ("cifar10", 0.2): (1.5, 1.75), ("celeba_hq", 0.2): (1.5, 1.75), ("imagenet", 0.2): (1.5, 1.75),
 }  # fmt: skip
-_EVERYTHING_FROM = 0.1  # the paper's limit of its asymptotic regime
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,13 @@ class Results:
 
     def take(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Results":
         """The rows of a mask or of indices."""
-        columns = {
-            n: getattr(self, n)[keep] for n in ("line", "sigma", "num_clean", "num_noisy", "fd", "fd_std")
-        }
-        return Results(self.name, **columns, counted=self.counted, has_std=self.has_std)
+        columns: dict[str, Any] = {n: v[keep] for n, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **columns)
 
     def setting(self, row: int) -> str:
-        """A row in words: "30% clean + 70% noisy at 0.2" or "300 clean"."""
-        clean, noisy = (
-            f"{v:,.0f}" if self.counted else f"{v:.3g}" for v in (self.num_clean[row], self.num_noisy[row])
-        )
+        """A row in words: "0.3 clean + 0.7 at 0.2", or "300 clean only" where images are counted."""
+        form = ",.0f" if self.counted else ".3g"
+        clean, noisy = format(self.num_clean[row], form), format(self.num_noisy[row], form)
         return f"{clean} clean" + (f" + {noisy} at {self.sigma[row]:g}" if self.num_noisy[row] else " only")
 
 
@@ -75,89 +71,84 @@ def read_results(
     table: str | None = None,
     dataset: str | None = None,
     num_images: float | None = None,
-    min_clean_fraction: float = _EVERYTHING_FROM,
+    min_clean_fraction: float = 0.1,
 ) -> list[Results]:
     """Read the comparable rows of a CSV file, one `Results` for each data set (and extractor).
 
-    Kept are rows with full sampling and no consistency loss, of `table` (where the file has that column:
-    `clean_mix` unless said otherwise), of `dataset`, and with a clean fraction of at least
-    `min_clean_fraction`. `num_images` turns fractions into numbers of images.
+    Kept are rows with clean images, at least `min_clean_fraction` of them, full sampling and no consistency
+    loss; of `dataset`, if given; and of `table`, which is `clean_mix` where the file has one and none
+    is given. `num_images` turns fractions into numbers of images.
     """
     sheet = _Sheet(path)
     fd_name, std_name = sheet.either("fid", "fd"), sheet.either("fid_std", "fd_std", required=False)
-    fd, sigma_text = sheet.numbers(fd_name), sheet.text("sigma")
+    fd = sheet.numbers(fd_name)
     std = sheet.numbers(std_name, blank=0.0) if std_name else np.zeros(len(fd))
+    clean, noisy, fraction, counted = _read_counts(sheet)
+    sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=0.0), 0.0)
+    sheet.check(fd_name, fd, np.isfinite(fd) & (fd > 0), "a Frechet distance is finite and > 0")
+    sheet.check(std_name, std, np.isfinite(std) & (std >= 0), "a standard deviation is at least 0")
+    sheet.check(
+        "sigma", sigma, np.isfinite(sigma) & ((sigma > 0) | (noisy == 0)), "noisy images need a level > 0"
+    )
+
+    keep = (fraction >= min_clean_fraction - 1e-9) & (clean > 0)
+    if "sampling" in sheet:
+        keep &= np.isin(sheet.text("sampling"), ("", "full"))
+    if "consistency" in sheet:
+        keep &= sheet.numbers("consistency", blank=0.0) == 0
+    if table is None and "table" in sheet and "clean_mix" in sheet.text("table"):
+        table = "clean_mix"
+    for name, wanted in (("table", table), ("dataset", dataset)):
+        if wanted is not None:
+            column = np.array(sheet.text(name))
+            if wanted not in column:
+                known = ", ".join(sorted(set(column)))
+                raise ValueError(f"{path}: column {name} has no {wanted!r}; it has {known}")
+            keep &= column == wanted
+    if not keep.any():
+        raise ValueError(
+            f"{path}: none of the lines {sheet.line[0]} to {sheet.line[-1]} has full sampling, no consistency "
+            f"loss, clean images and clean_fraction >= {min_clean_fraction:g}"
+        )
+    group = np.full(len(fd), path.stem)
+    if names := [sheet.text(name) for name in ("dataset", "extractor") if name in sheet]:
+        group = np.array([" ".join(parts) for parts in zip(*names, strict=True)])
+    seed = np.array(sheet.text("seed")) if "seed" in sheet else np.full(len(fd), "")
+    scale = 1.0 if counted else (num_images or 1.0)
+    counted = counted or num_images is not None
+    found = []
+    for name in dict.fromkeys(group[keep]):
+        i = np.flatnonzero(keep & (group == name))
+        has_std, std_of_rows = bool((std[i] > 0).any()), np.hypot(std[i], _rounding_std(fd[i]))
+        sizes = clean[i] * scale, noisy[i] * scale
+        results = Results(str(name), sheet.line[i], sigma[i], *sizes, fd[i], std_of_rows, counted, has_std)
+        results = _merge_repeats(results, seed[i], f"{path}: column {fd_name}")
+        first, last = results.line.min(), results.line.max()
+        if len(results) < 2:
+            raise ValueError(f"{path}: {name} has one usable row (line {first}): there is nothing to compare")
+        if np.ptp(results.fd) == 0:
+            raise ValueError(
+                f"{path}: column {fd_name} is {results.fd[0]:g} in every usable row of {name} (lines {first} "
+                f"to {last}): the table cannot tell its settings apart"
+            )
+        found.append(results)
+    return found
+
+
+def _read_counts(sheet: "_Sheet") -> tuple[Array, Array, Array, bool]:
+    """Clean and noisy images (n,), the clean fraction (n,), and whether the first two are counts."""
     counted = "num_clean" in sheet and "num_noisy" in sheet
     if counted:
         clean, noisy = sheet.numbers("num_clean"), sheet.numbers("num_noisy")
         for name, values in (("num_clean", clean), ("num_noisy", noisy)):
-            sheet.check(name, values >= 0, values, "a number of images is at least 0")
-        sheet.check("num_clean", clean + noisy > 0, clean, "and no noisy images either: a row needs images")
-    if "clean_fraction" in sheet or not counted:
-        fraction, other = sheet.numbers("clean_fraction"), sheet.numbers("noisy_fraction")
-        for name, values in (("clean_fraction", fraction), ("noisy_fraction", other)):
-            sheet.check(name, (values >= 0) & (values <= 1), values, "a fraction lies in [0, 1]")
-        if not counted:
-            clean, noisy = fraction, other
-    else:
-        fraction = clean / (clean + noisy)
-    sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=np.nan), 0.0)
-    sheet.check(
-        "sigma", np.isfinite(sigma) & ((sigma > 0) == (noisy > 0)), sigma_text, "noisy images need a level > 0"
-    )
-    sheet.check(fd_name, np.isfinite(fd) & (fd > 0), fd, "a Frechet distance is finite and > 0")
-    sheet.check(std_name or "", np.isfinite(std) & (std >= 0), std, "a standard deviation is at least 0")
-
-    keep = (fraction >= min_clean_fraction - 1e-9) & (clean > 0)
-    for name, wanted in (
-        ("sampling", "full"),
-        ("consistency", "0"),
-        ("table", table or "clean_mix"),
-        ("dataset", dataset),
-    ):
-        if name in sheet and wanted is not None:
-            column = np.array(sheet.text(name))
-            if (
-                name in ("table", "dataset")
-                and (table if name == "table" else dataset)
-                and wanted not in column
-            ):
-                raise ValueError(
-                    f"{path}: column {name} has no {wanted!r}; it has {', '.join(sorted(set(column)))}"
-                )
-            if name != "table" or wanted in column:  # a study may call its one table as it likes
-                keep &= np.isin(column, ("", wanted) if name in ("sampling", "consistency") else (wanted,))
-    if not keep.any():
-        raise ValueError(
-            f"{path}: no row has full sampling, no consistency loss and clean_fraction >= {min_clean_fraction:g}"
-        )
-    groups = [
-        " ".join(parts)
-        for parts in zip(*(sheet.text(n) for n in ("dataset", "extractor") if n in sheet), strict=True)
-    ]
-    group = np.array(groups) if groups else np.full(len(fd), path.stem)
-    scale = 1.0 if counted else (num_images or 1.0)
-    found = []
-    for name in dict.fromkeys(group[keep]):
-        rows = np.flatnonzero(keep & (group == name))
-        rounding = _rounding_std(fd[rows])
-        results = Results(
-            str(name), sheet.line[rows], sigma[rows], clean[rows] * scale, noisy[rows] * scale, fd[rows],
-            np.hypot(std[rows], rounding), counted or num_images is not None, bool((std[rows] > 0).any()),
-        )  # fmt: skip
-        seed = np.array(sheet.text("seed"))[rows] if "seed" in sheet else np.full(len(rows), "")
-        results = _merge_repeats(results, seed, f"{path}: column {fd_name}")
-        if len(results) < 2:
-            raise ValueError(
-                f"{path}: {name} has one usable row (line {results.line[0]}): there is nothing to compare"
-            )
-        if np.ptp(results.fd) == 0:
-            raise ValueError(
-                f"{path}: column {fd_name} is {results.fd[0]:g} in every usable row of {name} (lines "
-                f"{results.line.min()} to {results.line.max()}): the table cannot tell its settings apart"
-            )
-        found.append(results)
-    return found
+            sheet.check(name, values, (values >= 0) & np.isfinite(values), "a number of images is at least 0")
+        sheet.check("num_clean", clean, clean + noisy > 0, "with no noisy images either, there is no data")
+        if "clean_fraction" not in sheet:
+            return clean, noisy, clean / (clean + noisy), True
+    fraction, other = sheet.numbers("clean_fraction"), sheet.numbers("noisy_fraction")
+    for name, values in (("clean_fraction", fraction), ("noisy_fraction", other)):
+        sheet.check(name, values, (values >= 0) & (values <= 1), "a fraction lies in [0, 1]")
+    return (clean, noisy, fraction, True) if counted else (fraction, other, fraction, False)
 
 
 def _rounding_std(fd: Array) -> float:
@@ -171,27 +162,24 @@ def _rounding_std(fd: Array) -> float:
 def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Results:
     """Average rows of one setting that differ in their seed; refuse those that contradict each other."""
     settings = np.stack([results.sigma, results.num_clean, results.num_noisy], 1)
-    _, first, which, count = np.unique(
-        settings, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
+    _, first, which, count = np.unique(settings, True, True, True, axis=0)
     which = which.reshape(-1)
     mean, var = np.bincount(which, results.fd) / count, np.bincount(which, results.fd_std**2) / count
+    rows_of, has_std = np.split(np.argsort(which, kind="stable"), np.cumsum(count)[:-1]), results.has_std
     for setting in np.flatnonzero(count > 1):
-        rows = np.flatnonzero(which == setting)
+        rows = rows_of[setting]
         if len(set(seed[rows])) == len(rows):
             var[setting] = max(var[setting], results.fd[rows].var(ddof=1)) / len(rows)
+            has_std = True
         elif np.ptp(results.fd[rows]) > 0:
-            lines, values = results.line[rows].tolist(), ", ".join(f"{v:g}" for v in results.fd[rows])
+            lines, values = (", ".join(f"{v:g}" for v in column[rows]) for column in (results.line, results.fd))
             raise ValueError(
-                f"{where}: lines {', '.join(map(str, lines))} give {values} for the same setting "
-                f"({results.setting(int(rows[0]))}); keep one, or tell repeats apart in a column `seed`"
+                f"{where}: lines {lines} give {values} for the same setting ({results.setting(rows[0])}); keep "
+                "one of them, or tell repeats apart in a column `seed`"
             )
     order = np.argsort(first)
     merged = results.take(first[order])
-    return Results(
-        merged.name, merged.line, merged.sigma, merged.num_clean, merged.num_noisy,
-        mean[order], np.sqrt(var[order]), merged.counted, merged.has_std,
-    )  # fmt: skip
+    return replace(merged, fd=mean[order], fd_std=np.sqrt(var[order]), has_std=has_std)
 
 
 class _Sheet:
@@ -203,14 +191,12 @@ class _Sheet:
             reader = csv.reader(file)
             self.header = [name.strip() for name in next(reader, [])]
             lines, rows = [], []
-            for row in reader:
-                if row:
-                    lines.append(reader.line_num)
-                    rows.append(row)
-                    if len(row) != len(self.header):
-                        raise ValueError(
-                            f"{path}, line {reader.line_num}: {len(row)} values, but the header names {len(self.header)}"
-                        )
+            for row in filter(None, reader):
+                lines.append(reader.line_num)
+                rows.append(row)
+                if len(row) != len(self.header):
+                    where = f"{path}, line {reader.line_num}"
+                    raise ValueError(f"{where}: {len(row)} values, but the header names {len(self.header)}")
         if not rows:
             raise ValueError(f"{path} has no rows: expected a header and at least two results")
         self.line = np.array(lines)
@@ -223,33 +209,30 @@ class _Sheet:
         """The first of these columns that is there; "" if none is and none is required."""
         found = next((name for name in names if name in self), "")
         if required and not found:
-            raise ValueError(
-                f"{self.path}: column {' or '.join(names)} is missing; the header has {', '.join(self.header) or 'nothing'}"
-            )
+            known = ", ".join(self.header)
+            raise ValueError(f"{self.path}: column {' or '.join(names)} is missing; the header has {known}")
         return found
 
     def text(self, name: str) -> list[str]:
         """A column as stripped strings."""
         return [value.strip() for value in self._columns[self.either(name)]]
 
-    def numbers(self, name: str, blank: float | None = None) -> Array:
-        """A column as floats; empty cells become `blank`, if that is given."""
-        text = self.text(name)
-        if blank is not None:
-            text = [value or repr(blank) for value in text]
+    def numbers(self, name: str, blank: float = np.nan) -> Array:
+        """A column as floats; empty cells become `blank`."""
+        text = [value or repr(blank) for value in self.text(name)]
         try:
             return np.array(text, dtype=np.float64)
         except ValueError:
             bad = next(row for row, value in enumerate(text) if not _is_number(value))
-            raise ValueError(
-                f"{self.path}, line {self.line[bad]}, column {name}: {text[bad]!r} is not a number"
-            ) from None
+            where = f"{self.path}, line {self.line[bad]}, column {name}"
+            raise ValueError(f"{where}: {text[bad]!r} is not a number") from None
 
-    def check(self, name: str, good: NDArray[np.bool_], values: Sequence[object] | Array, rule: str) -> None:
+    def check(self, name: str, values: Array, good: NDArray[np.bool_], rule: str) -> None:
         """Refuse the first row of a column that breaks a rule."""
         if not good.all():
             bad = int(np.flatnonzero(~good)[0])
-            raise ValueError(f"{self.path}, line {self.line[bad]}, column {name}: {values[bad]!s}, but {rule}")
+            shown = "empty" if np.isnan(values[bad]) else f"{values[bad]:g}"
+            raise ValueError(f"{self.path}, line {self.line[bad]}, column {name} is {shown}: {rule}")
 
 
 def _is_number(text: str) -> bool:
