@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from scipy import stats
-from test_data_mixing import Arrays, source, whiteness
+from tests.test_data_mixing import Arrays, source, whiteness
 
 from assay.data import Augmentation, Batch, Loader, mix
 from assay.noise import LogNormal

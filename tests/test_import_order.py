@@ -9,14 +9,8 @@ import pytest
 
 import assay
 
-<<<<<<< HEAD
-ORDER = (
-    "files unpickle noise denoise nets loss sample data checkpoint train metrics pricing mixture study cli"
-).split()
-=======
 ORDER = "files unpickle noise denoise nets loss sample data checkpoint train".split()
 ORDER += "metrics pricing mixture study cli".split()
->>>>>>> nets
 ROOT = Path(assay.__file__).parent
 SOURCES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)
 
