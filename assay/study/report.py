@@ -56,6 +56,7 @@ from assay.study.run import OpenStudy
 from assay.study.spec import Row
 
 _PAGE = Path(__file__).with_name("page")
+_MAX_FACTOR = 30  # between the ends of a price's interval
 _MAX_CURVE = 100  # points of a training curve
 
 
@@ -136,8 +137,9 @@ def report_from_table(table: Path, folder: Path) -> Written:
             save_plot([panel], folder / "figures" / f"{subject.slug}{name}.png")
         _write_samples(subject, folder / "figures" / f"{subject.slug}samples.png")
     path = folder / "report.html"
+    several = "The paper's tables" if _is_paper(table) else table.stem
     with write_whole(path) as partial:
-        partial.write_text(_page(table.stem if len(subjects) > 1 else subjects[0].name, subjects))
+        partial.write_text(_page(several if len(subjects) > 1 else subjects[0].name, subjects))
     before = [f"{subject.name}: " if len(subjects) > 1 else "" for subject in subjects]
     says = [name + headline(subject.lines) for name, subject in zip(before, subjects, strict=True)]
     worth = [name + price_sentence(subject) for name, subject in zip(before, subjects, strict=True)]
@@ -162,15 +164,21 @@ def price_sentence(subject: Subject) -> str:
     else:
         said = f"One clean image is worth {_between(low, high)} noisy ones {where}"
         said += f" ({percent} interval: {_between(*inverse(*bounds.interval))})." if bounds.interval else "."
-    if priced.law:
+    if priced.law and not _is_open(priced.law, bounds.sigma):
         low, high = inverse(*priced.law.price_interval(bounds.sigma))
         said += f" By the fitted law it is {1 / float(priced.law.price(bounds.sigma)):.3g}"
-        said += f" ({percent}: {_between(low, high)})."
+        said += f" ({percent}: {_between(low, high, 3)})."
     return said
 
 
-def _between(low: float, high: float) -> str:
-    return f"between {low:.4g} and {high:.4g}" if math.isfinite(high) else f"at least {low:.4g}"
+def _is_open(law: Law, sigma: float) -> bool:
+    """Whether the law leaves the price open, by more than a factor that anybody could act upon."""
+    low, high = law.price_interval(sigma)
+    return high > _MAX_FACTOR * low
+
+
+def _between(low: float, high: float, digits: int = 4) -> str:
+    return f"between {low:.{digits}g} and {high:.{digits}g}" if math.isfinite(high) else f"at least {low:.4g}"
 
 
 def _percents(priced: PriceReport) -> str:
@@ -206,13 +214,12 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
     first = lines[0]
     name = first.dataset
     slug = f"{_slug(name)}-" if one_of_many else ""
-    is_paper = table.resolve() == PAPER.resolve()
-    command = f"assay plan {'--paper' if is_paper else shlex.quote(str(table))}"
+    command = f"assay plan {'--paper' if _is_paper(table) else shlex.quote(str(table))}"
     if one_of_many:
         command += f" --dataset {shlex.quote(name)}"
     priced: PriceReport | str
     try:
-        num_images = PAPER_NUM_IMAGES.get(name) if is_paper else None
+        num_images = PAPER_NUM_IMAGES.get(name) if _is_paper(table) else None
         found = read_results(table, dataset=name, num_images=num_images)
         results = next(r for r in found if r.name in (name, f"{name} {first.extractor}"))
         priced = price_report(results)
@@ -226,7 +233,8 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
         law, price = price_panels(priced)
         law = replace(law, y_label=first.metric, title=f"{first.metric} measured (points), and by the law")
         panels |= {"law": law} if priced.law else {}
-        panels["price"] = replace(price, title="Noisy images that replace a clean one")
+        if not priced.law or not _is_open(priced.law, priced.bounds[-1].sigma):
+            panels["price"] = replace(price, title="Noisy images that replace a clean one")
     panels |= _training_panels(folder / "training.csv", first.metric)
     values, noise = headline_values(lines), folder / "figures" / f"{slug}noise_levels.png"
     samples = [
@@ -236,6 +244,10 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
     ]
     levels = Picture("Noise levels", f"Images of {name} at each noise level of the study", noise)
     return Subject(name, slug, lines, priced, command, tables, panels, samples, levels if noise.exists() else None)
+
+
+def _is_paper(table: Path) -> bool:
+    return table.resolve() == PAPER.resolve()
 
 
 def _fraction_panel(lines: Sequence[Line]) -> Panel | None:
@@ -294,7 +306,7 @@ def _training_panels(path: Path, metric: str) -> dict[str, Panel]:
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     panels = {}
-    for column, label in (("fd", metric), ("loss", "loss")):
+    for column, label in (("fd", metric), ("loss", "Loss")):
         points = [row for row in rows if row[column]]
         panel = Panel(f"{label} against training steps", "step", label, log_y=True)
         for which, name in enumerate(dict.fromkeys(row["setting"] for row in points)):
@@ -388,10 +400,16 @@ def _shown(subject: Subject) -> dict[str, Any]:
              f"{row['left_out'] / row['fd'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
             for i, row in enumerate(priced.fitted_rows())
         ]  # fmt: skip
-        if priced.results.counted:
-            data["law"] = _plain_law(priced.law, [b.sigma for b in priced.bounds])
-        else:
+        sigmas = [b.sigma for b in priced.bounds if not _is_open(priced.law, b.sigma)]
+        if not priced.results.counted:
             shown["missing"] = "The table gives fractions: a plan must know of how many images."
+        elif sigmas:
+            data["law"] = _plain_law(priced.law, sigmas)
+        else:
+            shown["missing"] = (
+                "The law fitted to these results leaves open what a noisy image is worth, so any plan would be a "
+                "guess. More training, more seeds or more values in grid.clean_fractions would tell."
+            )
     else:
         shown["missing"] = (
             f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only and "
@@ -417,12 +435,14 @@ def _facts(lines: Sequence[Line]) -> list[str]:
 def _price_rows(priced: PriceReport) -> list[tuple[str, ...]]:
     rows = []
     for b in priced.bounds:
-        cells = [f"{b.sigma:g}", _ends(inverse(b.lower, b.upper)), "–", "–", ""]
+        bounds = "contradictory" if b.contradiction else _ends(inverse(b.lower, b.upper))
+        cells = [f"{b.sigma:g}", bounds, "–", "–", ""]
         if b.interval:
             cells[2] = _ends(inverse(*b.interval))
         if priced.law:
             ends = _ends(inverse(*priced.law.price_interval(b.sigma)))
-            cells[3] = f"{1 / float(priced.law.price(b.sigma)):.3g}  ({ends})"
+            price = 1 / float(priced.law.price(b.sigma))
+            cells[3] = "open" if _is_open(priced.law, b.sigma) else f"{price:.3g} ({ends})"
         if box := priced.box(b):
             cells[4] = _ends(box)
         rows.append(tuple(cells))

@@ -36,7 +36,7 @@ function axis(values, log, pixels) {
   const start = to(low) - pad, span = to(high) - to(low) + 2 * pad;
   const back = log ? Math.exp : (v) => v;
   const at = (v) => pixels[0] + (pixels[1] - pixels[0]) * (to(v) - start) / span;
-  return { at, ticks: ticksOf(back(start), back(start + span), log, Math.abs(pixels[1] - pixels[0]) / 70) };
+  return { at, ticks: ticksOf(back(start), back(start + span), log, (pixels[1] > pixels[0] ? 1 / 70 : -1 / 45) * (pixels[1] - pixels[0])) };
 }
 
 function chart(host, panel) {
@@ -119,7 +119,7 @@ function chart(host, panel) {
   }
   const legend = make("div", { class: "legend" });
   for (const series of panel.series) {
-    if (!series.name || panel.series.filter((s) => s.name).length < 2) continue;
+    if (!series.name) continue;
     const button = make("button", { type: "button", "aria-pressed": String(!hidden.has(series.name)) },
       make("i", { class: `c${series.colour}` }), series.name);
     button.addEventListener("click", () => {
@@ -243,7 +243,7 @@ const exact = (v, text, name) => make("data", { value: v, "data-name": name }, t
 
 function sheet(header, rows) {
   const line = (cells, tag) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell)));
-  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, line(header, "th")), make("tbody", {}, ...rows.map((row) => line(row, "td")))));
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": header.join(", ") }, make("table", {}, make("thead", {}, line(header, "th")), make("tbody", {}, ...rows.map((row) => line(row, "td")))));
 }
 
 function startPlanner(article, data) {
@@ -254,7 +254,7 @@ function startPlanner(article, data) {
   const clean = field("Price of a clean image", 1, 0.01, 100, changed);
   const have = field("Clean images at hand", Math.round(data.law.seen["clean images"][0]), 1, total, changed, true);
   const offers = data.law.sigmas.map(([sigma, worth]) => ({
-    sigma, price: field("Price of an image", round(0.8 * worth ** 2), 0.001, 10, changed), most: field("At most", null, 1, total, changed, true),
+    sigma, price: field("Price of an image", round(0.8 * worth ** 2), 0.001, 10, changed), most: field("At most", round(total / 3), 1, total, changed, true),
     wanted: make("input", { type: "checkbox", checked: "", "aria-label": `Noise ${sigma} is on offer` }),
   }));
   find(".fields").append(budget.element, clean.element, have.element, ...offers.map((offer) => {
@@ -284,7 +284,7 @@ function startPlanner(article, data) {
       make("p", {}, make("b", { class: "big" }, exact(guess.fd, guess.fd.toFixed(3), "fd"))),
       make("p", {}, `${100 * planner.law.confidence}% of runs between `, exact(guess.low, guess.low.toFixed(3), "low"), " and ",
         exact(guess.high, guess.high.toFixed(3), "high"), `; all the money in clean images: ${alone.toFixed(3)}.`),
-      sheet(["kind", "buy", "cost", "not worth it above"], kinds.map((offer, i) => [
+      sheet(["kind", "buy", "cost", "worth it below"], kinds.map((offer, i) => [
         offer.sigma ? `noise ${offer.sigma}` : "clean", exact(counts[i], count(counts[i]), `buy-${offer.sigma}`), money(counts[i] * offer.unit_price),
         ((v) => exact(v, money(v), `break-even-${offer.sigma}`))(planner.breakEven(market, spend, i)),
       ])),
@@ -295,6 +295,7 @@ function startPlanner(article, data) {
       ...(have.get() ? [`--have-clean ${have.number.value}`] : [])].join(" ");
     const part = [...Array(121).keys()].map((i) => (i < 30 ? 0.001 * 50 ** (i / 30) : 0.05 + 0.95 * (i - 30) / 90));
     const lines = used.map((offer, i) => [`with noise ${offer.sigma}`, 1 + data.law.sigmas.findIndex(([sigma]) => sigma === offer.sigma), [market.noisy[i]]]);
+    if (lines.length > 1 && market.noisy.some((offer) => offer.max_images < Infinity)) lines.push(["with all of them", 6, market.noisy]);
     chart(find("[data-budget]"), {
       title: "Along the budget", x_label: "part of the budget for clean images, %", y_label: `predicted ${data.metric}`, log_x: false, log_y: true,
       series: [...(lines.length ? lines : [["clean only", 0, []]]).map(([name, colour, noisy]) => ({
