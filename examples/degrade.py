@@ -70,17 +70,13 @@ def distances(
         generator = torch.Generator().manual_seed(0)
         return lambda x: x + sigma * torch.randn(x.shape, generator=generator)
 
-    classes = source.num_classes
-    kept = [classes, round(0.8 * classes), classes // 2, classes // 5]
-    return {
-        "noise": {f"sigma {s:g}": distance(noised(s), other, "noised") for s in (0, 0.1, 0.2, 0.4)},
-        "blur": {
-            f"radius {r:g}": distance(lambda x, r=r: blurred(x, r), other, "blurred") for r in (0, 0.5, 1, 2)
-        },
-        "classes": {
-            f"{k} of {classes}": distance(lambda x: x, other[source.label[other] < k], "real") for k in kept
-        },
-    }
+    real = distance(lambda x: x, other, "real")
+    noise = {f"sigma {s:g}": distance(noised(s), other, "noised") for s in (0.1, 0.2, 0.4)}
+    blur = {f"radius {r:g}": distance(lambda x, r=r: blurred(x, r), other, "blurred") for r in (0.5, 1, 2)}
+    num = source.num_classes
+    kept = {f"{k} of {num}": other[source.label[other] < k] for k in (round(0.8 * num), num // 2, num // 5)}
+    classes = {name: distance(lambda x: x, index, "real") for name, index in kept.items()}
+    return {"noise": {"none": real} | noise, "blur": {"none": real} | blur, "classes": {"all": real} | classes}
 
 
 def main() -> None:

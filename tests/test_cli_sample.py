@@ -47,7 +47,7 @@ def sample(*arguments: str | Path) -> Result:
 def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, tmp_path: Path) -> None:
     path = checkpoints / "classes.safetensors"
     label = spread_labels([1.0] * 4, [3, 8, 10, 14])
-    assert len(label.unique()) == 4
+    assert len(label.unique()) == 3
     expected = next(
         generate(load_checkpoint(path).denoiser.eval(), [3, 8, 10, 14], (1, 8, 8), edm_sigmas(5), label=label)
     )

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from scipy import stats
-from tests.test_data_mixing import Arrays, source, whiteness
 
 from assay.data import Augmentation, Batch, Loader, mix
 from assay.noise import LogNormal
+from tests.test_data_mixing import Arrays, source, whiteness
 
 FIELDS = ("index", "x_tn", "sigma_tn", "sigma_t", "eps", "label", "augment_label")
 EVERYTHING = Augmentation(flip_x=True, flip_y=True, turn=True, shift=1, geometric=0.3)

@@ -330,8 +330,8 @@ def with_nan() -> Tensor:
         (torch.rand(1, 1, 8, 8), r"given: 1 image\(s\) .* too few to measure; give at least 20"),
         (torch.full((50, 1, 8, 8), 0.3), "all 50 images of given are the same"),
         (with_nan(), "image 37 holds NaN"),
-        (torch.rand(50, 1, 8, 9), r"shape \(1, 8, 9\), the reference .* \(1, 8, 8\): pack one of them"),
-        (torch.rand(50, 3, 8, 8), r"shape \(3, 8, 8\), the reference .* \(1, 8, 8\): pack one of them"),
+        (torch.rand(50, 1, 8, 9), r"shape \(1, 8, 9\), digits of \(1, 8, 8\): pack one of them"),
+        (torch.rand(50, 3, 8, 8), r"shape \(3, 8, 8\), digits of \(1, 8, 8\): pack one of them"),
     ],
     ids=["one", "constant", "nan", "size", "channels"],
 )
@@ -346,7 +346,7 @@ def test_counts_that_cannot_be_had(digits: Store, reference: Reference, pixels: 
     with pytest.raises(ValueError, match="has 1797 images, not the 2 x 1000 asked for"):
         evaluate(digits, reference, pixels, num_images=1000, num_ranges=2)
     with pytest.raises(ValueError, match="num_ranges = 0"):
-        evaluate(digits, reference, pixels, num_images=1000, num_ranges=0)
+        evaluate(digits, reference, pixels, num_ranges=0)
     with pytest.raises(ValueError, match=r"100 images are too few to extrapolate .* at least 1024"):
         evaluate(digits, reference, pixels, num_images=100, infinity=True)
 

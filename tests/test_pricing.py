@@ -329,7 +329,10 @@ def test_law_intervals_cover_at_their_rate(noise: float) -> None:
     rng, base, num_tables = np.random.default_rng(3), PAPER_RESULTS["cifar10"], 200
     truth = fit_law(base, num_draws=2)
     fd = truth.fd(base.num_clean, base.num_noisy, base.sigma)
-    sigmas, settings_ = (0.05, 0.1, 0.2, 0.4), ((0.4, 0.6, 0.1), (0.2, 0.8, 0.2), (0.1, 0.9, 0.4), (0.05, 0.95, 0.2))
+    sigmas, settings_ = (
+        (0.05, 0.1, 0.2, 0.4),
+        ((0.4, 0.6, 0.1), (0.2, 0.8, 0.2), (0.1, 0.9, 0.4), (0.05, 0.95, 0.2)),
+    )
     prices, runs = [], []
     for i in range(num_tables):
         seen = replace(base, fd=fd * np.exp(noise * rng.standard_normal(len(fd))), fd_std=noise * fd)
@@ -524,7 +527,10 @@ def test_a_good_table_is_read(tmp_path: Path) -> None:
         (GOOD + ",0.5,0.4,2,0.1\n", "line 5, column sigma is 0"),
         (GOOD + "0.1,0.5\n", "line 5: 2 values, but the header names 5"),
         (HEADER + "0.1,0.5,0.5,2.5,0.1\n", r"one usable row \(line 2\)"),
-        (HEADER + ",1.0,0,2,0\n,0.5,0,2,0\n0.1,0.5,0.5,2,0\n", "column fid is 2 in every usable row.*lines 2 to 4"),
+        (
+            HEADER + ",1.0,0,2,0\n,0.5,0,2,0\n0.1,0.5,0.5,2,0\n",
+            "column fid is 2 in every usable row.*lines 2 to 4",
+        ),
         (HEADER + "0.1,0.05,0.95,2.5,0.1\n", "none of the lines 2 to 2.*clean_fraction >= 0.1"),
     ],
 )
@@ -604,7 +610,9 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def test_price_command_on_the_paper(tmp_path: Path) -> None:
     output = run("price", "--paper", "--rows", "--joint", "--plot", str(tmp_path / "price.png"))
-    assert "[3.5, 4.5]" in output and "the paper's box says [1.5, 1.75], but its table gives [3.5, 4.5]" in output
+    assert (
+        "[3.5, 4.5]" in output and "the paper's box says [1.5, 1.75], but its table gives [3.5, 4.5]" in output
+    )
     assert output.count("the paper's box says") == 2
     assert "measured 3.56" in output and "measured 3.53" in output and "extrapolation" in output
     assert (tmp_path / "price.png").read_bytes()[:4] == b"\x89PNG"
@@ -662,5 +670,7 @@ def test_plan_asks_for_what_the_table_does_not_say(tmp_path: Path) -> None:
     assert "--num-images" in run("plan", str(path), "--budget", "10", code=1)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(PAPER.read_bytes())
-    assert "cifar10, celeba_hq, imagenet" in run("plan", str(copy), "--num-images", "9", "--budget", "1", code=1)
+    assert "cifar10, celeba_hq, imagenet" in run(
+        "plan", str(copy), "--num-images", "9", "--budget", "1", code=1
+    )
     assert "What to buy" in run("plan", str(path), "--num-images", "1000", "--budget", "100")

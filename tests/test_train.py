@@ -501,6 +501,13 @@ except Exception as error:
     ).read_bytes()
 
 
+def test_a_missing_extra_is_named(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    arguments = ["train", *digits_settings(digits), "-o", str(tmp_path / "run"), "--wandb", "project"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1 and "pip install 'assay[wandb]'" in done.output
+
+
 def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 import assay
 from assay.cli import checkpoint, data, evaluate, net, study, train
 from assay.cli import price
+from assay.cli import checkpoint, data, evaluate, net, price, study, train
 
 
 class ExplainingGroup(TyperGroup):

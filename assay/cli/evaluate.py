@@ -71,7 +71,7 @@ def evaluate(
         typer.Option(help="Store of real images not trained on. Default: training images, one left out."),
     ] = None,
     quantile: Annotated[
-        float, typer.Option(help="Of the held-out distances, for the memorisation check.")
+        float, typer.Option(min=0.001, max=0.999, help="Of the held-out distances, for the memorisation check.")
     ] = 0.05,
     nearest: Annotated[
         Path | None, typer.Option(help="Save a picture of the images closest to a training image.")
@@ -153,14 +153,14 @@ def compare(
     from assay.metrics.evaluate import load_evaluation
 
     loaded = {path: load_evaluation(path) for path in results}
-    ranked = compare_evaluations(list(loaded.values()))
-    table = Table("generated", ranked[0].metric, "std", box=None, header_style="bold")
-    for evaluation in ranked:
-        std = "" if evaluation.std is None else f"{evaluation.std:.3g}"
-        table.add_row(evaluation.generated, f"{evaluation.value:.4g}", std)
+    best, *_ = compare_evaluations(list(loaded.values()))
+    table = Table("result", "of", best.metric, "std", box=None, header_style="bold")
+    for path, found in sorted(loaded.items(), key=lambda item: item[1].value):
+        std = "" if found.std is None else f"{found.std:.3g}"
+        table.add_row(str(path), found.generated, f"{found.value:.4g}", std)
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"{ranked[0].num_images:,} images each, against {ranked[0].reference}")
+    console.print(f"{best.num_images:,} images each, against {best.reference}")
 
 
 def reference(

@@ -48,6 +48,9 @@ def train(
     accelerator: Accelerator = "auto",
     devices: Devices = "1",
     num_nodes: Annotated[int, typer.Option(help="Machines, when started by torchrun.")] = 1,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Copy the curves to Weights & Biases (an extra).")
+    ] = None,
 ) -> None:
     """Train a denoiser on clean and noisy images. The same command again continues.
 
@@ -73,6 +76,8 @@ def train(
     if dry_run:
         _describe(resolved, source, run_dir, console)
         return
+    if wandb is not None:
+        _copy_to_wandb(wandb, run_dir)
     with Progress(*_BAR, console=console) as bar, stop_on_signal() as stopped:
         task = bar.add_task(str(run_dir), total=resolved.train.num_steps, rate="")
         result = run_training(
@@ -95,6 +100,16 @@ def train(
             soft_wrap=True,
         )
         raise typer.Exit(130)
+
+
+def _copy_to_wandb(project: str, run_dir: Path) -> None:
+    """Weights & Biases follows the TensorBoard events, so the loop knows nothing of it."""
+    try:
+        import wandb
+    except ImportError:
+        raise ImportError("--wandb needs an extra package: pip install 'assay[wandb]'") from None
+    run_dir.mkdir(parents=True, exist_ok=True)
+    wandb.init(project=project, name=run_dir.name, dir=run_dir, sync_tensorboard=True)
 
 
 def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console: Console) -> None:

@@ -174,20 +174,24 @@ def evaluate(
     nearest images in `training` (default: the reference) and compares with `held_out` (default: training
     images, each left out in turn). `sampler` is for the record.
     """
-    num_images = len(generated) // num_ranges if num_images is None else num_images
-    _check(generated, reference, extractor, num_images, num_ranges, infinity)
-    parts = []
+    num_images = len(generated) // max(num_ranges, 1) if num_images is None else num_images
+    training = reference if training is None else training
+    others = [reference, training] + ([] if held_out is None else [held_out])
+    _check(generated, others, extractor, num_images, num_ranges, infinity)
+    first = 0 if sampler is None else sampler.first_seed
+    ranges, nearest = [], []
     for start in range(0, num_ranges * num_images, num_images):
         index = torch.arange(start, start + num_images)
-        parts.append(images_to_features(extractor, generated, index, batch_size, progress))
-    first = 0 if sampler is None else sampler.first_seed
-    ranges = [
-        measure(part, reference, extractor, first + i * num_images, infinity) for i, part in enumerate(parts)
-    ]
-    training = reference if training is None else training
+        found = images_to_features(extractor, generated, index, batch_size, progress)
+        ranges.append(measure(found, reference, extractor, first + start, infinity))
+        if training.features is not None:
+            nearest.append(nearest_neighbours(found.features, training.features))
     neighbours, memorised = None, None
     if training.features is not None:
-        neighbours = nearest_neighbours(np.concatenate([part.features for part in parts]), training.features)
+        neighbours = Neighbours(
+            np.concatenate([part.index for part in nearest]),
+            np.concatenate([part.distance for part in nearest]),
+        )
         if held_out is None or held_out.features is None:
             fresh = leave_one_out(training.features)
         else:
@@ -219,7 +223,7 @@ def evaluate(
 
 def _check(
     generated: Images,
-    reference: Reference,
+    others: list[Reference],
     extractor: Extractor,
     num_images: int,
     num_ranges: int,
@@ -238,17 +242,18 @@ def _check(
             f"{generated.name} has {len(generated)} images, not the {num_ranges} x {num_images} asked for: "
             "make more, or ask for fewer"
         )
-    if reference.source is not None and generated.image_shape != reference.source.image_shape:
-        raise ValueError(
-            f"{generated.name} has images of shape {generated.image_shape}, the reference {reference.name} "
-            f"{reference.source.image_shape}: pack one of them at the size and colours of the other"
-        )
     num_features = extractor(generated.read(torch.tensor([0])))[0].shape[1]
-    if num_features != len(reference.statistics.mean):
-        raise ValueError(
-            f"{reference.name} has {len(reference.statistics.mean)} features, {extractor.name} {num_features}: "
-            "choose the extractor that the reference was made with"
-        )
+    for real in others:
+        if real.source is not None and generated.image_shape != real.source.image_shape:
+            raise ValueError(
+                f"{generated.name} has images of shape {generated.image_shape}, {real.name} of "
+                f"{real.source.image_shape}: pack one of them at the size and colours of the other"
+            )
+        if num_features != len(real.statistics.mean):
+            raise ValueError(
+                f"{real.name} has {len(real.statistics.mean)} features, {extractor.name} {num_features}: "
+                "choose the extractor that the reference was made with"
+            )
     if infinity:
         check_extrapolation(num_images, num_features)
 

@@ -122,8 +122,11 @@ class Extractor:
             if x.shape[1] not in (1, 3):
                 raise ValueError(f"images have {x.shape[1]} channels; {self.name} takes 1 (grey) or 3 (colour)")
             x = x.expand(-1, 3, -1, -1)  # grey images have three equal channels
-        features, logits = self.network(x.contiguous(memory_format=torch.channels_last))  # faster on CPUs
-        return features.cpu().numpy(), None if logits is None else logits.cpu().numpy()
+        # On a CPU the large networks run almost twice as fast on what fits its cache.
+        size = 8 if self.name in ("inception", "mobilenet_v2") and x.device.type == "cpu" else len(x)
+        parts = [self.network(part) for part in x.contiguous(memory_format=torch.channels_last).split(size)]
+        features = torch.cat([part[0] for part in parts]).cpu().numpy()
+        return features, None if parts[0][1] is None else torch.cat([part[1] for part in parts]).cpu().numpy()
 
 
 def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
