@@ -355,7 +355,7 @@ def test_effective_sizes_are_the_corollarys() -> None:
     assert n_l == pytest.approx(n * (p + (1 - p) / sigma ** (4 * k - 2)), rel=1e-12)
     assert effective_sizes([5, 0], [2.0, 1.0], 2) == (5.0, 5.0)  # in units of the least noise that occurs
     for bad in (([1], [0.0], 1), ([1], [1.0], 0), ([-1], [1.0], 1), ([], [], 1)):
-        with pytest.raises(ValueError, match="need|at least"):
+        with pytest.raises(ValueError, match=r"need|at least"):
             effective_sizes(*bad)
 
 

@@ -276,11 +276,12 @@ def _print_report(console: Console, report: "PriceReport") -> None:
         _say(console, f"{len(results)} rows are too few for a law.")
         return
     p, error, outside = law.as_dict(), report.left_out.error, report.left_out.extrapolates
+    unit = f"units of {law.num_images:,.0f} images" if results.counted else "parts of the data set"
     _say(
         console,
         f"law: FD = {p['floor']:.4g} + {p['amplitude']:.4g} n_eff^-{p['exponent']:.3g} + "
         f"{p['details']:.3g} / n_clean,  n_eff = n_clean + c n_noisy,\n"
-        f"     c = (1 + (sigma / {p['sigma_floor']:.3g})^2)^-{p['steepness']:.3g},  n in {law.num_images:g}",
+        f"     c = (1 + (sigma / {p['sigma_floor']:.3g})^2)^-{p['steepness']:.3g},  n in {unit}",
     )
     inside = max((e for e, reasons in zip(error, outside, strict=True) if not reasons), default=math.nan)
     _say(

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
 from scipy.stats import norm
 
 from assay.pricing.table import Array, Results
@@ -193,66 +192,63 @@ def joint_bounds(results: Results) -> JointBounds:
     assert point is not None, "without comparisons any price is feasible"
     ends = [[programme.solve(which, sign) for which in range(len(point))] for sign in (1, -1)]
     lower, upper = (np.array([end[w] for w, end in enumerate(row) if end is not None]) for row in ends)
-    violated = _violated(results, programme.sigma, point)
-    return JointBounds(programme.sigma, lower, upper, margin, violated)
+    pairs = zip(*_Programme(results, 0.0).violated(point, _NUM_SHOWN), strict=True)
+    violated = sorted(
+        (_pair(results, int(i), int(j)) for i, j in pairs), key=lambda pair: -(pair.probability or 0)
+    )
+    return JointBounds(programme.sigma, lower, upper, margin, tuple(violated))
 
 
 class _Programme:
-    """The linear programme over c (S,) and dividers T_1 >= ... >= T_K: FD orders the rows by effective size.
+    """The linear programme over the prices c (S,): surely better rows have the larger effective size.
 
-    With a margin, row i is surely better than row j if FD_i + w_i < FD_j - w_j. Instead of n^2 pairs: row i
-    lies above the divider at FD_i + w_i, row j below the last divider before FD_j - w_j.
+    Row i is surely better than row j if FD_i + w_i < FD_j - w_j. Of these up to n^2 constraints only those
+    that a solution violates are added, the worst ones first, until it violates none.
     """
 
     def __init__(self, results: Results, margin: float) -> None:
-        mixed = results.num_noisy > 0
-        self.sigma = np.unique(results.sigma[mixed])
+        self.sigma = np.unique(results.sigma[results.num_noisy > 0])
+        scale, num_sigmas = results.num_clean.max(), len(self.sigma)
+        self._size = results.num_clean / scale
+        self._noisy = (results.sigma[:, None] == self.sigma) * results.num_noisy[:, None] / scale  # (n, S)
         std = results.fd_std if results.has_std else np.ones(len(results))
-        half = margin * std / np.sqrt(2)  # two equal rows then differ by `margin` standard errors
-        divider, above = np.unique(results.fd + half, return_inverse=True)
-        below = np.searchsorted(divider, results.fd - half) - 1  # the last one strictly before; -1: none
-        s, k, n = len(self.sigma), len(divider), len(results)
-        which = np.searchsorted(self.sigma, results.sigma).clip(0, s - 1)
-        scale = results.num_clean.max()
-        size, noisy, rows = results.num_clean / scale, results.num_noisy / scale, np.arange(n)
-        later = rows[below >= 0]
-        chain, order = np.arange(k - 1), np.arange(s - 1)
-        blocks = [  # (row, column, value) of A x <= b
-            (rows, which, -noisy), (rows, s + above, np.ones(n)),  # T - c n_noisy <= n_clean
-            (n + later, which[later], noisy[later]), (n + later, s + below[later], -np.ones(len(later))),
-            (2 * n + chain, s + chain, -np.ones(k - 1)), (2 * n + chain, s + chain + 1, np.ones(k - 1)),
-            (2 * n + k + order, order, -np.ones(s - 1)), (2 * n + k + order, order + 1, np.ones(s - 1)),
-        ]  # fmt: skip
-        row, column, value = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        self._matrix = coo_array((value, (row, column)), shape=(2 * n + k + s, s + k)).tocsr()
-        self._limit = np.concatenate([size, -size, np.zeros(k + s)])
-        self._limit[n + rows[below < 0]] = 0.0  # no divider before: nothing to say, 0 <= 0
+        half = margin * std / np.sqrt(2)  # two rows alike then differ by `margin` standard errors
+        self._best, self._worst = results.fd - half, results.fd + half
+        self._order = np.argsort(-self._best, kind="stable")
         clean = _clean_rows(results)
         # Pairs with clean-only rows enter as limits on c, which also carries the convention on ties.
-        box = [
-            _tightest(results, clean, np.flatnonzero(results.sigma == level), margin)[:2]
-            for level in self.sigma
-        ]
-        self._bounds = box + [(None, None)] * k
-        self._empty = any(low > high for low, high in box)
+        mixed = [np.flatnonzero(results.sigma == level) for level in self.sigma]
+        self._box = [_tightest(results, clean, rows, margin)[:2] for rows in mixed]
+        # c falls in sigma: c_2 - c_1 <= 0 and so on.
+        self._matrix = (np.eye(num_sigmas, k=1) - np.eye(num_sigmas))[:-1]
+        self._limit = np.zeros(num_sigmas - 1)
 
     def solve(self, which: int = 0, sign: int = 0) -> Array | None:
         """Prices (S,) that make price `which` smallest (sign 1) or largest (-1); None if none is feasible."""
-        if self._empty:
+        if any(low > high for low, high in self._box):
             return None
-        objective = np.zeros(len(self._bounds))
+        objective = np.zeros(len(self.sigma))
         objective[which] = sign
-        done = linprog(objective, self._matrix, self._limit, bounds=self._bounds, method="highs")
-        return done.x[: len(self.sigma)] if done.status == 0 else None
+        while True:
+            done = linprog(objective, self._matrix, self._limit, bounds=self._box, method="highs")
+            if done.status != 0:
+                return None
+            better, worse = self.violated(done.x)
+            if not better.size:
+                return done.x
+            # n_worse + c n_noisy,worse <= n_better + c n_noisy,better
+            self._matrix = np.vstack([self._matrix, self._noisy[worse] - self._noisy[better]])
+            self._limit = np.append(self._limit, self._size[better] - self._size[worse])
 
-
-def _violated(results: Results, sigma: Array, price: Array) -> tuple[Pair, ...]:
-    """The clearest pairs whose better row has the smaller effective size at these prices."""
-    which = np.searchsorted(sigma, results.sigma).clip(0, len(sigma) - 1)
-    size = results.num_clean + price[which] * results.num_noisy
-    order = np.lexsort([results.fd, -np.round(size / size.max(), 9)])  # largest first; ties are no violation
-    worst = np.maximum.accumulate(results.fd[order])
-    holder = np.maximum.accumulate(np.where(results.fd[order] == worst, np.arange(len(order)), 0))
-    gap = worst - results.fd[order]
-    largest = np.argsort(-gap, kind="stable")[:_NUM_SHOWN]
-    return tuple(_pair(results, int(order[i]), int(order[holder[i]])) for i in largest if gap[i] > 0)
+    def violated(self, price: Array, num_pairs: int = 20) -> tuple[Rows, Rows]:
+        """The pairs (better, worse) that these prices order most wrongly, at most one for each better row."""
+        size = self._size + self._noisy @ price
+        largest = np.maximum.accumulate(size[self._order])  # among the rows of the worst FD
+        holder = np.maximum.accumulate(np.where(size[self._order] == largest, np.arange(len(size)), 0))
+        num_beaten = np.searchsorted(-self._best[self._order], -self._worst)
+        beaten = np.flatnonzero(num_beaten)
+        worse = self._order[holder[num_beaten[beaten] - 1]]
+        gap = size[worse] - size[beaten]
+        top = np.argsort(-gap, kind="stable")[:num_pairs]
+        top = top[gap[top] > 1e-6]  # well above the solver's own tolerance
+        return beaten[top], worse[top]
