@@ -189,7 +189,7 @@ def report(
 ) -> None:
     """Write results.csv, figures and report.html from what is finished.
 
-    A results.csv, such as the paper's table, is reported by itself, into its own folder if no other is given.
+    A CSV file of results, such as the paper's table, is reported by itself; a results.csv into its own folder.
 
     Examples:
 
@@ -201,7 +201,8 @@ def report(
     from assay.study.results import format_table, gather, paper_tables
 
     if spec.suffix == ".csv":
-        _print_report(report_from_table(spec, output or spec.parent), Console())
+        folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
+        _print_report(report_from_table(spec, folder), Console())
         return
     opened = _open(spec, output)
     if tables is not None:

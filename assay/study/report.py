@@ -156,6 +156,8 @@ def price_sentence(subject: Subject) -> str:
     low, high = inverse(bounds.lower, bounds.upper)
     if bounds.contradiction:
         said = f"The comparisons {where} contradict each other: {bounds.contradiction}."
+    elif math.isinf(low):
+        said = f"Noisy images {where} were worth nothing: they made no model better."
     elif low <= 1 and math.isinf(high):
         said = (
             f"These settings do not yet say what a noisy image {where} is worth: that takes clean-only results "
@@ -233,7 +235,7 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
         law, price = price_panels(priced)
         law = replace(law, y_label=first.metric, title=f"{first.metric} measured (points), and by the law")
         panels |= {"law": law} if priced.law else {}
-        if not priced.law or not _is_open(priced.law, priced.bounds[-1].sigma):
+        if price.series and not (priced.law and _is_open(priced.law, priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
     panels |= _training_panels(folder / "training.csv", first.metric)
     values, noise = headline_values(lines), folder / "figures" / f"{slug}noise_levels.png"
@@ -243,7 +245,9 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
         if (path := folder / "figures" / _sample_name(slug, title)).exists()
     ]
     levels = Picture("Noise levels", f"Images of {name} at each noise level of the study", noise)
-    return Subject(name, slug, lines, priced, command, tables, panels, samples, levels if noise.exists() else None)
+    return Subject(
+        name, slug, lines, priced, command, tables, panels, samples, levels if noise.exists() else None
+    )
 
 
 def _is_paper(table: Path) -> bool:
@@ -325,7 +329,9 @@ def _write_samples(subject: Subject, path: Path) -> None:
     gap, head, font = 16, 28, ImageFont.load_default(16)
     width, height = max(grid.width for grid in grids) + gap, max(grid.height for grid in grids) + gap + head
     num_columns = min(3, len(grids))
-    canvas = Image.new("RGB", (num_columns * width - gap, -(-len(grids) // num_columns) * height - gap), "white")
+    canvas = Image.new(
+        "RGB", (num_columns * width - gap, -(-len(grids) // num_columns) * height - gap), "white"
+    )
     for i, (grid, picture) in enumerate(zip(grids, subject.samples, strict=True)):
         left, top = i % num_columns * width, i // num_columns * height
         ImageDraw.Draw(canvas).text((left, top + 4), picture.title, fill="black", font=font)
@@ -377,7 +383,7 @@ def _shown(subject: Subject) -> dict[str, Any]:
         return shown
     bounds = priced.bounds[-1]
     low, high = inverse(bounds.lower, bounds.upper)
-    if not bounds.contradiction and (low > 1 or math.isfinite(high)):
+    if not bounds.contradiction and math.isfinite(low) and (low > 1 or math.isfinite(high)):
         shown["worth"] = (f"{low:.3g} – {high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
     shown |= {"price_rows": _price_rows(priced), "percent": f"{priced.confidence:.0%}"}
     shown["notes"] = [f"At noise {b.sigma:g}: {b.contradiction}." for b in priced.bounds if b.contradiction]
@@ -394,7 +400,11 @@ def _shown(subject: Subject) -> dict[str, Any]:
     if priced.law and priced.left_out:
         errors = priced.left_out.error
         shown["law"] = priced.law.as_dict()
-        shown["left_out"] = (f"{np.median(errors):.1%}", len(errors), sum(map(bool, priced.left_out.extrapolates)))
+        shown["left_out"] = (
+            f"{np.median(errors):.1%}",
+            len(errors),
+            sum(map(bool, priced.left_out.extrapolates)),
+        )
         shown["fitted"] = [
             (priced.results.setting(i), *(f"{row[k]:.4g}" for k in ("fd", "fitted", "left_out")),
              f"{row['left_out'] / row['fd'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
@@ -424,7 +434,10 @@ def _facts(lines: Sequence[Line]) -> list[str]:
     facts = [f"{len(lines)} results"]
     if num_images := lines[0].num_images:
         seeds = len({line.seed for line in lines})
-        facts += [f"{seeds} training seed{'s' if seeds > 1 else ''}", f"{num_images:,} samples for each distance"]
+        facts += [
+            f"{seeds} training seed{'s' if seeds > 1 else ''}",
+            f"{num_images:,} samples for each distance",
+        ]
     if total := max(line.num_clean + line.num_noisy for line in lines):
         facts.append(f"up to {total:,} training images")
     if hours := sum(line.train_seconds + line.sample_seconds for line in lines) / 3600:
@@ -450,6 +463,8 @@ def _price_rows(priced: PriceReport) -> list[tuple[str, ...]]:
 
 
 def _ends(ends: tuple[float, float]) -> str:
+    if math.isinf(ends[0]):
+        return "worth nothing"
     return f"{ends[0]:.3g} – {ends[1]:.3g}" if math.isfinite(ends[1]) else f"≥ {ends[0]:.3g}"
 
 
