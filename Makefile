@@ -18,13 +18,17 @@ lint: .venv/installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-bench: .venv/installed
+bench: .venv/bench-installed
 	@for script in bench/*.py; do echo "== $$script"; OMP_NUM_THREADS=$$(nproc) $(BIN)/python $$script || exit 1; done
 
 # constraints.txt pins every version; torch there is the CPU build, so no CUDA packages arrive.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/bench-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
 
 clean:

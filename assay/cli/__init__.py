@@ -15,6 +15,7 @@ import assay
 from assay.cli import checkpoint, data, evaluate, net, study, train
 from assay.cli import price
 from assay.cli import checkpoint, data, evaluate, net, price, study, train
+from assay.cli import checkpoint, data, evaluate, mixture, net, price, study, train
 
 
 class ExplainingGroup(TyperGroup):
@@ -66,6 +67,7 @@ for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
     app.command()(command)
 app.command("price")(price.price)
 app.command("plan")(price.plan)
+app.add_typer(mixture.app, name="mixture")
 
 
 def main() -> None:

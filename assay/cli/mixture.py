@@ -1,0 +1,198 @@
+"""`assay mixture`: learn mixtures from samples of unequal noise, and ask the theory what they are worth."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, help="Mixtures from samples of unequal quality: the theory as code.")
+
+Seed = Annotated[int, typer.Option(help="Seed of all random draws.")]
+NumAtoms = Annotated[int, typer.Option("--k", "-k", help="Number of atoms.", min=1)]
+Delta = Annotated[float, typer.Option(help="Probability of failure that the bounds allow.")]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a list of numbers such as 0.5,0.5") from error
+
+
+@app.command()
+def fit(
+    path: Annotated[Path, typer.Argument(help="Samples: .npy, .npz, .csv or .parquet with a sigma column.")],
+    k: NumAtoms = 2,
+    sigma_column: Annotated[str, typer.Option(help="Name of the column with the noise levels.")] = "sigma",
+    sigma: Annotated[float | None, typer.Option(help="One noise level for all; every column is data.")] = None,
+    polish: Annotated[bool, typer.Option(help="Maximise the likelihood after the moments.")] = True,
+    search: Annotated[
+        str, typer.Option(help="'scalable', or 'exhaustive': the paper's own, k <= 3.")
+    ] = "scalable",
+    seed: Seed = 0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write the result to this file.")
+    ] = None,
+) -> None:
+    """Learn the atoms and weights behind noisy samples.
+
+    Example: `assay mixture fit samples.csv --k 3`
+    """
+    from assay.files import write_whole
+    from assay.mixture.bounds import effective_sample_size
+    from assay.mixture.model import NoisyMixture
+    from assay.mixture.samples import read_samples
+
+    x, level = read_samples(path, sigma_column, sigma)
+    console = Console()
+    with warnings.catch_warnings(record=True) as caught, console.status(f"learning from {len(x):,} samples"):
+        warnings.simplefilter("always")
+        model = NoisyMixture(k, search=search, polish=polish, random_state=seed)  # type: ignore[arg-type]
+        model.fit(x, sigma=level)
+    sizes = effective_sample_size(level, 4), effective_sample_size(level, 4 * k - 2)
+    console.print(f"{len(x):,} samples in {x.shape[1]} dimensions, noise {level.min():g} to {level.max():g}")
+    console.print(f"effective samples: {sizes[0]:,.1f} for the subspace (n_d), {sizes[1]:,.1f} inside it (n_l)")
+    table = Table("weight", "atom")
+    for weight, atom in zip(model.weights_, model.means_, strict=True):
+        shown = " ".join(f"{value:.4g}" for value in atom[:8])
+        table.add_row(f"{weight:.4f}", shown + (f" .. ({len(atom)} numbers)" if len(atom) > 8 else ""))
+    console.print(table)
+    for warning in caught:
+        console.print(f"warning: {warning.message}", style="yellow", soft_wrap=True)
+    if json_path:
+        result = {
+            "atoms": model.means_.tolist(),
+            "weights": model.weights_.tolist(),
+            "n_d": sizes[0],
+            "n_l": sizes[1],
+        }
+        with write_whole(json_path) as partial:
+            partial.write_text(json.dumps(result, indent=1))
+
+
+@app.command()
+def simulate(
+    out: Annotated[Path, typer.Argument(help="File to write: .npy, .npz, .csv or .parquet.")],
+    atoms: Annotated[str, typer.Option(help="Atoms, one after the other: '0,0; 3,1; -2,4'.")] = "",
+    weights: Annotated[str, typer.Option(help="Their weights: '0.5,0.3,0.2'; equal if not given.")] = "",
+    mixture: Annotated[Path | None, typer.Option(help="Instead: a JSON file, as `fit --json` writes.")] = None,
+    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="How many samples.", min=1)] = 10_000,
+    clean_fraction: Annotated[float, typer.Option(help="Fraction of samples at the clean level.")] = 0.1,
+    clean_sigma: Annotated[float, typer.Option(help="Noise of the clean samples.")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="Noise of the others.")] = 3.0,
+    seed: Seed = 0,
+) -> None:
+    """Draw samples from a given mixture, clean and noisy ones.
+
+    Example: `assay mixture simulate samples.csv --atoms "0,0; 4,0; 0,5" -n 20000 --sigma 2`
+    """
+    import numpy as np
+
+    from assay.mixture.samples import check_mixture, read_mixture, two_levels, write_samples
+    from assay.mixture.samples import simulate as draw
+
+    if (mixture is None) == (not atoms):
+        raise ValueError("give the mixture once: either --atoms (and --weights) or --mixture FILE")
+    if mixture is not None:
+        truth = read_mixture(mixture)
+    else:
+        rows = [_numbers(row) for row in atoms.split(";")]
+        if len({len(row) for row in rows}) != 1:
+            raise ValueError(f"the atoms in {atoms!r} have different numbers of coordinates")
+        truth = check_mixture(rows, _numbers(weights) if weights else None)
+    level = two_levels(num_samples, clean_fraction, clean_sigma, sigma)
+    write_samples(out, draw(truth, level, np.random.default_rng(seed)), level)
+    Console().print(
+        f"wrote {num_samples:,} samples in {truth.atoms.shape[1]} dimensions to {out}", soft_wrap=True
+    )
+
+
+@app.command()
+def rates(
+    k: NumAtoms = 2,
+    sigma: Annotated[float, typer.Option(help="Noise of the noisy samples; clean ones have 1.")] = 2.0,
+    clean_fraction: Annotated[float, typer.Option(help="Fraction of clean samples in the mixed curve.")] = 0.1,
+    num_samples: Annotated[str, typer.Option(help="Numbers of clean samples.")] = "300,1000,3000,10000",
+    num_repeats: Annotated[int, typer.Option(help="Draws per point.", min=1)] = 40,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Where the plot goes.")] = Path("rates.png"),
+) -> None:
+    """Measure how the error falls with the number of samples, and how many noisy samples replace a clean one.
+
+    Example: `assay mixture rates --k 2 --sigma 2 --out rates.png`
+    """
+    from assay.mixture.plot import plot_rates
+    from assay.mixture.rates import measure_rates
+
+    sizes = [round(value) for value in _numbers(num_samples)]
+    with Progress(transient=True) as progress:
+        task = progress.add_task("measuring", total=1.0)
+        result = measure_rates(
+            k,
+            sigma,
+            clean_fraction,
+            sizes,
+            num_repeats,
+            seed,
+            lambda share: progress.update(task, completed=share),
+        )
+    table = Table("curve", "samples", "error", "exponent", "theory")
+    for curve in result.curves:
+        samples = f"{curve.num_samples[0]:,.0f} .. {curve.num_samples[-1]:,.0f}"
+        errors = f"{curve.error[0]:.3f} .. {curve.error[-1]:.3f}"
+        table.add_row(curve.name, samples, errors, f"{curve.slope:.3f}", f"{curve.theory_slope:.3f}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{result.measured_exchange:,.1f} samples of noise {sigma:g} replace a clean one (k = {k}); "
+        f"the theory says sigma^{4 * k - 2} = {result.theory_exchange:,.1f}, up to a constant"
+    )
+    plot_rates(result, out)
+    console.print(f"plot: {out}", soft_wrap=True)
+
+
+@app.command()
+def bounds(
+    k: NumAtoms = 2,
+    num_features: Annotated[int, typer.Option("--num-features", "-d", help="Dimension.", min=1)] = 1,
+    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="How many samples.", min=1)] = 100_000,
+    clean_fraction: Annotated[float, typer.Option(help="Fraction of samples with noise 1.")] = 0.1,
+    sigma: Annotated[float, typer.Option(help="Noise of the others, in units of the clean noise.")] = 3.0,
+    delta: Delta = 0.05,
+    constant: Annotated[
+        float, typer.Option(help="The absolute constant of the bounds, which the paper leaves open.")
+    ] = 1.0,
+) -> None:
+    """Effective sample sizes, upper and lower bounds on W1, and whether their conditions hold.
+
+    Example: `assay mixture bounds --k 3 -d 20 -n 100000 --clean-fraction 0.1 --sigma 3`
+    """
+    from assay.mixture import bounds as theory
+    from assay.mixture.samples import two_levels
+
+    upper = theory.upper_bound_two_levels(num_samples, clean_fraction, sigma, num_features, k, delta, constant)
+    level = two_levels(num_samples, clean_fraction, 1.0, sigma)
+    lower = theory.lower_bound(level, num_features, k, delta, constant)
+    per_clean = theory.noisy_per_clean(sigma, k)
+    table = Table("", "subspace", "inside it", "together")
+    sizes = [theory.effective_sample_size(level, power) for power in (4, 4 * k - 2)]
+    table.add_row("effective samples", *(f"{size:,.1f}" for size in sizes), "")
+    table.add_row("noisy samples per clean one", *(f"{value:,.1f}" for value in per_clean), "")
+    table.add_row("upper bound on W1", f"{upper.subspace:.4g}", f"{upper.low_dim:.4g}", f"{upper.total:.4g}")
+    table.add_row("lower bound on W1", f"{lower.subspace:.4g}", f"{lower.low_dim:.4g}", f"{lower.largest:.4g}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"bounds up to the absolute constant, here {constant:g}; upper: with probability {1 - delta:g}"
+    )
+    for name, conditions in (
+        ("upper", theory.upper_conditions(level, num_features, k, delta)),
+        ("lower", theory.lower_conditions(level, num_features, k, delta)),
+    ):
+        for condition in conditions:
+            console.print(f"{name}: {condition}", style=None if condition.holds else "yellow", soft_wrap=True)

@@ -1,0 +1,192 @@
+"""The estimator of the paper's main theorem, with the interface of scikit-learn."""
+
+import math
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.cluster import KMeans
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from assay.mixture.bounds import check_sigma, upper_conditions
+from assay.mixture.likelihood import Maximum, polish, polish_all
+from assay.mixture.moments import Array, Atoms, denoised_moments, sample_weights
+from assay.mixture.search import Marginals, exhaustive_search, scalable_search
+from assay.mixture.subspace import find_subspace
+
+_CLEANEST = 1000  # samples per atom that the atoms' radius is read off
+_SUBSAMPLE = 20_000  # on which the likelihood is first maximised
+
+
+class ConditionWarning(UserWarning):
+    """A hypothesis of the theorem fails: the estimate stands, its guarantee does not."""
+
+
+class NoisyMixture(BaseEstimator):
+    """Learns a k-atomic distribution from samples X_i = Y_i + sigma_i g_i, each with its own known noise
+    sigma_i.
+
+    Algorithm "High-dimensional Gaussian Mixtures": half of the samples find the subspace of the atoms, the
+    other half, projected onto it, their places and weights by denoised moments. Then, unless `polish` is off,
+    the likelihood of all samples is maximised from there.
+
+    Parameters
+    ----------
+    n_components : number k of atoms.
+    search : "scalable" or "exhaustive", the paper's own search, which is feasible for k <= 3.
+    polish : maximise the likelihood afterwards. Without it the estimate is the one the theorem speaks of.
+    split : find the subspace on one half of the samples and the rest on the other, as the theorem asks.
+    radius : distance from their mean within which atoms lie; None reads it off the cleanest samples.
+    delta : probability of failure; sets the number of groups of the median of means.
+    random_state : seed, generator or None, as in scikit-learn.
+
+    Attributes
+    ----------
+    means_ : (k', d), the atoms, heaviest first; k' <= k if fewer suffice.
+    weights_ : (k',), their weights.
+    conditions_ : the hypotheses of the theorem, each with what it needs and what these samples have.
+    n_features_in_ : d.
+    """
+
+    means_: Array
+    weights_: Array
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        search: Literal["scalable", "exhaustive"] = "scalable",
+        polish: bool = True,
+        split: bool = True,
+        radius: float | None = None,
+        delta: float = 0.05,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.search = search
+        self.polish = polish
+        self.split = split
+        self.radius = radius
+        self.delta = delta
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: None = None, *, sigma: ArrayLike | None = None) -> "NoisyMixture":
+        """Fit to samples `X` (n, d), an array or a memory-map, with noise levels `sigma` (n,) or one number."""
+        x, level = self._checked(X, sigma)
+        k, num_features = self.n_components, x.shape[1]
+        self.n_features_in_ = num_features
+        self.conditions_ = upper_conditions(level, num_features, k, self.delta)
+        for condition in self.conditions_:
+            if not condition.holds:
+                warnings.warn(
+                    f"{condition}; the theorem's guarantee does not apply", ConditionWarning, stacklevel=2
+                )
+        rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
+        found = self._fit(x, level, rng) if k > 1 else self._fit_one(x, level)
+        order = np.argsort(-found.weights, kind="stable")
+        order = order[found.weights[order] > 1e-12]
+        self.means_, self.weights_ = found.atoms[order], found.weights[order] / found.weights[order].sum()
+        return self
+
+    @property
+    def mixture_(self) -> Atoms:
+        """The fitted distribution, as the distances take it."""
+        check_is_fitted(self)
+        return Atoms(self.means_, self.weights_)
+
+    def _checked(self, samples: ArrayLike, sigma: ArrayLike | None) -> tuple[NDArray, Array]:
+        """Samples as an array (memory-maps stay on disk) and one level per sample, or a sentence why not."""
+        x = samples if isinstance(samples, np.ndarray) else np.asarray(samples)
+        if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape:
+            raise ValueError(
+                f"X has shape {x.shape} and type {x.dtype}; expected numbers (num_samples, num_features), "
+                "a line of samples as X.reshape(-1, 1)"
+            )
+        if sigma is None:
+            raise ValueError("sigma is missing: give the noise level of each sample, or one number for all")
+        level = np.full(len(x), sigma, np.float64) if np.ndim(sigma) == 0 else np.asarray(sigma)
+        level = check_sigma(level)
+        if len(level) != len(x):
+            raise ValueError(f"X has {len(x)} samples, sigma {len(level)} levels: expected one per sample")
+        if not self.n_components >= 1 or self.search not in ("scalable", "exhaustive"):
+            raise ValueError(
+                f"n_components = {self.n_components}, search = {self.search!r}: need at least one atom, and "
+                "'scalable' or 'exhaustive'"
+            )
+        if len(x) < 2 * self.n_components:
+            raise ValueError(f"{len(x)} samples are too few for {self.n_components} atoms: need two per atom")
+        return x, level
+
+    def _fit_one(self, x: NDArray, sigma: Array) -> Atoms:
+        """One atom: the mean with weights sigma^-2, which is the maximum of the likelihood too."""
+        mean = denoised_moments(x, sigma, 1, sample_weights(sigma, 2))[1]
+        _refuse_bad_rows(x, mean)
+        return Atoms(mean[None], np.ones(1))
+
+    def _fit(self, x: NDArray, sigma: Array, rng: np.random.Generator) -> Atoms:
+        k, num_samples = self.n_components, len(x)
+        shuffled = rng.permutation(num_samples)
+        half = num_samples // 2 if self.split else 0
+        chosen = None
+        if self.split:
+            chosen = np.zeros(num_samples, bool)
+            chosen[shuffled[:half]] = True
+        try:
+            subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
+        except np.linalg.LinAlgError:
+            _refuse_bad_rows(x, np.full(1, np.nan))
+            raise
+        z = subspace.project(x)
+        _refuse_bad_rows(x, z)
+        rest = shuffled[half:]
+        radius = self.radius if self.radius is not None else _radius(z[rest], sigma[rest], k)
+        num_groups = math.ceil(math.log(1 / self.delta) + k * math.log(k))
+        marginals = Marginals(
+            z[rest] / radius, sigma[rest] / radius, k, max(1, min(num_groups, len(rest) // 4))
+        )
+        found = exhaustive_search(marginals) if self.search == "exhaustive" else scalable_search(marginals)
+        found = Atoms(found.atoms * radius, found.weights)
+        if not self.polish:
+            return Atoms(subspace.lift(found.atoms), found.weights)
+        # A sample without noise would have infinite precision: a millionth of the radius is as good as none.
+        level = np.maximum(sigma, 1e-6 * radius)
+        few = rest[:_SUBSAMPLE]
+        maximum = self._best_start(z[few], level[few], found, rng)
+        return polish_all(x, level, maximum, subspace)
+
+    def _best_start(self, z: Array, sigma: Array, found: Atoms, rng: np.random.Generator) -> Maximum:
+        """Climb the likelihood of a subsample from the moment estimate; from k-means of its cleanest samples
+        too
+
+        where many atoms make moments of high order, and so that estimate, unreliable. The higher maximum wins.
+        """
+        k = self.n_components
+        weights = np.maximum(found.weights, 0.1 / k)  # an atom of weight 0 would never move
+        best = polish(z, sigma, Atoms(found.atoms, weights / weights.sum()))
+        if k > 3 or len(found.atoms) < k:
+            cleanest = z[np.argsort(sigma, kind="stable")[: 200 * k]]
+            clusters = KMeans(min(k, len(cleanest)), n_init=1, random_state=int(rng.integers(2**31))).fit(
+                cleanest
+            )
+            weights = np.bincount(clusters.labels_, minlength=clusters.n_clusters) / len(cleanest)
+            other = polish(z, sigma, Atoms(clusters.cluster_centers_, weights))
+            best = other if other.log_likelihood > best.log_likelihood else best
+        return best
+
+
+def _radius(z: Array, sigma: Array, k: int) -> float:
+    """Largest distance from the mean among the cleanest samples: half of an extreme atom's are beyond it."""
+    count = min(_CLEANEST * k, len(z))
+    cleanest = np.argpartition(sigma, count - 1)[:count]
+    radius = float(np.linalg.norm(z[cleanest], axis=1).max())
+    return radius if radius > 0 else 1.0
+
+
+def _refuse_bad_rows(x: NDArray, computed: Array) -> None:
+    """Name the first sample that is not finite, if `computed` shows that there is one."""
+    if not np.isfinite(computed).all():
+        bad = next((i for i, row in enumerate(x) if not np.isfinite(row).all()), None)
+        raise ValueError(f"X[{bad}] holds NaN or infinity: remove the sample or mend it")

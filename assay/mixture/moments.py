@@ -1,0 +1,325 @@
+"""Denoised moments, the moment space, and Gauss quadrature: from noisy samples on a line to atoms.
+
+If X = Y + sigma g with g standard normal, the scaled Hermite polynomial gamma_r sees through the noise,
+
+    E[gamma_r(X; sigma)] = E[Y^r],     gamma_0 = 1,  gamma_1 = x,  gamma_{r+1} = x gamma_r - r sigma^2
+    gamma_{r-1},
+
+and alpha_i proportional to sigma_i^-(4k-2) weighs samples of unequal noise (Algorithm "Denoised Method of
+Moments"). In r dimensions the noise is independent along the axes, so products of gammas denoise every mixed
+moment: one pass gives a `MomentTensor`, and the moments along any direction are polynomials in that direction.
+
+Estimated moments are moved to the nearest vector of moments of a distribution on [a, b] (`project_moments`)
+and turned into at most k atoms that have them (`quadrature`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+_CHUNK = 2048  # samples at a time: the features of a chunk stay in the cache
+
+
+def sample_weights(sigma: Array, power: float, num_needed: float = 0.0) -> Array:
+    """alpha_i proportional to sigma_i^-power, with sum 1: (n,) -> (n,).
+
+    The theorems ask that no sample outweigh the others: sum alpha / max alpha >= `num_needed` effective
+    samples. Where that fails the lowest levels are raised to the smallest common level at which it holds (a
+    cleaner sample may always be treated as a noisier one); if even equal weights do not reach it, they are
+    equal.
+    """
+    floor = sigma.min()
+    alpha = _relative_weights(sigma, power, floor)
+    if alpha.sum() < num_needed:
+        level, count = np.unique(sigma, return_counts=True)
+        low, floor = floor, level[-1]
+        while floor > low * (1 + 1e-9) and floor > np.finfo(float).tiny:
+            middle = np.sqrt(low * floor) if low > 0 else floor / 2
+            if count @ _relative_weights(level, power, middle) < num_needed:
+                low = middle
+            else:
+                floor = middle
+        alpha = _relative_weights(sigma, power, floor)
+    return alpha / alpha.sum()
+
+
+def _relative_weights(sigma: Array, power: float, floor: float) -> Array:
+    """(floor / max(sigma, floor))^power, at most 1; samples with sigma 0 share all weight if the floor is 0."""
+    if floor == 0:
+        return (sigma == 0).astype(np.float64)
+    return (floor / np.maximum(sigma, floor)) ** power
+
+
+def hermite(x: Array, variance: Array, order: int) -> Array:
+    """gamma_0 .. gamma_order of `x` (..., n) at noise `variance` (n,): (order + 1, ..., n)."""
+    values = np.empty((order + 1, *x.shape))
+    values[0] = 1
+    if order:
+        values[1] = x
+    for r in range(1, order):
+        np.multiply(x, values[r], out=values[r + 1])
+        values[r + 1] -= (r * variance) * values[r - 1]
+    return values
+
+
+def hermite_variance(order: int, variance_powers: Array, radius: float) -> Array:
+    """Upper bound on Var gamma_order(X; sigma) for atoms within `radius`: the second moment at an atom there.
+
+    E[gamma_r(mu + sigma g)^2] = sum_j binom(r, j)^2 j! sigma^(2j) mu^(2(r-j)), the exact form of Lemma
+    "var_mom". It is linear in `variance_powers` (order + 1, ...), sigma^(2j) for j = 0 .. order, or any
+    averages of them.
+    """
+    j = range(order + 1)
+    factor = [math.comb(order, i) ** 2 * math.factorial(i) * radius ** (2 * (order - i)) for i in j]
+    return np.tensordot(factor, variance_powers[: order + 1], 1)
+
+
+class MomentSums:
+    """Denoised moments of a stream: `add` chunks in any number, then read `moments`."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.sums: Array = np.zeros(1)
+
+    def add(self, x: ArrayLike, sigma: ArrayLike, weights: ArrayLike = 1.0) -> "MomentSums":
+        """Take in samples `x` (n,) or (n, columns), noise `sigma` and `weights` (n,) or a number each.
+
+        Weights need no normalisation, so that chunks need not know of each other: sigma**-(4k-2) will do.
+        """
+        x = np.asarray(x)
+        levels, masses = (np.broadcast_to(np.asarray(values), x.shape[:1]) for values in (sigma, weights))
+        for start in range(0, len(x), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            columns, level, mass = (np.asarray(values[rows], np.float64) for values in (x, levels, masses))
+            self.sums = self.sums + hermite(columns.T, level**2, self.order) @ mass
+        return self
+
+    @property
+    def moments(self) -> Array:
+        """m_0 = 1, m_1 .. m_order: (order + 1,) or (order + 1, columns)."""
+        return self.sums / self.sums[0]
+
+
+def denoised_moments(x: ArrayLike, sigma: ArrayLike, order: int, weights: ArrayLike = 1.0) -> Array:
+    """Moments 0 .. order of the distribution behind noisy `x` (n,) or (n, columns), in one streamed pass."""
+    return MomentSums(order).add(x, sigma, weights).moments
+
+
+@dataclass(frozen=True)
+class MomentTensor:
+    """Denoised mixed moments E[y^a] for all |a| <= order, per group of samples."""
+
+    exponents: NDArray[np.int64]
+    """(num_entries, num_dims): the multi-indices a."""
+    values: Array
+    """(num_groups, num_entries): weighted means of each group."""
+
+    @property
+    def order(self) -> int:
+        """The highest total degree."""
+        return int(self.exponents.sum(1).max())
+
+    def along(self, directions: Array) -> Array:
+        """Moments 0 .. order of <y, v> for `directions` (G, num_dims): (num_groups, G, order + 1).
+
+        <y, v>^r = sum over |a| = r of r! / a! v^a y^a: a matrix product with the tensor.
+        """
+        degree = self.exponents.sum(1)
+        factorial = np.array([math.factorial(i) for i in range(self.order + 1)], dtype=np.float64)
+        coefficient = factorial[degree] / factorial[self.exponents].prod(1)
+        powers = directions[:, :, None] ** np.arange(self.order + 1)  # (G, num_dims, order + 1)
+        monomials = np.ones((len(directions), len(degree)))
+        for axis, exponent in enumerate(self.exponents.T):
+            monomials *= powers[:, axis, exponent]
+        monomials *= coefficient
+        by_degree = [self.values[:, degree == r] @ monomials[:, degree == r].T for r in range(self.order + 1)]
+        return np.stack(by_degree, axis=-1)
+
+
+def multi_indices(num_dims: int, order: int) -> NDArray[np.int64]:
+    """All exponents of total degree <= order in `num_dims` variables: (num_entries, num_dims)."""
+    grid = np.zeros((1, num_dims), np.int64)
+    for axis in range(num_dims):
+        grid = np.concatenate([grid + e * np.eye(num_dims, dtype=int)[axis] for e in range(order + 1)])
+        grid = grid[grid.sum(1) <= order]
+    return grid
+
+
+def moment_tensor(z: Array, sigma: Array, weights: Array, bounds: Sequence[int], order: int) -> MomentTensor:
+    """The tensor of samples `z` (n, num_dims), one pass; group g is the rows bounds[g] .. bounds[g + 1].
+
+    The axes are split into two halves, so that the sum over samples of all mixed moments is one matrix
+    product of the Hermite features of the halves.
+    """
+    num_dims = z.shape[1]
+    halves = [slice(0, num_dims // 2), slice(num_dims // 2, num_dims)]
+    indices = [multi_indices(len(range(num_dims)[half]), order) for half in halves]
+    pairs = np.array([(i, j) for i, j in product(range(len(indices[0])), range(len(indices[1])))])
+    total_degree = indices[0].sum(1)[pairs[:, 0]] + indices[1].sum(1)[pairs[:, 1]]
+    pairs = pairs[total_degree <= order]
+    values = []
+    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        sums = np.zeros((len(indices[0]), len(indices[1])))
+        for start in range(begin, end, _CHUNK):
+            rows = slice(start, min(start + _CHUNK, end))
+            table = hermite(
+                np.ascontiguousarray(z[rows].T), sigma[rows] ** 2, order
+            )  # (order + 1, num_dims, c)
+            features = []
+            for half, index in zip(halves, indices, strict=True):
+                feature = np.ones((len(index), table.shape[2]))
+                for axis, exponent in zip(range(num_dims)[half], index.T, strict=True):
+                    feature *= table[exponent, axis]
+                features.append(feature)
+            features[0] *= weights[rows]
+            sums += features[0] @ features[1].T
+        values.append(sums[pairs[:, 0], pairs[:, 1]] / sums[0, 0])
+    exponents = np.concatenate([indices[0][pairs[:, 0]], indices[1][pairs[:, 1]]], axis=1)
+    return MomentTensor(exponents, np.array(values))
+
+
+@cache
+def moment_constraints(order: int, interval: tuple[float, float]) -> list[Array]:
+    """(MOM-CHAR): m_1 .. m_order are moments of a distribution on [a, b] iff each sum_r m_r C[r] >= 0, m_0 = 1.
+
+    Returns the two stacks C of symmetric matrices, (order + 1, q, q). In terms of E, the expectation under m,
+    they are E[p p'] and E[(b - x)(x - a) q q'] for even order, and E[(b - x) p p'] and E[(x - a) p p'] for odd
+    order (the printed right-hand constraint lacks the factor a). p are Legendre polynomials of [a, b] rather
+    than powers: a congruence that leaves the cone as it is and the matrices well conditioned.
+    """
+    a, b = interval
+    factors = [[1.0], [-a * b, a + b, -1.0]] if order % 2 == 0 else [[b, -1.0], [-a, 1.0]]
+    stacks = []
+    for factor in factors:
+        size = (order - (len(factor) - 1)) // 2 + 1
+        basis = _legendre(size, interval)
+        stack = np.zeros((order + 1, size, size))
+        for i, j in product(range(size), range(size)):
+            for r, coefficient in enumerate(factor):
+                stack[i + j + r, i, j] += coefficient
+        stacks.append(basis @ stack @ basis.T)
+    return stacks
+
+
+@cache
+def _legendre(size: int, interval: tuple[float, float]) -> Array:
+    """Coefficients (size, size) of Legendre polynomials, orthonormal under the uniform law on [a, b]."""
+    a, b = interval
+    shift = np.polynomial.Polynomial([-(a + b) / (b - a), 2 / (b - a)])
+    rows = np.zeros((size, size))
+    for i in range(size):
+        series = np.polynomial.Legendre.basis(i).convert(kind=np.polynomial.Polynomial)(shift)
+        rows[i, : i + 1] = series.coef * np.sqrt(2 * i + 1)
+    return rows
+
+
+def project_moments(moments: ArrayLike, interval: tuple[float, float] = (-1.0, 1.0)) -> Array:
+    """The nearest moments of a distribution on [a, b], in Euclidean norm; a batch (..., order) at once.
+
+    `moments` are m_1, .., m_order. Valid ones come back unchanged; the others are projected by an
+    interior-point method (log-determinant barrier, damped Newton steps, all problems of the batch together).
+    """
+    target = np.asarray(moments, np.float64)
+    order = target.shape[-1]
+    a, b = interval
+    if not a < b:
+        raise ValueError(f"interval = [{a:g}, {b:g}] is empty: need a < b")
+    if not np.isfinite(target).all():
+        raise ValueError("moments must be finite numbers")
+    stacks = moment_constraints(order, interval)
+    flat = target.reshape(-1, order).copy()
+    valid = _margin(flat, stacks) >= -1e-12  # on the boundary (fewer atoms) rounding must not matter
+    if not valid.all():
+        flat[~valid] = _barrier_projection(flat[~valid], stacks, interval)
+    return flat.reshape(target.shape)
+
+
+def _combine(moments: Array, stack: Array) -> Array:
+    """C[0] + sum_r m_r C[r] for a batch (B, order): (B, q, q)."""
+    return stack[0] + np.tensordot(moments, stack[1:], 1)
+
+
+def _margin(moments: Array, stacks: list[Array]) -> Array:
+    """The smallest eigenvalue of the constraints, (B,): negative outside the moment space."""
+    return np.min([np.linalg.eigvalsh(_combine(moments, stack))[:, 0] for stack in stacks], axis=0)
+
+
+def _barrier_projection(target: Array, stacks: list[Array], interval: tuple[float, float]) -> Array:
+    """Minimise |m - target|^2 / 2 - mu sum_s log det F_s(m), for mu falling to the precision of the answer."""
+    a, b = interval
+    order = target.shape[1]
+    powers = np.arange(1, order + 1)
+    # Moments of the uniform law, well inside the cone; lengths in units of the interval's largest power.
+    moments = np.tile((b ** (powers + 1) - a ** (powers + 1)) / ((powers + 1) * (b - a)), (len(target), 1))
+    scale = np.maximum(np.linalg.norm(moments - target, axis=1) ** 2, 1e-300)
+    before, barrier, active = moments, 1.0, np.ones(len(target), bool)
+    while barrier > 1e-12:
+        barrier *= 0.04
+        mu = barrier * scale
+        for _ in range(30):
+            gradient, hessian, ratios = moments - target, np.tile(np.eye(order), (len(target), 1, 1)), []
+            for stack in stacks:
+                eigenvalue, vector = np.linalg.eigh(_combine(moments, stack))
+                active &= eigenvalue[:, 0] > 1e-15  # rounding ends the path of a problem, at its precision
+                scaled = vector / np.sqrt(np.maximum(eigenvalue, 1e-15))[:, None]
+                ratio = scaled.swapaxes(-1, -2)[:, None] @ stack[1:] @ scaled[:, None]  # F^-1/2 C_r F^-1/2
+                flat = ratio.reshape(len(target), order, -1)
+                gradient = gradient - mu[:, None] * np.trace(ratio, axis1=-2, axis2=-1)
+                hessian += mu[:, None, None] * (flat @ flat.swapaxes(-1, -2))
+                ratios.append(ratio)
+            step = -np.linalg.solve(hessian, gradient[..., None])[..., 0]
+            decrement = np.sqrt(np.maximum(-(gradient * step).sum(1), 0) / mu)
+            # At most nine tenths of the way to where a constraint would become singular.
+            change = [np.linalg.eigvalsh((step[:, :, None, None] * ratio).sum(1))[:, 0] for ratio in ratios]
+            moved = moments + step / np.maximum(1, -np.min(change, axis=0) / 0.9)[:, None]
+            before, moments = (
+                np.where(active[:, None], moments, before),
+                np.where(active[:, None], moved, before),
+            )
+            if not (active & (decrement >= 0.25)).any():
+                break
+    inside = _margin(moments, stacks) > 0
+    return np.where(inside[:, None], moments, before)
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """A discrete distribution: `atoms` (k,) or (k, d) with `weights` (k,) that sum to 1."""
+
+    atoms: Array
+    weights: Array
+
+
+def quadrature(
+    moments: ArrayLike, interval: tuple[float, float] = (-1.0, 1.0), tolerance: float = 1e-12
+) -> tuple[Array, Array]:
+    """Atoms (..., k) and weights (..., k) with the given moments m_1 .. m_{2k-1}, a batch at once.
+
+    Multiplication by x, written in a basis that is orthonormal under m, is the Jacobi matrix: its eigenvalues
+    are the atoms, the squared first components of its eigenvectors the weights. If k' < k atoms suffice the
+    Hankel matrix has rank k' (to `tolerance`) and the other weights are 0. Atoms are kept in [a, b].
+    """
+    values = np.asarray(moments, np.float64)
+    order = values.shape[-1]
+    if order % 2 == 0:
+        raise ValueError(f"got {order} moments; k atoms need the first 2k - 1, an odd number")
+    k = (order + 1) // 2
+    basis = _legendre(k, interval)
+    extended = np.concatenate([np.ones((*values.shape[:-1], 1)), values], axis=-1)
+    rows = np.arange(k)[:, None] + np.arange(k)
+    gram = basis @ extended[..., rows] @ basis.T  # E[p p']
+    shifted = basis @ extended[..., rows + 1] @ basis.T  # E[x p p']
+    eigenvalue, vector = np.linalg.eigh((gram + gram.swapaxes(-1, -2)) / 2)
+    kept = eigenvalue > tolerance * eigenvalue[..., -1:]
+    whitening = vector * np.where(kept, 1 / np.sqrt(np.where(kept, eigenvalue, 1)), 0)[..., None, :]
+    jacobi = whitening.swapaxes(-1, -2) @ shifted @ whitening
+    first = (whitening.swapaxes(-1, -2) @ gram[..., :1])[..., 0]  # the constant 1 in the orthonormal basis
+    atoms, rotation = np.linalg.eigh((jacobi + jacobi.swapaxes(-1, -2)) / 2)
+    weights = (rotation.swapaxes(-1, -2) @ first[..., None])[..., 0] ** 2
+    return np.clip(atoms, *interval), weights / weights.sum(-1, keepdims=True)

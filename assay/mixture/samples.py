@@ -1,0 +1,139 @@
+"""Samples with a noise level each: drawing them from a mixture, reading and writing them."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from assay.files import write_whole
+from assay.mixture.bounds import check_sigma
+from assay.mixture.moments import Array, Atoms
+
+SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+
+
+def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
+    """A distribution with atoms (k, d) and weights (k,) that sum to 1 (equal if None); refuses others."""
+    places = np.asarray(atoms, np.float64)
+    places = places[:, None] if places.ndim == 1 else places
+    mass = np.full(len(places), 1 / max(len(places), 1)) if weights is None else np.asarray(weights, np.float64)
+    if places.ndim != 2 or 0 in places.shape or not np.isfinite(places).all():
+        raise ValueError(f"atoms have shape {places.shape}: expected finite numbers (num_atoms, num_features)")
+    if mass.shape != places.shape[:1] or not (mass >= 0).all() or not np.isclose(mass.sum(), 1, atol=1e-6):
+        raise ValueError(
+            f"weights {mass.tolist()} must be {len(places)} numbers >= 0 that sum to 1, one per atom"
+        )
+    return Atoms(places, mass / mass.sum())
+
+
+def simulate(mixture: Atoms, sigma: ArrayLike, rng: np.random.Generator) -> Array:
+    """x_i = y_i + sigma_i g_i, (n, d), with y_i from `mixture` and one level per sample in `sigma` (n,)."""
+    level = check_sigma(sigma)
+    x = rng.standard_normal((len(level), mixture.atoms.shape[1]))
+    x *= level[:, None]
+    x += mixture.atoms[rng.choice(len(mixture.weights), len(level), p=mixture.weights)]
+    return x
+
+
+def two_levels(num_samples: int, clean_fraction: float, clean: float, noisy: float) -> Array:
+    """Noise levels (n,): round(p n) samples at `clean`, the others at `noisy`."""
+    if not 0 <= clean_fraction <= 1 or num_samples < 1:
+        raise ValueError(
+            f"num_samples = {num_samples}, clean_fraction = {clean_fraction}: need >= 1 and a fraction"
+        )
+    return np.where(np.arange(num_samples) < round(clean_fraction * num_samples), clean, noisy)
+
+
+def read_mixture(path: Path) -> Atoms:
+    """The JSON that `assay mixture fit --json` writes: {"atoms": [[..], ..], "weights": [..]}."""
+    content = json.loads(Path(path).read_text())
+    if not isinstance(content, dict) or "atoms" not in content:
+        raise ValueError(f'{path} holds no mixture: expected {{"atoms": [[..], ..], "weights": [..]}}')
+    return check_mixture(content["atoms"], content.get("weights"))
+
+
+def write_samples(path: Path, x: Array, sigma: Array) -> None:
+    """Write samples (n, d) and levels (n,), in the layout that `read_samples` reads, by the name's suffix."""
+    names = [*(f"x{i}" for i in range(x.shape[1])), "sigma"]
+    with write_whole(Path(path)) as partial:
+        match _suffix(path):
+            case ".npz":
+                np.savez(partial, x=x, sigma=sigma)
+            case ".npy":
+                np.save(partial, np.column_stack([x, sigma]))
+            case ".csv":
+                table = np.column_stack([x, sigma])
+                np.savetxt(partial, table, delimiter=",", header=",".join(names), comments="", fmt="%.17g")
+            case _:
+                arrow, parquet = _pyarrow()
+                parquet.write_table(arrow.table(dict(zip(names, [*x.T, sigma], strict=True))), partial)
+
+
+def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = None) -> tuple[NDArray, Array]:
+    """Samples (n, d) and their levels (n,) from a file; with `sigma` every column is data and has that level.
+
+    - npz: an array named like the sigma column, and one other array (n, d);
+    - npy: plain (n, d + 1), whose last column is sigma, or with named fields; it stays on disk as a memory-map;
+    - csv (with a header) and parquet: one column per feature and the sigma column.
+    """
+    path = Path(path)
+    match _suffix(path):
+        case ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                columns = {name: archive[name] for name in archive.files}
+        case ".npy":
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            if array.dtype.names is None:
+                if array.ndim != 2 or (sigma is None and array.shape[1] < 2):
+                    raise ValueError(
+                        f"{path} has shape {array.shape}: expected (n, d + 1), the last column sigma"
+                    )
+                return (
+                    (array, np.full(len(array), sigma)) if sigma is not None else (array[:, :-1], array[:, -1])
+                )
+            columns = {name: array[name] for name in array.dtype.names}
+        case ".csv":
+            with open(path, newline="") as file:
+                names = next(csv.reader(file), [])
+            try:
+                values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+            except ValueError as error:
+                raise ValueError(f"{path} is not a table of numbers under one header line: {error}") from error
+            if not len(values) or values.shape[1] != len(names):
+                raise ValueError(
+                    f"{path} has {len(names)} names in its header and {values.shape[1]} columns below"
+                )
+            columns = dict(zip(names, values.T, strict=True))
+        case _:
+            table = _pyarrow()[1].read_table(path)
+            columns = {name: table[name].to_numpy() for name in table.column_names}
+    if sigma is None and sigma_column not in columns:
+        raise ValueError(
+            f"{path} has no column {sigma_column!r}, only {', '.join(columns)}: name it or give sigma"
+        )
+    level = columns.pop(sigma_column, None) if sigma is None else None
+    if not columns:
+        raise ValueError(f"{path} holds noise levels and no samples")
+    x = np.column_stack(list(columns.values()))
+    return x, np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
+
+
+def _suffix(path: Path) -> str:
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(
+            f"{path}: samples are kept in {', '.join(SUFFIXES)} files, not {suffix or 'a bare name'}"
+        )
+    return suffix
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("parquet files need pyarrow: pip install 'assay[parquet]'") from error
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,278 @@
+"""From one-dimensional marginals to atoms in a few dimensions.
+
+Along each direction v of a finite set the samples give an estimate of the marginal: denoised moments per group
+of samples, projected onto the moment space and turned into atoms, of which the group that agrees best with the
+others is taken (median of means, Lemma "conc_mom"). A k-atomic distribution is close to the truth if its
+marginals are close to all of these (Lemma "sliced_wass_disc"), so the search minimises the largest W1 over the
+directions.
+
+`exhaustive_search` is the Low-dimensional Algorithm as the paper writes it: every k-subset of the grid of axis
+atoms with every weight vector of a net, over a net of directions. `scalable_search` thins each of the nets.
+"""
+
+import math
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.optimize import least_squares, linprog
+
+from assay.mixture.distance import wasserstein_line
+from assay.mixture.moments import (
+    Array,
+    Atoms,
+    denoised_moments,
+    hermite_variance,
+    moment_tensor,
+    project_moments,
+    quadrature,
+    sample_weights,
+)
+
+_LARGEST_TENSOR = 1000  # entries: k <= 5. Above, accumulating moments along each direction is cheaper
+_LARGEST_NET, _LARGEST_SEARCH = 20_000, 30_000_000  # directions, and distances, of an exhaustive search
+_BEAM = 40
+
+
+def partition_mass(alpha: Array, num_groups: int) -> NDArray[np.int64]:
+    """Group (n,) of each sample such that each group holds at least half of its share of the mass.
+
+    Guaranteed if max alpha <= sum alpha / (4 num_groups) (Lemma "gred_part"). The paper gives each sample to
+    the lightest group so far. Dealing samples like cards in falling order of alpha keeps the same invariant,
+    that groups differ by at most max alpha: with a_0 >= a_1 >= .. the first group exceeds the last by
+    sum_j (a_{jm} - a_{jm+m-1}) <= sum_j (a_{jm} - a_{(j+1)m}) <= a_0. It needs no loop over samples.
+    """
+    group = np.empty(len(alpha), np.int64)
+    group[np.argsort(-alpha, kind="stable")] = np.arange(len(alpha)) % num_groups
+    return group
+
+
+def select_group(atoms: Array, weights: Array) -> NDArray[np.int64]:
+    """Among estimates (num_groups, ..., k), the index (...) of one that 60 % of the others lie closest to.
+
+    Lemma "conc_mom" takes any estimate with 60 % of all within a radius it knows up to constants; the one for
+    which the smallest such radius is least needs no constants and is among them.
+    """
+    num_groups = len(atoms)
+    distance = wasserstein_line(atoms[:, None], weights[:, None], atoms[None], weights[None])
+    rank = min(math.ceil(0.6 * num_groups), num_groups - 1)  # its distance 0 to itself counts as one
+    return np.sort(distance, axis=1)[:, rank].argmin(0)
+
+
+class Marginals:
+    """Estimated marginals of the atoms' distribution along any directions: all that the searches look at.
+
+    `z` (n, num_dims) are samples with noise `sigma` (n,), in units in which the atoms lie in the unit ball.
+    """
+
+    def __init__(self, z: Array, sigma: Array, k: int, num_groups: int) -> None:
+        self.k, self.num_dims, self.num_samples, self.order = k, z.shape[1], len(z), 2 * k - 1
+        alpha = sample_weights(sigma, 4 * k - 2, 4 * num_groups)
+        group = partition_mass(alpha, num_groups)
+        self._bounds = [0, *np.cumsum(np.bincount(group, minlength=num_groups)).tolist()]
+        by_group = np.argsort(group.astype(np.int16), kind="stable")
+        self._z, self._sigma, self._alpha = z[by_group], sigma[by_group], alpha[by_group]
+        self.mass = np.add.reduceat(self._alpha, self._bounds[:-1])
+        powers = np.array([(alpha * sigma**j) @ (alpha * sigma**j) for j in range(2 * k)])
+        self.standard_error = np.sqrt([hermite_variance(r, powers, 0.5) for r in range(1, 2 * k)])
+        use_tensor = math.comb(self.order + self.num_dims, self.num_dims) <= _LARGEST_TENSOR
+        arguments = (self._z, self._sigma, self._alpha, self._bounds, self.order)
+        self._tensor = moment_tensor(*arguments) if use_tensor else None
+
+    def moments(self, directions: Array) -> Array:
+        """Denoised moments 1 .. 2k - 1 per group along `directions` (G, num_dims): (num_groups, G, 2k - 1)."""
+        if self._tensor is not None:
+            return self._tensor.along(directions)[..., 1:]
+        groups = [slice(begin, end) for begin, end in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
+        rows = [(self._z[rows] @ directions.T, self._sigma[rows], self._alpha[rows]) for rows in groups]
+        return np.array([denoised_moments(x, sigma, self.order, alpha)[1:].T for x, sigma, alpha in rows])
+
+    def along(self, directions: Array) -> tuple[Array, Array]:
+        """The selected estimate for each of `directions` (G, num_dims): atoms (G, k) and weights (G, k)."""
+        atoms, weights = quadrature(project_moments(self.moments(directions)))
+        chosen = select_group(atoms, weights)
+        each = np.arange(len(directions))
+        return atoms[chosen, each], weights[chosen, each]
+
+
+def worst_marginal(atoms: Array, weights: Array, directions: Array, marginals: tuple[Array, Array]) -> Array:
+    """max over v of W1 between the projections of atoms (..., k, r), weights (..., k), and the marginals."""
+    projected = np.moveaxis(atoms @ directions.T, -1, -2)  # (..., G, k)
+    return wasserstein_line(projected, weights[..., None, :], *marginals).max(-1)
+
+
+def sphere_net(num_dims: int, radius: float) -> Array:
+    """A net (G, num_dims) of the half sphere that contains the axes: each unit vector or its negative is near.
+
+    Near means within `radius`. The points are those of a grid on the faces of the cube, normalised, which only
+    brings them closer together; grid steps of 2 radius / sqrt(num_dims - 1) suffice.
+    """
+    if num_dims == 1:
+        return np.ones((1, 1))
+    steps = math.ceil(math.sqrt(num_dims - 1) / radius)
+    steps += steps % 2  # an even number of steps puts 0, hence the axes, on the grid
+    ticks = np.linspace(-1, 1, steps + 1)
+    size = num_dims * len(ticks) ** (num_dims - 1)
+    if size > _LARGEST_NET:
+        raise ValueError(
+            f"a net of radius {radius:.2g} on the sphere in {num_dims} dimensions has {size:,} points, too "
+            "many for an exhaustive search: use search='scalable'"
+        )
+    face = np.stack(np.meshgrid(*[ticks] * (num_dims - 1), indexing="ij"), -1).reshape(-1, num_dims - 1)
+    points = np.concatenate([np.insert(face, axis, 1.0, axis=1) for axis in range(num_dims)])
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def simplex_net(k: int, spacing: float) -> Array:
+    """All weight vectors (W, k) whose entries are multiples of 1 / N, N = ceil(1 / spacing), and sum to 1."""
+    parts = math.ceil(1 / spacing)
+    bars = np.array(list(combinations(range(parts + k - 1), k - 1)), dtype=int).reshape(-1, k - 1)
+    edges = np.concatenate([np.full((len(bars), 1), -1), bars, np.full((len(bars), 1), parts + k - 1)], axis=1)
+    return (np.diff(edges, axis=1) - 1) / parts
+
+
+def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> Atoms:
+    """The Low-dimensional Algorithm: min over candidate atoms and weights of max over directions of W1.
+
+    The net of directions has radius 1 / (32 k^2 sqrt(r)) unless given; the net of weights n^-1/(4k-2).
+    """
+    k, num_dims = marginals.k, marginals.num_dims
+    directions = sphere_net(num_dims, net_radius or 1 / (32 * k**2 * math.sqrt(num_dims)))
+    net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
+    num_distances = math.comb(k**num_dims, k) * len(net) * len(directions)
+    if num_distances > _LARGEST_SEARCH:
+        raise ValueError(
+            f"the exhaustive search would compute {num_distances:,} distances for k = {k} in {num_dims} "
+            "dimensions: use search='scalable'"
+        )
+    estimates = marginals.along(directions)
+    axes = marginals.along(np.eye(num_dims))[0]  # (num_dims, k)
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, num_dims)
+    best = (math.inf, grid[:k], net[0])
+    for subset in map(list, combinations(range(len(grid)), k)):
+        score = worst_marginal(grid[subset], net, directions, estimates)
+        if score.min() < best[0]:
+            best = (float(score.min()), grid[subset], net[score.argmin()])
+    return Atoms(best[1], best[2])
+
+
+def scalable_search(marginals: Marginals) -> Atoms:
+    """A search whose cost does not explode with k. What it approximates, against `exhaustive_search`:
+
+    - directions: the axes and the diagonals (e_i +- e_j) / sqrt 2 of each pair, r^2 in all, which are what
+      tells which atom of one axis belongs to which of another;
+    - candidates: the grid of axis atoms grown axis by axis, keeping the 40 partial atoms whose projections lie
+      nearest to the marginals along the diagonals seen so far;
+    - weights: a linear programme over all candidates instead of a net; its solution is gathered into k
+      clusters, and a second programme weighs their centres;
+    - last, least squares on the denoised moments along all directions moves atoms off the grid; it is kept if
+      it lowers the largest W1, the criterion of the paper.
+    """
+    k, num_dims = marginals.k, marginals.num_dims
+    axes = np.eye(num_dims)
+    pairs = list(combinations(range(num_dims), 2))
+    diagonals = [(axes[i] + sign * axes[j]) / math.sqrt(2) for i, j in pairs for sign in (1, -1)]
+    directions = np.array([*axes, *diagonals])
+    moments = marginals.moments(directions)
+    groups = quadrature(project_moments(moments))
+    chosen = select_group(*groups)
+    each = np.arange(len(directions))
+    atoms, weights = (values[chosen, each] for values in groups)
+    if num_dims == 1:
+        return Atoms(atoms.T, weights[0])
+    candidates = _beam(atoms, weights, directions, num_dims)
+    start = _cluster(candidates, linear_weights(candidates, directions, (atoms, weights)), k)
+    found = Atoms(start, linear_weights(start, directions, (atoms, weights)))
+    pooled = np.tensordot(marginals.mass, moments, 1)
+    refined = _refine(found, directions, pooled, marginals.standard_error)
+    scores = [worst_marginal(one.atoms, one.weights, directions, (atoms, weights)) for one in (found, refined)]
+    return refined if scores[1] <= scores[0] else found
+
+
+def _beam(atoms: Array, weights: Array, directions: Array, num_dims: int) -> Array:
+    """Grow candidate atoms (_BEAM, num_dims) axis by axis from the axis atoms, judged along the diagonals."""
+    real = np.where(weights > 1e-4, atoms, np.inf)  # quadrature pads with atoms of no weight
+    partial = np.empty((1, 0))
+    for axis in range(num_dims):
+        places = real[axis][np.isfinite(real[axis])]
+        grown = np.concatenate([np.repeat(partial, len(places), 0), np.tile(places, len(partial))[:, None]], 1)
+        seen = np.flatnonzero((directions[:, axis + 1 :] == 0).all(1))  # directions within the axes so far
+        projected = grown @ directions[seen, : axis + 1].T  # (N, seen)
+        nearest = np.abs(projected[:, :, None] - real[seen]).min(-1)
+        partial = grown[np.argsort((nearest**2).sum(1))[:_BEAM]]
+    return partial
+
+
+def _cluster(points: Array, mass: Array, k: int) -> Array:
+    """Centres of k clusters of weighted points (N, r): k-means, started at heavy points far from each other."""
+    chosen = [int(mass.argmax())]
+    while len(chosen) < min(k, len(points)):
+        gap = ((points[:, None] - points[chosen]) ** 2).sum(-1).min(1)
+        chosen.append(int((mass * gap).argmax()))
+    centres = points[chosen]
+    for _ in range(10):
+        label = ((points[:, None] - centres) ** 2).sum(-1).argmin(1)
+        share = mass * (label == np.arange(len(centres))[:, None])
+        total = share.sum(1, keepdims=True)
+        centres = np.where(total > 0, share @ points / np.maximum(total, 1e-300), centres)
+    return centres
+
+
+def linear_weights(candidates: Array, directions: Array, marginals: tuple[Array, Array]) -> Array:
+    """Weights (N,) on `candidates` (N, r) that minimise the largest W1 to the marginals: a linear programme.
+
+    Between two neighbouring projected points the difference of distribution functions is linear in the weights,
+    and W1 is the sum of its absolute values e times the gaps: min t, t >= sum gap e, e >= +-(F_w - F).
+    """
+    below, target, gaps = [], [], []
+    for v, atoms, weights in zip(directions, *marginals, strict=True):
+        projected = candidates @ v
+        points = np.unique(np.concatenate([projected, atoms]))
+        below.append(projected <= points[:-1, None])
+        target.append((atoms <= points[:-1, None]) @ weights)
+        gaps.append(np.diff(points)[None])
+    inside, goal = np.concatenate(below).astype(float), np.concatenate(target)
+    slack, num_directions = sparse.eye_array(len(goal)), len(directions)
+    rows = [
+        [inside, -slack, None],
+        [-inside, -slack, None],
+        [None, sparse.block_diag(gaps), -np.ones((num_directions, 1))],
+    ]
+    limit = np.concatenate([goal, -goal, np.zeros(num_directions)])
+    cost, total = np.zeros(len(candidates) + len(goal) + 1), np.zeros(len(candidates) + len(goal) + 1)
+    cost[-1], total[: len(candidates)] = 1, 1
+    solved = linprog(cost, sparse.block_array(rows, format="csr"), limit, total[None], [1.0])
+    weights = np.maximum(solved.x[: len(candidates)], 0)
+    return weights / weights.sum()
+
+
+def _refine(start: Atoms, directions: Array, moments: Array, standard_error: Array) -> Atoms:
+    """Least squares on the moments along `directions`, (G, 2k - 1), each divided by its standard error."""
+    k, num_dims = start.atoms.shape
+    orders = np.arange(1, moments.shape[1] + 1)
+
+    def unpack(theta: Array) -> tuple[Array, Array]:
+        logits = theta[k * num_dims :]
+        weights = np.exp(logits - logits.max())
+        return theta[: k * num_dims].reshape(k, num_dims), weights / weights.sum()
+
+    def residual(theta: Array) -> Array:
+        atoms, weights = unpack(theta)
+        powers = (directions @ atoms.T)[:, None] ** orders[:, None]  # (G, 2k - 1, k)
+        return np.asarray(((powers @ weights - moments) / standard_error).ravel())
+
+    def jacobian(theta: Array) -> Array:
+        atoms, weights = unpack(theta)
+        projected = (directions @ atoms.T)[:, None]
+        powers = projected ** orders[:, None]
+        slope = weights * orders[:, None] * projected ** (orders - 1)[:, None]  # (G, 2k - 1, k)
+        by_atom = slope[..., None] * directions[:, None, None]
+        by_logit = weights * (powers - (powers @ weights)[..., None])
+        both = np.concatenate([by_atom.reshape(*slope.shape[:2], -1), by_logit], -1) / standard_error[:, None]
+        return np.asarray(both.reshape(-1, len(theta)))
+
+    logits = np.log(np.maximum(start.weights, 1e-3))
+    theta = least_squares(residual, np.concatenate([start.atoms.ravel(), logits]), jacobian, max_nfev=50).x
+    atoms, weights = unpack(theta)
+    return Atoms(np.clip(atoms, -1, 1), weights)

@@ -1,0 +1,298 @@
+"""Subspace, likelihood and the estimator: against dense algebra, finite differences, and on awkward input."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from assay.mixture.distance import wasserstein
+from assay.mixture.likelihood import _gather, _move, polish, polish_all, responsibilities
+from assay.mixture.model import ConditionWarning, NoisyMixture
+from assay.mixture.moments import Atoms, sample_weights
+from assay.mixture.samples import simulate, two_levels
+from assay.mixture.subspace import Subspace, find_subspace, sum_over_chunks
+
+
+def instance(seed: int, n: int, d: int, k: int, separation: float, noisy: float = 3.0):
+    """Atoms at a given distance from the origin, 10 % of the samples with noise 1."""
+    rng = np.random.default_rng(seed)
+    atoms = rng.normal(size=(k, d))
+    atoms *= separation / np.linalg.norm(atoms, axis=1, keepdims=True)
+    truth = Atoms(atoms, rng.dirichlet(np.full(k, 5.0)))
+    sigma = rng.permutation(two_levels(n, 0.1, 1.0, noisy))
+    return simulate(truth, sigma, rng), sigma, truth
+
+
+def log_likelihood(z: np.ndarray, sigma: np.ndarray, guess: Atoms) -> float:
+    distance = ((z[:, None] - guess.atoms) ** 2).sum(-1)
+    density = guess.weights * np.exp(-distance / (2 * sigma[:, None] ** 2))
+    return float(np.log(density.sum(1)).sum())
+
+
+def em_step(x: np.ndarray, sigma: np.ndarray, guess: Atoms) -> Atoms:
+    resp, _ = responsibilities(x, sigma**-2, guess)
+    weighted = resp / sigma**2
+    return Atoms(weighted @ x / weighted.sum(1, keepdims=True), resp.mean(1))
+
+
+# subspace --------------------------------------------------------------------------------------------
+
+
+def test_subspace_is_that_of_the_dense_matrix() -> None:
+    x, sigma, _ = instance(0, 20_000, 40, 3, 4.0)
+    x += 7.0
+    chosen = np.random.default_rng(1).random(len(x)) < 0.5
+    found = find_subspace(x, sigma, 2, np.random.default_rng(0), chosen)
+    alpha = sample_weights(sigma, 4) * chosen
+    alpha /= alpha.sum()
+    center = alpha @ x
+    dense = (alpha[:, None] * (x - center)).T @ (x - center) - (alpha @ sigma**2) * np.eye(40)
+    top = np.linalg.eigh(dense)[1][:, -2:]
+    np.testing.assert_allclose(found.center, center, rtol=1e-9)
+    assert np.linalg.svd(top.T @ found.basis)[1].min() > 1 - 1e-4
+    np.testing.assert_allclose(found.project(x), (x - center) @ found.basis, atol=1e-8)
+    np.testing.assert_allclose(found.lift(np.zeros((1, 2)))[0], center, rtol=1e-9)
+
+
+def test_subspace_leaves_the_samples_alone_and_reads_any_storage(tmp_path) -> None:
+    x, sigma, _ = instance(1, 5000, 30, 3, 4.0)
+    single = x.astype(np.float32)
+    np.save(tmp_path / "x.npy", single)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    before = single.copy()
+    ours = find_subspace(single, sigma, 2, np.random.default_rng(0))
+    np.testing.assert_array_equal(single, before)
+    theirs = find_subspace(mapped, sigma, 2, np.random.default_rng(0))
+    np.testing.assert_array_equal(ours.basis, theirs.basis)
+
+
+def test_subspace_of_few_features_is_everything() -> None:
+    x, sigma, _ = instance(2, 3000, 2, 3, 4.0)
+    found = find_subspace(x, sigma, 2, np.random.default_rng(0))
+    np.testing.assert_array_equal(found.basis, np.eye(2))
+    np.testing.assert_allclose(found.center, sample_weights(sigma, 4) @ x)
+
+
+def test_sum_over_chunks_is_the_sum() -> None:
+    x = np.random.default_rng(0).normal(size=(5000, 300))
+    total, gram = sum_over_chunks(x, lambda rows, part: (part.sum(0), part.T @ part))
+    np.testing.assert_allclose(total, x.sum(0), atol=1e-9)
+    np.testing.assert_allclose(gram, x.T @ x, atol=1e-8)
+
+
+# likelihood ------------------------------------------------------------------------------------------
+
+
+def test_score_and_information_are_the_derivatives() -> None:
+    """Against finite differences of the log-likelihood in (atoms, logarithms of weights)."""
+    z, sigma, truth = instance(3, 300, 2, 3, 2.0)
+    guess = Atoms(truth.atoms + 0.1, truth.weights)
+    here = _gather(z, sigma**-2, guess)
+    constant = (0.5 * (z**2).sum(1) / sigma**2).sum()
+    assert here.log_likelihood == pytest.approx(log_likelihood(z, sigma, guess) + constant)
+    size, step = guess.atoms.size + 3, 1e-4
+
+    def at(*moves: tuple[int, float]) -> float:
+        flat = np.zeros(size)
+        for index, amount in moves:
+            flat[index] += amount
+        return log_likelihood(z, sigma, _move(guess, flat.reshape(3, 3)))
+
+    score = [(at((i, step)) - at((i, -step))) / (2 * step) for i in range(size)]
+    np.testing.assert_allclose(here.score.ravel(), score, rtol=1e-5, atol=1e-4)
+    hessian = np.array(
+        [
+            [
+                (at((i, step), (j, step)) - at((i, step), (j, -step)) - at((i, -step), (j, step))
+                 + at((i, -step), (j, -step))) / (4 * step**2)
+                for j in range(size)
+            ]
+            for i in range(size)
+        ]
+    )  # fmt: skip
+    gauge = np.zeros((3, 3, 3, 3))
+    gauge[:, -1, :, -1] = len(z) * np.outer(guess.weights, guess.weights)
+    root = np.sqrt(here.complete.ravel())
+    observed = here.observed * np.outer(root, root)
+    np.testing.assert_allclose(observed - gauge.reshape(size, size), -hessian, rtol=1e-3, atol=0.05)
+
+
+@pytest.mark.parametrize("separation", [1.5, 3.0, 8.0])
+def test_polish_ends_where_em_would(separation: float) -> None:
+    z, sigma, truth = instance(4, 5000, 2, 3, separation)
+    found = polish(z, sigma, Atoms(truth.atoms + 0.3, np.full(3, 1 / 3)))
+    slow = found.guess
+    for _ in range(2000):
+        slow = em_step(z, sigma, slow)
+    assert log_likelihood(z, sigma, slow) - log_likelihood(z, sigma, found.guess) < 0.05
+    assert np.linalg.eigvalsh(found.inverse)[0] > 0
+
+
+def test_polish_in_space_ends_where_em_would() -> None:
+    x, sigma, truth = instance(5, 12_000, 30, 3, 4.0)
+    center = truth.weights @ truth.atoms
+    basis = np.linalg.svd(truth.atoms - center, full_matrices=False)[2][:2].T
+    subspace = Subspace(center, basis)
+    few = slice(0, 3000)
+    low = polish(subspace.project(x[few]), sigma[few], Atoms((truth.atoms - center) @ basis, truth.weights))
+    found = polish_all(x, sigma, low, subspace)
+    slow = found
+    for _ in range(200):
+        slow = em_step(x, sigma, slow)
+    start = Atoms(subspace.lift(low.guess.atoms), low.guess.weights)
+    gained, left = (log_likelihood(x, sigma, g) - log_likelihood(x, sigma, start) for g in (found, slow))
+    assert 0.98 * left < gained <= left + 1e-6
+    assert wasserstein(found, slow) < 0.1 * wasserstein(slow, truth)
+
+
+# the estimator ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "d, k, separation", [(1, 2, 3.0), (5, 2, 2.0), (20, 3, 2.0), (20, 3, 6.0), (10, 5, 6.0)]
+)
+def test_estimator_is_as_good_as_em_from_the_truth(d: int, k: int, separation: float) -> None:
+    x, sigma, truth = instance(d + k, 30_000, d, k, separation)
+    model = NoisyMixture(k, random_state=0).fit(x, sigma=sigma)
+    best = truth
+    for _ in range(200):
+        best = em_step(x, sigma, best)
+    assert wasserstein(model.mixture_, truth) < 1.1 * wasserstein(best, truth) + 1e-3
+    assert model.means_.shape == (k, d) and model.weights_.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("d", [1, 2, 20])
+def test_moments_alone_improve_with_samples(d: int) -> None:
+    errors = []
+    for n in (5000, 500_000 // d):
+        trials = [instance(seed, n, d, 2, 3.0, 2.0) for seed in range(6)]
+        fitted = [NoisyMixture(2, polish=False, random_state=0).fit(x, sigma=s).mixture_ for x, s, _ in trials]
+        errors.append(np.mean([wasserstein(f, truth) for f, (_, _, truth) in zip(fitted, trials, strict=True)]))
+    assert errors[1] < 0.6 * errors[0] and errors[1] < 0.35
+
+
+def test_scikit_learn_conventions() -> None:
+    x, sigma, _ = instance(0, 2000, 3, 2, 5.0)
+    model = NoisyMixture(2, random_state=3, polish=False)
+    with pytest.raises(NotFittedError):
+        _ = model.mixture_
+    copy = clone(model)
+    assert copy.get_params() == model.get_params() and copy.set_params(delta=0.1).delta == 0.1
+    assert model.fit(x, sigma=sigma) is model
+    again = NoisyMixture(2, random_state=np.random.RandomState(3), polish=False).fit(x, sigma=sigma)
+    np.testing.assert_array_equal(model.means_, again.means_)
+    assert model.n_features_in_ == 3 and (np.diff(model.weights_) <= 0).all()
+    assert clone(model).fit(x.tolist(), sigma=sigma.tolist()).means_.shape == (2, 3)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.floats(0.01, 100), st.floats(-1000, 1000), st.integers(0, 100))
+def test_units_and_origin_do_not_matter(scale: float, shift: float, seed: int) -> None:
+    """Also for sigma < 1, where the theory rescales."""
+    x, sigma, _ = instance(seed, 4000, 4, 2, 4.0, 2.0)
+    plain = NoisyMixture(2, random_state=0).fit(x, sigma=sigma)
+    moved = NoisyMixture(2, random_state=0).fit(scale * x + shift, sigma=scale * sigma)
+    np.testing.assert_allclose((moved.means_ - shift) / scale, plain.means_, atol=1e-3)
+    np.testing.assert_allclose(moved.weights_, plain.weights_, atol=1e-4)
+
+
+def quiet_fit(x: np.ndarray, sigma, k: int, **options) -> NoisyMixture:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConditionWarning)
+        return NoisyMixture(k, random_state=0, **options).fit(x, sigma=sigma)
+
+
+def test_one_atom_is_the_weighted_mean() -> None:
+    x, sigma, _ = instance(0, 3000, 4, 1, 2.0)
+    model = NoisyMixture(1).fit(x, sigma=sigma)
+    np.testing.assert_allclose(model.means_[0], sigma**-2 @ x / (sigma**-2).sum())
+    assert model.weights_.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("polish", [True, False])
+@pytest.mark.parametrize("d", [1, 3])
+def test_more_atoms_than_the_support(polish: bool, d: int) -> None:
+    rng = np.random.default_rng(0)
+    truth = Atoms(np.stack([np.full(d, -2.0), np.full(d, 2.0)]), np.array([0.3, 0.7]))
+    sigma = np.full(50_000, 0.5)
+    model = NoisyMixture(4, random_state=0, polish=polish).fit(simulate(truth, sigma, rng), sigma=sigma)
+    assert wasserstein(model.mixture_, truth) < 0.15 and np.isfinite(model.means_).all()
+
+
+def test_one_noise_level_for_all_as_a_number() -> None:
+    x, _, truth = instance(1, 20_000, 2, 2, 5.0, 1.0)
+    one, many = quiet_fit(x, 1.0, 2), quiet_fit(x, np.ones(len(x)), 2)
+    np.testing.assert_array_equal(one.means_, many.means_)
+    assert wasserstein(one.mixture_, truth) < 0.05
+
+
+def test_one_huge_noise_level_is_ignored() -> None:
+    x, sigma, _ = instance(2, 5000, 3, 2, 5.0, 1.0)
+    without = quiet_fit(np.delete(x, 17, 0), np.delete(sigma, 17), 2).mixture_
+    x[17], sigma[17] = 1e9, 1e9
+    assert wasserstein(quiet_fit(x, sigma, 2).mixture_, without) < 0.01
+
+
+def test_samples_without_noise() -> None:
+    """Enough clean samples give the atoms exactly; the weights still use all samples."""
+    x, sigma, truth = instance(3, 20_000, 3, 2, 5.0)
+    clean = sigma == 1
+    sigma = np.where(clean, 0.0, sigma)
+    x[clean] = truth.atoms[np.argmin(((x[clean][:, None] - truth.atoms) ** 2).sum(-1), 1)]
+    model = quiet_fit(x, sigma, 2)
+    order = np.argsort(-truth.weights)
+    np.testing.assert_allclose(model.means_, truth.atoms[order], atol=1e-4)
+    np.testing.assert_allclose(model.weights_, truth.weights[order], atol=0.02)
+
+
+def test_two_clean_samples_do_not_carry_the_estimate() -> None:
+    """Their weight is cut to what the theorem allows, and a warning names the condition that fails."""
+    x, sigma, truth = instance(4, 20_000, 3, 2, 4.0, 1.0)
+    sigma[:2] = 1e-3
+    x[:2] = truth.atoms[0]
+    with pytest.warns(ConditionWarning, match=r"n_d: have 2, need 5.996"):
+        model = NoisyMixture(2, random_state=0).fit(x, sigma=sigma)
+    assert wasserstein(model.mixture_, truth) < 0.1 and not any(c.holds for c in model.conditions_)
+
+
+@pytest.mark.parametrize("polish", [True, False])
+def test_duplicate_points(polish: bool) -> None:
+    model = quiet_fit(np.full((100, 3), 2.5), 1.0, 2, polish=polish)
+    np.testing.assert_allclose(model.weights_ @ model.means_, np.full(3, 2.5), atol=1e-9)
+    assert wasserstein(model.mixture_, Atoms(np.full((1, 3), 2.5), np.ones(1))) < 1e-6
+    twice = quiet_fit(np.repeat([[0.0], [1.0]], 50, axis=0), 0.0, 2, polish=polish)
+    np.testing.assert_allclose(np.sort(twice.means_[:, 0]), [0, 1], atol=1e-6)
+
+
+def test_few_samples_warn_which_condition_fails() -> None:
+    x, sigma, _ = instance(5, 30, 50, 3, 3.0)
+    with pytest.warns(ConditionWarning) as caught:
+        model = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
+    text = " ".join(str(warning.message) for warning in caught)
+    assert "n_d" in text and "n_l" in text and "need 53" in text
+    assert np.isfinite(model.means_).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x, s: (x[:, 0], s), r"reshape\(-1, 1\)"),
+        (lambda x, s: (x.astype(str), s), "expected numbers"),
+        (lambda x, s: (x, None), "sigma is missing"),
+        (lambda x, s: (x, s[:-1]), "50 samples, sigma 49"),
+        (lambda x, s: (x, np.where(np.arange(50) == 3, -1, s)), r"sigma\[3\] = -1.0"),
+        (lambda x, s: (x, np.where(np.arange(50) == 4, np.nan, s)), r"sigma\[4\] = nan"),
+        (lambda x, s: (np.where(np.arange(50)[:, None] == 7, np.nan, x), s), r"X\[7\] holds NaN"),
+        (lambda x, s: (x[:3], s[:3]), "too few"),
+    ],
+)
+def test_bad_input_is_explained(change, message: str) -> None:
+    x, sigma, _ = instance(6, 50, 3, 2, 3.0)
+    with pytest.raises(ValueError, match=message):
+        quiet_fit(*change(x, sigma), 2)
+    with pytest.raises(ValueError, match="at least one atom"):
+        quiet_fit(x, sigma, 0)
