@@ -136,6 +136,7 @@ def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNet
         num_blocks=1,
         attn_resolutions=(max(image_shape[1:]) >> (num_levels - 1),),
         dropout=0.0,
+        resample_with="pointwise",
         **options,
     )
 

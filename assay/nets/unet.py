@@ -29,6 +29,7 @@ from assay.nets.layers import (
     Network,
     PositionalEmbedding,
     Resample,
+    ResampleConv,
 )
 
 
@@ -79,6 +80,7 @@ class UNetConfig(PyramidConfig):
     encoder_type: Literal["standard", "skip", "residual"] = "standard"
     decoder_type: Literal["standard", "skip"] = "standard"
     resample_filter: Ints = (1, 1)
+    resample_with: Literal["block", "pointwise"] = "block"  # pointwise: lean levels, not in published networks
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse filters that do not halve and double exactly."""
@@ -124,7 +126,7 @@ class UNet(Network):
         )
         self.map_layer0 = nn.Linear(noise_channels, emb_channels)
         self.map_layer1 = nn.Linear(emb_channels, emb_channels)
-        taps = config.resample_filter
+        taps, blocks_resample = config.resample_filter, config.resample_with == "block"
         block = partial(
             Block,
             emb_channels=emb_channels,
@@ -144,7 +146,9 @@ class UNet(Network):
             if level == 0:
                 self.enc[f"{name}_conv"] = nn.Conv2d(image_channels, width, 3, padding=1)
             else:
-                self.enc[f"{name}_down"] = block(channels, channels, direction="down")
+                self.enc[f"{name}_down"] = (
+                    block(channels, channels, direction="down") if blocks_resample else Resample("down", taps)
+                )
                 if config.encoder_type == "skip":
                     self.enc[f"{name}_aux_down"] = Resample("down", taps)
                     self.enc[f"{name}_aux_skip"] = nn.Conv2d(aux_channels, channels, 1)
@@ -164,8 +168,11 @@ class UNet(Network):
             if level == len(config.channel_mult) - 1:
                 self.dec[f"{name}_in0"] = block(channels, channels, num_heads=1)
                 self.dec[f"{name}_in1"] = block(channels, channels)
-            else:
+            elif blocks_resample:
                 self.dec[f"{name}_up"] = block(channels, channels, direction="up")
+            else:
+                self.dec[f"{name}_up"] = ResampleConv(channels, width * mult, 1, "up", taps)
+                channels = width * mult
             for index in range(config.num_blocks + 1):
                 num_heads = int(index == config.num_blocks and config.attends(level))
                 self.dec[f"{name}_block{index}"] = block(
@@ -213,8 +220,10 @@ class UNet(Network):
                 normed = F.silu(layer(x))
             elif "aux_conv" in name:
                 output = layer(normed) if output is None else output + layer(normed)
-            else:
+            elif isinstance(layer, Block):
                 x = layer(torch.cat([x, remembered.pop()], dim=1) if "block" in name else x, emb)
+            else:
+                x = layer(x)
         assert output is not None
         return output.contiguous()
 
