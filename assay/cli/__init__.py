@@ -12,9 +12,6 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import checkpoint, data, evaluate, net, study, train
-from assay.cli import price
-from assay.cli import checkpoint, data, evaluate, net, price, study, train
 from assay.cli import checkpoint, data, evaluate, mixture, net, price, study, train
 
 

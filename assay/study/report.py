@@ -244,10 +244,10 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
         for title, value in values.items()
         if (path := folder / "figures" / _sample_name(slug, title)).exists()
     ]
-    levels = Picture("Noise levels", f"Images of {name} at each noise level of the study", noise)
-    return Subject(
-        name, slug, lines, priced, command, tables, panels, samples, levels if noise.exists() else None
-    )
+    levels = None
+    if noise.exists():
+        levels = Picture("Noise levels", f"Images of {name} at each noise level of the study", noise)
+    return Subject(name, slug, lines, priced, command, tables, panels, samples, levels)
 
 
 def _is_paper(table: Path) -> bool:
@@ -329,9 +329,8 @@ def _write_samples(subject: Subject, path: Path) -> None:
     gap, head, font = 16, 28, ImageFont.load_default(16)
     width, height = max(grid.width for grid in grids) + gap, max(grid.height for grid in grids) + gap + head
     num_columns = min(3, len(grids))
-    canvas = Image.new(
-        "RGB", (num_columns * width - gap, -(-len(grids) // num_columns) * height - gap), "white"
-    )
+    num_rows = -(-len(grids) // num_columns)
+    canvas = Image.new("RGB", (num_columns * width - gap, num_rows * height - gap), "white")
     for i, (grid, picture) in enumerate(zip(grids, subject.samples, strict=True)):
         left, top = i % num_columns * width, i // num_columns * height
         ImageDraw.Draw(canvas).text((left, top + 4), picture.title, fill="black", font=font)
@@ -372,7 +371,8 @@ def _shown(subject: Subject) -> dict[str, Any]:
         "metric": lines[0].metric, "command": subject.command, "law": None, "bounds": [],
     }  # fmt: skip
     shown: dict[str, Any] = {
-        "subject": subject, "metric": lines[0].metric, "sigma": headline_sigma(lines), "headline": headline(lines),
+        "subject": subject, "metric": lines[0].metric, "sigma": headline_sigma(lines),
+        "headline": headline(lines),
         "bars": [(name, str(v), f"{100 * v.mean / worst:.2f}", name == mix) for name, v in values.items()],
         "mix": (mix, values[mix]) if mix in values else None,
         "alone": (alone, values[alone]) if alone in values and p < 1 else None,
@@ -398,13 +398,9 @@ def _shown(subject: Subject) -> dict[str, Any]:
         if (ends := b.interval or ((b.lower, b.upper) if not b.contradiction else None))
     ]
     if priced.law and priced.left_out:
-        errors = priced.left_out.error
+        error, outside = priced.left_out.error, priced.left_out.extrapolates
         shown["law"] = priced.law.as_dict()
-        shown["left_out"] = (
-            f"{np.median(errors):.1%}",
-            len(errors),
-            sum(map(bool, priced.left_out.extrapolates)),
-        )
+        shown["left_out"] = f"{np.median(error):.1%}", len(error), sum(map(bool, outside))
         shown["fitted"] = [
             (priced.results.setting(i), *(f"{row[k]:.4g}" for k in ("fd", "fitted", "left_out")),
              f"{row['left_out'] / row['fd'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
@@ -417,13 +413,13 @@ def _shown(subject: Subject) -> dict[str, Any]:
             data["law"] = _plain_law(priced.law, sigmas)
         else:
             shown["missing"] = (
-                "The law fitted to these results leaves open what a noisy image is worth, so any plan would be a "
-                "guess. More training, more seeds or more values in grid.clean_fractions would tell."
+                "The law fitted to these results leaves open what a noisy image is worth, so any plan would be "
+                "a guess. More training, more seeds or more values in grid.clean_fractions would tell."
             )
     else:
         shown["missing"] = (
-            f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only and "
-            f"mixed, at least 10% clean); this table has {len(priced.results)}. More values in "
+            f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only "
+            f"and mixed, at least 10% clean); this table has {len(priced.results)}. More values in "
             "grid.clean_fractions give it both."
         )
     return shown
@@ -434,10 +430,8 @@ def _facts(lines: Sequence[Line]) -> list[str]:
     facts = [f"{len(lines)} results"]
     if num_images := lines[0].num_images:
         seeds = len({line.seed for line in lines})
-        facts += [
-            f"{seeds} training seed{'s' if seeds > 1 else ''}",
-            f"{num_images:,} samples for each distance",
-        ]
+        facts.append(f"{seeds} training seed{'s' if seeds > 1 else ''}")
+        facts.append(f"{num_images:,} samples for each distance")
     if total := max(line.num_clean + line.num_noisy for line in lines):
         facts.append(f"up to {total:,} training images")
     if hours := sum(line.train_seconds + line.sample_seconds for line in lines) / 3600:
@@ -469,9 +463,13 @@ def _ends(ends: tuple[float, float]) -> str:
 
 
 def _plain_law(law: Law, sigmas: Iterable[float]) -> dict[str, Any]:
-    """What the page needs to predict and plan as `assay.pricing.plan` does."""
+    """What the page needs to predict and plan as `assay.pricing.plan` does.
+
+    `ranks` are the places of an interval's ends among the sorted draws.
+    """
     return {
         "parameters": law.as_dict(), "confidence": law.confidence, "seen": law.seen,
+        "ranks": law._interval(np.arange(len(law.draws), dtype=float)),
         "sigmas": [(sigma, float(law.price(sigma))) for sigma in sigmas],
         "draws": [[float(f"{v:.9g}") for v in draw] for draw in law.draws],
         "scatter": [float(f"{v:.9g}") for v in law.scatter],
