@@ -282,7 +282,7 @@ def test_planner_gives_what_assay_plan_gives(browser: Any, paper: Path) -> None:
     plan = agrees_with_the_command(page, 1)
     assert plan["purchases"][2]["num_images"] == 12345
     form.get_by_label("Budget", exact=True).and_(page.locator("[type=number]")).fill("-5")
-    assert "above 0" in form.locator("[role=status]").inner_text()
+    assert "above 0" in form.locator("p[role=status]").inner_text()
     assert page.complaints == []
     page.close()
 

@@ -58,6 +58,7 @@ from assay.study.spec import Row
 _PAGE = Path(__file__).with_name("page")
 _MAX_FACTOR = 30  # between the ends of a price's interval
 _MAX_CURVE = 100  # points of a training curve
+_MAX_MARKED = 10  # on a curve of fewer points they are marked
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _read_lines(path: Path) -> list[Line]:
 def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) -> Subject:
     first = lines[0]
     name = first.dataset
-    slug = f"{_slug(name)}-" if one_of_many else ""
+    slug = f"{_slug(f'{name} {first.extractor}')}-" if one_of_many else ""
     command = f"assay plan {'--paper' if _is_paper(table) else shlex.quote(str(table))}"
     if one_of_many:
         command += f" --dataset {shlex.quote(name)}"
@@ -237,16 +238,15 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
         panels |= {"law": law} if priced.law else {}
         if price.series and not (priced.law and _is_open(priced.law, priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
-    panels |= _training_panels(folder / "training.csv", first.metric)
+    panels |= {} if one_of_many else _training_panels(folder / "training.csv", first.metric)
     values, noise = headline_values(lines), folder / "figures" / f"{slug}noise_levels.png"
     samples = [
         Picture(title, f"Samples of the model trained on {title}, {first.metric} {value}", path)
         for title, value in values.items()
         if (path := folder / "figures" / _sample_name(slug, title)).exists()
     ]
-    levels = None
-    if noise.exists():
-        levels = Picture("Noise levels", f"Images of {name} at each noise level of the study", noise)
+    alt = f"Images of {name} at each noise level of the study"
+    levels = Picture("Noise levels", alt, noise) if noise.exists() else None
     return Subject(name, slug, lines, priced, command, tables, panels, samples, levels)
 
 
@@ -284,8 +284,10 @@ def _write_training(opened: OpenStudy, shown: dict[str, Row]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("setting", "step", "loss", "fd"))
-    for title, row in shown.items():
-        path = opened.picture(row).with_name("metrics.jsonl")
+    # Settings that differ only in how they are sampled share a run: the first one stands for it.
+    runs = {opened.picture(row).parent: title for title, row in reversed(shown.items())}
+    for run_dir, title in reversed(runs.items()):
+        path = run_dir / "metrics.jsonl"
         curve = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
         for point in curve[:: -(-len(curve) // _MAX_CURVE) or 1]:
             writer.writerow((title, point["step"], point["loss"], ""))
@@ -315,7 +317,10 @@ def _training_panels(path: Path, metric: str) -> dict[str, Panel]:
         panel = Panel(f"{label} against training steps", "step", label, log_y=True)
         for which, name in enumerate(dict.fromkeys(row["setting"] for row in points)):
             x, y = np.array([(r["step"], r[column]) for r in points if r["setting"] == name], float).T
-            panel.series.append(Series(name, "line", x, y, colour=COLOURS[which % len(COLOURS)]))
+            colour = COLOURS[which % len(COLOURS)]
+            panel.series.append(Series(name, "line", x, y, colour=colour))
+            if len(x) < _MAX_MARKED:
+                panel.series.append(Series("", "points", x, y, colour=colour))
         if points:
             panels[f"{column}_by_step"] = panel
     return panels
