@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.pricing import PAPER, Market, Offer, best_plan, fit_law, read_results
-from assay.study import open_study, run_local
+from assay.study import open_study
 from assay.study.report import report_from_table, write_report
+from assay.study.run import execute
 
 COLUMNS = "table,dataset,data,sigma,clean_fraction,noisy_fraction,sampling,consistency,fid,fid_std".split(",")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -62,7 +63,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "spec.toml").write_text(TINY)
     opened = open_study(folder / "spec.toml", folder / "out")
     assert write_report(opened) is None, "no result, no report"
-    run_local(opened, 1)
+    for job in opened.jobs:
+        assert execute(opened.study, opened.folder, opened.store, job)
     written = write_report(opened)
     assert written is not None and written.path == folder / "out" / "report.html"
     return folder / "out"

@@ -389,7 +389,7 @@ def _shown(subject: Subject) -> dict[str, Any]:
     bounds = priced.bounds[-1]
     low, high = inverse(bounds.lower, bounds.upper)
     if not bounds.contradiction and math.isfinite(low) and (low > 1 or math.isfinite(high)):
-        shown["worth"] = (f"{low:.3g} – {high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
+        shown["worth"] = (f"{low:.3g}–{high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
     shown |= {"price_rows": _price_rows(priced), "percent": f"{priced.confidence:.0%}"}
     shown["notes"] = [f"At noise {b.sigma:g}: {b.contradiction}." for b in priced.bounds if b.contradiction]
     shown["notes"] += [
