@@ -43,9 +43,11 @@ def _open(spec: Path, output: Path | None) -> "OpenStudy":
 def run(
     spec: Spec,
     output: Folder = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes, which share the cores. Default: one per core.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="Threads of each process; another number may change the results' last bits."),
+    ] = 1,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster ('auto': the one at hand).")
     ] = None,
@@ -62,6 +64,7 @@ def run(
 
     console = Console()
     opened = _open(spec, output)
+    reasons: dict[str, str] = {}
     with locked(opened.folder):
         num_finished = sum(opened.is_finished(job) for job in opened.jobs)
         if num_finished < len(opened.jobs):
@@ -75,11 +78,13 @@ def run(
             board = _Board(opened, console)
             with stop_on_signal() as stopped, board.live:
                 if ray is None:
-                    run_local(opened, workers or os.cpu_count() or 1, board.update, lambda: bool(stopped))
+                    num_workers = workers or os.cpu_count() or 1
+                    run_local(opened, num_workers, board.update, lambda: bool(stopped), threads)
                 else:
                     from assay.study.cluster import run_on_ray
 
                     run_on_ray(opened, ray, gpus_per_run, board.update, lambda: bool(stopped))
+            reasons = board.reasons
             if stopped:
                 console.print("Stopped; what was done is saved. The same command continues.")
                 raise typer.Exit(130)
@@ -87,7 +92,7 @@ def run(
     failed = [job for job in opened.jobs if not opened.is_finished(job)]
     for job in failed:
         console.print(
-            f"failed: {job.title}: {opened.failure(job) or 'no reason known'}", style="red", soft_wrap=True
+            f"failed: {job.title}: {reasons.get(job.key) or opened.failure(job)}", style="red", soft_wrap=True
         )
     if failed:
         console.print(
@@ -102,6 +107,7 @@ class _Board:
     def __init__(self, opened: "OpenStudy", console: Console) -> None:
         self.opened = opened
         self.state: dict[str, tuple[str, float, float]] = {}  # phase, share done, since when
+        self.reasons: dict[str, str] = {}  # of failures, also of those that the disk has no room for
         self.live = Live(self.render(), console=console, refresh_per_second=2, transient=True)
         self.started = time.monotonic()
 
@@ -110,6 +116,8 @@ class _Board:
         phase, _, since = self.state.get(update.job, ("", 0.0, time.monotonic()))
         since = since if phase == update.phase else time.monotonic()
         self.state[update.job] = update.phase, update.done / max(update.total, 1), since
+        if update.phase == "failed":
+            self.reasons[update.job] = update.reason
         if update.phase in ("done", "failed"):
             title = next(job.title for job in self.opened.jobs if job.key == update.job)
             self.live.console.print(

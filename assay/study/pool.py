@@ -1,21 +1,32 @@
-"""Jobs on one machine: worker processes with a fair share of the threads each.
+"""Jobs on one machine: worker processes with a fixed number of threads each.
 
 Workers are real processes, so a crash, an out-of-memory kill or a diverging run ends one job and not
 the study. A worker whose parent is gone stops by itself, saved.
+
+Each worker has one thread unless told otherwise: sums of a convolution's gradient are split over
+threads, so another number of threads gives other last bits, and results must not depend on how many
+workers there happened to be.
 """
 
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+from threadpoolctl import threadpool_limits
+
 from assay.files import write_whole
-from assay.study.run import OpenStudy, Update, execute, failure_path
+from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
 from assay.study.spec import Job, Study
+
+_MAX_DEATHS_AT_START = 3  # of workers before their first job: then something is wrong with all of them
 
 
 def run_local(
@@ -23,15 +34,14 @@ def run_local(
     num_workers: int,
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
-    num_threads: int | None = None,
+    num_threads: int = 1,
 ) -> None:
     """Run every unfinished job, `num_workers` at a time; a job that fails is recorded and the others go on."""
     waiting = [job for job in opened.jobs if not opened.is_finished(job)]
-    num_workers = max(1, min(num_workers, len(waiting)))
-    num_threads = num_threads or max(1, (os.cpu_count() or 1) // num_workers)
     context = multiprocessing.get_context("spawn")
-    stopping = context.Event()
+    stopping = context.RawValue("b", 0)  # no lock around it, which a killed worker would keep
     workers: dict[Connection, tuple[Any, Job | None]] = {}
+    num_deaths_at_start = 0
 
     def start() -> None:
         mine, theirs = context.Pipe()
@@ -46,46 +56,72 @@ def run_local(
 
     def assign(connection: Connection) -> None:
         process, _ = workers[connection]
-        job = waiting.pop(0) if waiting and not stopping.is_set() else None
-        workers[connection] = process, job
+        job = waiting[0] if waiting and not stopping.value else None
         connection.send(job)
         if job is None:
             process.join()
             del workers[connection]
+        else:
+            workers[connection] = process, waiting.pop(0)
 
-    for _ in range(num_workers if waiting else 0):
-        start()
-    while workers:
-        if should_stop():
-            stopping.set()
-        for connection in wait(list(workers), timeout=0.2):
-            assert isinstance(connection, Connection)
-            process, job = workers[connection]
-            try:
-                message = connection.recv()
-            except EOFError:  # the process died, killed by somebody or by lack of memory
-                process.join()
-                del workers[connection]
-                if job is not None:
-                    record_failure(opened.folder, job, f"the worker died (exit code {process.exitcode})")
-                    on_update(Update(job.key, "failed", 0, 1))
-                if waiting and not stopping.is_set():
-                    start()
-                continue
-            match message:
-                case Update():
-                    on_update(message)
-                case "ready":
-                    assign(connection)
+    def bury(connection: Connection) -> None:
+        nonlocal num_deaths_at_start
+        process, job = workers.pop(connection)
+        process.join()
+        if job is not None:
+            reason = f"the worker died (exit code {process.exitcode})"
+            record_failure(opened.folder, job, reason)
+            on_update(Update(job.key, "failed", 0, 1, reason))
+        else:
+            num_deaths_at_start += 1
+            if num_deaths_at_start == _MAX_DEATHS_AT_START:
+                raise OSError(f"workers die before they take a job (exit code {process.exitcode})")
+        if waiting and not stopping.value:
+            start()
+
+    try:
+        for _ in range(min(num_workers, len(waiting))):
+            start()
+        while workers:
+            if should_stop():
+                stopping.value = 1
+            for connection in wait(list(workers), timeout=0.2):
+                assert isinstance(connection, Connection)
+                try:
+                    message = connection.recv()
+                    if message == "ready":
+                        assign(connection)
+                except (EOFError, OSError):  # the process died, killed by somebody or by lack of memory
+                    bury(connection)
+                else:
+                    if isinstance(message, Update):
+                        on_update(message)
+    finally:  # on an error, do not leave before the workers have saved what they do
+        stopping.value = 1
+        for connection, (process, _) in workers.items():
+            connection.close()
+            process.join()
 
 
 def record_failure(folder: Path, job: Job, reason: str) -> None:
     """Keep why a job failed; if even that cannot be written (a full disk), the others still go on."""
-    try:
-        with write_whole(failure_path(folder, job)) as partial:
-            partial.write_text(reason)
-    except OSError:
-        pass
+    with suppress(OSError), write_whole(failure_path(folder, job)) as partial:
+        partial.write_text(reason)
+
+
+def limit_threads(num_threads: int) -> None:
+    """Give this process a share of the cores: in torch, and in the BLAS and OpenMP of numpy and scipy."""
+    torch.set_num_threads(num_threads)
+    threadpool_limits(num_threads)
+
+
+@contextmanager
+def _claimed(run_dir: Path) -> Iterator[None]:
+    """Have a run to oneself. A worker that outlived its killed study leaves it after its next step."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(run_dir / ".lock", "w") as file:
+        flock(file, LOCK_EX)
+        yield
 
 
 def _work(
@@ -98,34 +134,34 @@ def _work(
     store: Path,
 ) -> None:
     """The life of a worker: ask for a job, do it, tell how it goes, until there is none."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    torch.set_num_threads(num_threads)
+    limit_threads(num_threads)
     last_told = 0.0
 
     def tell(update: Update) -> None:
         nonlocal last_told
         if time.monotonic() - last_told > 0.2 or update.done == update.total:
             last_told = time.monotonic()
-            connection.send(update)
+            with suppress(OSError):  # nobody listens any more: `should_stop` knows, and the job is saved
+                connection.send(update)
 
     def should_stop() -> bool:
-        return stopping.is_set() or os.getppid() != parent
+        return bool(stopping.value) or os.getppid() != parent
 
-    try:
+    with suppress(OSError, EOFError):  # the parent is gone
         while True:
             connection.send("ready")
             job: Job | None = connection.recv()
             if job is None:
                 return
+            end = Update(job.key, "stopped", 1, 1)
             try:
-                failure_path(folder, job).unlink(missing_ok=True)
-                finished = execute(study, folder, store, job, tell, should_stop)
-                connection.send(Update(job.key, "done" if finished else "stopped", 1, 1))
+                with _claimed(run_path(folder, job)):
+                    failure_path(folder, job).unlink(missing_ok=True)
+                    if execute(study, folder, store, job, tell, should_stop):
+                        end = Update(job.key, "done", 1, 1)
             except Exception as error:
-                record_failure(folder, job, f"{type(error).__name__}: {error}")
-                connection.send(Update(job.key, "failed", 0, 1))
-    except (BrokenPipeError, EOFError):  # the parent is gone
-        return
+                end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
+                record_failure(folder, job, end.reason)
+            connection.send(end)

@@ -43,12 +43,16 @@ _NUM_PICTURED = 64
 
 @dataclass(frozen=True)
 class Update:
-    """What a job is doing: "training", "sampling" or "done", and how far it is."""
+    """What a job is doing ("training", "sampling") and how far it is, or how it ended.
+
+    Ends are "done", "stopped" and "failed", which has a reason.
+    """
 
     job: str
     phase: str
     done: int
     total: int
+    reason: str = ""
 
 
 class Result(BaseModel):
@@ -131,8 +135,13 @@ def prepare_shared(opened: OpenStudy) -> None:
 
 
 def _reference(study: Study, source: ImageSource, folder: Path) -> tuple[Extractor, Reference]:
-    extractor = load_extractor(study.evaluate.extractor, folder / "shared", reference=source)
+    extractor = load_extractor(study.evaluate.extractor, folder / "shared", reference=source, device=_device())
     return extractor, reference_from_images(source, extractor, folder / "shared")
+
+
+def _device() -> str:
+    """Where to sample and measure: on the GPU that trained, if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def execute(
@@ -145,7 +154,7 @@ def execute(
 ) -> bool:
     """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there."""
     clean = open_store(store)
-    run_dir = folder / "runs" / job.key
+    run_dir = run_path(folder, job)
     paths = {sample: result_path(folder, job, sample, clean) for sample in job.samples}
     if all(path.exists() for path in paths.values()):
         return True
@@ -176,7 +185,7 @@ def execute(
                 raise Interrupted
 
         samples, settings = sample_checkpoint(
-            trained.checkpoint, num_total, 0, sample, frequencies=reference.frequencies
+            trained.checkpoint, num_total, 0, sample, reference.frequencies, _device()
         )
         try:
             measured = evaluate(
@@ -229,9 +238,14 @@ class _Clock:
         return seconds
 
 
+def run_path(folder: Path, job: Job) -> Path:
+    """Where all of a job lies."""
+    return folder / "runs" / job.key
+
+
 def result_path(folder: Path, job: Job, sample: SampleConfig, clean: ImageSource) -> Path:
     """Where the result of one way of sampling a job lies."""
-    return folder / "runs" / job.key / f"result-{job.result_key(sample, clean.fingerprint)}.json"
+    return run_path(folder, job) / f"result-{job.result_key(sample, clean.fingerprint)}.json"
 
 
 def picture_path(result: Path) -> Path:
@@ -241,4 +255,4 @@ def picture_path(result: Path) -> Path:
 
 def failure_path(folder: Path, job: Job) -> Path:
     """Why a job failed the last time it ran."""
-    return folder / "runs" / job.key / "failure.txt"
+    return run_path(folder, job) / "failure.txt"

@@ -112,9 +112,11 @@ class Run:
         self.nature = self.source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
         self.by_sigma = LossBySigma(self.source.sigma_tn)
+        self.was_finished = self.final.exists()
         self._resume()
         self.first_step, self.started = self.step, time.perf_counter()
-        self.recorder = Recorder(run_dir, self.step) if self.fabric.is_global_zero else None
+        records = self.fabric.is_global_zero and not self.was_finished
+        self.recorder = Recorder(run_dir, self.step) if records else None
 
     @property
     def final(self) -> Path:
@@ -178,7 +180,8 @@ class Run:
     def finish(self) -> TrainResult:
         """Save the state, and the final checkpoint if the run is complete."""
         finished = self.step == self.config.train.num_steps
-        self._save_state()
+        if not self.was_finished:
+            self._save_state()
         if self.recorder is not None:
             if finished and not self.final.exists():
                 self._save_checkpoint(self.final)
@@ -241,6 +244,9 @@ class Run:
         self.denoiser.load_state_dict(theirs)
 
     def _resume(self) -> None:
+        if self.was_finished:  # its states may be gone, and nothing is left to do
+            self.step = self.config.train.num_steps
+            return
         state = load_state(self.run_dir / "state")
         if state is None:
             return

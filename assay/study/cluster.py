@@ -1,0 +1,222 @@
+"""Jobs on a Ray cluster: one remote task each, on machines that need not share a file system.
+
+The packed store and the shared files travel through Ray's object store, once to each node. A task
+unpacks them into a folder of its own, with what there is of its run, and does there what a local worker
+does; its run's files come back as its value, and the driver writes them into the study's folder, results
+last. So the folder looks as if the study had run here, and either way continues what the other began.
+A task whose node dies is started again on another one.
+"""
+
+import math
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.files import write_whole
+from assay.study.pool import limit_threads, record_failure
+from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
+from assay.study.spec import Job, Study
+
+_MAX_RETRIES = 10  # of a task whose node dies; clusters of cheap machines lose them often
+_SECONDS_TO_SAVE = 60.0  # for running tasks after a stop; then they are cancelled
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """How a task ended, and the files of its run."""
+
+    end: Update
+    files: dict[str, np.ndarray]
+
+
+def run_on_ray(
+    opened: OpenStudy,
+    address: str,
+    gpus_per_run: float = 0,
+    on_update: Callable[[Update], None] = lambda update: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run every unfinished job on the Ray cluster at `address`; failures are recorded, the others go on."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("studies on a Ray cluster need an extra package: pip install 'assay[ray]'") from None
+
+    was_connected = ray.is_initialized()
+    if not was_connected:
+        _connect(ray, address)
+    try:
+        _check_resources(ray, address, gpus_per_run)
+        _run(ray, opened, gpus_per_run, on_update, should_stop)
+    finally:
+        if not was_connected:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Join the cluster, and keep this process's own way of stopping, which Ray would replace."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConnectionError(
+            f"no Ray cluster at {address!r} ({str(error).splitlines()[0]}): start one with `ray start --head` "
+            "and give its address"
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _check_resources(ray: Any, address: str, gpus_per_run: float) -> None:
+    """A task that fits on no node would wait for ever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(node.get("GPU", 0) >= gpus_per_run and node.get("CPU", 0) >= 1 for node in nodes):
+        most = max(node.get("GPU", 0) for node in nodes)
+        raise ValueError(
+            f"a run that takes 1 CPU and {gpus_per_run:g} GPUs fits on no node of the cluster at {address!r}: "
+            f"the most GPUs a node has are {most:g}; ask for fewer, or add nodes"
+        )
+
+
+def _run(
+    ray: Any,
+    opened: OpenStudy,
+    gpus_per_run: float,
+    on_update: Callable[[Update], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
+    task = ray.remote(_task).options(
+        num_cpus=1, num_gpus=gpus_per_run or None, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
+    )
+    store, shared = ray.put(_pack(opened.store)), ray.put(_pack(opened.folder / "shared"))
+    running: dict[Any, Job] = {}
+    for job in opened.jobs:
+        if not opened.is_finished(job):
+            run = _pack(run_path(opened.folder, job))
+            running[task.remote(board, opened.study, job, gpus_per_run > 0, store, shared, run)] = job
+    started: set[str] = set()
+    deadline = math.inf
+    while running:
+        with suppress(ray.exceptions.RayError):  # the board restarts if it was killed
+            for update in ray.get(board.take.remote(deadline < math.inf)):
+                started.add(update.job)
+                on_update(update)
+        if should_stop() and deadline == math.inf:
+            deadline = time.monotonic() + _SECONDS_TO_SAVE
+            for future, job in running.items():
+                if job.key not in started:
+                    ray.cancel(future)
+        if time.monotonic() > deadline:
+            for future in running:
+                ray.cancel(future, force=True)
+        for future in ray.wait(list(running), timeout=0.2)[0]:
+            job = running.pop(future)
+            try:
+                outcome = ray.get(future)
+                _keep(outcome, opened.folder, job)
+                end = outcome.end
+            except (ray.exceptions.RayError, OSError) as error:  # out of retries, cancelled; or no room here
+                cancelled = isinstance(error, ray.exceptions.RayError) and deadline < math.inf
+                reason = "" if cancelled else f"{type(error).__name__}: {error}"
+                end = Update(job.key, "stopped" if cancelled else "failed", 0, 1, reason)
+            if end.phase == "failed":
+                record_failure(opened.folder, job, end.reason)
+            on_update(end)
+
+
+class _Board:
+    """An actor beside the driver: tasks post their progress here and look whether to stop."""
+
+    def __init__(self) -> None:
+        self.updates: dict[str, Update] = {}
+        self.stopping = False
+
+    def post(self, update: Update) -> bool:
+        """Take an update in, and tell whether to stop."""
+        self.updates[update.job] = update
+        return self.stopping
+
+    def take(self, stopping: bool) -> list[Update]:
+        """The latest update of every job that has any news; `stopping` asks the jobs to save and end."""
+        self.stopping = stopping
+        updates, self.updates = list(self.updates.values()), {}
+        return updates
+
+
+def _task(
+    board: Any,
+    study: Study,
+    job: Job,
+    on_gpu: bool,
+    store: Mapping[str, np.ndarray],
+    shared: Mapping[str, np.ndarray],
+    run: Mapping[str, np.ndarray],
+) -> _Outcome:
+    """One job on a node, in a folder that goes when it ends."""
+    import ray
+
+    if not on_gpu:
+        limit_threads(1)  # as the local workers, so that results agree to the last bit
+    stopping, last_told = False, 0.0
+
+    def tell(update: Update) -> None:
+        nonlocal stopping, last_told
+        if time.monotonic() - last_told > 0.2 or update.done == update.total:
+            last_told = time.monotonic()
+            with suppress(ray.exceptions.RayError):  # the board is gone; the results still count
+                stopping = ray.get(board.post.remote(update), timeout=10)
+
+    with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
+        folder = Path(temporary)
+        run_dir = run_path(folder, job)
+        for files, target in ((store, folder / "store"), (shared, folder / "shared"), (run, run_dir)):
+            _unpack(files, target)
+        failure_path(folder, job).unlink(missing_ok=True)
+        tell(Update(job.key, "training", 0, job.config.train.num_steps))
+        try:
+            finished = execute(study, folder, folder / "store", job, tell, lambda: stopping)
+            end = Update(job.key, "done" if finished else "stopped", 1, 1)
+        except Exception as error:
+            end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
+        return _Outcome(end, _pack(run_dir))
+
+
+def _keep(outcome: _Outcome, folder: Path, job: Job) -> None:
+    """Write a task's files into the study's folder, results last: a result is all that counts."""
+    run_dir = run_path(folder, job)
+    failure_path(folder, job).unlink(missing_ok=True)
+    _unpack(outcome.files, run_dir)
+    if outcome.end.phase == "done":
+        shutil.rmtree(run_dir / "state", ignore_errors=True)
+
+
+def _pack(folder: Path) -> dict[str, np.ndarray]:
+    """All files below a folder as bytes: arrays, which the tasks of a node share without a copy each.
+
+    Not the hidden ones, which are locks and leftovers of killed writers.
+    """
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    seen = {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
+    return {str(name): np.fromfile(path, np.uint8) for name, path in seen.items()}
+
+
+def _unpack(files: Mapping[str, np.ndarray], folder: Path) -> None:
+    """Write what `_pack` took, each file whole, results last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sorted(files, key=lambda name: (name.startswith("result-"), name)):
+        with write_whole(folder / name) as partial:
+            files[name].tofile(partial)
