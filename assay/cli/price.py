@@ -320,7 +320,7 @@ def _print_extremes(console: Console, reports: "list[PriceReport]") -> None:
             guess = law.predict(results.num_clean[i], [(results.num_noisy[i], results.sigma[i])])
             _say(
                 console,
-                f"held out, {results.name}, {results.setting(i)}: predicted {guess.fd:.2f} "
+                f"not in the fit, {results.name}, {results.setting(i)}: predicted {guess.fd:.2f} "
                 f"{_ends((guess.low, guess.high), 3)}, measured {results.fd[i]:.2f} "
                 f"({guess.fd / results.fd[i] - 1:+.1%})",
             )
@@ -332,7 +332,7 @@ def _print_plan(console: Console, best: "Plan", name: str, confidence: float) ->
     columns = {
         "kind": [f"noise {kind.offer.sigma:g}" if kind.offer.sigma else "clean" for kind in kinds],
         "unit price": [f"{kind.offer.unit_price:g}" for kind in kinds],
-        "buy": [f"{kind.num_images:,.0f}" for kind in kinds],
+        "buy": [f"{math.floor(kind.num_images + 1e-6):,}" for kind in kinds],
         "cost": [f"{kind.cost:,.2f}" for kind in kinds],
         "FD per next 1.00": [f"-{kind.next_dollar:.3g}" if kind.next_dollar else "sold out" for kind in kinds],
         "not worth it above": [

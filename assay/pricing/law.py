@@ -11,6 +11,9 @@ What lies below it only clean images can show; that error falls at the parametri
 first clean images are worth much more than c says, and without any the law gives infinity. FD is convex and
 falls in every count, which makes the budget planner exact.
 
+The form was chosen among 19 with all of the paper's tables in view, its two extreme rows included: they test
+the fit, which never sees them, but not the choice of the form.
+
 c is the paper's price: with clean images of noise sigma_floor, an image of total variance
 sigma_floor^2 + sigma^2 weighs 1 / sigma_i^(4k - 2) in n_l, so steepness = 2k - 1.
 """

@@ -172,7 +172,7 @@ def _save_png(panels: Sequence[Panel], path: Path) -> None:
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, **scales)
         for axis, is_log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
             if is_log:  # 2, 3, 4 instead of 2 x 10^0
-                axis.set_major_formatter(LogFormatter())
+                axis.set_major_formatter("{x:g}")
                 axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
