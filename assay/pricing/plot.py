@@ -75,7 +75,7 @@ def price_panels(report: PriceReport) -> list[Panel]:
         (1, f"interval, {percent}", COLOURS[2], 2.0, [inverse(*(b.interval or (0, 0))) for b in report.bounds]),
     ):
         at = [b.sigma + 0.015 * place * highest for b in report.bounds]
-        if bars := [(x, *e) for x, e in zip(at, ends, strict=True) if e and np.isfinite(e).all()]:
+        if bars := [(x, *e) for x, e in zip(at, ends, strict=True) if e and e[0] <= e[1] < np.inf]:
             x, low, high = np.array(bars).T
             price.series.append(Series(name, "bars", x, np.sqrt(low * high), low, high, colour, width))
     return [fd, price]

@@ -58,6 +58,7 @@ from assay.study.spec import Row
 _PAGE = Path(__file__).with_name("page")
 _MAX_FACTOR = 30  # between the ends of a price's interval
 _MAX_CURVE = 100  # points of a training curve
+_MAX_MARKED = 10  # on a curve of fewer points they are marked
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _read_lines(path: Path) -> list[Line]:
 def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) -> Subject:
     first = lines[0]
     name = first.dataset
-    slug = f"{_slug(name)}-" if one_of_many else ""
+    slug = f"{_slug(f'{name} {first.extractor}')}-" if one_of_many else ""
     command = f"assay plan {'--paper' if _is_paper(table) else shlex.quote(str(table))}"
     if one_of_many:
         command += f" --dataset {shlex.quote(name)}"
@@ -237,17 +238,16 @@ def _subject(table: Path, folder: Path, lines: list[Line], one_of_many: bool) ->
         panels |= {"law": law} if priced.law else {}
         if price.series and not (priced.law and _is_open(priced.law, priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
-    panels |= _training_panels(folder / "training.csv", first.metric)
+    panels |= {} if one_of_many else _training_panels(folder / "training.csv", first.metric)
     values, noise = headline_values(lines), folder / "figures" / f"{slug}noise_levels.png"
     samples = [
         Picture(title, f"Samples of the model trained on {title}, {first.metric} {value}", path)
         for title, value in values.items()
         if (path := folder / "figures" / _sample_name(slug, title)).exists()
     ]
-    levels = Picture("Noise levels", f"Images of {name} at each noise level of the study", noise)
-    return Subject(
-        name, slug, lines, priced, command, tables, panels, samples, levels if noise.exists() else None
-    )
+    alt = f"Images of {name} at each noise level of the study"
+    levels = Picture("Noise levels", alt, noise) if noise.exists() else None
+    return Subject(name, slug, lines, priced, command, tables, panels, samples, levels)
 
 
 def _is_paper(table: Path) -> bool:
@@ -284,8 +284,10 @@ def _write_training(opened: OpenStudy, shown: dict[str, Row]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("setting", "step", "loss", "fd"))
-    for title, row in shown.items():
-        path = opened.picture(row).with_name("metrics.jsonl")
+    # Settings that differ only in how they are sampled share a run: the first one stands for it.
+    runs = {opened.picture(row).parent: title for title, row in reversed(shown.items())}
+    for run_dir, title in reversed(runs.items()):
+        path = run_dir / "metrics.jsonl"
         curve = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
         for point in curve[:: -(-len(curve) // _MAX_CURVE) or 1]:
             writer.writerow((title, point["step"], point["loss"], ""))
@@ -315,7 +317,10 @@ def _training_panels(path: Path, metric: str) -> dict[str, Panel]:
         panel = Panel(f"{label} against training steps", "step", label, log_y=True)
         for which, name in enumerate(dict.fromkeys(row["setting"] for row in points)):
             x, y = np.array([(r["step"], r[column]) for r in points if r["setting"] == name], float).T
-            panel.series.append(Series(name, "line", x, y, colour=COLOURS[which % len(COLOURS)]))
+            colour = COLOURS[which % len(COLOURS)]
+            panel.series.append(Series(name, "line", x, y, colour=colour))
+            if len(x) < _MAX_MARKED:
+                panel.series.append(Series("", "points", x, y, colour=colour))
         if points:
             panels[f"{column}_by_step"] = panel
     return panels
@@ -329,9 +334,8 @@ def _write_samples(subject: Subject, path: Path) -> None:
     gap, head, font = 16, 28, ImageFont.load_default(16)
     width, height = max(grid.width for grid in grids) + gap, max(grid.height for grid in grids) + gap + head
     num_columns = min(3, len(grids))
-    canvas = Image.new(
-        "RGB", (num_columns * width - gap, -(-len(grids) // num_columns) * height - gap), "white"
-    )
+    num_rows = -(-len(grids) // num_columns)
+    canvas = Image.new("RGB", (num_columns * width - gap, num_rows * height - gap), "white")
     for i, (grid, picture) in enumerate(zip(grids, subject.samples, strict=True)):
         left, top = i % num_columns * width, i // num_columns * height
         ImageDraw.Draw(canvas).text((left, top + 4), picture.title, fill="black", font=font)
@@ -372,7 +376,8 @@ def _shown(subject: Subject) -> dict[str, Any]:
         "metric": lines[0].metric, "command": subject.command, "law": None, "bounds": [],
     }  # fmt: skip
     shown: dict[str, Any] = {
-        "subject": subject, "metric": lines[0].metric, "sigma": headline_sigma(lines), "headline": headline(lines),
+        "subject": subject, "metric": lines[0].metric, "sigma": headline_sigma(lines),
+        "headline": headline(lines),
         "bars": [(name, str(v), f"{100 * v.mean / worst:.2f}", name == mix) for name, v in values.items()],
         "mix": (mix, values[mix]) if mix in values else None,
         "alone": (alone, values[alone]) if alone in values and p < 1 else None,
@@ -384,7 +389,7 @@ def _shown(subject: Subject) -> dict[str, Any]:
     bounds = priced.bounds[-1]
     low, high = inverse(bounds.lower, bounds.upper)
     if not bounds.contradiction and math.isfinite(low) and (low > 1 or math.isfinite(high)):
-        shown["worth"] = (f"{low:.3g} – {high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
+        shown["worth"] = (f"{low:.3g}–{high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
     shown |= {"price_rows": _price_rows(priced), "percent": f"{priced.confidence:.0%}"}
     shown["notes"] = [f"At noise {b.sigma:g}: {b.contradiction}." for b in priced.bounds if b.contradiction]
     shown["notes"] += [
@@ -398,13 +403,9 @@ def _shown(subject: Subject) -> dict[str, Any]:
         if (ends := b.interval or ((b.lower, b.upper) if not b.contradiction else None))
     ]
     if priced.law and priced.left_out:
-        errors = priced.left_out.error
+        error, outside = priced.left_out.error, priced.left_out.extrapolates
         shown["law"] = priced.law.as_dict()
-        shown["left_out"] = (
-            f"{np.median(errors):.1%}",
-            len(errors),
-            sum(map(bool, priced.left_out.extrapolates)),
-        )
+        shown["left_out"] = f"{np.median(error):.1%}", len(error), sum(map(bool, outside))
         shown["fitted"] = [
             (priced.results.setting(i), *(f"{row[k]:.4g}" for k in ("fd", "fitted", "left_out")),
              f"{row['left_out'] / row['fd'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
@@ -417,13 +418,13 @@ def _shown(subject: Subject) -> dict[str, Any]:
             data["law"] = _plain_law(priced.law, sigmas)
         else:
             shown["missing"] = (
-                "The law fitted to these results leaves open what a noisy image is worth, so any plan would be a "
-                "guess. More training, more seeds or more values in grid.clean_fractions would tell."
+                "The law fitted to these results leaves open what a noisy image is worth, so any plan would be "
+                "a guess. More training, more seeds or more values in grid.clean_fractions would tell."
             )
     else:
         shown["missing"] = (
-            f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only and "
-            f"mixed, at least 10% clean); this table has {len(priced.results)}. More values in "
+            f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only "
+            f"and mixed, at least 10% clean); this table has {len(priced.results)}. More values in "
             "grid.clean_fractions give it both."
         )
     return shown
@@ -434,10 +435,8 @@ def _facts(lines: Sequence[Line]) -> list[str]:
     facts = [f"{len(lines)} results"]
     if num_images := lines[0].num_images:
         seeds = len({line.seed for line in lines})
-        facts += [
-            f"{seeds} training seed{'s' if seeds > 1 else ''}",
-            f"{num_images:,} samples for each distance",
-        ]
+        facts.append(f"{seeds} training seed{'s' if seeds > 1 else ''}")
+        facts.append(f"{num_images:,} samples for each distance")
     if total := max(line.num_clean + line.num_noisy for line in lines):
         facts.append(f"up to {total:,} training images")
     if hours := sum(line.train_seconds + line.sample_seconds for line in lines) / 3600:
@@ -469,9 +468,13 @@ def _ends(ends: tuple[float, float]) -> str:
 
 
 def _plain_law(law: Law, sigmas: Iterable[float]) -> dict[str, Any]:
-    """What the page needs to predict and plan as `assay.pricing.plan` does."""
+    """What the page needs to predict and plan as `assay.pricing.plan` does.
+
+    `ranks` are the places of an interval's ends among the sorted draws.
+    """
     return {
         "parameters": law.as_dict(), "confidence": law.confidence, "seen": law.seen,
+        "ranks": law._interval(np.arange(len(law.draws), dtype=float)),
         "sigmas": [(sigma, float(law.price(sigma))) for sigma in sigmas],
         "draws": [[float(f"{v:.9g}") for v in draw] for draw in law.draws],
         "scatter": [float(f"{v:.9g}") for v in law.scatter],

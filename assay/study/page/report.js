@@ -208,14 +208,13 @@ class Planner {
       const other = Object.assign(Object.create(Planner.prototype), this, Object.fromEntries(names.map((name, i) => [name, draw[i]])));
       return other.fd(market, counts) * Math.exp(this.law.scatter[r]);
     }).sort((a, b) => a - b);
-    const at = (part) => values[Math.max(0, Math.ceil(part * values.length - 1e-9) - 1)], tail = (1 - this.law.confidence) / 2;
     const noise = Math.max(0, ...market.noisy.filter((_, i) => counts[1 + i] > 0).map((offer) => offer.sigma));
     const outside = Object.entries(this.law.seen).map(([name, [low, high]], i) => {
       const value = [clean, size, noise][i];
       if (value >= low - 1e-9 * high && value <= high * (1 + 1e-9)) return "";
       return `${name} ${short(value)} ${value < low ? "below" : "above"} the table's ${short(value < low ? low : high)}`;
     }).filter(Boolean);
-    return { fd: this.fd(market, counts), low: at(tail), high: at(1 - tail), outside };
+    return { fd: this.fd(market, counts), low: values[this.law.ranks[0]], high: values[this.law.ranks[1]], outside };
   }
 }
 
