@@ -154,8 +154,8 @@ def em_from_kmeans() -> None:
             ours, theirs, ratio, _, _ = np.median(rows, 0)
             mean, mean_em = np.mean(rows, 0)[3:]
             print(
-                f"n = 100,000, d = {d}, {name}: assay {ours:.3f} s, EM from k-means {theirs:.3f} s: {ratio:.1f}x "
-                f"faster; mean W1 {mean:.4f} against {mean_em:.4f}",
+                f"n = 100,000, d = {d}, {name}: assay {ours:.3f} s, EM from k-means {theirs:.3f} s: "
+                f"{ratio:.1f}x faster; mean W1 {mean:.4f} against {mean_em:.4f}",
                 flush=True,
             )
 
