@@ -282,7 +282,7 @@ class Block(nn.Module):
             scale, shift = shift.chunk(2, dim=1)
             hidden = torch.addcmul(shift, self.norm1(hidden), 1 + scale)
         else:
-            hidden = self.norm1(hidden + shift)
+            hidden = self.norm1(hidden.add_(shift))
         hidden = F.dropout(F.silu(hidden), self.dropout, self.training)
         x = self.add(x if self.skip is None else self.skip(x), self.conv1, hidden)
         if self.num_heads:
@@ -296,9 +296,9 @@ class Block(nn.Module):
     def add(self, x: Tensor, conv: nn.Conv2d, hidden: Tensor) -> Tensor:
         """skip_scale (x + conv(hidden))."""
         if self.skip_scale == 1:
-            return x + conv(hidden)
+            return conv(hidden).add_(x)
         weight, bias = conv.weight * self.skip_scale, _bias(conv) * self.skip_scale
-        return torch.add(conv._conv_forward(hidden, weight, bias), x, alpha=self.skip_scale)
+        return conv._conv_forward(hidden, weight, bias).add_(x, alpha=self.skip_scale)
 
 
 def _bias(conv: nn.Conv2d) -> Tensor:
