@@ -183,6 +183,16 @@ def test_nested_and_duplicate_directions_agree_with_50_digits() -> None:
     )
 
 
+@pytest.mark.parametrize("decades", [1, 3, 12], ids=["flat", "falling", "beyond the fast way"])
+def test_large_covariances_have_the_closed_form(decades: int) -> None:
+    rng = np.random.default_rng(2)
+    basis = linalg.qr(rng.standard_normal((600, 600)))[0]
+    lambda_a, lambda_b = np.logspace(0, -decades, 600), np.logspace(0, -decades, 600) * rng.uniform(0.5, 2, 600)
+    a, b = (gaussian(np.zeros(600), basis * values @ basis.T) for values in (lambda_a, lambda_b))
+    expected = np.square(np.sqrt(lambda_a) - np.sqrt(lambda_b)).sum()
+    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-7)
+
+
 def test_zero_covariance_and_wrong_covariance() -> None:
     zero = gaussian(np.zeros(3), np.zeros((3, 3)))
     assert frechet_distance(zero, gaussian(np.ones(3), np.eye(3))) == pytest.approx(6.0, rel=1e-12)
