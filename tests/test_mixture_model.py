@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from assay.mixture import ConditionWarning, NoisyMixture
 from assay.mixture.distance import wasserstein
 from assay.mixture.likelihood import _gather, _move, polish, polish_all, responsibilities
-from assay.mixture.model import ConditionWarning, NoisyMixture
 from assay.mixture.moments import Atoms, sample_weights
 from assay.mixture.samples import simulate, two_levels
 from assay.mixture.subspace import Subspace, find_subspace, sum_over_chunks

@@ -10,5 +10,10 @@ own:
     likelihood  the polish by maximum likelihood
     bounds      effective sample sizes, upper and lower bounds, hard pairs
     distance    W1 on a line, in d dimensions, along directions
-    experiment  simulation, and error against the number of samples
+    samples     drawing, reading and writing samples
+    rates, plot error against the number of samples, measured and drawn
 """
+
+from assay.mixture.model import ConditionWarning, NoisyMixture
+
+__all__ = ["ConditionWarning", "NoisyMixture"]
