@@ -99,9 +99,9 @@ def _run(
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
-    task = ray.remote(_task).options(
-        num_cpus=1, num_gpus=gpus_per_run or None, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
-    )
+    task = ray.remote(
+        num_cpus=1, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
+    )(_task)
     store, shared = ray.put(_pack(opened.store)), ray.put(_pack(opened.folder / "shared"))
     running: dict[Any, Job] = {}
     for job in opened.jobs:
