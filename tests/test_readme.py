@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ def test_the_two_commands_stand_in_the_readme() -> None:
 
 @pytest.mark.slow
 def test_assay_commands_run_in_order_in_an_empty_folder(tmp_path: Path) -> None:
+    pickle = ROOT / "tests/golden/edm_pickle/network-snapshot-000123.pkl"
+    shutil.copy(pickle, tmp_path)  # the file that the reader is supposed to have
     for command in COMMANDS:
         if command.startswith("make "):
             continue

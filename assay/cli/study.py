@@ -14,6 +14,7 @@ from rich.table import Table
 from assay.cli.train import stop_on_signal
 
 if TYPE_CHECKING:
+    from assay.study.report import Written
     from assay.study.run import OpenStudy, Update
 
 app = typer.Typer(
@@ -196,10 +197,21 @@ def report(
 ) -> None:
     """Write results.csv, figures and report.html from what is finished.
 
-    Example: `assay study report out/demo --tables latex`
+    A CSV file of results, such as the paper's table, is reported by itself; a results.csv into its own folder.
+
+    Examples:
+
+        assay study report out/demo --tables latex
+
+        assay study report assay/pricing/fid_tables.csv --output out/paper
     """
+    from assay.study.report import report_from_table
     from assay.study.results import format_table, gather, paper_tables
 
+    if spec.suffix == ".csv":
+        folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
+        _print_report(report_from_table(spec, folder), Console())
+        return
     opened = _open(spec, output)
     if tables is not None:
         for table in paper_tables(gather(opened)):
@@ -215,6 +227,10 @@ def _report(opened: "OpenStudy", console: Console) -> None:
     if written is None:
         console.print("No setting is finished yet.")
         return
+    _print_report(written, console)
+
+
+def _print_report(written: "Written", console: Console) -> None:
     for table in written.tables[:1]:
         shown = Table(*table.header, title=table.title)
         for row in table.rows:

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,13 +107,18 @@ class Value:
 
 def value_of(lines: Iterable[Line], **wanted: object) -> Value | None:
     """Mean over the seeds of the setting with these columns; None if it was not run."""
-    found = [line for line in lines if all(_same(getattr(line, key), value) for key, value in wanted.items())]
+    found = [line for line in lines if has_columns(line, wanted)]
     distances = list({line.seed: line.fid for line in found}.values())
     if not distances:
         return None
     if len(distances) == 1:
         return Value(distances[0], found[0].fid_std, 1)
     return Value(statistics.fmean(distances), statistics.stdev(distances), len(distances))
+
+
+def has_columns(row: object, wanted: Mapping[str, object]) -> bool:
+    """Whether a line of results, or a row of the spec, has these columns."""
+    return all(_same(getattr(row, key), value) for key, value in wanted.items())
 
 
 def _same(found: object, wanted: object) -> bool:
@@ -155,14 +160,15 @@ def headline_sigma(lines: Sequence[Line]) -> float:
 
 def headline_fraction(lines: Sequence[Line]) -> float:
     """The clean fraction the headline speaks of: the smallest above 0 of the grid."""
-    return min(line.clean_fraction for line in lines if line.table == "clean_mix" and line.clean_fraction > 0)
+    fractions = [line.clean_fraction for line in lines if line.table == "clean_mix" and line.clean_fraction > 0]
+    return min(fractions, default=math.nan)
 
 
-def headline_values(lines: Sequence[Line]) -> dict[str, Value]:
-    """Distances of the settings the headline compares, best noisy-only variant included."""
+def headline_settings(lines: Sequence[Line]) -> dict[str, dict[str, object]]:
+    """Columns of the settings the headline compares, by title; not all of them need to have been run."""
     sigma, p = headline_sigma(lines), headline_fraction(lines)
     noisy = dict(table="only_noisy", sigma=sigma)
-    wanted: dict[str, dict[str, object]] = {
+    return {
         "100% clean": dict(table="clean_mix", data="clean_only", clean_fraction=1.0),
         "100% noisy": dict(**noisy, sampling="full", consistency=False),
         "100% noisy, truncated sampling": dict(**noisy, sampling="truncated", consistency=False),
@@ -172,6 +178,11 @@ def headline_values(lines: Sequence[Line]) -> dict[str, Value]:
             table="clean_mix", data="mix", clean_fraction=p, sigma=sigma
         ),
     }
+
+
+def headline_values(lines: Sequence[Line]) -> dict[str, Value]:
+    """Distances of those settings that were run."""
+    wanted = headline_settings(lines)
     values = {title: value_of(lines, **columns) for title, columns in wanted.items()}
     return {title: value for title, value in values.items() if value is not None}
 
