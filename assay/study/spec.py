@@ -317,7 +317,7 @@ def check_against_data(rows: list[Row], source: ImageSource) -> None:
     num_there = int((source.sigma_tn == 0).sum())
     if num_there < len(source):
         raise ValueError(
-            f"data.store: {num_there} of the {len(source)} images of {source.name} are clean, and a study needs "
+            f"data.store: {num_there} of the {len(source)} images of {source.name} are clean; a study needs "
             "all of them clean, to add the noise itself: pack those alone"
         )
     for row in rows:
