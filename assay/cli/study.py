@@ -88,12 +88,11 @@ def run(
             if stopped:
                 console.print("Stopped; what was done is saved. The same command continues.")
                 raise typer.Exit(130)
+        failed = [job for job in opened.jobs if not opened.is_finished(job)]
+        for job in failed:  # before the report, which a full disk has no room for either
+            reason = reasons.get(job.key) or opened.failure(job)
+            console.print(f"failed: {job.title}: {reason}", style="red", soft_wrap=True, markup=False)
         _report(opened, console)
-    failed = [job for job in opened.jobs if not opened.is_finished(job)]
-    for job in failed:
-        console.print(
-            f"failed: {job.title}: {reasons.get(job.key) or opened.failure(job)}", style="red", soft_wrap=True
-        )
     if failed:
         console.print(
             f"{len(failed)} of {len(opened.jobs)} trainings failed; the same command tries them again."

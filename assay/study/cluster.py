@@ -8,8 +8,10 @@ A task whose node dies is started again on another one.
 """
 
 import math
+import re
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -27,6 +29,7 @@ from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
 from assay.study.spec import Job, Study
 
 _MAX_RETRIES = 10  # of a task whose node dies; clusters of cheap machines lose them often
+_SECONDS_TO_ANSWER = 10.0  # for the address
 _SECONDS_TO_SAVE = 60.0  # for running tasks after a stop; then they are cancelled
 
 
@@ -66,8 +69,11 @@ def _connect(ray: Any, address: str) -> None:
     """Join the cluster, and keep this process's own way of stopping, which Ray would replace."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        if host_and_port := re.fullmatch(r"([\w.-]+):(\d+)", address):
+            with socket.create_connection((host_and_port[1], int(host_and_port[2])), _SECONDS_TO_ANSWER):
+                pass  # somebody is there; Ray itself would try for minutes if not
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConnectionError(
             f"no Ray cluster at {address!r} ({str(error).splitlines()[0]}): start one with `ray start --head` "
             "and give its address"
@@ -99,9 +105,9 @@ def _run(
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
-    task = ray.remote(_task).options(
-        num_cpus=1, num_gpus=gpus_per_run or None, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
-    )
+    task = ray.remote(
+        num_cpus=1, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
+    )(_task)
     store, shared = ray.put(_pack(opened.store)), ray.put(_pack(opened.folder / "shared"))
     running: dict[Any, Job] = {}
     for job in opened.jobs:

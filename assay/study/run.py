@@ -31,6 +31,7 @@ from assay.study.spec import (
     Row,
     Study,
     check_against_data,
+    named,
     prepare_store,
     read_study,
     study_jobs,
@@ -110,7 +111,8 @@ def open_study(spec: Path, folder: Path) -> OpenStudy:
     study = read_study(spec)
     store, source = prepare_store(study, folder / "data")
     rows = study_rows(study, store)
-    check_against_data(rows, source)
+    with named(spec):
+        check_against_data(rows, source)
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(spec.read_text())

@@ -18,7 +18,11 @@ training, a `Job`.
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +34,15 @@ from assay.data import ImageSource, open_store
 from assay.data.known import KnownName, get
 from assay.metrics import ExtractorName
 from assay.sample import SampleConfig
-from assay.train.config import ConsistencyConfig, RunConfig, Strict, explain, read_config, read_toml
+from assay.train.config import (
+    ConsistencyConfig,
+    RunConfig,
+    Strict,
+    TrainConfig,
+    explain,
+    read_config,
+    read_toml,
+)
 
 Baseline = Literal["clean_only", "truncated", "consistency"]
 Sampling = Literal["full", "truncated", "refined"]
@@ -77,7 +89,7 @@ class Extra(Strict):
     consistency: bool = False
     sampling: Sampling = "full"
     num_extra: int = Field(0, ge=0)  # steps below sigma_tn, with sampling = "refined"
-    train: dict[str, Any] = Field(default_factory=dict)
+    train: TrainConfig = TrainConfig()  # what is set here wins over the study's
     seeds: tuple[int, ...] | None = None
 
 
@@ -87,7 +99,7 @@ class Study(Strict):
     name: str = Field(pattern=r"^[\w.-]+$")
     data: StudyData
     net: dict[str, Any]
-    train: dict[str, Any] = Field(default_factory=dict)
+    train: TrainConfig = TrainConfig()
     consistency: ConsistencyConfig = ConsistencyConfig(coefficient=1.0, start=0.5)
     evaluate: EvaluateConfig = EvaluateConfig()
     grid: Grid
@@ -130,43 +142,65 @@ def read_study(path: Path) -> Study:
     except ValidationError as error:
         faults = [_where(text, fault["loc"]) + explain(dict(fault), Study) for fault in error.errors()]
         raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
-    for key, values, low, high in [
-        ("clean_fractions", study.grid.clean_fractions, 0.0, 1.0),
-        ("sigmas", study.grid.sigmas, 1e-6, float("inf")),
-    ]:
-        for value in values:
-            if not low <= value <= high:
-                cure = "a noise level is > 0" if key == "sigmas" else "a fraction lies between 0 and 1"
-                raise ValueError(f"{path}: {_where(text, (key,))}grid.{key} has {value:g}; {cure}")
-        if len(set(values)) < len(values):
-            raise ValueError(f"{path}: {_where(text, (key,))}grid.{key} names a value twice")
-    if (
-        not study.grid.sigmas
-        and any(p < 1 for p in study.grid.clean_fractions)
-        and "clean_only" not in study.grid.baselines
-    ):
-        raise ValueError(f"{path}: {_where(text, ('grid',))}the grid is empty: give grid.sigmas")
-    if study.data.store not in _KNOWN and not Path(study.data.store).exists():
-        raise ValueError(
-            f"{path}: {_where(text, ('store',))}data.store = {study.data.store!r} is neither a store here nor "
-            f"one of {', '.join(_KNOWN)}"
-        )
-    try:
-        rows = study_rows(study, Path("unused"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    if not rows:
-        raise ValueError(f"{path}: {_where(text, ('grid',))}the grid is empty: no setting to train")
+    with named(path):
+        _check(study)
+        if not study_rows(study, Path("unused")):
+            raise ValueError("grid.sigmas is empty, and so is the grid: no setting to train")
     return study
 
 
+def _check(study: Study) -> None:
+    grid = study.grid
+    for value in grid.clean_fractions:
+        if not 0 <= value <= 1:
+            raise ValueError(f"grid.clean_fractions has {value:g}; a fraction lies between 0 and 1")
+    for value in grid.sigmas:
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"grid.sigmas has {value:g}; a noise level is > 0")
+    for key in ("clean_fractions", "sigmas", "seeds"):
+        if len(set(getattr(grid, key))) < len(getattr(grid, key)):
+            raise ValueError(f"grid.{key} names a value twice")
+    if not grid.sigmas and any(p < 1 for p in grid.clean_fractions) and "clean_only" not in grid.baselines:
+        raise ValueError("grid.sigmas is empty: give the noise levels of the images that are not clean")
+    if "seed" in study.train.model_fields_set:
+        raise ValueError("train.seed is decided by grid.seeds: leave it out")
+    if study.data.store not in _KNOWN and not Path(study.data.store).exists():
+        raise ValueError(
+            f"data.store = {study.data.store!r} is neither a store here nor one of {', '.join(_KNOWN)}"
+        )
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Add the file, and the line of the first `section.key` that a ValueError names, to its message."""
+    try:
+        yield
+    except ValueError as error:
+        key = re.search(r"\b([a-z_]+)\.([a-z_]+)\b", str(error))
+        where = _where(path.read_text(), key.groups()) if key else ""
+        raise ValueError(f"{path}: {where}{error}") from None
+
+
 def _where(text: str, loc: tuple[Any, ...]) -> str:
-    """ "line 7: " for the deepest key of a location that the file names."""
-    for key in reversed([part for part in loc if isinstance(part, str)]):
-        for number, line in enumerate(text.splitlines(), 1):
-            if re.match(rf"\s*(\[+\s*([\w.]+\.)?)?{re.escape(key)}\s*(=|\])", line):
-                return f"line {number}: "
-    return ""
+    """ "line 7: " of the longest beginning of a location, e.g. ("extra", 1, "sigma"), that the file names."""
+    section: tuple[Any, ...] = ()
+    num_tables: Counter[str] = Counter()
+    longest, found = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        here: tuple[Any, ...]
+        if header := re.match(r"\s*(\[+)\s*([\w.-]+)\s*\]", line):
+            here = section = tuple(header[2].split("."))
+            if header[1] == "[[":
+                section = (*here, num_tables[header[2]])
+                num_tables[header[2]] += 1
+                here = section
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            here = (*section, *key[1].split("."))
+        else:
+            continue
+        if here == loc[: len(here)] and len(here) > longest:
+            longest, found = len(here), f"line {number}: "
+    return found
 
 
 def study_rows(study: Study, store: Path) -> list[Row]:
@@ -203,12 +237,10 @@ def _row(study: Study, store: Path, seed: int, setting: Extra) -> Row:
     if not noisy and (setting.consistency or setting.sampling != "full"):
         raise ValueError(f"extra {setting.table!r}: consistency and truncation are for noisy images")
     sigma = setting.sigma if noisy else None
-    train = {**study.train, **setting.train, "seed": seed}
+    general, own = (part.model_dump(mode="json", exclude_unset=True) for part in (study.train, setting.train))
+    train = {**general, **own, "seed": seed}
     if setting.consistency:
-        train["consistency"] = {
-            **study.consistency.model_dump(mode="json"),
-            **setting.train.get("consistency", {}),
-        }
+        train["consistency"] = {**study.consistency.model_dump(mode="json"), **own.get("consistency", {})}
     data = {"store": str(store), "clean_fraction": setting.clean_fraction, "seed": study.data.seed}
     data |= {"sigma": sigma} if noisy else {"keep_noisy": False}
     sample = study.evaluate.sample.model_dump()
@@ -282,16 +314,23 @@ def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
 
 def check_against_data(rows: list[Row], source: ImageSource) -> None:
     """Refuse, before any work, settings that this data cannot give."""
+    num_there = int((source.sigma_tn == 0).sum())
+    if num_there < len(source):
+        raise ValueError(
+            f"data.store: {num_there} of the {len(source)} images of {source.name} are clean; a study needs "
+            "all of them clean, to add the noise itself: pack those alone"
+        )
     for row in rows:
         num_clean = round(row.clean_fraction * len(source))
         if row.clean_fraction > 0 and num_clean == 0:
             raise ValueError(
-                f"{row.title}: {row.clean_fraction:g} of {len(source)} images is none; use a larger fraction"
+                f"{row.title}: {row.clean_fraction:g} of {len(source)} images is none; use a larger fraction "
+                "in grid.clean_fractions"
             )
         num_images = num_clean if row.data == "clean_only" else len(source)
         if row.config.train.batch_size > num_images:
             raise ValueError(
                 f"{row.title}: its {num_images} images are fewer than train.batch_size = "
-                f"{row.config.train.batch_size}"
+                f"{row.config.train.batch_size}; lower it, or use a larger fraction"
             )
         row.config.net_config(source)

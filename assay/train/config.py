@@ -178,7 +178,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a tree; a mistake in it is reported with file and line."""
     try:
         return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 

@@ -1,0 +1,73 @@
+"""A study of five short trainings for tests, and what must be equal between two ways of running it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from assay.study import OpenStudy, open_study
+from assay.study.results import gather, write_results
+from assay.study.run import prepare_shared
+
+SPEC = """\
+name = "tiny"
+
+[data]
+store = "digits"
+
+[net]
+preset = "mlp"
+width = 32
+num_blocks = 1
+
+[train]
+num_steps = 120
+batch_size = 64
+lr = 2e-3
+lr_ramp_images = 0
+ema_half_life_images = 2000
+state_every = 20
+log_every = 1
+
+[evaluate]
+extractor = "pixels"
+num_images = 60
+num_ranges = 2
+
+[evaluate.sample]
+num_steps = 4
+
+[grid]
+clean_fractions = [1, 0.1, 0]
+sigmas = [0.5]
+"""
+
+
+def prepared(folder: Path, change: Callable[[str], str] = lambda spec: spec) -> OpenStudy:
+    """The study in its folder, its data and reference made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = change(SPEC)
+    assert spec != SPEC or change("x") == "x", "the change did not apply"
+    (folder / "spec.toml").write_text(spec)
+    opened = open_study(folder / "spec.toml", folder / "out")
+    prepare_shared(opened)
+    return opened
+
+
+def outcome(opened: OpenStudy) -> str:
+    """`results.csv` without the seconds."""
+    path = opened.folder / "results.csv"
+    write_results(path, gather(opened))
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    assert rows[0][-2:] == ["train_seconds", "sample_seconds"]
+    return "\n".join(",".join(row[:-2]) for row in rows)
+
+
+def weights(opened: OpenStudy) -> dict[str, bytes]:
+    """The final weights of every finished training, by job."""
+    found = opened.folder.glob("runs/*/snapshots/final.safetensors")
+    return {path.parents[1].name: path.read_bytes() for path in found}
+
+
+def kept(opened: OpenStudy) -> dict[Path, int]:
+    """When each result and final checkpoint was written: what is kept is not written again."""
+    found = [*opened.folder.glob("runs/*/result-*.json"), *opened.folder.glob("runs/*/snapshots/final.*")]
+    return {path: path.stat().st_mtime_ns for path in found}
