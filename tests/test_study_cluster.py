@@ -111,9 +111,7 @@ def test_failures_are_recorded_and_impossible_requests_refused(cluster: Cluster,
 
     opened = prepared(tmp_path, wild)
     seen: list[Update] = []
-    with pytest.raises(
-        ValueError, match=r"1 CPU and 2 GPUs fits on no node .* the most GPUs a node has are 0"
-    ):
+    with pytest.raises(ValueError, match=r"1 CPU and 2 GPUs fits on no node .* the most GPUs a node has are 0"):
         run_on_ray(opened, cluster.address, 2, seen.append)
     assert not ray.is_initialized() and not seen
     run_on_ray(opened, cluster.address, 0, seen.append)
