@@ -167,7 +167,9 @@ def config_to_edm(config: NetConfig) -> dict[str, Any]:
     """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is refused."""
     if not isinstance(config, UNetConfig | ADMConfig):
         raise ValueError(f"EDM has no network of kind {config.kind!r}; only unet and adm can be exported")
-    arguments = config.model_dump(mode="json", exclude={"kind", "image_shape", "num_classes"})
+    if isinstance(config, UNetConfig) and config.resample_with != "block":
+        raise ValueError(f"EDM's networks resample with blocks; this one with {config.resample_with} layers")
+    arguments = config.model_dump(mode="json", exclude={"kind", "image_shape", "num_classes", "resample_with"})
     channels, height, width = config.image_shape
     if height != width:
         raise ValueError(f"EDM's networks are square; this one is {height} x {width}")

@@ -26,7 +26,7 @@ from assay.checkpoint import (
     save_checkpoint,
 )
 from assay.cli import app
-from assay.nets import ADMConfig, DiTConfig, MLPConfig, NetConfig, UNetConfig, build_denoiser
+from assay.nets import ADMConfig, DiTConfig, MLPConfig, NetConfig, UNetConfig, build_denoiser, preset
 
 GOLDEN = Path(__file__).parent / "golden"
 SNAPSHOT = GOLDEN / "edm_pickle" / "network-snapshot-000123.pkl"
@@ -269,6 +269,8 @@ def test_networks_that_edm_lacks_are_not_exported(tmp_path: Path, config: NetCon
     oblong = CONFIGS[0].model_copy(update={"image_shape": (1, 8, 16)})
     with pytest.raises(ValueError, match="8 x 16"):
         config_to_edm(oblong)
+    with pytest.raises(ValueError, match="pointwise"):
+        config_to_edm(preset("unet-small"))
     assert not list(tmp_path.iterdir())
 
 
