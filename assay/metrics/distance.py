@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import linalg, special
+from threadpoolctl import threadpool_limits
 
 from assay.metrics.statistics import Array, FeatureStatistics, features_to_statistics, merge_statistics
 
@@ -26,7 +27,9 @@ def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
         raise ValueError(
             f"features of {len(a.mean)} and of {len(b.mean)} dimensions: they come from two extractors"
         )
-    singular_values = linalg.svdvals(_root(a.cov) @ _root(b.cov).T)
+    product = _root(a.cov) @ _root(b.cov).T
+    with threadpool_limits(1, "blas"):  # many small steps: threads would wait, long on a busy machine
+        singular_values = linalg.svdvals(product)
     shift = a.mean - b.mean
     distance = shift @ shift + np.trace(a.cov) + np.trace(b.cov) - 2 * singular_values.sum()
     return max(float(distance), 0.0)  # equal statistics leave a rounding error of either sign
