@@ -186,13 +186,15 @@ def _task(
             with suppress(ray.exceptions.RayError):  # the board is gone; the results still count
                 stopping = ray.get(board.post.remote(update), timeout=10)
 
+    tell(Update(job.key, "training", 0, job.config.train.num_steps))
+    if stopping:  # cancelled too late
+        return _Outcome(Update(job.key, "stopped", 0, 1), {})
     with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
         folder = Path(temporary)
         run_dir = run_path(folder, job)
         for files, target in ((store, folder / "store"), (shared, folder / "shared"), (run, run_dir)):
             _unpack(files, target)
         failure_path(folder, job).unlink(missing_ok=True)
-        tell(Update(job.key, "training", 0, job.config.train.num_steps))
         try:
             finished = execute(study, folder, folder / "store", job, tell, lambda: stopping)
             end = Update(job.key, "done" if finished else "stopped", 1, 1)
