@@ -28,9 +28,7 @@ def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
             f"features of {len(a.mean)} and of {len(b.mean)} dimensions: they come from two extractors"
         )
     product = _root(a.cov) @ _root(b.cov).T
-    with threadpool_limits(
-        1, "blas"
-    ):  # thousands of small steps: threads only wait, on a busy machine very long
+    with threadpool_limits(1, "blas"):  # many small steps: threads would wait, long on a busy machine
         singular_values = linalg.svdvals(product)
     shift = a.mean - b.mean
     distance = shift @ shift + np.trace(a.cov) + np.trace(b.cov) - 2 * singular_values.sum()
