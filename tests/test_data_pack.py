@@ -446,6 +446,22 @@ def test_known_data_sets(tmp_path: Path) -> None:
     assert mean == pytest.approx(0.2868, abs=1e-4)  # the published mean of the test half
 
 
+def test_a_part_of_a_known_data_set(tmp_path: Path) -> None:
+    whole = get("fashion-mnist", tmp_path / "whole").store
+    part = get(
+        "fashion-mnist", tmp_path / "part", size=7, classes=("sandal", "bag", "dress"), num_images=500
+    ).store
+    assert part.class_names == ("sandal", "bag", "dress") and part.image_shape == (1, 7, 7)
+    chosen = torch.nonzero(torch.isin(whole.label, torch.tensor([5, 8, 3])))[:500, 0]
+    assert [(5, 8, 3)[label] for label in part.label.tolist()] == whole.label[chosen].tolist()
+    means = torch.nn.functional.avg_pool2d(whole.read(chosen), 4)  # Pillow's filter is near, not equal
+    assert (part.read(torch.arange(500)) - means).abs().mean() < 0.05
+    with pytest.raises(ValueError, match=r"no class 'shoe'; it has T-shirt, .*, ankle boot"):
+        get("fashion-mnist", tmp_path / "shoe", classes=("shoe",))
+    with pytest.raises(ValueError, match="1001 images asked of fashion-mnist-test, which has 1000"):
+        get("fashion-mnist", tmp_path / "many", classes=("bag",), num_images=1001)
+
+
 def test_known_data_with_another_content_is_refused(tmp_path: Path) -> None:
     header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 28, 28)
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(2 * 784)))

@@ -369,6 +369,13 @@ class PoisonedPoints(Points):
         return x_tn
 
 
+def test_the_callers_small_numbers_survive_training(tmp_path: Path) -> None:
+    train(config(num_steps=1), tmp_path / "run", Points(100, 0.5, 0.3))
+    with pytest.raises(ValueError, match="batch"):
+        train(config(batch_size=200), tmp_path / "other", Points(100, 0.5, 0.3))
+    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item() == 1e-310
+
+
 def test_ten_bad_steps_in_a_row_end_the_run_with_a_diagnosis(tmp_path: Path) -> None:
     with pytest.raises(
         FloatingPointError,

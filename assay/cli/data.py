@@ -89,16 +89,23 @@ def get(
             "--from", help="A local copy: cifar-10-python.tar.gz, or the folder of Fashion-MNIST's files."
         ),
     ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Scale the images to SIZE x SIZE.")] = None,
+    classes: Annotated[list[str] | None, typer.Option("--class", help="Keep this class (repeat).")] = None,
+    num_images: Annotated[int | None, typer.Option(min=1, help="Keep the first so many.")] = None,
 ) -> None:
     """Make a store of a known data set; its contents are checked by hash.
 
     Example: `assay data get digits -o stores/digits`
+
+    Example: `assay data get cifar10 --size 16 --class automobile --num-images 2000 -o stores/cars`
     """
     from assay.data.known import get as get_known
 
     _check_new(output)
     with _progress() as bar:
-        report = get_known(name, output, split, source, _advance(bar, name))
+        report = get_known(
+            name, output, split, source, _advance(bar, name), size, classes or (), num_images
+        )
     _print_report(report)
 
 

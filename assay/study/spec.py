@@ -50,9 +50,15 @@ _KNOWN = get_args(KnownName)
 
 
 class StudyData(Strict):
-    """Clean images: a known data set by name, or the path of a store."""
+    """Clean images: a known data set by name, or the path of a store.
+
+    Of a known data set a part may be taken: scaled to `size` x `size`, some `classes`, the first `num_images`.
+    """
 
     store: str
+    size: int | None = Field(None, ge=1)
+    classes: tuple[str, ...] = ()
+    num_images: int | None = Field(None, ge=1)
     seed: int = 0  # which images are clean, and their noise
 
 
@@ -303,12 +309,20 @@ def study_jobs(study: Study, rows: list[Row]) -> list[Job]:
 
 def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
     """The study's clean images: a known data set is packed into `folder` once."""
-    if study.data.store not in _KNOWN:
-        path = Path(study.data.store)
-    else:
-        path = folder / study.data.store
+    data = study.data
+    part = [*data.classes, data.size and f"{data.size}x{data.size}", data.num_images]
+    words = [str(word) for word in part if word]
+    if data.store in _KNOWN:
+        path = folder / "-".join([data.store, *words])
         if not path.exists():
-            get(study.data.store, path)  # type: ignore[arg-type]
+            get(data.store, path, size=data.size, classes=data.classes, num_images=data.num_images)  # type: ignore[arg-type]
+    elif words:
+        raise ValueError(
+            f"data: {', '.join(words)} asked of the store {data.store}, but parts can only be taken of "
+            f"{', '.join(_KNOWN)}: pack the images you want"
+        )
+    else:
+        path = Path(data.store)
     return path, open_store(path)
 
 

@@ -18,9 +18,10 @@ from assay.denoise import Denoiser
 from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
 from assay.noise import per_image
 from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig
-from assay.train.run import Progress, Run, TrainResult
+from assay.train.run import Progress, Run, TrainResult, flushed_denormals
 
 
+@flushed_denormals()
 def train(
     config: RunConfig,
     run_dir: Path,

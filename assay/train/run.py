@@ -12,7 +12,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,16 @@ from assay.train.state import load_state, pack_tensors, save_state, unpack_tenso
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
 _NUM_PICTURED = 64
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Round the tiny numbers of a fading EMA to zero: they would cost microseconds each."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,6 @@ class Run:
         self.source = config.data.open() if source is None else source
         self.net_config = config.net_config(self.source)
         self._check()
-        torch.set_flush_denormal(True)  # tiny numbers of a fading EMA would cost microseconds each
         self.fabric = Fabric(
             accelerator=accelerator,
             devices=devices,

@@ -1,0 +1,131 @@
+"""Studies on a real Ray cluster on this machine, one of whose nodes is killed."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from assay.study import OpenStudy, run_local
+from assay.study.cluster import run_on_ray
+from assay.study.run import Update, run_path
+from tests.studies import kept, outcome, prepared, weights
+
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80_000_000}  # bytes; the least that Ray takes
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head with one core."""
+    running = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    yield running
+    running.shutdown()
+
+
+def short(spec: str) -> str:
+    """Three trainings: clean, noisy, noisy with consistency."""
+    return spec.replace("[1, 0.1, 0]", "[1, 0]").replace("num_steps = 120", "num_steps = 400")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> OpenStudy:
+    """The same study without Ray."""
+    opened = prepared(tmp_path_factory.mktemp("local"), short)
+    run_local(opened, 1)
+    assert all(opened.is_finished(job) for job in opened.jobs) and len(opened.jobs) == 3
+    return opened
+
+
+def assert_same(opened: OpenStudy, local: OpenStudy) -> None:
+    assert outcome(opened) == outcome(local) and outcome(opened).count("\n") == len(opened.rows)
+    assert weights(opened) == weights(local)
+    for job in opened.jobs:  # the folder looks as if the study had run here
+        mine, theirs = (
+            {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
+            for run in (run_path(opened.folder, job), run_path(local.folder, job))
+        )
+        assert {name for name in mine ^ theirs if "tensorboard" not in name} == set()
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_changes_nothing(cluster: Cluster, local: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    node = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    steps: dict[str, list[int]] = {}
+    killed_at: dict[str, int] = {}
+    ends = []
+
+    def kill_when_both_train(update: Update) -> None:
+        if update.phase == "training":
+            steps.setdefault(update.job, []).append(update.done)
+        elif update.phase != "sampling":
+            ends.append((update.phase, update.reason))
+        if not killed_at and len([job for job in steps if steps[job][-1] > 0]) == 2:
+            killed_at.update({job: len(steps[job]) for job in steps})
+            cluster.remove_node(node, allow_graceful=False)  # SIGKILL
+
+    run_on_ray(opened, cluster.address, on_update=kill_when_both_train)
+    assert not ray.is_initialized()
+    assert ends == [("done", "")] * 3
+    # Of the two that were training, the one on the dead node began again at its first step.
+    assert sorted(0 in steps[job][number:] for job, number in killed_at.items()) == [False, True]
+    assert_same(opened, local)
+
+
+@pytest.mark.slow
+def test_stop_saves_and_either_way_continues(cluster: Cluster, local: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    seen: list[Update] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    run_on_ray(opened, cluster.address, 0, seen.append, lambda: any(u.done > 50 for u in seen))
+    assert signal.getsignal(signal.SIGTERM) is handler
+    ends = [update for update in seen if update.phase in ("done", "stopped", "failed")]
+    assert [update.phase for update in ends] == ["stopped"] * 3 and not kept(opened)
+    (state,) = {path.parent for path in opened.folder.glob("runs/*/state/*")}
+    step = max(int(path.name) for path in state.iterdir())
+    assert 50 < step < 400
+    first: dict[str, int] = {}
+    started = next(job for job in opened.jobs if job.key == state.parent.name)
+    alone = OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.rows, [started])
+    run_on_ray(
+        alone, cluster.address, 0, lambda u: None if u.done == 0 else first.setdefault(u.job, u.done) and None
+    )
+    assert first[started.key] == step + 1  # Ray continues what Ray began
+    assert opened.is_finished(started)
+    before = kept(opened)
+    run_local(opened, 2)
+    assert before.items() <= kept(opened).items()
+    assert_same(opened, local)
+
+
+@pytest.mark.slow
+def test_failures_are_recorded_and_impossible_requests_refused(cluster: Cluster, tmp_path: Path) -> None:
+    def wild(spec: str) -> str:
+        lasting = spec.replace("[1, 0.1, 0]", "[1]").replace("num_steps = 120", "num_steps = 20")
+        return lasting + '[[extra]]\ntable = "wild"\nclean_fraction = 1\ntrain = {lr = 1e30}\n'
+
+    opened = prepared(tmp_path, wild)
+    seen: list[Update] = []
+    with pytest.raises(ValueError, match=r"1 CPU and 2 GPUs fits on no node .* the most GPUs a node has are 0"):
+        run_on_ray(opened, cluster.address, 2, seen.append)
+    assert not ray.is_initialized() and not seen
+    run_on_ray(opened, cluster.address, 0, seen.append)
+    good, bad = opened.jobs
+    assert opened.is_finished(good) and opened.failure(good) is None
+    assert "10 steps in a row without a finite gradient" in (opened.failure(bad) or "")
+    (failed,) = (update for update in seen if update.phase == "failed")
+    assert failed.job == bad.key and failed.reason == opened.failure(bad)
+
+
+def test_no_cluster_and_no_ray_are_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = prepared(tmp_path)
+    with pytest.raises(ConnectionError, match=r"no Ray cluster at '127.0.0.1:1' .*: start one with `ray start"):
+        run_on_ray(opened, "127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'assay\[ray\]'"):
+        run_on_ray(opened, "auto")

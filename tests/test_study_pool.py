@@ -1,0 +1,246 @@
+"""Studies on one machine, in real processes that are killed, stopped, refused and starved of disk."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.study import OpenStudy, run_local
+from assay.study.run import Update, locked, run_path
+from tests.studies import kept, outcome, prepared, weights
+
+# `assay study run` without its display: a line of JSON for each update.
+DRIVER = """
+import dataclasses, json, sys
+from pathlib import Path
+from assay.study import open_study, run_local
+from assay.study.run import locked
+tell = lambda update: print(json.dumps(dataclasses.asdict(update)), flush=True)
+opened = open_study(Path(sys.argv[1]) / "study.toml", Path(sys.argv[1]))
+with locked(opened.folder):
+    run_local(opened, 2, tell)
+"""
+ASSAY = "from assay.cli import main; main()"
+
+
+@contextmanager
+def started(code: str, *arguments: object, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> OpenStudy:
+    """The study run by one worker that nothing happened to."""
+    opened = prepared(tmp_path_factory.mktemp("undisturbed"))
+    run_local(opened, 1)
+    assert all(opened.is_finished(job) for job in opened.jobs) and len(opened.jobs) == 5
+    return opened
+
+
+def short(spec: str) -> str:
+    """One short training on clean images."""
+    return spec.replace("[1, 0.1, 0]", "[1]").replace("num_steps = 120", "num_steps = 20")
+
+
+def assert_same(opened: OpenStudy, undisturbed: OpenStudy) -> None:
+    assert outcome(opened) == outcome(undisturbed)
+    assert weights(opened) == weights(undisturbed)
+    assert outcome(opened).count("\n") == len(opened.rows) == 7
+
+
+def test_one_worker_and_two_give_identical_results(undisturbed: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path)
+    updates: list[Update] = []
+    run_local(opened, 2, updates.append)
+    assert_same(opened, undisturbed)
+    assert sorted(update.job for update in updates if update.phase == "done") == sorted(
+        job.key for job in opened.jobs
+    )
+    before = kept(opened)
+    run_local(opened, 2, updates.append)  # nothing is left to do, and nothing is done
+    assert kept(opened) == before and not active_children()
+
+
+def test_threads_are_limited_everywhere() -> None:
+    # In a process of its own, for the limits stay. Numpy's and scipy's BLAS count as much as torch.
+    code = """
+import numpy, scipy.linalg, torch, threadpoolctl
+from assay.study.pool import limit_threads
+limit_threads(1)
+print(torch.get_num_threads(), *{pool["num_threads"] for pool in threadpoolctl.threadpool_info()})
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    with started(code, env=environment) as process:
+        assert process.communicate()[0].split() == ["1", "1"]
+
+
+@pytest.mark.slow
+def test_killing_the_driver_at_any_moment_changes_nothing(undisturbed: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path)
+    moments = random.Random(0)
+    num_kills = 0
+    while True:
+        before = kept(opened)
+        finished = {job.key for job in opened.jobs if opened.is_finished(job)}
+        num_updates = moments.randrange(1, 12) if num_kills < 2 else 10_000
+        told = []
+        with started(DRIVER, opened.folder) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                told.append(json.loads(line))
+                if len(told) == num_updates:
+                    process.kill()  # its workers see that it is gone, save, and leave
+                    num_kills += 1
+                    break
+            else:
+                assert process.wait() == 0
+        assert not finished & {update["job"] for update in told}, "a finished job was taken up again"
+        assert before.items() <= kept(opened).items(), "a result was written twice"
+        if len(told) < num_updates:
+            break
+    assert num_kills == 2
+    assert_same(opened, undisturbed)
+    for job in opened.jobs:  # every step is recorded once: none was lost, none counted twice
+        lines = (run_path(opened.folder, job) / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, 121))
+
+
+@pytest.mark.slow
+def test_killing_workers_at_any_moment_fails_their_jobs_alone(undisturbed: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path)
+    moments, updates = random.Random(1), list[Update]()
+    due = {moments.randrange(1, 6), moments.randrange(8, 16)}
+
+    def kill_one(update: Update) -> None:
+        updates.append(update)
+        if len(updates) in due:
+            victim = moments.choice(active_children())
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
+
+    run_local(opened, 2, kill_one)
+    failed = [update for update in updates if update.phase == "failed"]
+    assert 1 <= len(failed) <= len(due)
+    assert all(update.reason == "the worker died (exit code -9)" for update in failed)
+    for job in opened.jobs:
+        assert opened.is_finished(job) != (job.key in {update.job for update in failed})
+        assert (opened.failure(job) is None) == opened.is_finished(job)
+    before = kept(opened)
+    run_local(opened, 1)
+    assert before.items() <= kept(opened).items()
+    assert_same(opened, undisturbed)
+
+
+@pytest.mark.slow
+def test_control_c_leaves_everything_resumable(undisturbed: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path)
+    with started(ASSAY, "study", "run", opened.folder, "--workers", "2", start_new_session=True) as process:
+        while not list(opened.folder.glob("runs/*/state/*")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        with pytest.raises(ValueError, match="another process: wait for it, or stop it"), locked(opened.folder):
+            pytest.fail("two drivers at once")
+        with started(ASSAY, "study", "run", opened.folder, stderr=subprocess.PIPE) as second:
+            _, refusal = second.communicate()
+            assert second.returncode == 1 and "is being run by another process" in refusal.replace("\n", " ")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+        said, _ = process.communicate()
+    assert process.returncode == 130
+    assert said.rstrip().endswith("Stopped; what was done is saved. The same command continues.")
+    before = kept(opened)
+    states = list(opened.folder.glob("runs/*/state/*"))
+    first_steps: dict[str, int] = {}
+    run_local(opened, 2, lambda update: first_steps.setdefault(update.job, update.done) and None)
+    for state in states:
+        job = state.parents[1].name
+        assert first_steps[job] == max(int(s.name) for s in states if s.parents[1].name == job) + 1
+    assert before.items() <= kept(opened).items()
+    assert_same(opened, undisturbed)
+
+
+def test_a_run_that_diverges_or_cannot_start_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    bad = """
+[[extra]]
+table = "wild"
+clean_fraction = 1
+train = {lr = 1e30}
+[[extra]]
+table = "odd"
+clean_fraction = 1
+train = {accumulate = 3}
+"""
+    opened = prepared(
+        tmp_path,
+        lambda spec: spec.replace("[1, 0.1, 0]", "[1]").replace("num_steps = 120", "num_steps = 30") + bad,
+    )
+    updates: list[Update] = []
+    run_local(opened, 1, updates.append)
+    plain, wild, odd = opened.jobs
+    assert opened.is_finished(plain) and not opened.is_finished(wild) and not opened.is_finished(odd)
+    assert "10 steps in a row without a finite gradient" in (opened.failure(wild) or "")
+    assert "batch_size = 64 is not a multiple of train.accumulate = 3" in (opened.failure(odd) or "")
+    reasons = {update.job: update.reason for update in updates if update.phase == "failed"}
+    assert reasons == {job.key: opened.failure(job) for job in (wild, odd)}
+
+
+def test_an_unwritable_run_is_reported_and_the_others_go_on(undisturbed: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path)
+    blocked = opened.jobs[1]
+    run_path(opened.folder, blocked).parent.mkdir()
+    run_path(opened.folder, blocked).touch()  # a file where the run's folder should be
+    updates: list[Update] = []
+    run_local(opened, 2, updates.append)
+    reasons = {update.job: update.reason for update in updates if update.phase == "failed"}
+    assert list(reasons) == [blocked.key] and "Error: [Errno" in reasons[blocked.key]
+    assert [opened.is_finished(job) for job in opened.jobs] == [job is not blocked for job in opened.jobs]
+    run_path(opened.folder, blocked).unlink()
+    run_local(opened, 1)
+    assert_same(opened, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_reported_and_keeps_the_rest(undisturbed: OpenStudy, tmp_path: Path) -> None:
+    opened = prepared(tmp_path)
+    first = [job for job in opened.jobs if not job.config.data.keep_noisy]
+    run_local(OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.rows, first), 2)
+    before = kept(opened)
+    limit = 30_000  # bytes: room for results and reasons, none for a state
+    options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
+    with started(ASSAY, "study", "run", opened.folder, "--workers", "2", **options) as process:
+        said, _ = process.communicate()
+    assert process.returncode == 1
+    failures = [line for line in said.splitlines() if line.startswith("failed: ")]
+    assert len(failures) == 3 and all("File too large" in line for line in failures)
+    assert kept(opened) == before and len(before) == 2 * len(first) == 4
+    run_local(opened, 2)
+    assert before.items() <= kept(opened).items()
+    assert_same(opened, undisturbed)
+
+
+def test_another_protocol_measures_again_but_trains_nothing_again(tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    run_local(opened, 1)
+    again = prepared(tmp_path, lambda spec: short(spec).replace("num_images = 60", "num_images = 40"))
+    assert not again.is_finished(again.jobs[0])
+    run_dir = run_path(again.folder, again.jobs[0])
+    before = {path: path.read_bytes() for path in (run_dir / "metrics.jsonl", *run_dir.glob("snapshots/*"))}
+    updates: list[Update] = []
+    run_local(again, 1, updates.append)
+    assert again.is_finished(again.jobs[0]) and "training" not in {update.phase for update in updates}
+    assert before == {path: path.read_bytes() for path in before}
