@@ -139,7 +139,8 @@ def packages() -> None:
             print(f"  {'assay':10} {ours:8.2f} s   W1 {wasserstein(found, truth):.4f}", flush=True)
             for peer in PEERS:
                 seconds, line = ask_peer(peer, x, sigma, truth, limit)
-                ratio = f"   assay is {seconds / ours:,.0f}x faster" if seconds else ""
+                least = "at least " if "stopped" in line else ""
+                ratio = f"   assay is {least}{seconds / ours:,.0f}x faster" if seconds else ""
                 print(f"  {peer:10} {line}{ratio}", flush=True)
 
 
