@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test bench lint clean
 demo: .venv/installed
-	OMP_NUM_THREADS=$$(nproc) $(BIN)/python examples/points.py
+	$(BIN)/assay study run studies/demo/study.toml -o out/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -80,8 +80,20 @@ def draw_sigma(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> T
     uniform = torch.rand(sigma_tn.shape, dtype=torch.float64, generator=generator, device=generator.device)
     uniform = uniform.to(sigma_tn.device).clamp_min(2.0**-54)  # [0, 1) -> (0, 1)
     sigma_t = law.inverse_survival(uniform * mass).to(sigma_tn.dtype)
-    # Rounding may land on sigma_tn itself, where an image carries no gradient.
-    return torch.maximum(sigma_t, torch.nextafter(sigma_tn, torch.full_like(sigma_tn, math.inf)))
+    return torch.maximum(sigma_t, _just_above(sigma_tn))  # rounding may land on sigma_tn itself
+
+
+def draw_sigma_clamped(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
+    """The original code's levels, here to be compared with: `law` as it is, raised to just above `sigma_tn`.
+
+    `sigma_tn` (B,) -> `sigma_t` (B,). A raised draw teaches nothing: there x_t is x_tn itself.
+    """
+    return torch.maximum(draw_sigma(law, torch.zeros_like(sigma_tn), generator), _just_above(sigma_tn))
+
+
+def _just_above(sigma: Tensor) -> Tensor:
+    """The next number of this dtype."""
+    return torch.nextafter(sigma, torch.full_like(sigma, math.inf))
 
 
 def draw_image_first(

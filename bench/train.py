@@ -17,7 +17,7 @@ from assay.data import Loader, mix, open_store
 from assay.data.known import get
 from assay.loss import ambient_loss, edm_weight
 from assay.nets import build_denoiser
-from assay.noise import LogNormal, draw_sigma
+from assay.noise import LogNormal, draw_sigma, draw_sigma_clamped
 from assay.train import RunConfig, read_config, train
 
 NUM_STEPS, NUM_ROUNDS, BATCH_SIZE = 12, 5, 64
@@ -66,9 +66,11 @@ def main() -> None:
             plain.append(loop_seconds(0.0, number))
             consistent.append(loop_seconds(1.0, number))
 
-    levels = draw_sigma(LogNormal(), torch.full((100_000,), 0.2), torch.Generator().manual_seed(0))
-    everything = draw_sigma(LogNormal(), torch.zeros(100_000), torch.Generator().manual_seed(0))
-    share, clamped = (levels > 0.2).double().mean(), (everything > 0.2).double().mean()
+    noisy = torch.full((100_000,), 0.2)
+    share, clamped = (
+        (draw(LogNormal(), noisy, torch.Generator().manual_seed(0)) > 0.2000001).double().mean()
+        for draw in (draw_sigma, draw_sigma_clamped)
+    )
     steps = {"bare forward + backward + optimizer": bare, "Assay's loop": plain, "with consistency": consistent}
     print(f"Fashion-MNIST 28x28, unet-small, batch {BATCH_SIZE}, {torch.get_num_threads()} threads")
     for name, seconds in steps.items():

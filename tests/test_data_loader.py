@@ -106,6 +106,16 @@ def test_levels_follow_the_law_of_each_pairing() -> None:
     above = (sigma_tn[sigma_t > 0.5] == 0).double()
     assert abs(above.mean().item() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(above))
 
+    sigma_t, sigma_tn = levels(
+        "clamped"
+    )  # the original's: what falls below an image's own level is raised to it
+    assert (sigma_tn == 0).double().mean().item() == 0.25
+    raised = (sigma_t[sigma_tn > 0] <= 0.5000001).double()
+    assert abs(raised.mean().item() - (1 - survival)) < 4 * math.sqrt(0.25 / len(raised))
+    assert bool((sigma_t > sigma_tn).all())
+    uniform = law.survival(sigma_t[sigma_t > 0.5000001]) / survival
+    assert stats.kstest(uniform.numpy(), "uniform").pvalue > 0.001
+
 
 def test_a_flipped_twin_carries_its_flipped_noise() -> None:
     mixed = mix(source(), 0.2, 0.5)

@@ -289,3 +289,15 @@ def test_geometric_pipe_is_for_clean_images_only() -> None:
     assert torch.equal(out[untouched], x[untouched])
     flipped = (label[:, 0] == 1) & ~(label[:, 1:] != 0).any(1)
     assert torch.equal(out[flipped], x[flipped].flip(-1))  # exactly, without interpolation
+
+
+def test_interpolating_noisy_images_spoils_their_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(4000, 1, 8, 8, generator=generator)
+    uniform = torch.rand(4000, NUM_UNIFORMS, dtype=torch.float64, generator=generator)
+    original = Augmentation(geometric=1.0, interpolate_noisy=True)
+    out, label = augment(noise, torch.ones(4000), uniform, original)
+    assert label is not None and bool(label.any(1).all())
+    assert noise.var().item() == pytest.approx(1, abs=0.01)
+    neighbours = (out[..., 1:] * out[..., :-1]).mean().item()
+    assert out.var().item() < 0.9 and neighbours > 0.1  # no longer white, nor as strong as sigma_tn says

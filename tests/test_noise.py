@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from assay.noise import LogNormal, SigmaFirst, Uniform, add_noise, draw_image_first, draw_sigma, snr_db
+from assay.noise import (
+    LogNormal,
+    SigmaFirst,
+    Uniform,
+    add_noise,
+    draw_image_first,
+    draw_sigma,
+    draw_sigma_clamped,
+    snr_db,
+)
 
 LEVELS = [1e-3, 0.01, 0.05, 0.2, 0.5, 1.0, 5.0, 20.0, 50.0]
 EDM = stats.lognorm(s=1.2, scale=math.exp(-1.2))
@@ -35,8 +44,11 @@ def test_uniform_draws_follow_the_truncated_law(sigma_tn: float) -> None:
 
 
 def test_the_clamp_of_the_original_would_fail_that_test() -> None:
-    clamped = np.maximum(EDM.rvs(20_000, random_state=0), 0.2)
-    assert (clamped == 0.2).mean() == pytest.approx(0.37, abs=0.01)  # the share of draws wasted, DESIGN 4.1
+    levels = draw_sigma_clamped(LogNormal(), torch.full((20_000,), 0.2), torch.Generator().manual_seed(0))
+    clamped = levels.double().numpy()
+    assert (clamped < 0.2000001).mean() == pytest.approx(
+        0.37, abs=0.01
+    )  # the share of draws wasted, DESIGN 4.1
     assert stats.kstest(clamped, lambda x: 1 - EDM.sf(x) / EDM.sf(0.2)).pvalue < 1e-10
 
 

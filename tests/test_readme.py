@@ -41,7 +41,7 @@ def test_assay_commands_run_in_order_in_an_empty_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_make_demo_runs_and_shows_the_papers_ordering(tmp_path: Path) -> None:
+def test_the_page_of_points_shows_the_papers_ordering(tmp_path: Path) -> None:
     done = run(f"{sys.executable} {ROOT}/examples/points.py", tmp_path)
     assert done.returncode == 0, done.stderr
     distance = {
@@ -53,3 +53,21 @@ def test_make_demo_runs_and_shows_the_papers_ordering(tmp_path: Path) -> None:
     assert mix < 0.6 * noisy and mix < 0.5 * few  # measured: 0.055 against 0.11 and 0.16
     assert clean < mix + 0.01
     assert (tmp_path / "out" / "points.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_demo_shortened_shows_the_papers_ordering(tmp_path: Path) -> None:
+    spec = (ROOT / "studies/demo/study.toml").read_text()
+    assert "assay study run studies/demo/study.toml -o out/demo" in (ROOT / "Makefile").read_text()
+    for old, new in (("num_steps = 2500", "num_steps = 1000"), ("[1, 0.3, 0.1, 0]", "[1, 0.1, 0]")):
+        assert old in spec
+        spec = spec.replace(old, new)
+    (tmp_path / "study.toml").write_text(spec)
+    done = run("assay study run study.toml -o demo --workers 1", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = dict(re.findall(r"│ (100%[^│]*|10%[^│]*?) +│ ([\d.]+) ±", done.stdout))
+    value = {name.strip(): float(number) for name, number in table.items()}
+    mix, clean = value["10% clean + 90% noisy"], value["100% clean"]
+    assert clean < mix < 0.7 * value["10% clean"]
+    assert mix < 0.7 * value["100% noisy, truncated sampling"] < 0.7 * value["100% noisy"]
+    assert (tmp_path / "demo/report.html").stat().st_size > 50_000

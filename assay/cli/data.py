@@ -103,9 +103,7 @@ def get(
 
     _check_new(output)
     with _progress() as bar:
-        report = get_known(
-            name, output, split, source, _advance(bar, name), size, classes or (), num_images
-        )
+        report = get_known(name, output, split, source, _advance(bar, name), size, classes or (), num_images)
     _print_report(report)
 
 

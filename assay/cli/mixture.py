@@ -121,11 +121,13 @@ def rates(
     num_repeats: Annotated[int, typer.Option(help="Draws per point.", min=1)] = 40,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Where the plot goes.")] = Path("rates.png"),
+    csv: Annotated[Path | None, typer.Option(help="Where the curves go: name, samples, error.")] = None,
 ) -> None:
     """Measure how the error falls with the number of samples, and how many noisy samples replace a clean one.
 
     Example: `assay mixture rates --k 2 --sigma 2 --out rates.png`
     """
+    from assay.files import write_whole
     from assay.mixture.plot import plot_rates
     from assay.mixture.rates import measure_rates
 
@@ -153,6 +155,14 @@ def rates(
         f"the theory says sigma^{4 * k - 2} = {result.theory_exchange:,.1f}. "
         f"(10 % more or less error is a factor of {1.1 ** (4 * k - 2):.1f} in samples.)"
     )
+    if csv is not None:
+        lines = [
+            f"{curve.name.replace(',', '')},{n:.0f},{error!r}"
+            for curve in result.curves
+            for n, error in zip(curve.num_samples, curve.error.tolist(), strict=True)
+        ]
+        with write_whole(csv) as partial:
+            partial.write_text("\n".join(["curve,num_samples,error", *lines]) + "\n")
     plot_rates(result, out)
     console.print(f"plot: {out}", soft_wrap=True)
 

@@ -35,7 +35,8 @@ class Augmentation:
 
     `flip_x` and `flip_y` mirror half of them, `turn` rotates by 0, 90, 180 or 270 degrees, `shift` moves
     by up to so many whole pixels and wraps around. `geometric` is the probability of each operation of
-    EDM's pipe (0.12 there for CIFAR-10), for clean images only.
+    EDM's pipe (0.12 there for CIFAR-10), for clean images only unless `interpolate_noisy`, the original
+    code's way, which is here to be compared with.
     """
 
     flip_x: bool = False
@@ -43,6 +44,7 @@ class Augmentation:
     turn: bool = False
     shift: int = 0
     geometric: float = 0.0
+    interpolate_noisy: bool = False
 
     def __post_init__(self) -> None:
         if self.shift < 0 or not 0 <= self.geometric <= 1:
@@ -72,10 +74,10 @@ def augment(
     if augmentation.geometric == 0:
         return x, None
     label = x.new_zeros(len(x), NUM_AUGMENT_LABELS)
-    clean = (sigma_tn == 0).nonzero()[:, 0]
-    if len(clean):
+    chosen = ((sigma_tn == 0) | augmentation.interpolate_noisy).nonzero()[:, 0]
+    if len(chosen):
         x = x if augmentation.moves_pixels else x.clone()
-        x[clean], label[clean] = _geometric(x[clean], uniform[clean, 5:], augmentation.geometric)
+        x[chosen], label[chosen] = _geometric(x[chosen], uniform[chosen, 5:], augmentation.geometric)
     return x, label
 
 
@@ -100,7 +102,7 @@ def _move_pixels(x: Tensor, uniform: Tensor, augmentation: Augmentation) -> Tens
 
 
 def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, Tensor]:
-    """EDM's pipe on clean images: (B, C, H, W), (B, 13) -> images, labels (B, 9)."""
+    """EDM's pipe: (B, C, H, W), (B, 13) -> images, labels (B, 9)."""
     chance, value = uniform[:, :5] < probability, uniform[:, 5:]
     normal = torch.special.ndtri(value.clamp_min(2.0**-54))  # [0, 1) -> (0, 1)
     angle = (2 * value - 1) * math.pi

@@ -16,9 +16,9 @@ from torch import Tensor
 from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
 from assay.data.mixing import stream
 from assay.data.store import ImageSource
-from assay.noise import LogNormal, NoiseLaw, SigmaFirst, draw_sigma
+from assay.noise import LogNormal, NoiseLaw, SigmaFirst, draw_sigma, draw_sigma_clamped
 
-Pairing = Literal["image_first", "sigma_first"]
+Pairing = Literal["image_first", "sigma_first", "clamped"]
 _NUM_BLOCKS = 8  # the noise of a large batch is drawn in interleaved blocks: a rank draws only those it needs
 _NUM_AHEAD = 16  # steps whose images and levels are drawn at once: small draws cost more to start than to do
 _SMALL_BATCH = 2**17  # values; below that one draw for all ranks is cheaper
@@ -46,6 +46,7 @@ class Loader:
 
     "image_first": every image once per epoch, each with a level above its own (Algorithm 1 of the paper).
     "sigma_first": levels by `law`, each with an image that may serve it (see `assay.noise.SigmaFirst`).
+    "clamped": every image once per epoch, each with a level by `law` raised to its own (the original code).
     """
 
     def __init__(
@@ -111,7 +112,8 @@ class Loader:
         count = _NUM_AHEAD * self.batch_size
         if self._sigma_first is None:
             index = self._in_epochs(chunk * count, count)
-            sigma_t = draw_sigma(self.law, self.source.sigma_tn[index], generator)
+            draw = draw_sigma_clamped if self.pairing == "clamped" else draw_sigma
+            sigma_t = draw(self.law, self.source.sigma_tn[index], generator)
         else:
             index, sigma_t = self._sigma_first.draw(count, generator)
         uniform = torch.rand(count, NUM_UNIFORMS, dtype=torch.float64, generator=generator)

@@ -35,7 +35,9 @@ class Classifier(nn.Module):
             layers += self._conv(channels, outputs, kernel=4, stride=2)
             channels, outputs, height, width = outputs, min(2 * outputs, 128), height // 2, width // 2
         layers += self._conv(channels, 128, kernel=3, stride=1)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * height * width, NUM_FEATURES), nn.ReLU())
+        self.layers = nn.Sequential(
+            *layers, nn.Flatten(), nn.Linear(128 * height * width, NUM_FEATURES), nn.ReLU()
+        )
         self.head = nn.Linear(NUM_FEATURES, num_classes)
 
     @staticmethod

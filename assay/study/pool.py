@@ -38,6 +38,7 @@ def run_local(
 ) -> None:
     """Run every unfinished job, `num_workers` at a time; a job that fails is recorded and the others go on."""
     waiting = [job for job in opened.jobs if not opened.is_finished(job)]
+    waiting.sort(key=lambda job: -job.work)  # so that no long one is left for the end, alone
     context = multiprocessing.get_context("spawn")
     stopping = context.RawValue("b", 0)  # no lock around it, which a killed worker would keep
     workers: dict[Connection, tuple[Any, Job | None]] = {}

@@ -285,6 +285,12 @@ class Job:
         del tree["data"]["store"]
         return hash_tree(tree)
 
+    @property
+    def work(self) -> float:
+        """Images of training it amounts to, those that consistency costs on top included."""
+        train = self.config.train
+        return train.num_steps * train.batch_size * (1.4 if train.consistency.coefficient else 1.0)
+
     def result_key(self, sample: SampleConfig, data_fingerprint: str) -> str:
         """Hash of one result: the training, the sampling, the protocol and the data itself."""
         evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})

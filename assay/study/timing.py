@@ -25,13 +25,9 @@ def estimate_seconds(opened: OpenStudy) -> dict[str, float]:
             config = job.config.net_config(opened.source)
             if config not in per_image:
                 per_image[config] = _seconds_per_image(opened, job.config.train.batch_size, config)
-            train = job.config.train
-            consistent = 1.4 if train.consistency.coefficient else 1.0
             num_evaluated = protocol.num_images * protocol.num_ranges * len(job.samples)
             num_sampled = num_evaluated * 2 * protocol.sample.num_steps / _EVALUATIONS_PER_STEP
-            seconds[job.key] = per_image[config] * (
-                train.num_steps * train.batch_size * consistent + num_sampled
-            )
+            seconds[job.key] = per_image[config] * (job.work + num_sampled)
     finally:
         torch.set_num_threads(num_threads)
     return seconds

@@ -62,6 +62,7 @@ class AugmentConfig(Strict):
     turn: bool = False
     shift: int = Field(0, ge=0)
     geometric: float = Field(0.0, ge=0, le=1)
+    interpolate_noisy: bool = False
 
     def build(self) -> Augmentation:
         """The same as the loader wants it."""
