@@ -27,6 +27,7 @@ from assay.nets import (
     measure_cost,
     preset,
 )
+from assay.nets.layers import Block
 
 GOLDEN = Path(__file__).parent / "golden"
 CONDITIONS: dict[str, Any] = dict(image_shape=(2, 8, 8), num_classes=3, augment_dim=4)
@@ -449,3 +450,20 @@ def test_edm_arguments_have_edms_defaults() -> None:
     )  # fmt: skip
     golden = json.loads((GOLDEN / "edm_ncsnpp_cond" / "config.json").read_text())
     assert config_from_edm(golden, "x").num_classes == 10
+
+
+@pytest.mark.parametrize("outputs", [32, 64])  # with 64 there is no convolution beside the block
+def test_two_inputs_apart_are_the_two_together(outputs: int) -> None:
+    torch.manual_seed(0)
+    block = Block(64, outputs, 16, adaptive_scale=False, skip_scale=0.5**0.5)
+    x, more, emb = torch.randn(3, 32, 28, 28), torch.randn(3, 32, 28, 28) * 2 + 1, torch.randn(3, 16)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    results = []
+    for inputs in ((x, emb, more), (torch.cat([x, more], 1), emb)):
+        block.zero_grad()
+        out = block(*inputs)
+        out.square().mean().backward()
+        results.append([out, *(parameter.grad for parameter in block.parameters())])
+    for apart, together in zip(*results, strict=True):
+        torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-5)

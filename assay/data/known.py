@@ -88,7 +88,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> Raw
             raise ValueError(f"{raw.name} has no class {name!r}; it has {', '.join(raw.class_names)}")
     class_names = tuple(classes) or raw.class_names
     renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
-    chosen = np.flatnonzero(renumbered[raw.label] >= 0)
+    chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()
     if num_images is not None and not 1 <= num_images <= len(chosen):
         raise ValueError(f"{num_images} images asked of {raw.name}, which has {len(chosen)} of these classes")
     chosen = chosen[:num_images]
@@ -97,7 +97,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> Raw
         names=[raw.names[i] for i in chosen],
         label=renumbered[raw.label[chosen]],
         class_names=class_names,
-        load=lambda i: raw.load(int(chosen[i])),
+        load=lambda i: raw.load(chosen[i]),
     )
 
 

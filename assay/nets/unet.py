@@ -221,7 +221,7 @@ class UNet(Network):
             elif "aux_conv" in name:
                 output = layer(normed) if output is None else output + layer(normed)
             elif isinstance(layer, Block):
-                x = layer(torch.cat([x, remembered.pop()], dim=1) if "block" in name else x, emb)
+                x = layer(x, emb, remembered.pop() if "block" in name else None)
             else:
                 x = layer(x)
         assert output is not None
@@ -304,7 +304,7 @@ class ADM(Network):
             x = layer(x, emb) if isinstance(layer, Block) else layer(x)
             remembered.append(x)
         for name, layer in self.dec.items():
-            x = layer(torch.cat([x, remembered.pop()], dim=1) if "block" in name else x, emb)
+            x = layer(x, emb, remembered.pop() if "block" in name else None)
         return self.out_conv(F.silu(self.out_norm(x))).contiguous()
 
 

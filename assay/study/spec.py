@@ -137,7 +137,8 @@ class Row:
         marks = [
             mark for mark in (self.sampling, "consistency" if self.consistency else "full") if mark != "full"
         ]
-        return ", ".join([kind, *marks]) + f" (seed {self.seed})"
+        extra = "" if self.table in ("clean_mix", "only_noisy") else f"{self.table}: "
+        return extra + ", ".join([kind, *marks]) + f" (seed {self.seed})"
 
 
 def read_study(path: Path) -> Study:
