@@ -124,7 +124,7 @@ def write_report(opened: OpenStudy) -> Written | None:
 
 def report_from_table(table: Path, folder: Path) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures and curves there."""
-    lines = _read_lines(table)
+    lines = read_table(table)
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         groups.setdefault((line.dataset, line.extractor), []).append(line)
@@ -191,7 +191,7 @@ def _percents(priced: PriceReport) -> str:
     return f"{priced.results.num_clean[mixed].min() / total:.0%} and 100%"
 
 
-def _read_lines(path: Path) -> list[Line]:
+def read_table(path: Path) -> list[Line]:
     """Lines of a results.csv; what only studies record is filled in for tables like the paper's."""
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))

@@ -1,0 +1,160 @@
+"""Writes what the reference studies found into the READMEs, from their results.csv alone.
+
+    python studies/findings.py
+
+A block between `<!-- findings: WHAT -->` and `<!-- end -->` is replaced; a test compares every block with what
+the committed numbers give, so no figure in a README can differ from them.
+"""
+
+import csv
+import re
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from assay.mixture.rates import Curve
+from assay.pricing.table import PAPER
+from assay.study.report import read_table, report_from_table
+from assay.study.results import Line, Table, Value, format_table, headline_values, read_lines, value_of
+
+HERE = Path(__file__).parent
+HEADLINE = ("fashion-mnist", "cifar10", "digits")
+SETTINGS = (
+    "100% clean",
+    "10% clean + 90% noisy",
+    "10% clean",
+    "100% noisy, truncated sampling",
+    "100% noisy, consistency",
+    "100% noisy",
+)
+ARMS = {
+    "truncated law, image first, x_tn weights": "clean_mix",
+    "levels clamped (the original)": "clamped levels",
+    "sigma first": "sigma first",
+    "x_0 weights": "x_0 weights",
+    "augmentation of clean images only": "augmentation, clean images only",
+    "augmentation that interpolates noise (the original)": "augmentation, interpolating noise",
+    "noisy images only": "noisy only",
+    "noisy images only, with consistency": "noisy only, consistency",
+}
+
+
+def tables(study: str, file: str = "results.csv") -> str:
+    """The paper's tables, the result in words, and the price."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = report_from_table(HERE / study / file, Path(folder))
+    parts = [format_table(table, "markdown") for table in written.tables]
+    return "\n".join([*parts, written.headline, "", written.prices])
+
+
+def headline() -> str:
+    """The headline settings of all data sets beside the paper's."""
+    columns = [headline_values(_lines(study)) for study in HEADLINE]
+    columns.append(headline_values([line for line in read_table(PAPER) if line.dataset == "cifar10"]))
+    rows = [(title, *(str(values[title]) for values in columns)) for title in SETTINGS]
+    header = ("available data", *HEADLINE, "the paper's CIFAR-10 (FID at noise 0.2: other metric, other scale)")
+    noise = "FD-classifier, noise 0.3, mean and deviation over three training seeds"
+    return format_table(Table(noise, header, tuple(rows)), "markdown").rstrip()
+
+
+def ordering(study: str) -> str:
+    """Each inequality of the paper's ordering, and whether it holds by more than the seeds' deviation."""
+    values = headline_values(_lines(study))
+    mix, clean = values["10% clean + 90% noisy"], values["100% clean"]
+    noisy, truncated, consistent = (
+        values[f"100% noisy{way}"] for way in ("", ", truncated sampling", ", consistency")
+    )
+    better = min(truncated, consistent, key=lambda value: value.mean)
+    claims = [
+        ("all clean", clean, "mix", mix),
+        ("mix", mix, "noisy-only at its best (truncated or consistent)", better),
+        ("noisy-only at its best", better, "noisy-only, full sampling", noisy),
+        ("mix", mix, "clean-only 10 %", values["10% clean"]),
+    ]
+    return "\n".join(f"- {a} < {b}: {x} against {y}: {_verdict(x, y)}" for a, x, b, y in claims)
+
+
+def _verdict(low: Value, high: Value) -> str:
+    gap, spread = high.mean - low.mean, (low.std**2 + high.std**2) ** 0.5
+    if gap > spread:
+        return "holds"
+    return "level within the deviation" if abs(gap) <= spread else "**does not hold**"
+
+
+def ablation() -> str:
+    """Every arm on both data sets, with its ratio to the first."""
+    rows = []
+    for title, table in ARMS.items():
+        cells = []
+        for data in ("digits", "fashion-mnist"):
+            lines = _lines("ablation", f"{data}.csv")
+            value = value_of(lines, table=table)
+            base = value_of(lines, table="noisy only" if table.startswith("noisy") else "clean_mix")
+            assert value is not None and base is not None
+            cells.append(f"{value} ({value.mean / base.mean:.2f}x)")
+        rows.append((title, *cells))
+    header = ("choice", "digits, noise 0.5", "Fashion-MNIST 8x8, noise 0.3")
+    return format_table(Table("FD-classifier, three seeds", header, tuple(rows)), "markdown").rstrip()
+
+
+def rates() -> str:
+    """Measured exponents beside the theory's."""
+    with open(HERE / "mixture-rates" / "results.csv", newline="") as file:
+        points = list(csv.DictReader(file))
+    rows = []
+    for name in dict.fromkeys(point["curve"] for point in points):
+        mine = [point for point in points if point["curve"] == name]
+        size, error = ([float(point[key]) for point in mine] for key in ("num_samples", "error"))
+        theory = 0.5 if "separated" in name else 1 / 6
+        curve = Curve(name, np.array(size), np.array(error), theory)
+        rows.append((name, f"{size[0]:,.0f} to {size[-1]:,.0f}", f"{curve.slope:.3f}", f"{theory:.3f}"))
+    return format_table(
+        Table("error ~ n^-b, k = 2", ("samples", "n", "b measured", "b in theory"), tuple(rows)), "markdown"
+    ).rstrip()
+
+
+def costs(study: str) -> str:
+    """What the study took."""
+    lines = _lines(study)
+    seconds = {line.train_seconds: line.sample_seconds for line in lines}
+    return (
+        f"{len(lines)} settings from {len(seconds)} trainings of {statistics.median(seconds):.0f} s "
+        f"(median, one core), {sum(seconds) / 60:.0f} core-minutes in all."
+    )
+
+
+BLOCKS: dict[str, Callable[..., str]] = {
+    "tables": tables,
+    "headline": headline,
+    "ordering": ordering,
+    "ablation": ablation,
+    "rates": rates,
+    "costs": costs,
+}
+
+
+def _lines(study: str, file: str = "results.csv") -> list[Line]:
+    return read_lines(HERE / study / file)
+
+
+def renew(text: str) -> str:
+    """The text with every block as the committed results give it."""
+
+    def block(match: re.Match[str]) -> str:
+        name, *arguments = match[1].split()
+        return f"<!-- findings: {match[1]} -->\n{BLOCKS[name](*arguments)}\n<!-- end -->"
+
+    return re.sub(r"<!-- findings: (.*?) -->\n.*?<!-- end -->", block, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Renew every README."""
+    for path in [HERE.parent / "README.md", *sorted(HERE.glob("*/README.md"))]:
+        path.write_text(renew(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
