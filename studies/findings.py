@@ -21,7 +21,7 @@ from assay.study.report import read_table, report_from_table
 from assay.study.results import Line, Table, Value, format_table, headline_values, read_lines, value_of
 
 HERE = Path(__file__).parent
-HEADLINE = ("fashion-mnist", "cifar10", "digits")
+HEADLINE = [name for name in ("fashion-mnist", "cifar10") if (HERE / name / "results.csv").exists()]
 SETTINGS = (
     "100% clean",
     "10% clean + 90% noisy",
@@ -86,17 +86,19 @@ def _verdict(low: Value, high: Value) -> str:
 
 def ablation() -> str:
     """Every arm on both data sets, with its ratio to the first."""
+    noise = {"digits": "digits, noise 0.5", "fashion-mnist": "Fashion-MNIST 8x8, noise 0.3"}
+    there = [data for data in noise if (HERE / "ablation" / f"{data}.csv").exists()]
     rows = []
     for title, table in ARMS.items():
         cells = []
-        for data in ("digits", "fashion-mnist"):
+        for data in there:
             lines = _lines("ablation", f"{data}.csv")
             value = value_of(lines, table=table)
             base = value_of(lines, table="noisy only" if table.startswith("noisy") else "clean_mix")
             assert value is not None and base is not None
             cells.append(f"{value} ({value.mean / base.mean:.2f}x)")
         rows.append((title, *cells))
-    header = ("choice", "digits, noise 0.5", "Fashion-MNIST 8x8, noise 0.3")
+    header = ("choice", *(noise[data] for data in there))
     return format_table(Table("FD-classifier, three seeds", header, tuple(rows)), "markdown").rstrip()
 
 
