@@ -149,7 +149,7 @@ def plotly_figure(panels: Sequence[Panel]) -> Any:
 def _save_png(panels: Sequence[Panel], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogLocator
 
     columns, num_rows = _grid(panels)
     figure = Figure(figsize=(6.5 * columns, 4.5 * num_rows), layout="constrained")
@@ -171,9 +171,11 @@ def _save_png(panels: Sequence[Panel], path: Path) -> None:
         scales = {"xscale": "log" if panel.log_x else "linear", "yscale": "log" if panel.log_y else "linear"}
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, **scales)
         for axis, is_log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
-            if is_log:  # 2, 3, 4 instead of 2 x 10^0
+            if is_log:  # 2, 3, 5 instead of 2 x 10^0; within a decade or so, ticks between the powers of ten
+                low, high = axis.get_view_interval()
+                axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 30 * low else (1,)))
                 axis.set_major_formatter("{x:g}")
-                axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
+                axis.set_minor_formatter("")
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
     with write_whole(path) as partial:
