@@ -401,7 +401,8 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 
 SLOW_PACK = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the tests run in the background of a shell
 from pathlib import Path
 from assay.data.pack import pack
 from assay.data.readers import read_any

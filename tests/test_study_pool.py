@@ -156,9 +156,6 @@ def test_control_c_leaves_everything_resumable(undisturbed: OpenStudy, tmp_path:
             time.sleep(0.02)
         with pytest.raises(ValueError, match="another process: wait for it, or stop it"), locked(opened.folder):
             pytest.fail("two drivers at once")
-        with started(ASSAY, "study", "run", opened.folder, stderr=subprocess.PIPE) as second:
-            _, refusal = second.communicate()
-            assert second.returncode == 1 and "is being run by another process" in refusal.replace("\n", " ")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
         said, _ = process.communicate()
     assert process.returncode == 130
@@ -172,6 +169,17 @@ def test_control_c_leaves_everything_resumable(undisturbed: OpenStudy, tmp_path:
         assert first_steps[job] == max(int(s.name) for s in states if s.parents[1].name == job) + 1
     assert before.items() <= kept(opened).items()
     assert_same(opened, undisturbed)
+
+
+def test_a_second_driver_is_refused(tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    with (
+        locked(opened.folder),
+        started(ASSAY, "study", "run", opened.folder, stderr=subprocess.PIPE) as second,
+    ):
+        _, refusal = second.communicate()
+    assert second.returncode == 1 and "is being run by another process" in refusal.replace("\n", " ")
+    assert not any(opened.is_finished(job) for job in opened.jobs)
 
 
 def test_a_run_that_diverges_or_cannot_start_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:

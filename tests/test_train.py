@@ -411,7 +411,7 @@ def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
         ),
         ({"train": {"lr": "fast"}}, r"train.lr: input should be a valid number \(got 'fast'\)"),
         ({"train": {"num_steps": 1.5}}, r"train.num_steps: input should be a valid integer"),
-        ({"train": {"pairing": "both"}}, r"train.pairing: input should be 'image_first' or 'sigma_first'"),
+        ({"train": {"pairing": "both"}}, r"train.pairing: input should be 'image_first', 'sigma_first' or"),
         ({"data": {}}, r"data.store: field required"),
         (
             {"data": {"store": "x", "clean_fraction": 1.2}},

@@ -172,8 +172,8 @@ def _save_png(panels: Sequence[Panel], path: Path) -> None:
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, **scales)
         for axis, is_log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
             if is_log:  # 2, 3, 5 instead of 2 x 10^0; within a decade or so, ticks between the powers of ten
-                low, high = axis.get_view_interval()
-                axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 30 * low else (1,)))
+                first, last = axis.get_view_interval()
+                axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if last < 30 * first else (1,)))
                 axis.set_major_formatter("{x:g}")
                 axis.set_minor_formatter("")
         axes.grid(alpha=0.25)

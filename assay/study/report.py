@@ -296,7 +296,7 @@ def _write_training(opened: OpenStudy, shown: dict[str, Row]) -> None:
         if result := opened.result(row):
             # Runs alike but for their length and seed are points of one curve.
             tree = row.config.train.model_dump(mode="json", exclude={"num_steps", "seed"})
-            setting = json.dumps([row.title.split(" (seed")[0], tree], sort_keys=True)
+            setting = json.dumps([row.setting, tree], sort_keys=True)
             by_step = lengths.setdefault(setting, {})
             by_step.setdefault(row.config.train.num_steps, []).append(result.fd)
     for setting, by_step in lengths.items():

@@ -130,6 +130,12 @@ class Row:
     @property
     def title(self) -> str:
         """The row in words."""
+        extra = "" if self.table in ("clean_mix", "only_noisy") else f"{self.table}: "
+        return f"{extra}{self.setting} (seed {self.seed})"
+
+    @property
+    def setting(self) -> str:
+        """What it is trained on, and how it is sampled."""
         kind = f"{self.clean_fraction:.3g} clean"
         if self.data == "mix":
             kind = f"{kind} + {self.noisy_fraction:.3g} noisy" if self.clean_fraction else "noisy only"
@@ -137,8 +143,7 @@ class Row:
         marks = [
             mark for mark in (self.sampling, "consistency" if self.consistency else "full") if mark != "full"
         ]
-        extra = "" if self.table in ("clean_mix", "only_noisy") else f"{self.table}: "
-        return extra + ", ".join([kind, *marks]) + f" (seed {self.seed})"
+        return ", ".join([kind, *marks])
 
 
 def read_study(path: Path) -> Study:
