@@ -55,6 +55,19 @@ def line_of(text: str, start: str) -> int:
         ("sigmas = [0.5]", "baselines = []", "[grid]", "grid.sigmas is empty: give the noise levels"),
         ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "[grid]", "grid.sigmas is empty, and so is the grid"),
         ('"digits"', '"digitz"', "store", "is neither a store here nor one of digits, fashion-mnist, cifar10"),
+        (
+            '"digits"',
+            '"digits"\nnum_images = 5000',
+            "store",
+            "5000 images asked of digits, which has 1797: ask for",
+        ),
+        ('"digits"', '"digits"\nclasses = ["ten"]', "store", "digits has no class 'ten'; it has 0, 1, 2"),
+        (
+            '"digits"',
+            '"."\nsize = 4',
+            "store",
+            "'.' is a store of yours; size, classes and num_images take",
+        ),
         ('"pixels"', '"pixel"', "extractor", "'classifier' or 'pixels' (got 'pixel')"),
         (
             "[grid]",

@@ -90,7 +90,10 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> Raw
     renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
     chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()
     if num_images is not None and not 1 <= num_images <= len(chosen):
-        raise ValueError(f"{num_images} images asked of {raw.name}, which has {len(chosen)} of these classes")
+        of_these = " of these classes" if classes else ""
+        raise ValueError(
+            f"{num_images} images asked of {raw.name}, which has {len(chosen)}{of_these}: ask for fewer"
+        )
     chosen = chosen[:num_images]
     return replace(
         raw,

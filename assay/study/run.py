@@ -109,9 +109,9 @@ class OpenStudy:
 def open_study(spec: Path, folder: Path) -> OpenStudy:
     """Check a study against its data, before any work, and open its folder."""
     study = read_study(spec)
-    store, source = prepare_store(study, folder / "data")
-    rows = study_rows(study, store)
     with named(spec):
+        store, source = prepare_store(study, folder / "data")
+        rows = study_rows(study, store)
         check_against_data(rows, source)
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:

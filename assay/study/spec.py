@@ -180,6 +180,11 @@ def _check(study: Study) -> None:
         raise ValueError(
             f"data.store = {study.data.store!r} is neither a store here nor one of {', '.join(_KNOWN)}"
         )
+    if study.data.store not in _KNOWN and study.data.model_fields_set & {"size", "classes", "num_images"}:
+        raise ValueError(
+            f"data.store = {study.data.store!r} is a store of yours; size, classes and num_images take parts "
+            f"of {', '.join(_KNOWN)} alone: pack the images you want"
+        )
 
 
 @contextmanager
@@ -322,19 +327,17 @@ def study_jobs(study: Study, rows: list[Row]) -> list[Job]:
 def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
     """The study's clean images: a known data set is packed into `folder` once."""
     data = study.data
-    part = [*data.classes, data.size and f"{data.size}x{data.size}", data.num_images]
-    words = [str(word) for word in part if word]
-    if data.store in _KNOWN:
-        path = folder / "-".join([data.store, *words])
-        if not path.exists():
-            get(data.store, path, size=data.size, classes=data.classes, num_images=data.num_images)  # type: ignore[arg-type]
-    elif words:
-        raise ValueError(
-            f"data: {', '.join(words)} asked of the store {data.store}, but parts can only be taken of "
-            f"{', '.join(_KNOWN)}: pack the images you want"
-        )
-    else:
+    if data.store not in _KNOWN:
         path = Path(data.store)
+    else:
+        size = [] if data.size is None else [f"{data.size}x{data.size}"]
+        number = [] if data.num_images is None else [str(data.num_images)]
+        path = folder / "-".join([data.store, *data.classes, *size, *number])
+        if not path.exists():
+            try:
+                get(data.store, path, size=data.size, classes=data.classes, num_images=data.num_images)  # type: ignore[arg-type]
+            except ValueError as error:
+                raise ValueError(f"data.store: {error}") from None
     return path, open_store(path)
 
 
