@@ -11,9 +11,11 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 _MARK = ".partial-"
+_CLAIM = ".claim"  # locked while its directory is being written; the lock ends with the process
 
 
 @contextmanager
@@ -39,21 +41,32 @@ def write_whole(path: Path) -> Iterator[Path]:
 def write_whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; on success it becomes `path`, on error it vanishes.
 
-    Refuses to replace an existing directory. Leftovers of killed writers of the same `path` are removed.
+    Refuses to replace an existing directory, or one that another process is writing. Leftovers of killed
+    writers of the same `path` are removed.
     """
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path} exists already; remove it or choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}{_MARK}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in path.parent.glob(f".{path.name}{_MARK}*/"):
+        with open(leftover / _CLAIM, "a") as claim:
+            try:
+                flock(claim, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                raise FileExistsError(
+                    f"another process is writing {path}; wait for it or choose another name"
+                ) from None
+            shutil.rmtree(leftover, ignore_errors=True)
     partial = path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}")
     partial.mkdir()
     try:
-        yield partial
-        for file in partial.rglob("*"):
-            _flush(file)
-        os.replace(partial, path)
+        with open(partial / _CLAIM, "a") as claim:
+            flock(claim, LOCK_EX)
+            yield partial
+            (partial / _CLAIM).unlink()
+            for file in partial.rglob("*"):
+                _flush(file)
+            os.replace(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -37,7 +37,7 @@ def test_a_directory_appears_whole_and_is_never_overwritten(tmp_path: Path) -> N
         pass
 
 
-def test_a_killed_writer_leaves_nothing_that_the_next_does_not_clear(tmp_path: Path) -> None:
+def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path: Path) -> None:
     path = tmp_path / "store"
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom assay.files import write_whole_directory\n"
@@ -46,6 +46,11 @@ def test_a_killed_writer_leaves_nothing_that_the_next_does_not_clear(tmp_path: P
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"writing\n"
+    with (
+        pytest.raises(FileExistsError, match=r"another process is writing .*store; wait"),
+        write_whole_directory(path),
+    ):
+        pass
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not path.exists() and len(list(tmp_path.iterdir())) == 1
