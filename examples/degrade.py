@@ -1,12 +1,14 @@
 """Does the distance get worse when images do? Real images, made worse step by step, against other real images.
 
-    python examples/degrade.py STORE [EXTRACTOR ...] [--num-images 1000]
+    python examples/degrade.py STORE [EXTRACTOR ...] [--num-images 1000] [--csv FILE]
 
-Half of the store is the reference; images from the other half are noised, blurred, or taken from fewer and
-fewer classes (equal counts throughout). Prints a Markdown table, a column per extractor.
+Half of the store is the reference; images from the other half are noised, blurred, or taken from fewer
+and fewer classes (equal counts throughout). Prints a Markdown table, a column per extractor; the
+CSV has a row for each of its numbers.
 """
 
 import argparse
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +88,7 @@ def main() -> None:
     parser.add_argument("extractors", nargs="*", default=["classifier", "pixels"])
     parser.add_argument("--num-images", type=int, default=1000)
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/assay").expanduser())
+    parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     source = open_store(arguments.store)
     columns = [distances(source, name, arguments.num_images, arguments.cache) for name in arguments.extractors]
@@ -94,6 +97,13 @@ def main() -> None:
     for kind, amounts in columns[0].items():
         for amount in amounts:
             print(f"| {kind}: {amount} |" + "".join(f" {column[kind][amount]:.3g} |" for column in columns))
+    if arguments.csv:
+        with open(arguments.csv, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("damage", "amount", "extractor", "fd"))
+            for name, column in zip(arguments.extractors, columns, strict=True):
+                for kind, amounts in column.items():
+                    writer.writerows((kind, amount, name, fd) for amount, fd in amounts.items())
 
 
 if __name__ == "__main__":
