@@ -249,6 +249,23 @@ def test_samples_without_noise() -> None:
     np.testing.assert_allclose(model.weights_, truth.weights[order], atol=0.02)
 
 
+@pytest.mark.parametrize("seed", range(9))
+def test_split_may_choose_no_sample_without_noise(seed: int) -> None:
+    """For seeds 5 and 8 neither of the two that have all the weight is in the half that finds the subspace."""
+    truth = Atoms(np.array([[-2.0, -2.0], [2.0, 2.0]]), np.array([0.4, 0.6]))
+    sigma = np.where(np.isin(np.arange(1000), [3, 500]), 0.0, 1.0)
+    x = simulate(truth, sigma, np.random.default_rng(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConditionWarning)
+        model = NoisyMixture(2, random_state=seed).fit(x, sigma=sigma)
+    assert np.isfinite(model.means_).all() and model.weights_.sum() == pytest.approx(1)
+    alpha = np.zeros(1000)
+    alpha[500:][sigma[500:] > 0] = 1 / 499
+    rest = find_subspace(x, sigma, 1, np.random.default_rng(seed), alpha > 0)
+    np.testing.assert_allclose(rest.center, alpha @ x)
+    assert abs(rest.basis.sum()) == pytest.approx(np.sqrt(2), abs=0.01)
+
+
 def test_two_clean_samples_do_not_carry_the_estimate() -> None:
     """Their weight is cut to what the theorem allows, and a warning names the condition that fails."""
     x, sigma, truth = instance(4, 20_000, 3, 2, 4.0, 1.0)
@@ -288,6 +305,9 @@ def test_few_samples_warn_which_condition_fails() -> None:
         (lambda x, s: (x, np.where(np.arange(50) == 4, np.nan, s)), r"sigma\[4\] = nan"),
         (lambda x, s: (np.where(np.arange(50)[:, None] == 7, np.nan, x), s), r"X\[7\] holds NaN"),
         (lambda x, s: (x[:3], s[:3]), "too few"),
+        (lambda x, s: (1e160 * x, 1e160 * s), "rescale X and sigma together"),
+        (lambda x, s: (1e-160 * x, 1e-160 * s), "rescale X and sigma together"),
+        (lambda x, s: (1e160 * x[:, :1], s), "rescale X and sigma together"),
     ],
 )
 def test_bad_input_is_explained(change, message: str) -> None:
@@ -296,3 +316,10 @@ def test_bad_input_is_explained(change, message: str) -> None:
         quiet_fit(*change(x, sigma), 2)
     with pytest.raises(ValueError, match="at least one atom"):
         quiet_fit(x, sigma, 0)
+    for k in (2.0, 2.5, True, -1):
+        with pytest.raises(ValueError, match=f"n_components = {k}: give a whole number"):
+            quiet_fit(x, sigma, k)
+    assert quiet_fit(x, sigma, np.int64(2)).means_.shape == (2, 3)
+    for radius in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"radius = {radius}: give a finite number > 0"):
+            quiet_fit(x, sigma, 2, radius=radius)

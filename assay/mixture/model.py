@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from assay.mixture.subspace import find_subspace
 
 _CLEANEST = 1000  # samples per atom that the atoms' radius is read off
 _SUBSAMPLE = 20_000  # on which the likelihood is first maximised
+_LARGEST = 1e140  # its square, and that of a millionth of its inverse, are still floating-point numbers
 
 
 class ConditionWarning(UserWarning):
@@ -111,11 +113,13 @@ class NoisyMixture(BaseEstimator):
         level = check_sigma(level)
         if len(level) != len(x):
             raise ValueError(f"X has {len(x)} samples, sigma {len(level)} levels: expected one per sample")
-        if not self.n_components >= 1 or self.search not in ("scalable", "exhaustive"):
-            raise ValueError(
-                f"n_components = {self.n_components}, search = {self.search!r}: need at least one atom, and "
-                "'scalable' or 'exhaustive'"
-            )
+        k = self.n_components
+        if not isinstance(k, Integral) or isinstance(k, bool) or k < 1:
+            raise ValueError(f"n_components = {k!r}: give a whole number of atoms, at least one atom")
+        if self.search not in ("scalable", "exhaustive"):
+            raise ValueError(f"search = {self.search!r}: choose 'scalable' or 'exhaustive'")
+        if self.radius is not None and not 0 < self.radius < math.inf:
+            raise ValueError(f"radius = {self.radius}: give a finite number > 0, or None to read it off X")
         if len(x) < 2 * self.n_components:
             raise ValueError(f"{len(x)} samples are too few for {self.n_components} atoms: need two per atom")
         return x, level
@@ -140,7 +144,9 @@ class NoisyMixture(BaseEstimator):
             _refuse_bad_rows(x, np.full(1, np.nan))
             raise
         z = subspace.project(x)
-        _refuse_bad_rows(x, z)
+        # Beyond these sizes the squares that follow would be infinite or 0; equal samples are fine.
+        size = np.abs(z).max()
+        _refuse_bad_rows(x, z if size == 0 or 1 / _LARGEST < size < _LARGEST else np.full(1, np.nan))
         rest = shuffled[half:]
         radius = self.radius if self.radius is not None else _radius(z[rest], sigma[rest], k)
         num_groups = math.ceil(math.log(1 / self.delta) + k * math.log(k))
@@ -186,7 +192,9 @@ def _radius(z: Array, sigma: Array, k: int) -> float:
 
 
 def _refuse_bad_rows(x: NDArray, computed: Array) -> None:
-    """Name the first sample that is not finite, if `computed` shows that there is one."""
+    """If `computed` is not finite: name the first sample that is not, or blame the size of the values."""
     if not np.isfinite(computed).all():
         bad = next((i for i, row in enumerate(x) if not np.isfinite(row).all()), None)
+        if bad is None:
+            raise ValueError("values are too large or too small to square: rescale X and sigma together")
         raise ValueError(f"X[{bad}] holds NaN or infinity: remove the sample or mend it")

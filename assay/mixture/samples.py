@@ -17,9 +17,13 @@ SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 
 def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
     """A distribution with atoms (k, d) and weights (k,) that sum to 1 (equal if None); refuses others."""
-    places = np.asarray(atoms, np.float64)
-    places = places[:, None] if places.ndim == 1 else places
-    mass = np.full(len(places), 1 / max(len(places), 1)) if weights is None else np.asarray(weights, np.float64)
+    try:
+        places = np.asarray(atoms, np.float64)
+        places = places[:, None] if places.ndim == 1 else places
+        equal = np.full(len(places), 1 / max(len(places), 1))
+        mass = equal if weights is None else np.asarray(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError("atoms must be rows of equally many numbers, weights one number per atom") from error
     if places.ndim != 2 or 0 in places.shape or not np.isfinite(places).all():
         raise ValueError(f"atoms have shape {places.shape}: expected finite numbers (num_atoms, num_features)")
     if mass.shape != places.shape[:1] or not (mass >= 0).all() or not np.isclose(mass.sum(), 1, atol=1e-6):
@@ -49,10 +53,16 @@ def two_levels(num_samples: int, clean_fraction: float, clean: float, noisy: flo
 
 def read_mixture(path: Path) -> Atoms:
     """The JSON that `assay mixture fit --json` writes: {"atoms": [[..], ..], "weights": [..]}."""
-    content = json.loads(Path(path).read_text())
+    try:
+        content = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON, as `assay mixture fit --json` writes it: {error}") from error
     if not isinstance(content, dict) or "atoms" not in content:
         raise ValueError(f'{path} holds no mixture: expected {{"atoms": [[..], ..], "weights": [..]}}')
-    return check_mixture(content["atoms"], content.get("weights"))
+    try:
+        return check_mixture(content["atoms"], content.get("weights"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def write_samples(path: Path, x: Array, sigma: Array) -> None:
@@ -96,10 +106,9 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
                 )
             columns = {name: array[name] for name in array.dtype.names}
         case ".csv":
-            with open(path, newline="") as file:
-                names = next(csv.reader(file), [])
+            names = _header(path)
             try:
-                values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+                values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
             except ValueError as error:
                 raise ValueError(f"{path} is not a table of numbers under one header line: {error}") from error
             if not len(values) or values.shape[1] != len(names):
@@ -117,8 +126,34 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
     level = columns.pop(sigma_column, None) if sigma is None else None
     if not columns:
         raise ValueError(f"{path} holds noise levels and no samples")
+    if _suffix(path) == ".npz" and len(columns) > 1:
+        raise ValueError(f"{path} holds several arrays of samples, {', '.join(columns)}: keep one, (n, d)")
     x = np.column_stack(list(columns.values()))
-    return x, np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
+    level = np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
+    if level.shape != x.shape[:1]:
+        raise ValueError(f"{path} has {len(x)} samples, levels of shape {level.shape}: give one per sample")
+    return x, level
+
+
+def _header(path: Path) -> list[str]:
+    """The names in the first line of a csv file; refuses those that would lose a row or a column."""
+    with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
+        names = [name.strip() for name in next(csv.reader(file), [])]
+        if not any(line.strip() for line in file):
+            raise ValueError(f"{path} has no rows: expected a header line and one line per sample below it")
+    if names and all(_is_number(name) for name in names):
+        raise ValueError(f"{path} begins with numbers: put a header line above them, such as x0,x1,sigma")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path} names a column twice in {','.join(names)}: give each a name of its own")
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _suffix(path: Path) -> str:

@@ -95,6 +95,8 @@ def find_subspace(
     weights = sample_weights(sigma, 4, num_features)
     if chosen is not None:
         weights = weights * chosen
+        if not weights.any():  # a few samples without noise had it all, and are not among the chosen
+            weights[chosen] = sample_weights(sigma[chosen], 4, num_features)
         weights /= weights.sum()
     if num_dims >= num_features:
         return Subspace(
