@@ -63,10 +63,10 @@ def write_whole_directory(path: Path) -> Iterator[Path]:
         with open(partial / _CLAIM, "a") as claim:
             flock(claim, LOCK_EX)
             yield partial
-            (partial / _CLAIM).unlink()
             for file in partial.rglob("*"):
                 _flush(file)
             os.replace(partial, path)
+            (path / _CLAIM).unlink()  # not earlier: a folder without its claim is a leftover
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -250,7 +250,7 @@ def test_samples_without_noise() -> None:
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_split_may_choose_no_sample_without_noise(seed: int) -> None:
+def test_two_samples_without_noise_may_fall_into_either_half(seed: int) -> None:
     """For seeds 5 and 8 neither of the two that have all the weight is in the half that finds the subspace."""
     truth = Atoms(np.array([[-2.0, -2.0], [2.0, 2.0]]), np.array([0.4, 0.6]))
     sigma = np.where(np.isin(np.arange(1000), [3, 500]), 0.0, 1.0)
@@ -258,7 +258,7 @@ def test_split_may_choose_no_sample_without_noise(seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConditionWarning)
         model = NoisyMixture(2, random_state=seed).fit(x, sigma=sigma)
-    assert np.isfinite(model.means_).all() and model.weights_.sum() == pytest.approx(1)
+    assert wasserstein(model.mixture_, truth) < 0.3
     alpha = np.zeros(1000)
     alpha[500:][sigma[500:] > 0] = 1 / 499
     rest = find_subspace(x, sigma, 1, np.random.default_rng(seed), alpha > 0)

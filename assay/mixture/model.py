@@ -159,7 +159,8 @@ class NoisyMixture(BaseEstimator):
             return Atoms(subspace.lift(found.atoms), found.weights)
         # A sample without noise would have infinite precision: a millionth of the radius is as good as none.
         level = np.maximum(sigma, 1e-6 * radius)
-        few = rest[:_SUBSAMPLE]
+        # A few samples without noise may weigh more than all others together: they belong to the subsample.
+        few = np.union1d(rest[:_SUBSAMPLE], _cleanest(sigma, 100))
         maximum = self._best_start(z[few], level[few], found, rng)
         return polish_all(x, level, maximum, subspace)
 
@@ -185,10 +186,14 @@ class NoisyMixture(BaseEstimator):
 
 def _radius(z: Array, sigma: Array, k: int) -> float:
     """Largest distance from the mean among the cleanest samples: half of an extreme atom's are beyond it."""
-    count = min(_CLEANEST * k, len(z))
-    cleanest = np.argpartition(sigma, count - 1)[:count]
-    radius = float(np.linalg.norm(z[cleanest], axis=1).max())
+    radius = float(np.linalg.norm(z[_cleanest(sigma, _CLEANEST * k)], axis=1).max())
     return radius if radius > 0 else 1.0
+
+
+def _cleanest(sigma: Array, count: int) -> NDArray[np.int64]:
+    """Indices of the `count` samples with the least noise, in no order."""
+    count = min(count, len(sigma))
+    return np.argpartition(sigma, count - 1)[:count]
 
 
 def _refuse_bad_rows(x: NDArray, computed: Array) -> None:

@@ -92,12 +92,8 @@ def find_subspace(
     With num_dims >= d the basis is the identity and only the center is estimated.
     """
     num_features = x.shape[1]
-    weights = sample_weights(sigma, 4, num_features)
-    if chosen is not None:
-        weights = weights * chosen
-        if not weights.any():  # a few samples without noise had it all, and are not among the chosen
-            weights[chosen] = sample_weights(sigma[chosen], 4, num_features)
-        weights /= weights.sum()
+    weights, used = np.zeros(len(x)), slice(None) if chosen is None else chosen
+    weights[used] = sample_weights(sigma[used], 4, num_features)
     if num_dims >= num_features:
         return Subspace(
             _apply(x, weights, sigma, np.zeros(num_features), np.empty((num_features, 0)))[0],
