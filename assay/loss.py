@@ -80,7 +80,9 @@ class ConsistencyLevels:
                 sigma_high = self.sigma_min * (sigma_start / self.sigma_min) ** (1 - position)
             case "linear":
                 sigma_high = sigma_start - position * (sigma_start - self.sigma_min)
-        return sigma_high, sigma_high * (self.min_ratio + (1 - self.min_ratio) * fraction)
+        sigma_high = torch.minimum(sigma_high, sigma_start)  # rounding may land above it,
+        sigma_low = sigma_high * (self.min_ratio + (1 - self.min_ratio) * fraction)  # and here on sigma_high
+        return sigma_high, torch.minimum(sigma_low, torch.nextafter(sigma_high, torch.zeros_like(sigma_high)))
 
 
 def consistency_loss(

@@ -249,6 +249,18 @@ def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
     torch.testing.assert_close(drawn.mean(), x_low.mean(), rtol=0, atol=0.004)
 
 
+@pytest.mark.parametrize("spacing", ["log", "linear"])
+@pytest.mark.parametrize("last", [0.0, 1 - 2**-24])
+def test_the_ends_of_the_unit_interval_give_levels_in_order(spacing: str, last: float) -> None:
+    """float32 rounds the ratio of the largest uniform number to 1, and powers to above their base."""
+    start = torch.linspace(0.01, 3, 500)
+    high, low = ConsistencyLevels(spacing=spacing).draw(start, torch.full((2, 500), last))  # type: ignore[arg-type]
+    assert ((0 < low) & (low < high) & (high <= start)).all()
+    expected = start if last == 0 else torch.full((500,), 0.002)
+    torch.testing.assert_close(high, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(low / high, torch.full((500,), 0.5 if last == 0 else 1.0))
+
+
 def test_bad_levels_of_the_consistency_loss_are_named() -> None:
     x, start, _ = gaussian_batch(2, 11)
     half, tenth = torch.full((2,), 0.5, dtype=F64), torch.full((2,), 0.1, dtype=F64)
