@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.noise import add_noise, check_sigma, per_image
+from assay.noise import add_noise, check_pixels, check_sigma, per_image
 
 
 def ambient_loss(
@@ -34,6 +34,10 @@ def ambient_loss(
 
     `x_tn` and unit noise `eps` (B, ...); `sigma_tn < sigma_t` and `weight` (B,) -> loss (B,).
     """
+    if weight is not None and weight.shape != (len(x_tn),):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; expected ({len(x_tn)},), one weight per image"
+        )
     x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
     x_tn_hat = x_tn_from_x_0(denoiser(x_t, sigma_t, label), x_t, sigma_tn, sigma_t)
     loss = (x_tn_hat - x_tn).square().flatten(1).mean(1)
@@ -50,6 +54,11 @@ def edm_weight_x_0(sigma_t: Tensor, sigma_tn: Tensor, sigma_data: float = 0.5, c
 
     The factor 1 / (1 - r)^2 grows without bound as sigma_t falls to sigma_tn; `cap` bounds it.
     """
+    if sigma_tn.shape != sigma_t.shape:
+        raise ValueError(
+            f"sigma_tn has shape {tuple(sigma_tn.shape)}, sigma_t {tuple(sigma_t.shape)}; "
+            "expected (B,) for both, one level per image"
+        )
     ratio = (sigma_tn / sigma_t) ** 2
     return edm_weight(sigma_t, sigma_data) * (1 - ratio).pow(-2).clamp_max(cap)
 
@@ -128,7 +137,9 @@ def consistency_loss(
         low_2 = kernel_step(x, teacher, sigma_high, sigma_low, eps[-1])
 
     both_labels = None if label is None else torch.cat([label, label])
-    student = denoiser(torch.cat([low_1, low_2]), torch.cat([sigma_low, sigma_low]), both_labels)
+    both_low = torch.cat([low_1, low_2])
+    student = denoiser(both_low, torch.cat([sigma_low, sigma_low]), both_labels)
+    check_pixels("x_0_hat", student, both_low)
     student_1, student_2 = student.chunk(2)
     return ((teacher - student_1) * (teacher - student_2)).flatten(1).mean(1)
 
@@ -138,6 +149,8 @@ def kernel_step(x: Tensor, x_0_hat: Tensor, sigma: Tensor, sigma_next: Tensor, e
 
     x_s'' = x_0_hat + (s''^2 / s'^2)(x_s' - x_0_hat) + s'' sqrt(1 - s''^2 / s'^2) eps.
     """
+    check_pixels("x_0_hat", x_0_hat, x)
+    check_pixels("eps", eps, x)
     ratio = (sigma_next / sigma) ** 2
     spread = sigma_next * (1 - ratio).clamp_min(0).sqrt()
     return x_0_hat + per_image(ratio, x) * (x - x_0_hat) + per_image(spread, x) * eps

@@ -137,8 +137,7 @@ def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> T
     Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are close.
     """
     check_levels(x_tn, sigma_tn, sigma_t)
-    if eps.shape != x_tn.shape:
-        raise ValueError(f"eps has shape {tuple(eps.shape)}; expected {tuple(x_tn.shape)}, one value per pixel")
+    check_pixels("eps", eps, x_tn)
     std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
     return x_tn + per_image(std, x_tn) * eps
 
@@ -156,6 +155,12 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
 def per_image(values: Tensor, x: Tensor) -> Tensor:
     """Give `(B,)` values the shape (B, 1, ..., 1) and the dtype of the images `x` (B, ...)."""
     return values.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+
+
+def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
+    """Refuse anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
+    if values.shape != x.shape:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one value per pixel")
 
 
 def check_sigma(name: str, sigma: Tensor, num_images: int | None = None) -> None:

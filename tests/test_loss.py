@@ -249,6 +249,31 @@ def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
     torch.testing.assert_close(drawn.mean(), x_low.mean(), rtol=0, atol=0.004)
 
 
+def test_what_would_broadcast_is_refused() -> None:
+    x, levels, eps = torch.zeros(4, 1, 2, 2), torch.ones(4), torch.zeros(3, 4, 1, 2, 2)
+
+    def mean_only(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return x_t.mean((1, 2, 3), keepdim=True)
+
+    def student_mean_only(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return mean_only(x_t, sigma_t) if len(x_t) == 8 else x_t
+
+    def same(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return x_t
+
+    for weight in (torch.ones(4, 1), torch.ones(()), torch.ones(1)):
+        with pytest.raises(ValueError, match=r"weight has shape \(.*\); expected \(4,\), one weight per image"):
+            ambient_loss(same, x, 0 * levels, levels, eps[0], weight)
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
+        ambient_loss(mean_only, x, 0 * levels, levels, eps[0])
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
+        consistency_loss(mean_only, x, levels, levels / 2, levels / 4, eps)
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(8, 1, 1, 1\); expected \(8, 1, 2, 2\)"):
+        consistency_loss(student_mean_only, x, levels, levels / 2, levels / 4, eps)
+    with pytest.raises(ValueError, match=r"sigma_tn has shape \(4,\), sigma_t \(4, 1\); expected \(B,\)"):
+        edm_weight_x_0(levels[:, None], 0 * levels)
+
+
 @pytest.mark.parametrize("spacing", ["log", "linear"])
 @pytest.mark.parametrize("last", [0.0, 1 - 2**-24])
 def test_the_ends_of_the_unit_interval_give_levels_in_order(spacing: str, last: float) -> None:
