@@ -11,6 +11,7 @@ Below sigma_tn a noisy image has nothing to regress on. There the consistency lo
 denoiser agree with itself along its own reverse process: h(x_s', s') = E[h(x_s'', s'') | x_s'].
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,6 +76,14 @@ class ConsistencyLevels:
     spacing: Literal["log", "linear"] = "log"
     min_ratio: float = 0.5
 
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < math.inf:
+            raise ValueError(f"sigma_min = {self.sigma_min}: the lowest level is finite and > 0")
+        if self.spacing not in ("log", "linear"):
+            raise ValueError(f"spacing = {self.spacing!r}: levels are spaced 'log' or 'linear'")
+        if not 0 < self.min_ratio < 1:
+            raise ValueError(f"min_ratio = {self.min_ratio}: the least s'' / s' lies between 0 and 1")
+
     def draw(self, sigma_start: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """`sigma_start` (B,) and `uniform` (2, B) in [0, 1) -> (s', s''), with s'' < s' <= sigma_start."""
         check_sigma("sigma_start", sigma_start)
@@ -117,13 +126,23 @@ def consistency_loss(
     check_sigma("sigma_start", sigma_start, len(x_start))
     check_sigma("sigma_high", sigma_high, len(x_start))
     check_sigma("sigma_low", sigma_low, len(x_start))
-    if not bool(((0 < sigma_low) & (sigma_low < sigma_high) & (sigma_high <= sigma_start)).all()):
-        raise ValueError("the levels must satisfy 0 < sigma_low < sigma_high <= sigma_start for every image")
+    good = (0 < sigma_low) & (sigma_low < sigma_high) & (sigma_high <= sigma_start)
+    if not bool(good.all()):
+        i = int((~good).nonzero()[0])
+        raise ValueError(
+            f"sigma_low[{i}] = {sigma_low[i].item():.9g}, sigma_high[{i}] = {sigma_high[i].item():.9g}, "
+            f"sigma_start[{i}] = {sigma_start[i].item():.9g}: the levels must satisfy "
+            "0 < sigma_low < sigma_high <= sigma_start for every image"
+        )
     num_steps = len(eps) - 2
     if num_steps < 0 or eps.shape[1:] != x_start.shape:
         raise ValueError(f"eps has shape {tuple(eps.shape)}; expected (num_steps + 2, *{tuple(x_start.shape)})")
     if num_steps == 0 and not torch.equal(sigma_high, sigma_start):
-        raise ValueError("eps holds no steps to walk from sigma_start to sigma_high: give at least 3 draws")
+        i = int((sigma_high != sigma_start).nonzero()[0])
+        raise ValueError(
+            f"eps has length 2 and holds no steps to walk from sigma_start[{i}] = {sigma_start[i].item():.9g} to "
+            f"sigma_high[{i}] = {sigma_high[i].item():.9g}: give at least 3 draws"
+        )
 
     with torch.no_grad():
         x, sigma = x_start, sigma_start

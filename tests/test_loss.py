@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -290,13 +291,33 @@ def test_bad_levels_of_the_consistency_loss_are_named() -> None:
     x, start, _ = gaussian_batch(2, 11)
     half, tenth = torch.full((2,), 0.5, dtype=F64), torch.full((2,), 0.1, dtype=F64)
     eps = torch.zeros(3, 2, 2, dtype=F64)
-    with pytest.raises(ValueError, match="0 < sigma_low < sigma_high <= sigma_start"):
-        consistency_loss(GAUSSIAN, x, start, tenth, half, eps)
+    high = torch.tensor([0.5, 0.05], dtype=F64)
+    with pytest.raises(
+        ValueError,
+        match=r"sigma_low\[1\] = 0.1, sigma_high\[1\] = 0.05, sigma_start\[1\] = 0.8: the levels must satisfy "
+        "0 < sigma_low < sigma_high <= sigma_start",
+    ):
+        consistency_loss(GAUSSIAN, x, start, high, tenth, eps)
     with pytest.raises(ValueError, match=r"eps has shape \(1, 2, 2\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:1])
-    with pytest.raises(ValueError, match="no steps to walk"):
+    with pytest.raises(ValueError, match=r"no steps to walk from sigma_start\[0\] = 0.8 to sigma_high\[0\] = 0.5"):
         consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:2])
     with pytest.raises(ValueError, match=r"sigma_low has shape \(2, 1\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth[:, None], eps)
     with pytest.raises(ValueError, match=r"sigma_start = 0.001 is not above sigma_min"):
         ConsistencyLevels().draw(torch.tensor([0.5, 0.001]), torch.rand(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(sigma_min=0.0), "sigma_min = 0.0: the lowest level is finite and > 0"),
+        (dict(sigma_min=math.nan), "sigma_min = nan"),
+        (dict(min_ratio=0.0), "min_ratio = 0.0: .* between 0 and 1"),
+        (dict(min_ratio=1.0), "min_ratio = 1.0"),
+        (dict(spacing="cubic"), "spacing = 'cubic': levels are spaced 'log' or 'linear'"),
+    ],
+)
+def test_bad_laws_of_the_consistency_levels_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConsistencyLevels(**options)
