@@ -223,6 +223,50 @@ def test_bad_zips(tmp_path: Path) -> None:
     failing(huge, out, r"huge\.zip:a\.png unpacks to .* decompression bomb")
 
 
+def test_damaged_zips_are_named(tmp_path: Path) -> None:
+    labels = json.dumps({"labels": [["a.png", 0]]})
+    whole = make_zip(tmp_path / "a.zip", ["a.png"], {"dataset.json": labels}).read_bytes()
+    (tmp_path / "a.zip").write_bytes(whole.replace(b'"labels"', b'"lapels"'))
+    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip:dataset\.json cannot be unpacked \(Bad CRC.*again")
+    (tmp_path / "a.zip").write_bytes(whole.replace(b"PK\x01\x02", b"PK\xff\xff"))
+    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip cannot be opened \(.*\): copy or make the zip again")
+
+
+def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
+    folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
+    raw = read_any(str(folder))
+    (folder / "good1.png").unlink()  # stands for every OSError: the tests may run as root, who may read all
+    with pytest.raises(ValueError, match=r"good1\.png cannot be read \(No such file .*make it readable, or --skip"):
+        pack(raw, out / "store")
+    report = pack(raw, out / "store", skip_bad=True)
+    assert len(report.store) == 2 and [problem.name for problem in report.skipped] == ["good1.png"]
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
+    (folder / "good0.png").rename(folder / os.fsdecode(b"caf\xe9.png"))
+    failing(folder, out, r"caf\\xe9\.png has a name that is not UTF-8: rename it, or --skip-bad")
+    report = pack(read_any(str(folder)), out / "store", skip_bad=True)
+    assert len(report.store) == 2 and report.skipped[0].reason.isascii()
+    (folder / os.fsdecode(b"caf\xe9.png")).unlink()
+    grey(folder / os.fsdecode(b"caf\xe9") / "a.png")
+    failing(folder, out / "2", r"caf\\xe9: the name of this folder is not UTF-8: rename it", skip_bad=True)
+
+
+def test_huggingface_splits_and_empty_cells(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
+    columns = {"img": [Image.new("L", (4, 4)), None], "label": [1, None]}
+    data = datasets.DatasetDict(train=datasets.Dataset.from_dict(columns, features))
+    data.save_to_disk(tmp_path / "hf")
+    with pytest.raises(ValueError, match=r"hf has no split 'nosplit': name one of train as hf:.*:SPLIT"):
+        read_any(f"hf:{tmp_path / 'hf'}:nosplit")
+    failing(tmp_path / "hf", tmp_path / "out", r"hf\[1\] has no image in its column img: remove the row")
+    report = pack(read_any(str(tmp_path / "hf")), tmp_path / "out" / "store", skip_bad=True)
+    assert report.store.label.tolist() == [1] and len(report.skipped) == 1
+
+
 def test_labels_that_skip(tmp_path: Path) -> None:
     for labels, message in (([0, 2, 2], "skip 1"), ([1, 1, 2], "skip 0"), ([-2, 0, 1], "go down to -2")):
         np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), label=np.array(labels))

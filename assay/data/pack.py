@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from assay.data.readers import RawImages
+from assay.data.readers import RawImages, printable
 from assay.data.store import DType, PackedImage, Store, write_store
 
 Fit = Literal["exact", "crop", "resize"]
@@ -86,6 +86,9 @@ def pack(
     the format's own levels count, and else the images are clean. `skip_bad` leaves out what is wrong
     instead of raising. `progress` is called with (images done, images in all).
     """
+    for label in (raw.name, *raw.class_names):
+        if printable(label) != label:
+            raise ValueError(f"{printable(label)}: the name of this folder is not UTF-8: rename it")
     writer = _Packer(raw, conversion or Conversion(), skip_bad, progress)
     writer.set_levels(sigma)
     images = writer.images()
@@ -151,13 +154,25 @@ class _Packer:
         """Load and convert one image after the other."""
         for i, level in sorted(self.levels.items()):
             try:
-                values = self.convert(self.raw.load(i), self.raw.names[i], level)
+                values = self.convert(self.load(i), self.raw.names[i], level)
             except ValueError as error:
                 self.refuse([Problem(self.raw.names[i], str(error))])
             else:
                 yield PackedImage(self.raw.names[i], values, level, int(self.raw.label[i]))
             if self.progress is not None:
                 self.progress(i + 1, len(self.raw.names))
+
+    def load(self, i: int) -> np.ndarray:
+        """The pixels of one image; that its file cannot be read is a fault of this image alone."""
+        name = printable(self.raw.names[i])
+        if name != self.raw.names[i]:
+            raise ValueError(f"{name} has a name that is not UTF-8: rename it, or --skip-bad")
+        try:
+            return self.raw.load(i)
+        except OSError as error:
+            raise ValueError(
+                f"{name} cannot be read ({error.strerror or error}): make it readable, or --skip-bad"
+            ) from error
 
     def convert(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
         """Pixels (H, W, C) as they are in the file -> values (C, H, W) of the store."""
@@ -328,7 +343,7 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], li
     for i, name in enumerate(names):
         if i not in levels and i not in bad:
             problems.append(
-                Problem(name, f"{path} has no sigma for {name}: add a line for it (0 if it is clean)")
+                Problem(name, f"{path} has no sigma for {printable(name)}: add a line for it (0 if it is clean)")
             )
     return levels, problems
 

@@ -15,6 +15,7 @@ import gzip
 import io
 import json
 import math
+import os
 import pickle
 import struct
 import tarfile
@@ -47,6 +48,11 @@ class RawImages:
     class_names: tuple[str, ...]
     load: Callable[[int], np.ndarray]
     sigma_tn: np.ndarray | None = None
+
+
+def printable(name: str) -> str:
+    """A file's name with the bytes that are not UTF-8 as escapes, since nothing can print or store them."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def read_any(source: str, split: str = "train") -> RawImages:
@@ -104,7 +110,10 @@ def read_folder(path: Path) -> RawImages:
 
 def read_zip(path: Path) -> RawImages:
     """A zip of images as EDM's dataset tool makes it, with the labels in `dataset.json`."""
-    archive = zipfile.ZipFile(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be opened ({error}): copy or make the zip again") from error
     members = {info.filename: info for info in archive.infolist()}
     for name in members:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
@@ -115,20 +124,23 @@ def read_zip(path: Path) -> RawImages:
     if not names:
         raise ValueError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}): check the path")
 
-    def load(i: int) -> np.ndarray:
-        where = f"{path}:{names[i]}"
-        if members[names[i]].file_size > _MAX_MEMBER_BYTES:
+    def unpack(name: str) -> bytes:
+        if members[name].file_size > _MAX_MEMBER_BYTES:
             raise ValueError(
-                f"{where} unpacks to {members[names[i]].file_size} bytes: refused as a decompression bomb"
+                f"{path}:{name} unpacks to {members[name].file_size} bytes: refused as a decompression bomb"
             )
         try:
-            data = archive.read(names[i])
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise ValueError(f"{where} cannot be unpacked ({error}): copy or make the zip again") from error
-        return decode_image(data, where)
+            return archive.read(name)
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+            raise ValueError(
+                f"{path}:{name} cannot be unpacked ({error}): copy or make the zip again"
+            ) from error
+
+    def load(i: int) -> np.ndarray:
+        return decode_image(unpack(names[i]), f"{path}:{names[i]}")
 
     if "dataset.json" in members:
-        label, class_names = _edm_labels(archive.read("dataset.json"), f"{path}:dataset.json", names)
+        label, class_names = _edm_labels(unpack("dataset.json"), f"{path}:dataset.json", names)
     else:
         label, class_names = _no_classes(len(names))
     return RawImages(path.stem, names, label, class_names, load)
@@ -326,7 +338,12 @@ def read_huggingface(spec: str) -> RawImages:
     name, _, split = spec.partition(":")
     if Path(name).exists():
         data = datasets.load_from_disk(name)
-        data = data[split or "train"] if isinstance(data, datasets.DatasetDict) else data
+        if isinstance(data, datasets.DatasetDict):
+            if (split or "train") not in data:
+                raise ValueError(
+                    f"{name} has no split {split or 'train'!r}: name one of {', '.join(data)} as hf:{name}:SPLIT"
+                )
+            data = data[split or "train"]
     else:
         data = datasets.load_dataset(name, split=split or "train")
     image_columns = [key for key, kind in data.features.items() if isinstance(kind, datasets.Image)]
@@ -337,13 +354,16 @@ def read_huggingface(spec: str) -> RawImages:
     data = data.cast_column(column, datasets.Image(decode=False))
     label, class_names = _no_classes(len(data))
     if label_columns:
-        label = np.asarray(data[label_columns[0]][:], dtype=np.int64)
+        numbers = data[label_columns[0]][:]
+        label = np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
         class_names = tuple(data.features[label_columns[0]].names)
-    sigma_tn = np.asarray(data["sigma_tn"][:]) if "sigma_tn" in data.features else None
+    sigma_tn = np.asarray(data["sigma_tn"][:], dtype=np.float64) if "sigma_tn" in data.features else None
     names = [f"{name}[{i}]" for i in range(len(data))]
 
     def load(i: int) -> np.ndarray:
         cell = data[i][column]
+        if cell is None or not (cell["bytes"] or cell["path"]):
+            raise ValueError(f"{names[i]} has no image in its column {column}: remove the row, or --skip-bad")
         return decode_image(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])
 
     return RawImages(Path(name).name, names, label, class_names, load, sigma_tn)
