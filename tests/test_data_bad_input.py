@@ -420,6 +420,8 @@ def test_noisy_8_bit_files_warn(tmp_path: Path) -> None:
     report = pack(read_any(str(folder)), tmp_path / "store", sigma=0.1)
     (warning,) = report.warnings
     assert warning.startswith("3 noisy images come from 8-bit files: rounding") and "(33.3% of their" in warning
+    report = pack(read_any(str(folder)), tmp_path / "cropped", Conversion(size=(2, 2), fit="crop"), sigma=0.1)
+    assert "(33.3% of their" in report.warnings[0]  # of what is stored, not of what was cut off
 
 
 def child(code: str, *arguments: Path, limit: int | None = None) -> subprocess.Popen[str]:

@@ -192,10 +192,11 @@ class _Packer:
             self.dtype = dtype
             self.value_range = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
         self.check_shape(resampled.transpose(2, 0, 1).shape, dtype, name)
-        if sigma > 0 and eight_bit:
+        values = self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
+        if sigma > 0 and eight_bit:  # counted last: only what is stored
             self.num_noisy_8_bit += 1
-            self.num_clipped += int(((pixels == 0) | (pixels == 255)).sum())
-        return self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
+            self.num_clipped += int(((resampled == 0) | (resampled == 255)).sum())
+        return values
 
     def recolour(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
         """Grey <-> colour, as asked for."""
