@@ -177,7 +177,9 @@ def per_image(values: Tensor, x: Tensor) -> Tensor:
 def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
     """Refuse anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
     if values.shape != x.shape:
-        raise ValueError(f"{name} has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one value per pixel")
+        raise ValueError(
+            f"{name} has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one value per pixel"
+        )
 
 
 def check_sigma(name: str, sigma: Tensor, num_images: int | None = None) -> None:

@@ -115,7 +115,11 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: bomb(f / "bad.png", 40_000),
         r"bad\.png unpacks to too many pixels.*smaller first",
     ),
-    ("pages", two_pages, r"bad\.tiff .*holds 2 pictures: save them as one file each"),
+    (
+        "pages",
+        two_pages,
+        r"bad\.tiff cannot be read \(it holds 2 pictures\): save them as one file each, or --skip-bad$",
+    ),
     (
         "tiff bomb",
         deep_tiff_bomb,
@@ -236,7 +240,9 @@ def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
     folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
     raw = read_any(str(folder))
     (folder / "good1.png").unlink()  # stands for every OSError: the tests may run as root, who may read all
-    with pytest.raises(ValueError, match=r"good1\.png cannot be read \(No such file .*make it readable, or --skip"):
+    with pytest.raises(
+        ValueError, match=r"good1\.png cannot be read \(No such file .*make it readable, or --skip"
+    ):
         pack(raw, out / "store")
     report = pack(raw, out / "store", skip_bad=True)
     assert len(report.store) == 2 and [problem.name for problem in report.skipped] == ["good1.png"]
@@ -326,7 +332,12 @@ ANNOTATIONS = [
         ["good1.png"],
     ),
     ("nan", "good0.png,0\ngood1.png,nan\ngood2.png,0\n", r"line 3: good1\.png: sigma = nan", ["good1.png"]),
-    ("word", "good0.png,0\ngood1.png,low\ngood2.png,0\n", r"line 3: good1\.png: sigma = nan", ["good1.png"]),
+    (
+        "word",
+        "good0.png,0\ngood1.png,low\ngood2.png,0\n",
+        r"line 3: good1\.png: sigma = 'low': write a finite number >= 0",
+        ["good1.png"],
+    ),
     (
         "infinite",
         "good0.png,0\ngood1.png,inf\ngood2.png,0\n",
@@ -337,7 +348,7 @@ ANNOTATIONS = [
     (
         "stranger",
         "good0.png,0\ngood1.png,0\ngood2.png,0\nx.png,0\n",
-        r"line 5: x\.png: no such image",
+        r"line 5: x\.png: no such image: names are relative to the source; correct it, or remove the line",
         ["x.png"],
     ),
 ]

@@ -300,7 +300,9 @@ def test_bad_levels_of_the_consistency_loss_are_named() -> None:
         consistency_loss(GAUSSIAN, x, start, high, tenth, eps)
     with pytest.raises(ValueError, match=r"eps has shape \(1, 2, 2\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:1])
-    with pytest.raises(ValueError, match=r"no steps to walk from sigma_start\[0\] = 0.8 to sigma_high\[0\] = 0.5"):
+    with pytest.raises(
+        ValueError, match=r"no steps to walk from sigma_start\[0\] = 0.8 to sigma_high\[0\] = 0.5"
+    ):
         consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:2])
     with pytest.raises(ValueError, match=r"sigma_low has shape \(2, 1\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth[:, None], eps)

@@ -328,38 +328,39 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], li
             reason = (
                 f"{len(candidates)} images are called so: write their folders too"
                 if candidates
-                else "no such image"
+                else "no such image: names are relative to the source; correct it, or remove the line"
             )
             problems.append(Problem(filename, f"{where}: {filename}: {reason}"))
             continue
         try:
-            level = check_level(_level_of(row), f"{where}: {filename}: sigma")
+            level = _level_of(row, f"{where}: {filename}")
             if i in levels or i in bad:
                 raise ValueError(f"{where}: {filename} is annotated twice: keep one line")
             levels[i] = level
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             problems.append(Problem(filename, str(error)))
             levels.pop(i, None)
             bad.add(i)
     for i, name in enumerate(names):
         if i not in levels and i not in bad:
             problems.append(
-                Problem(name, f"{path} has no sigma for {printable(name)}: add a line for it (0 if it is clean)")
+                Problem(
+                    name, f"{path} has no sigma for {printable(name)}: add a line for it (0 if it is clean)"
+                )
             )
     return levels, problems
 
 
-def _level_of(row: dict[str, object]) -> float:
+def _level_of(row: dict[str, object], where: str) -> float:
     key = next((key for key in _SIGMA_COLUMNS if row.get(key) is not None), None)
     if key is None:
-        raise ValueError(
-            f"{row['filename']} has no sigma; expected one of the keys {', '.join(_SIGMA_COLUMNS)}"
-        )
+        raise ValueError(f"{where} has no sigma; expected one of the keys {', '.join(_SIGMA_COLUMNS)}")
     value = row[key]
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return math.nan
+        level = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{where}: {key} = {value!r}: write a finite number >= 0") from None
+    return check_level(level, f"{where}: {key}")
 
 
 def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

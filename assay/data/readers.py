@@ -379,9 +379,9 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
             warnings.simplefilter("ignore")  # what matters is raised
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
-            if image.format == "TIFF" and _needs_tifffile(image):
-                return _flatten(_read_tiff(data, where))
-            image.load()
+            deep_tiff = image.format == "TIFF" and _needs_tifffile(image)
+            if not deep_tiff:
+                image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
     except Image.UnidentifiedImageError as error:
@@ -392,6 +392,8 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error) as error:
         raise ValueError(f"{where} is damaged ({error}): get it again, or --skip-bad") from error
+    if deep_tiff:
+        return _flatten(_read_tiff(data, where))
     num_frames = getattr(image, "n_frames", 1)
     if num_frames > 1:
         raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each, or --skip-bad")
@@ -440,19 +442,20 @@ def _needs_tifffile(image: Image.Image) -> bool:
 def _read_tiff(data: bytes, where: str) -> np.ndarray:
     import tifffile
 
+    cure = "save it as plain TIFF or PNG"
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page, axes = file.pages[0], file.series[0].axes
             if len(file.pages) != 1:
-                raise ValueError(f"it holds {len(file.pages)} pictures: save them as one file each")
+                cure = "save them as one file each"
+                raise ValueError(f"it holds {len(file.pages)} pictures")
             if math.prod(page.shape) > 4 * (Image.MAX_IMAGE_PIXELS or math.inf):
                 raise ValueError(f"it unpacks to too many values, {page.shape}")
             if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
                 raise ValueError(f"its axes are {axes} {page.shape}")
             pixels = page.asarray()
-    except (ValueError, LookupError, OSError, struct.error, zlib.error, tifffile.TiffFileError) as error:
-        cure = "save it as plain TIFF or PNG, or --skip-bad"
-        raise ValueError(f"{where} cannot be read ({error}): {cure}") from error
+    except (ValueError, LookupError, OSError, EOFError, struct.error, zlib.error) as error:
+        raise ValueError(f"{where} cannot be read ({error}): {cure}, or --skip-bad") from error
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 
