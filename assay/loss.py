@@ -140,7 +140,7 @@ def consistency_loss(
     if num_steps == 0 and not torch.equal(sigma_high, sigma_start):
         i = int((sigma_high != sigma_start).nonzero()[0])
         raise ValueError(
-            f"eps has length 2 and holds no steps to walk from sigma_start[{i}] = {sigma_start[i].item():.9g} to "
+            f"eps holds no steps to walk from sigma_start[{i}] = {sigma_start[i].item():.9g} to "
             f"sigma_high[{i}] = {sigma_high[i].item():.9g}: give at least 3 draws"
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from assay.data import open_store
@@ -400,6 +401,31 @@ def test_what_would_change_the_noise_is_refused(tmp_path: Path) -> None:
     refused("noisy, and resizing would change its noise: use --fit crop", size=(4, 4), fit="resize")
     refused("noisy, and making it grey would change its noise", colour="grey")
     refused("noisy, and 8 bits would round and clip its noise: give --dtype float32", dtype="uint8")
+
+
+def test_noisy_or_float_images_with_transparency_are_refused(tmp_path: Path) -> None:
+    out, pixels = tmp_path / "out", np.full((2, 8, 8, 4), 255, dtype=np.uint8)
+    pixels[1, 0, 0, 3] = 254
+    np.save(tmp_path / "a.npy", pixels)
+    failing(tmp_path / "a.npy", out, r"a\.npy\[1\] is noisy, and flattening its transparency would", sigma=0.2)
+    assert len(pack(read_any(str(tmp_path / "a.npy")), tmp_path / "clean").store) == 2
+    np.save(tmp_path / "a.npy", (pixels / 255).astype(np.float32))
+    options = Conversion(value_range=(0, 4))
+    failing(
+        tmp_path / "a.npy",
+        out,
+        r"a\.npy\[1\] is transparent and has float32 pixels, whose white is not known: save it without opacity",
+        conversion=options,
+    )
+    opaque = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "opaque", options, skip_bad=True).store
+    assert opaque.image_shape == (3, 8, 8) and opaque.read(torch.tensor([0])).unique().tolist() == [-0.5]
+
+
+def test_values_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([1, 70_000], np.float32)[:, None, None] * np.ones((5, 5), np.float32))
+    options = Conversion(value_range=(-1, 1), dtype="float16")
+    message = r"a\.npy\[1\] has values up to 7e\+04 where white is 1, too large for float16: check --range, or"
+    failing(tmp_path / "a.npy", tmp_path / "out", message, conversion=options)
 
 
 def test_conversions_that_make_no_sense() -> None:

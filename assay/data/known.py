@@ -100,7 +100,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> Raw
         names=[raw.names[i] for i in chosen],
         label=renumbered[raw.label[chosen]],
         class_names=class_names,
-        load=lambda i: raw.load(chosen[i]),
+        pixels=lambda i: raw.pixels(chosen[i]),
     )
 
 

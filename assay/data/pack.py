@@ -1,8 +1,8 @@
 """Packing: any readable images -> a store.
 
 Nothing is guessed. Images keep their size and colours unless told otherwise, float pixels need their
-value range named, and what would change the noise of a noisy image (resizing, recolouring, rounding
-to 8 bits) is refused.
+value range named, and what would change the noise of a noisy image (resizing, recolouring, flattening
+transparency, rounding to 8 bits) is refused.
 """
 
 import csv
@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from assay.data.readers import RawImages, printable
+from assay.data.readers import RawImages, flatten, is_transparent, printable
 from assay.data.store import DType, PackedImage, Store, write_store
 
 Fit = Literal["exact", "crop", "resize"]
@@ -168,14 +168,19 @@ class _Packer:
         if name != self.raw.names[i]:
             raise ValueError(f"{name} has a name that is not UTF-8: rename it, or --skip-bad")
         try:
-            return self.raw.load(i)
+            return self.raw.pixels(i)
         except OSError as error:
             raise ValueError(
                 f"{name} cannot be read ({error.strerror or error}): make it readable, or --skip-bad"
             ) from error
 
     def convert(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
-        """Pixels (H, W, C) as they are in the file -> values (C, H, W) of the store."""
+        """Pixels (H, W, 1 .. 4) as they are in the file -> values (C, H, W) of the store."""
+        if sigma > 0 and is_transparent(pixels):
+            raise ValueError(
+                f"{name} is noisy, and flattening its transparency would change its noise: save it opaque"
+            )
+        pixels = flatten(pixels, name)
         eight_bit = pixels.dtype == np.uint8
         value_range = self.conversion.value_range
         if value_range is None:
@@ -270,7 +275,14 @@ class _Packer:
         if sigma == 0 and np.abs(x).max() > 2:
             self.num_beyond += 1
         if self.dtype != "uint8":
-            return x.astype(self.dtype)
+            with np.errstate(over="ignore"):
+                kept = x.astype(self.dtype)
+            if not np.isfinite(kept).all():
+                raise ValueError(
+                    f"{name} has values up to {np.abs(x).max():.3g} where white is 1, too large for "
+                    f"{self.dtype}: check --range, or give --dtype float32"
+                )
+            return kept
         if sigma > 0:
             raise ValueError(
                 f"{name} is noisy, and 8 bits would round and clip its noise: give --dtype float32"
