@@ -275,7 +275,9 @@ def test_huggingface_splits_and_empty_cells(tmp_path: Path) -> None:
 
 
 def test_labels_that_skip(tmp_path: Path) -> None:
-    for labels, message in (([0, 2, 2], "skip 1"), ([1, 1, 2], "skip 0"), ([-2, 0, 1], "go down to -2")):
+    cases = [([0, 2, 2], "skip 1"), ([1, 1, 2], "skip 0"), ([-2, 0, 1], "go down to -2")]
+    cases += [([0, 1, 4_000_000_000], "skip 2")]  # found without counting up to it
+    for labels, message in cases:
         np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), label=np.array(labels))
         failing(
             tmp_path / "a.npz", tmp_path / "out", rf"a\.npz:label: labels {message}: number the classes 0 \.\. "

@@ -181,9 +181,9 @@ def numbered_classes(labels: Sequence[int] | np.ndarray, where: str) -> tuple[np
         )
     label = label.astype(np.int64)
     present = np.unique(label[label != -1])
-    if len(present) and (present[0] < 0 or len(present) != present[-1] + 1):
-        gaps = sorted(set(range(int(present[-1]))) - set(present.tolist()))
-        problem = f"skip {gaps[0]}" if gaps else f"go down to {present[0]}"
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    if len(gaps):
+        problem = f"go down to {present[0]}" if present[0] < 0 else f"skip {gaps[0]}"
         raise ValueError(f"{where}: labels {problem}: number the classes 0 .. {len(present) - 1} without gaps")
     return label, tuple(str(number) for number in present)
 
