@@ -484,8 +484,17 @@ def test_changed_stores_are_noticed(tmp_path: Path) -> None:
     (store.path / "images.npy").write_bytes(b"short")
     with pytest.raises(ValueError, match=r"images\.npy cannot be read"):
         open_store(store.path)
-    (store.path / "meta.json").write_text('{"format_version": 2}')
-    with pytest.raises(ValueError, match=r"meta\.json: .*; pack the store again"):
-        open_store(store.path)
+    meta = json.loads((store.path / "meta.json").read_text())
+    for change, message in (
+        ({"format_version": 0}, r"meta\.json: format_version: .*; pack the store again"),
+        (
+            {"format_version": 2, "more": 1},
+            "store has store format 2, newer than the 1 known here: upgrade Assay",
+        ),
+        ({"checksums": {}}, r"meta\.json: checksums: that of images\.npy is missing; pack the store again"),
+    ):
+        (store.path / "meta.json").write_text(json.dumps(meta | change))
+        with pytest.raises(ValueError, match=message):
+            open_store(store.path)
     with pytest.raises(FileNotFoundError, match="is not a store"):
         open_store(tmp_path)
