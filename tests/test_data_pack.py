@@ -10,6 +10,7 @@ import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -444,6 +445,12 @@ def test_known_data_sets(tmp_path: Path) -> None:
     assert fashion.label.bincount().tolist() == [1000] * 10 and fashion.class_names[9] == "ankle boot"
     mean = ((fashion.read(torch.arange(10_000)) + 1) / 2).mean().item()
     assert mean == pytest.approx(0.2868, abs=1e-4)  # the published mean of the test half
+
+
+@pytest.mark.parametrize("option", [{"split": "test"}, {"archive": Path("x")}])
+def test_digits_have_no_halves_or_archives(tmp_path: Path, option: Any) -> None:
+    with pytest.raises(ValueError, match="digits come whole with scikit-learn: leave out --split and --from"):
+        get("digits", tmp_path / "store", **option)
 
 
 def test_a_part_of_a_known_data_set(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def get(
     """
     match name:
         case "digits":
+            if split is not None or archive is not None:
+                raise ValueError("digits come whole with scikit-learn: leave out --split and --from")
             raw = _digits()
         case "fashion-mnist":
             raw = _fashion_mnist(split or "test", archive)
