@@ -151,12 +151,16 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
     for unused in ("use_fp16", "sigma_min", "sigma_max"):  # how EDM runs and samples, not what the network is
         given.pop(unused, None)
     model_type = given.pop("model_type", "DhariwalUNet")
-    if model_type not in _MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
         raise ValueError(f"{where}: model_type {model_type!r} is none of {', '.join(_MODEL_TYPES)}")
+    for ours, edms in (("image_shape", "img_resolution and img_channels"), ("num_classes", "label_dim")):
+        if ours in given:
+            raise ValueError(f"{where}: {ours} is no argument of EDM's: name {edms} instead")
     try:
         resolution = given.pop("img_resolution")
         image_shape = (given.pop("img_channels"), resolution, resolution)
-        return _MODEL_TYPES[model_type](image_shape=image_shape, num_classes=given.pop("label_dim", 0), **given)
+        given |= dict(image_shape=image_shape, num_classes=given.pop("label_dim", 0))
+        return _MODEL_TYPES[model_type].model_validate(given)
     except KeyError as error:
         raise ValueError(f"{where}: the network's arguments lack {error}") from error
     except ValidationError as error:
@@ -312,8 +316,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _fill(config: NetConfig, weights: Mapping[str, Tensor], path: Path) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
-    with torch.device("meta"):
-        denoiser = build_denoiser(config)
+    try:
+        with torch.device("meta"):
+            denoiser = build_denoiser(config)
+    except (ValueError, TypeError, RuntimeError) as error:  # the last two: sizes that overflow
+        raise ValueError(f"{path}: no network can be built from its config ({error})") from error
     expected = denoiser.state_dict()
     taps = config.resample_filter if isinstance(config, UNetConfig) else (1, 1)
     for key, slot in expected.items():

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from assay.noise import check_levels, check_sigma, per_image
+from assay.noise import check_levels, check_pixels, check_sigma, per_image
 
 
 class Denoiser(Protocol):
@@ -28,12 +28,14 @@ class Denoiser(Protocol):
 
 def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
     """Lemma 2.1: E[x_0|x_t] = (sigma_t^2 E[x_tn|x_t] - sigma_tn^2 x_t) / (sigma_t^2 - sigma_tn^2)."""
+    check_pixels("x_tn_hat", x_tn_hat, x_t)
     ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
     return (x_tn_hat - ratio * x_t) / (1 - ratio)
 
 
 def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
     """Lemma 2.1 the other way: E[x_tn|x_t] = (1 - r) E[x_0|x_t] + r x_t, with r = sigma_tn^2 / sigma_t^2."""
+    check_pixels("x_0_hat", x_0_hat, x_t)
     ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
     return (1 - ratio) * x_0_hat + ratio * x_t
 

@@ -11,6 +11,7 @@ Below sigma_tn a noisy image has nothing to regress on. There the consistency lo
 denoiser agree with itself along its own reverse process: h(x_s', s') = E[h(x_s'', s'') | x_s'].
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.noise import add_noise, check_sigma, per_image
+from assay.noise import add_noise, check_pixels, check_sigma, per_image
 
 
 def ambient_loss(
@@ -34,6 +35,10 @@ def ambient_loss(
 
     `x_tn` and unit noise `eps` (B, ...); `sigma_tn < sigma_t` and `weight` (B,) -> loss (B,).
     """
+    if weight is not None and weight.shape != (len(x_tn),):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; expected ({len(x_tn)},), one weight per image"
+        )
     x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
     x_tn_hat = x_tn_from_x_0(denoiser(x_t, sigma_t, label), x_t, sigma_tn, sigma_t)
     loss = (x_tn_hat - x_tn).square().flatten(1).mean(1)
@@ -50,6 +55,11 @@ def edm_weight_x_0(sigma_t: Tensor, sigma_tn: Tensor, sigma_data: float = 0.5, c
 
     The factor 1 / (1 - r)^2 grows without bound as sigma_t falls to sigma_tn; `cap` bounds it.
     """
+    if sigma_tn.shape != sigma_t.shape:
+        raise ValueError(
+            f"sigma_tn has shape {tuple(sigma_tn.shape)}, sigma_t {tuple(sigma_t.shape)}; "
+            "expected (B,) for both, one level per image"
+        )
     ratio = (sigma_tn / sigma_t) ** 2
     return edm_weight(sigma_t, sigma_data) * (1 - ratio).pow(-2).clamp_max(cap)
 
@@ -66,6 +76,14 @@ class ConsistencyLevels:
     spacing: Literal["log", "linear"] = "log"
     min_ratio: float = 0.5
 
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < math.inf:
+            raise ValueError(f"sigma_min = {self.sigma_min}: the lowest level is finite and > 0")
+        if self.spacing not in ("log", "linear"):
+            raise ValueError(f"spacing = {self.spacing!r}: levels are spaced 'log' or 'linear'")
+        if not 0 < self.min_ratio < 1:
+            raise ValueError(f"min_ratio = {self.min_ratio}: the least s'' / s' lies between 0 and 1")
+
     def draw(self, sigma_start: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """`sigma_start` (B,) and `uniform` (2, B) in [0, 1) -> (s', s''), with s'' < s' <= sigma_start."""
         check_sigma("sigma_start", sigma_start)
@@ -80,7 +98,9 @@ class ConsistencyLevels:
                 sigma_high = self.sigma_min * (sigma_start / self.sigma_min) ** (1 - position)
             case "linear":
                 sigma_high = sigma_start - position * (sigma_start - self.sigma_min)
-        return sigma_high, sigma_high * (self.min_ratio + (1 - self.min_ratio) * fraction)
+        sigma_high = torch.minimum(sigma_high, sigma_start)  # rounding may land above it,
+        sigma_low = sigma_high * (self.min_ratio + (1 - self.min_ratio) * fraction)  # and here on sigma_high
+        return sigma_high, torch.minimum(sigma_low, torch.nextafter(sigma_high, torch.zeros_like(sigma_high)))
 
 
 def consistency_loss(
@@ -106,13 +126,23 @@ def consistency_loss(
     check_sigma("sigma_start", sigma_start, len(x_start))
     check_sigma("sigma_high", sigma_high, len(x_start))
     check_sigma("sigma_low", sigma_low, len(x_start))
-    if not bool(((0 < sigma_low) & (sigma_low < sigma_high) & (sigma_high <= sigma_start)).all()):
-        raise ValueError("the levels must satisfy 0 < sigma_low < sigma_high <= sigma_start for every image")
+    good = (0 < sigma_low) & (sigma_low < sigma_high) & (sigma_high <= sigma_start)
+    if not bool(good.all()):
+        i = int((~good).nonzero()[0])
+        raise ValueError(
+            f"sigma_low[{i}] = {sigma_low[i].item():.9g}, sigma_high[{i}] = {sigma_high[i].item():.9g}, "
+            f"sigma_start[{i}] = {sigma_start[i].item():.9g}: the levels must satisfy "
+            "0 < sigma_low < sigma_high <= sigma_start for every image"
+        )
     num_steps = len(eps) - 2
     if num_steps < 0 or eps.shape[1:] != x_start.shape:
         raise ValueError(f"eps has shape {tuple(eps.shape)}; expected (num_steps + 2, *{tuple(x_start.shape)})")
     if num_steps == 0 and not torch.equal(sigma_high, sigma_start):
-        raise ValueError("eps holds no steps to walk from sigma_start to sigma_high: give at least 3 draws")
+        i = int((sigma_high != sigma_start).nonzero()[0])
+        raise ValueError(
+            f"eps holds no steps to walk from sigma_start[{i}] = {sigma_start[i].item():.9g} to "
+            f"sigma_high[{i}] = {sigma_high[i].item():.9g}: give at least 3 draws"
+        )
 
     with torch.no_grad():
         x, sigma = x_start, sigma_start
@@ -126,7 +156,9 @@ def consistency_loss(
         low_2 = kernel_step(x, teacher, sigma_high, sigma_low, eps[-1])
 
     both_labels = None if label is None else torch.cat([label, label])
-    student = denoiser(torch.cat([low_1, low_2]), torch.cat([sigma_low, sigma_low]), both_labels)
+    both_low = torch.cat([low_1, low_2])
+    student = denoiser(both_low, torch.cat([sigma_low, sigma_low]), both_labels)
+    check_pixels("x_0_hat", student, both_low)
     student_1, student_2 = student.chunk(2)
     return ((teacher - student_1) * (teacher - student_2)).flatten(1).mean(1)
 
@@ -136,6 +168,8 @@ def kernel_step(x: Tensor, x_0_hat: Tensor, sigma: Tensor, sigma_next: Tensor, e
 
     x_s'' = x_0_hat + (s''^2 / s'^2)(x_s' - x_0_hat) + s'' sqrt(1 - s''^2 / s'^2) eps.
     """
+    check_pixels("x_0_hat", x_0_hat, x)
+    check_pixels("eps", eps, x)
     ratio = (sigma_next / sigma) ** 2
     spread = sigma_next * (1 - ratio).clamp_min(0).sqrt()
     return x_0_hat + per_image(ratio, x) * (x - x_0_hat) + per_image(spread, x) * eps

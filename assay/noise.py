@@ -41,6 +41,12 @@ class LogNormal:
     mean: float = -1.2
     std: float = 1.2
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.mean):
+            raise ValueError(f"mean = {self.mean}: the mean of log sigma_t is a finite number")
+        if not 0 < self.std < math.inf:
+            raise ValueError(f"std = {self.std}: the standard deviation of log sigma_t is finite and > 0")
+
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma), exact far into the tail."""
         return 0.5 * torch.erfc((sigma.log() - self.mean) / (self.std * math.sqrt(2)))  # ndtr is 0 beyond 8.3
@@ -56,6 +62,10 @@ class Uniform:
 
     low: float = 0.0
     high: float = 80.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high < math.inf:
+            raise ValueError(f"low = {self.low}, high = {self.high}: give finite levels with 0 <= low < high")
 
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma)."""
@@ -96,6 +106,11 @@ def _just_above(sigma: Tensor) -> Tensor:
     return torch.nextafter(sigma, torch.full_like(sigma, math.inf))
 
 
+def _check_some(sigma_tn: Tensor) -> None:
+    if len(sigma_tn) == 0:
+        raise ValueError("sigma_tn is empty: images are drawn from a data set of at least one")
+
+
 def draw_image_first(
     law: NoiseLaw, sigma_tn: Tensor, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -104,6 +119,7 @@ def draw_image_first(
     `sigma_tn` (N,) are the levels of the whole data set. Returns image indices (num_draws,) and their
     `sigma_t` (num_draws,). Levels below the noisy images' own are then trained only by clean images.
     """
+    _check_some(sigma_tn)
     index = torch.randint(len(sigma_tn), (num_draws,), generator=generator, device=generator.device)
     index = index.to(sigma_tn.device)
     return index, draw_sigma(law, sigma_tn[index], generator)
@@ -118,6 +134,7 @@ class SigmaFirst:
 
     def __init__(self, law: NoiseLaw, sigma_tn: Tensor) -> None:
         check_sigma("sigma_tn", sigma_tn)
+        _check_some(sigma_tn)
         self.law = law
         self.sorted_sigma_tn, self.order = sigma_tn.sort(stable=True)
 
@@ -137,8 +154,7 @@ def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> T
     Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are close.
     """
     check_levels(x_tn, sigma_tn, sigma_t)
-    if eps.shape != x_tn.shape:
-        raise ValueError(f"eps has shape {tuple(eps.shape)}; expected {tuple(x_tn.shape)}, one value per pixel")
+    check_pixels("eps", eps, x_tn)
     std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
     return x_tn + per_image(std, x_tn) * eps
 
@@ -156,6 +172,14 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
 def per_image(values: Tensor, x: Tensor) -> Tensor:
     """Give `(B,)` values the shape (B, 1, ..., 1) and the dtype of the images `x` (B, ...)."""
     return values.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+
+
+def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
+    """Refuse anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
+    if values.shape != x.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one value per pixel"
+        )
 
 
 def check_sigma(name: str, sigma: Tensor, num_images: int | None = None) -> None:

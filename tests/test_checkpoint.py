@@ -121,6 +121,14 @@ def set_value(weights: dict[str, torch.Tensor], value: float) -> None:
         (lambda weights, header: header["config"].update(kind="gan"), "gan"),
         (lambda weights, header: header["config"].update(colour=1), "colour"),
         (lambda weights, header: header.pop("info"), "'info' is missing"),
+        (
+            lambda weights, header: header["config"].update(model_channels=130),
+            r"no network can be built from its config \(130 channels cannot be normalised",
+        ),
+        (
+            lambda weights, header: header["config"].update(model_channels=10**30),
+            "no network can be built from its config",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, complaint: str) -> None:
@@ -326,9 +334,18 @@ def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=complaint):
             import_checkpoint(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0]) | {"colour": 1}))
-    with pytest.raises(ValueError, match="colour"):
-        import_checkpoint(tmp_path)
+    for argument, complaint in (
+        ({"colour": 1}, "colour"),
+        (
+            {"image_shape": [1, 8, 8]},
+            "image_shape is no argument of EDM's: name img_resolution and img_channels",
+        ),
+        ({"num_classes": 3}, "num_classes is no argument of EDM's: name label_dim instead"),
+        ({"model_type": ["SongUNet"]}, r"model_type \['SongUNet'\] is none of SongUNet, DhariwalUNet"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0]) | argument))
+        with pytest.raises(ValueError, match=rf"config\.json: .*{complaint}"):
+            import_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0])))
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
         import_checkpoint(tmp_path)
@@ -351,6 +368,10 @@ def test_commands_import_export_and_refuse(tmp_path: Path) -> None:
     assert again.exit_code == 1 and "exists already" in again.stderr
     again = runner.invoke(app, ["export", str(first), str(exported), "--to", "edm-state-dict"])
     assert again.exit_code == 1 and "exists already" in again.stderr
+    (tmp_path / "x.json").write_text("mine")
+    again = runner.invoke(app, ["export", str(first), str(tmp_path / "x.pt"), "--to", "edm-state-dict"])
+    assert again.exit_code == 1 and "x.json exists already" in again.stderr.replace("\n", "")
+    assert (tmp_path / "x.json").read_text() == "mine" and not (tmp_path / "x.pt").exists()
 
 
 def test_net_list_shows_every_preset() -> None:

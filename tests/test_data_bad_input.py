@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from assay.data import open_store
@@ -115,7 +116,11 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: bomb(f / "bad.png", 40_000),
         r"bad\.png unpacks to too many pixels.*smaller first",
     ),
-    ("pages", two_pages, r"bad\.tiff .*holds 2 pictures: save them as one file each"),
+    (
+        "pages",
+        two_pages,
+        r"bad\.tiff cannot be read \(it holds 2 pictures\): save them as one file each, or --skip-bad$",
+    ),
     (
         "tiff bomb",
         deep_tiff_bomb,
@@ -223,8 +228,56 @@ def test_bad_zips(tmp_path: Path) -> None:
     failing(huge, out, r"huge\.zip:a\.png unpacks to .* decompression bomb")
 
 
+def test_damaged_zips_are_named(tmp_path: Path) -> None:
+    labels = json.dumps({"labels": [["a.png", 0]]})
+    whole = make_zip(tmp_path / "a.zip", ["a.png"], {"dataset.json": labels}).read_bytes()
+    (tmp_path / "a.zip").write_bytes(whole.replace(b'"labels"', b'"lapels"'))
+    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip:dataset\.json cannot be unpacked \(Bad CRC.*again")
+    (tmp_path / "a.zip").write_bytes(whole.replace(b"PK\x01\x02", b"PK\xff\xff"))
+    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip cannot be opened \(.*\): copy or make the zip again")
+
+
+def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
+    folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
+    raw = read_any(str(folder))
+    (folder / "good1.png").unlink()  # stands for every OSError: the tests may run as root, who may read all
+    with pytest.raises(
+        ValueError, match=r"good1\.png cannot be read \(No such file .*make it readable, or --skip"
+    ):
+        pack(raw, out / "store")
+    report = pack(raw, out / "store", skip_bad=True)
+    assert len(report.store) == 2 and [problem.name for problem in report.skipped] == ["good1.png"]
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
+    (folder / "good0.png").rename(folder / os.fsdecode(b"caf\xe9.png"))
+    failing(folder, out, r"caf\\xe9\.png has a name that is not UTF-8: rename it, or --skip-bad")
+    report = pack(read_any(str(folder)), out / "store", skip_bad=True)
+    assert len(report.store) == 2 and report.skipped[0].reason.isascii()
+    (folder / os.fsdecode(b"caf\xe9.png")).unlink()
+    grey(folder / os.fsdecode(b"caf\xe9") / "a.png")
+    failing(folder, out / "2", r"caf\\xe9: the name of this folder is not UTF-8: rename it", skip_bad=True)
+
+
+def test_huggingface_splits_and_empty_cells(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
+    columns = {"img": [Image.new("L", (4, 4)), None], "label": [1, None]}
+    data = datasets.DatasetDict(train=datasets.Dataset.from_dict(columns, features))
+    data.save_to_disk(tmp_path / "hf")
+    with pytest.raises(ValueError, match=r"hf has no split 'nosplit': name one of train as hf:.*:SPLIT"):
+        read_any(f"hf:{tmp_path / 'hf'}:nosplit")
+    failing(tmp_path / "hf", tmp_path / "out", r"hf\[1\] has no image in its column img: remove the row")
+    report = pack(read_any(str(tmp_path / "hf")), tmp_path / "out" / "store", skip_bad=True)
+    assert report.store.label.tolist() == [1] and len(report.skipped) == 1
+
+
 def test_labels_that_skip(tmp_path: Path) -> None:
-    for labels, message in (([0, 2, 2], "skip 1"), ([1, 1, 2], "skip 0"), ([-2, 0, 1], "go down to -2")):
+    cases = [([0, 2, 2], "skip 1"), ([1, 1, 2], "skip 0"), ([-2, 0, 1], "go down to -2")]
+    cases += [([0, 1, 4_000_000_000], "skip 2")]  # found without counting up to it
+    for labels, message in cases:
         np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), label=np.array(labels))
         failing(
             tmp_path / "a.npz", tmp_path / "out", rf"a\.npz:label: labels {message}: number the classes 0 \.\. "
@@ -282,7 +335,12 @@ ANNOTATIONS = [
         ["good1.png"],
     ),
     ("nan", "good0.png,0\ngood1.png,nan\ngood2.png,0\n", r"line 3: good1\.png: sigma = nan", ["good1.png"]),
-    ("word", "good0.png,0\ngood1.png,low\ngood2.png,0\n", r"line 3: good1\.png: sigma = nan", ["good1.png"]),
+    (
+        "word",
+        "good0.png,0\ngood1.png,low\ngood2.png,0\n",
+        r"line 3: good1\.png: sigma = 'low': write a finite number >= 0",
+        ["good1.png"],
+    ),
     (
         "infinite",
         "good0.png,0\ngood1.png,inf\ngood2.png,0\n",
@@ -293,7 +351,7 @@ ANNOTATIONS = [
     (
         "stranger",
         "good0.png,0\ngood1.png,0\ngood2.png,0\nx.png,0\n",
-        r"line 5: x\.png: no such image",
+        r"line 5: x\.png: no such image: names are relative to the source; correct it, or remove the line",
         ["x.png"],
     ),
 ]
@@ -347,6 +405,31 @@ def test_what_would_change_the_noise_is_refused(tmp_path: Path) -> None:
     refused("noisy, and 8 bits would round and clip its noise: give --dtype float32", dtype="uint8")
 
 
+def test_noisy_or_float_images_with_transparency_are_refused(tmp_path: Path) -> None:
+    out, pixels = tmp_path / "out", np.full((2, 8, 8, 4), 255, dtype=np.uint8)
+    pixels[1, 0, 0, 3] = 254
+    np.save(tmp_path / "a.npy", pixels)
+    failing(tmp_path / "a.npy", out, r"a\.npy\[1\] is noisy, and flattening its transparency would", sigma=0.2)
+    assert len(pack(read_any(str(tmp_path / "a.npy")), tmp_path / "clean").store) == 2
+    np.save(tmp_path / "a.npy", (pixels / 255).astype(np.float32))
+    options = Conversion(value_range=(0, 4))
+    failing(
+        tmp_path / "a.npy",
+        out,
+        r"a\.npy\[1\] is transparent and has float32 pixels, whose white is not known: save it without opacity",
+        conversion=options,
+    )
+    opaque = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "opaque", options, skip_bad=True).store
+    assert opaque.image_shape == (3, 8, 8) and opaque.read(torch.tensor([0])).unique().tolist() == [-0.5]
+
+
+def test_values_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([1, 70_000], np.float32)[:, None, None] * np.ones((5, 5), np.float32))
+    options = Conversion(value_range=(-1, 1), dtype="float16")
+    message = r"a\.npy\[1\] has values up to 7e\+04 where white is 1, too large for float16: check --range, or"
+    failing(tmp_path / "a.npy", tmp_path / "out", message, conversion=options)
+
+
 def test_conversions_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="needs a size"):
         Conversion(fit="crop")
@@ -376,6 +459,8 @@ def test_noisy_8_bit_files_warn(tmp_path: Path) -> None:
     report = pack(read_any(str(folder)), tmp_path / "store", sigma=0.1)
     (warning,) = report.warnings
     assert warning.startswith("3 noisy images come from 8-bit files: rounding") and "(33.3% of their" in warning
+    report = pack(read_any(str(folder)), tmp_path / "cropped", Conversion(size=(2, 2), fit="crop"), sigma=0.1)
+    assert "(33.3% of their" in report.warnings[0]  # of what is stored, not of what was cut off
 
 
 def child(code: str, *arguments: Path, limit: int | None = None) -> subprocess.Popen[str]:

@@ -10,6 +10,7 @@ import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -446,6 +447,12 @@ def test_known_data_sets(tmp_path: Path) -> None:
     assert mean == pytest.approx(0.2868, abs=1e-4)  # the published mean of the test half
 
 
+@pytest.mark.parametrize("option", [{"split": "test"}, {"archive": Path("x")}])
+def test_digits_have_no_halves_or_archives(tmp_path: Path, option: Any) -> None:
+    with pytest.raises(ValueError, match="digits come whole with scikit-learn: leave out --split and --from"):
+        get("digits", tmp_path / "store", **option)
+
+
 def test_a_part_of_a_known_data_set(tmp_path: Path) -> None:
     whole = get("fashion-mnist", tmp_path / "whole").store
     part = get(
@@ -484,8 +491,17 @@ def test_changed_stores_are_noticed(tmp_path: Path) -> None:
     (store.path / "images.npy").write_bytes(b"short")
     with pytest.raises(ValueError, match=r"images\.npy cannot be read"):
         open_store(store.path)
-    (store.path / "meta.json").write_text('{"format_version": 2}')
-    with pytest.raises(ValueError, match=r"meta\.json: .*; pack the store again"):
-        open_store(store.path)
+    meta = json.loads((store.path / "meta.json").read_text())
+    for change, message in (
+        ({"format_version": 0}, r"meta\.json: format_version: .*; pack the store again"),
+        (
+            {"format_version": 2, "more": 1},
+            "store has store format 2, newer than the 1 known here: upgrade Assay",
+        ),
+        ({"checksums": {}}, r"meta\.json: checksums: that of images\.npy is missing; pack the store again"),
+    ):
+        (store.path / "meta.json").write_text(json.dumps(meta | change))
+        with pytest.raises(ValueError, match=message):
+            open_store(store.path)
     with pytest.raises(FileNotFoundError, match="is not a store"):
         open_store(tmp_path)

@@ -20,6 +20,13 @@ def test_the_lemma_inverts(sigma_tn: float, gap: float, seed: int) -> None:
     torch.testing.assert_close(x_0_from_x_tn(x_tn_hat, x_t, low, low + gap), x_0_hat, rtol=1e-6, atol=1e-6)
 
 
+def test_the_lemma_refuses_what_would_broadcast() -> None:
+    x_t, low, high = torch.zeros(2, 1, 2, 2), torch.zeros(2), torch.ones(2)
+    for convert, name in ((x_0_from_x_tn, "x_tn_hat"), (x_tn_from_x_0, "x_0_hat")):
+        with pytest.raises(ValueError, match=rf"{name} has shape \(2, 1, 1, 1\); expected \(2, 1, 2, 2\)"):
+            convert(x_t[..., :1, :1], x_t, low, high)
+
+
 def test_the_lemma_holds_for_the_exact_posterior_means_of_a_mixture() -> None:
     # E[x_tn | x_t] by numerical integration over x_tn; E[x_0 | x_t] by the closed form.
     atoms, weights, std = np.array([-1.0, 0.4, 1.5]), np.array([0.2, 0.5, 0.3]), 0.1

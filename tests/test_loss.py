@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -249,17 +250,76 @@ def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
     torch.testing.assert_close(drawn.mean(), x_low.mean(), rtol=0, atol=0.004)
 
 
+def test_what_would_broadcast_is_refused() -> None:
+    x, levels, eps = torch.zeros(4, 1, 2, 2), torch.ones(4), torch.zeros(3, 4, 1, 2, 2)
+
+    def mean_only(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return x_t.mean((1, 2, 3), keepdim=True)
+
+    def student_mean_only(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return mean_only(x_t, sigma_t) if len(x_t) == 8 else x_t
+
+    def same(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return x_t
+
+    for weight in (torch.ones(4, 1), torch.ones(()), torch.ones(1)):
+        with pytest.raises(ValueError, match=r"weight has shape \(.*\); expected \(4,\), one weight per image"):
+            ambient_loss(same, x, 0 * levels, levels, eps[0], weight)
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
+        ambient_loss(mean_only, x, 0 * levels, levels, eps[0])
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
+        consistency_loss(mean_only, x, levels, levels / 2, levels / 4, eps)
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(8, 1, 1, 1\); expected \(8, 1, 2, 2\)"):
+        consistency_loss(student_mean_only, x, levels, levels / 2, levels / 4, eps)
+    with pytest.raises(ValueError, match=r"sigma_tn has shape \(4,\), sigma_t \(4, 1\); expected \(B,\)"):
+        edm_weight_x_0(levels[:, None], 0 * levels)
+
+
+@pytest.mark.parametrize("spacing", ["log", "linear"])
+@pytest.mark.parametrize("last", [0.0, 1 - 2**-24])
+def test_the_ends_of_the_unit_interval_give_levels_in_order(spacing: str, last: float) -> None:
+    """float32 rounds the ratio of the largest uniform number to 1, and powers to above their base."""
+    start = torch.linspace(0.01, 3, 500)
+    high, low = ConsistencyLevels(spacing=spacing).draw(start, torch.full((2, 500), last))  # type: ignore[arg-type]
+    assert ((0 < low) & (low < high) & (high <= start)).all()
+    expected = start if last == 0 else torch.full((500,), 0.002)
+    torch.testing.assert_close(high, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(low / high, torch.full((500,), 0.5 if last == 0 else 1.0))
+
+
 def test_bad_levels_of_the_consistency_loss_are_named() -> None:
     x, start, _ = gaussian_batch(2, 11)
     half, tenth = torch.full((2,), 0.5, dtype=F64), torch.full((2,), 0.1, dtype=F64)
     eps = torch.zeros(3, 2, 2, dtype=F64)
-    with pytest.raises(ValueError, match="0 < sigma_low < sigma_high <= sigma_start"):
-        consistency_loss(GAUSSIAN, x, start, tenth, half, eps)
+    high = torch.tensor([0.5, 0.05], dtype=F64)
+    with pytest.raises(
+        ValueError,
+        match=r"sigma_low\[1\] = 0.1, sigma_high\[1\] = 0.05, sigma_start\[1\] = 0.8: the levels must satisfy "
+        "0 < sigma_low < sigma_high <= sigma_start",
+    ):
+        consistency_loss(GAUSSIAN, x, start, high, tenth, eps)
     with pytest.raises(ValueError, match=r"eps has shape \(1, 2, 2\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:1])
-    with pytest.raises(ValueError, match="no steps to walk"):
+    with pytest.raises(
+        ValueError, match=r"no steps to walk from sigma_start\[0\] = 0.8 to sigma_high\[0\] = 0.5"
+    ):
         consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:2])
     with pytest.raises(ValueError, match=r"sigma_low has shape \(2, 1\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth[:, None], eps)
     with pytest.raises(ValueError, match=r"sigma_start = 0.001 is not above sigma_min"):
         ConsistencyLevels().draw(torch.tensor([0.5, 0.001]), torch.rand(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(sigma_min=0.0), "sigma_min = 0.0: the lowest level is finite and > 0"),
+        (dict(sigma_min=math.nan), "sigma_min = nan"),
+        (dict(min_ratio=0.0), "min_ratio = 0.0: .* between 0 and 1"),
+        (dict(min_ratio=1.0), "min_ratio = 1.0"),
+        (dict(spacing="cubic"), "spacing = 'cubic': levels are spaced 'log' or 'linear'"),
+    ],
+)
+def test_bad_laws_of_the_consistency_levels_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConsistencyLevels(**options)

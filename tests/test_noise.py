@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,29 @@ def test_tail_mass_of_1e_12_stays_exact() -> None:
 def test_a_level_beyond_the_law_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sigma_tn = 90 lies beyond every level of Uniform"):
         draw_sigma(Uniform(0, 80), torch.tensor([1.0, 90.0]), generator())
+
+
+@pytest.mark.parametrize(
+    ("law", "arguments", "message"),
+    [
+        (LogNormal, (math.nan, 1.2), "mean = nan: .* a finite number"),
+        (LogNormal, (-1.2, 0.0), "std = 0.0: .* finite and > 0"),
+        (LogNormal, (-1.2, math.inf), "std = inf"),
+        (Uniform, (2.0, 2.0), "low = 2.0, high = 2.0: give finite levels with 0 <= low < high"),
+        (Uniform, (-1.0, 2.0), "low = -1.0"),
+        (Uniform, (0.0, math.inf), "high = inf"),
+    ],
+)
+def test_bad_laws_are_named(law: Any, arguments: tuple[float, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        law(*arguments)
+
+
+def test_drawing_from_no_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="sigma_tn is empty: images are drawn from a data set of at least one"):
+        draw_image_first(LogNormal(), torch.zeros(0), 3, generator())
+    with pytest.raises(ValueError, match="sigma_tn is empty"):
+        SigmaFirst(LogNormal(), torch.zeros(0))
 
 
 def test_image_first_draws_every_image_alike_and_clean_images_alone_serve_low_levels() -> None:

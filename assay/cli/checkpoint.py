@@ -51,5 +51,7 @@ def export(
 
     if out.exists():
         raise FileExistsError(f"{out} exists already; remove it or name another file")
+    if to == "edm-state-dict" and out.with_suffix(".json").exists():  # the network's arguments go there
+        raise FileExistsError(f"{out.with_suffix('.json')} exists already; remove it or name another file")
     export_checkpoint(load_checkpoint(checkpoint), out, to)
     Console().print(f"{out} written for {to}", soft_wrap=True)

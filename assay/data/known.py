@@ -61,6 +61,8 @@ def get(
     """
     match name:
         case "digits":
+            if split is not None or archive is not None:
+                raise ValueError("digits come whole with scikit-learn: leave out --split and --from")
             raw = _digits()
         case "fashion-mnist":
             raw = _fashion_mnist(split or "test", archive)
@@ -100,7 +102,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> Raw
         names=[raw.names[i] for i in chosen],
         label=renumbered[raw.label[chosen]],
         class_names=class_names,
-        load=lambda i: raw.load(chosen[i]),
+        pixels=lambda i: raw.pixels(chosen[i]),
     )
 
 

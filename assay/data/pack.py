@@ -1,8 +1,8 @@
 """Packing: any readable images -> a store.
 
 Nothing is guessed. Images keep their size and colours unless told otherwise, float pixels need their
-value range named, and what would change the noise of a noisy image (resizing, recolouring, rounding
-to 8 bits) is refused.
+value range named, and what would change the noise of a noisy image (resizing, recolouring, flattening
+transparency, rounding to 8 bits) is refused.
 """
 
 import csv
@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from assay.data.readers import RawImages
+from assay.data.readers import RawImages, flatten, is_transparent, printable
 from assay.data.store import DType, PackedImage, Store, write_store
 
 Fit = Literal["exact", "crop", "resize"]
@@ -86,6 +86,9 @@ def pack(
     the format's own levels count, and else the images are clean. `skip_bad` leaves out what is wrong
     instead of raising. `progress` is called with (images done, images in all).
     """
+    for label in (raw.name, *raw.class_names):
+        if printable(label) != label:
+            raise ValueError(f"{printable(label)}: the name of this folder is not UTF-8: rename it")
     writer = _Packer(raw, conversion or Conversion(), skip_bad, progress)
     writer.set_levels(sigma)
     images = writer.images()
@@ -151,7 +154,7 @@ class _Packer:
         """Load and convert one image after the other."""
         for i, level in sorted(self.levels.items()):
             try:
-                values = self.convert(self.raw.load(i), self.raw.names[i], level)
+                values = self.convert(self.load(i), self.raw.names[i], level)
             except ValueError as error:
                 self.refuse([Problem(self.raw.names[i], str(error))])
             else:
@@ -159,8 +162,25 @@ class _Packer:
             if self.progress is not None:
                 self.progress(i + 1, len(self.raw.names))
 
+    def load(self, i: int) -> np.ndarray:
+        """The pixels of one image; that its file cannot be read is a fault of this image alone."""
+        name = printable(self.raw.names[i])
+        if name != self.raw.names[i]:
+            raise ValueError(f"{name} has a name that is not UTF-8: rename it, or --skip-bad")
+        try:
+            return self.raw.pixels(i)
+        except OSError as error:
+            raise ValueError(
+                f"{name} cannot be read ({error.strerror or error}): make it readable, or --skip-bad"
+            ) from error
+
     def convert(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
-        """Pixels (H, W, C) as they are in the file -> values (C, H, W) of the store."""
+        """Pixels (H, W, 1 .. 4) as they are in the file -> values (C, H, W) of the store."""
+        if sigma > 0 and is_transparent(pixels):
+            raise ValueError(
+                f"{name} is noisy, and flattening its transparency would change its noise: save it opaque"
+            )
+        pixels = flatten(pixels, name)
         eight_bit = pixels.dtype == np.uint8
         value_range = self.conversion.value_range
         if value_range is None:
@@ -177,10 +197,11 @@ class _Packer:
             self.dtype = dtype
             self.value_range = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
         self.check_shape(resampled.transpose(2, 0, 1).shape, dtype, name)
-        if sigma > 0 and eight_bit:
+        values = self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
+        if sigma > 0 and eight_bit:  # counted last: only what is stored
             self.num_noisy_8_bit += 1
-            self.num_clipped += int(((pixels == 0) | (pixels == 255)).sum())
-        return self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
+            self.num_clipped += int(((resampled == 0) | (resampled == 255)).sum())
+        return values
 
     def recolour(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
         """Grey <-> colour, as asked for."""
@@ -254,7 +275,14 @@ class _Packer:
         if sigma == 0 and np.abs(x).max() > 2:
             self.num_beyond += 1
         if self.dtype != "uint8":
-            return x.astype(self.dtype)
+            with np.errstate(over="ignore"):
+                kept = x.astype(self.dtype)
+            if not np.isfinite(kept).all():
+                raise ValueError(
+                    f"{name} has values up to {np.abs(x).max():.3g} where white is 1, too large for "
+                    f"{self.dtype}: check --range, or give --dtype float32"
+                )
+            return kept
         if sigma > 0:
             raise ValueError(
                 f"{name} is noisy, and 8 bits would round and clip its noise: give --dtype float32"
@@ -312,38 +340,39 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], li
             reason = (
                 f"{len(candidates)} images are called so: write their folders too"
                 if candidates
-                else "no such image"
+                else "no such image: names are relative to the source; correct it, or remove the line"
             )
             problems.append(Problem(filename, f"{where}: {filename}: {reason}"))
             continue
         try:
-            level = check_level(_level_of(row), f"{where}: {filename}: sigma")
+            level = _level_of(row, f"{where}: {filename}")
             if i in levels or i in bad:
                 raise ValueError(f"{where}: {filename} is annotated twice: keep one line")
             levels[i] = level
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             problems.append(Problem(filename, str(error)))
             levels.pop(i, None)
             bad.add(i)
     for i, name in enumerate(names):
         if i not in levels and i not in bad:
             problems.append(
-                Problem(name, f"{path} has no sigma for {name}: add a line for it (0 if it is clean)")
+                Problem(
+                    name, f"{path} has no sigma for {printable(name)}: add a line for it (0 if it is clean)"
+                )
             )
     return levels, problems
 
 
-def _level_of(row: dict[str, object]) -> float:
+def _level_of(row: dict[str, object], where: str) -> float:
     key = next((key for key in _SIGMA_COLUMNS if row.get(key) is not None), None)
     if key is None:
-        raise ValueError(
-            f"{row['filename']} has no sigma; expected one of the keys {', '.join(_SIGMA_COLUMNS)}"
-        )
+        raise ValueError(f"{where} has no sigma; expected one of the keys {', '.join(_SIGMA_COLUMNS)}")
     value = row[key]
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return math.nan
+        level = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{where}: {key} = {value!r}: write a finite number >= 0") from None
+    return check_level(level, f"{where}: {key}")
 
 
 def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

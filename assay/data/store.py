@@ -32,6 +32,7 @@ from assay.files import sha256, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
+FORMAT_VERSION: Literal[1] = 1
 _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
 
 
@@ -58,7 +59,7 @@ class StoreMeta(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1] = FORMAT_VERSION
     name: str
     num_images: int
     image_shape: tuple[int, int, int]
@@ -113,11 +114,19 @@ def open_store(path: Path | str) -> Store:
     if not file.is_file():
         raise FileNotFoundError(f"{path} is not a store: it has no meta.json; make one with `assay data pack`")
     try:
-        meta = StoreMeta.model_validate_json(file.read_text())
+        meta = StoreMeta.model_validate_json(file.read_bytes())
     except ValidationError as error:
+        version = next((part["input"] for part in error.errors() if part["loc"] == ("format_version",)), 0)
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise ValueError(
+                f"{path} has store format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
+            ) from error
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"]) or "the file"
         raise ValueError(f"{file}: {where}: {problem['msg']}; pack the store again") from error
+    for column in _COLUMNS:
+        if column not in meta.checksums:
+            raise ValueError(f"{file}: checksums: that of {column} is missing; pack the store again")
     return Store(path, meta)
 
 

@@ -50,6 +50,12 @@ class MLPConfig(TokenConfig):
 
     kind: Literal["mlp"] = "mlp"
 
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse widths that cosines and sines of the noise level do not share."""
+        super().model_post_init(context)
+        if self.width % 2:
+            raise ValueError(f"width = {self.width}: must be even")
+
 
 class TokenBlock(nn.Module):
     """One block: attention unless `num_heads` is 0, then a two-layer perceptron, each adapted and gated."""

@@ -44,7 +44,7 @@ class PyramidConfig(BaseConfig):
     dropout: float = Field(0.10, ge=0, lt=1)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse sides that the levels cannot halve."""
+        """Refuse sides that the levels cannot halve, and noise levels without a cosine for each sine."""
         super().model_post_init(context)
         _, height, width = self.image_shape
         step = 2 ** (len(self.channel_mult) - 1)
@@ -53,6 +53,13 @@ class PyramidConfig(BaseConfig):
                 f"image_shape = {self.image_shape}: with {len(self.channel_mult)} levels both sides must be "
                 f"multiples of {step}; pad the images, or use fewer channel_mult or a dit"
             )
+        if self.noise_channels % 2:
+            raise ValueError(f"model_channels = {self.model_channels}: must be even")
+
+    @property
+    def noise_channels(self) -> int:
+        """How many channels the noise level is embedded in."""
+        return self.model_channels
 
     def side(self, level: int) -> tuple[int, int]:
         """Height and width at a level."""
@@ -90,6 +97,11 @@ class UNetConfig(PyramidConfig):
                 f"resample_filter = {self.resample_filter}: an even number of taps, with a sum, halves images"
             )
 
+    @property
+    def noise_channels(self) -> int:
+        """How many channels the noise level is embedded in."""
+        return self.model_channels * self.channel_mult_noise
+
 
 class ADMConfig(PyramidConfig):
     """ADM: heads of 64 channels, attention at more levels, scale and shift after the norm."""
@@ -114,7 +126,7 @@ class UNet(Network):
     def __init__(self, config: UNetConfig) -> None:
         super().__init__(config)
         image_channels, width = config.image_shape[0], config.model_channels
-        noise_channels, emb_channels = width * config.channel_mult_noise, width * config.channel_mult_emb
+        noise_channels, emb_channels = config.noise_channels, width * config.channel_mult_emb
         self.map_noise = (
             PositionalEmbedding(noise_channels, endpoint=True)
             if config.embedding_type == "positional"
