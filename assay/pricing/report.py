@@ -60,6 +60,7 @@ class PriceReport:
         for row, bounds in zip(prices, self.bounds, strict=True):
             row |= {"lower_pair": self._pair(bounds.lower_pair), "upper_pair": self._pair(bounds.upper_pair)}
         found: dict[str, Any] = {"dataset": self.results.name, "confidence": self.confidence, "prices": prices}
+        found["num_without_std"] = self.results.num_without_std
         if self.joint:
             violated = [self._pair(pair) for pair in self.joint.violated]
             found["joint"] = {"margin": self.joint.margin, "violated": violated}
