@@ -418,6 +418,21 @@ def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: St
     )
 
 
+def test_reference_of_a_classifier_is_measured_with_that_classifier(
+    tmp_path: Path, digits: Store, cache: Path, reference: Reference
+) -> None:
+    run("reference", digits.path, "-o", tmp_path / "ref.npz", "--cache", cache)
+    options = ["evaluate", digits.path, "--reference", tmp_path / "ref.npz"]
+    assert "FD-classifier 0\n" in run(*options, "--cache", cache)
+    images = save_pngs(tmp_path / "images", np.arange(30 * 99, dtype=np.uint8).reshape(30, 11, 9))
+    wrong = fail("evaluate", images, *options[2:], "--cache", cache)
+    assert "shape (1, 11, 9); this classifier was made for (1, 8, 8)" in wrong
+    assert "give the store it was made from" in fail(*options, "--cache", tmp_path / "elsewhere")
+    save_statistics(tmp_path / "edm.npz", replace(reference.statistics, extractor_sha256=None), True)
+    edm = fail("evaluate", digits.path, "--reference", tmp_path / "edm.npz", "--cache", cache)
+    assert "`--extractor inception` for EDM's files" in edm
+
+
 def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache: Path) -> None:
     options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache]
     (tmp_path / "empty").mkdir()
