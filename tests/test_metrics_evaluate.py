@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -220,6 +222,25 @@ def test_reference_is_cached_and_counts_clean_images_only(
     np.testing.assert_allclose(first.features, pixels(clean)[0], atol=1e-6)
     with pytest.raises(ValueError, match="has 0 clean images: a reference needs at least 20"):
         reference_from_images(mix(digits, 0.0, 0.5, seed=0), pixels, cache)
+
+
+def test_two_at_once_fill_the_cache_once(tmp_path: Path, digits: Store, pixels: Extractor) -> None:
+    started, go_on = Event(), Event()
+
+    def hold(num_images: int) -> None:
+        started.set()
+        assert go_on.wait(60)
+
+    calls: list[int] = []
+    with ThreadPoolExecutor(2) as pool:  # locks of two open files exclude each other in one process too
+        first = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=hold)
+        assert started.wait(60)
+        second = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=calls.append)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        go_on.set()
+        np.testing.assert_array_equal(second.result(60).features, first.result(60).features)
+    assert calls == []
 
 
 def test_references_from_files_know_their_extractor(
