@@ -722,3 +722,17 @@ def test_plan_asks_for_what_the_table_does_not_say(tmp_path: Path) -> None:
         "plan", str(copy), "--num-images", "9", "--budget", "1", code=1
     )
     assert "What to buy" in run("plan", str(path), "--num-images", "1000", "--budget", "100")
+    head, *rows = path.read_text().splitlines()
+    both = [f"{row},digits,{extractor}" for extractor in ("pixels", "classifier") for row in rows]
+    path.write_text("\n".join([f"{head},dataset,extractor", *both]))
+    several = run("plan", str(path), "--num-images", "1000", "--budget", "100", code=1)
+    assert "(digits pixels, digits classifier): keep one extractor's rows in the file" in several
+
+
+def test_boxes_belong_to_the_papers_table_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    head, *rows = GOOD.splitlines()
+    path.write_text("\n".join([f"{head},dataset", *(f"{row},cifar10" for row in rows)]))
+    assert "the paper's box" not in run("price", str(path))
+    (priced,) = json.loads(run("price", str(path), "--json"))
+    assert "paper_box_low" not in priced["prices"][0]

@@ -148,7 +148,11 @@ def plan(
     )
     if len(found) > 1:
         names = ", ".join(results.name for results in found)
-        raise ValueError(f"{path} has several data sets ({names}): choose one with --dataset")
+        if len({results.dataset for results in found}) > 1:
+            raise ValueError(f"{path} has several data sets ({names}): choose one with --dataset")
+        raise ValueError(
+            f"{path} has rows of several extractors ({names}): keep one extractor's rows in the file"
+        )
     if not found[0].counted:
         raise ValueError(f"{path} gives fractions in column clean_fraction: say of how many with --num-images")
     law = fit_law(found[0], confidence)

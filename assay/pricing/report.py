@@ -26,8 +26,8 @@ class PriceReport:
     theory: list[TheoryFit]
 
     def box(self, bounds: PriceBounds) -> tuple[float, float] | None:
-        """The paper's boxed bounds on 1 / c for this data set and sigma, if it has one."""
-        return PAPER_BOXES.get((self.results.name, bounds.sigma))
+        """The paper's boxed bounds on 1 / c for this data set and sigma, if this is its table and has one."""
+        return PAPER_BOXES.get((self.results.dataset, bounds.sigma)) if self.results.from_paper else None
 
     def differs_from_box(self, bounds: PriceBounds) -> bool:
         """Whether the table gives other bounds than the paper's box."""

@@ -38,7 +38,8 @@ class Results:
 
     `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `line` is the line
     of the file a row stands on. `has_std` is false when the table gives no standard deviations; where it gives
-    some, the `num_without_std` rows of the file that lack one have the largest of the others.
+    some, the `num_without_std` rows of the file that lack one have the largest of the others. `dataset` is
+    the column of that name, "" without one, and `from_paper` says whether the file is the paper's.
     """
 
     name: str
@@ -51,6 +52,8 @@ class Results:
     counted: bool
     has_std: bool
     num_without_std: int = 0
+    dataset: str = ""
+    from_paper: bool = False
 
     def __len__(self) -> int:
         return len(self.line)
@@ -124,6 +127,8 @@ def read_results(
         sizes = clean[i] * scale, noisy[i] * scale
         results = Results(str(name), sheet.line[i], sigma[i], *sizes, fd[i], std[i], counted, True)
         results = _merge_repeats(results, seed[i], f"{path}: column {fd_name}")
+        origin = sheet.text("dataset")[i[0]] if "dataset" in sheet else ""
+        results = replace(results, dataset=origin, from_paper=path.resolve() == PAPER.resolve())
         first, last = results.line.min(), results.line.max()
         if len(results) < 2:
             raise ValueError(f"{path}: {name} has one usable row (line {first}): there is nothing to compare")
