@@ -465,6 +465,10 @@ def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache
     assert "0005.png has shape (1, 9, 8), the first image (1, 8, 8)" in fail("evaluate", folder, *options)
     assert "is not a store" in fail("evaluate", folder, "-r", folder, *options[2:])
     assert "does not exist" in fail("evaluate", tmp_path / "nothing", *options)
+    for device in ("gpu", "meta", "cuda:99"):
+        words = f"torch cannot use --device {device} here: give cpu"
+        assert words in fail("evaluate", digits.path, *options, "--device", device)
+    assert "--device gpu" in fail("reference", digits.path, "-o", tmp_path / "r.npz", "--device", "gpu")
 
 
 def test_nearest_picture_needs_images(digits: Store, reference: Reference, pixels: Extractor) -> None:

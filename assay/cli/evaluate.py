@@ -200,12 +200,25 @@ def _open_reference(
     from assay.metrics.evaluate import reference_from_statistics
     from assay.metrics.extract import load_extractor
 
+    _check_device(device)
     store = None if path.suffix == ".npz" else open_store(path)
     task = _task(bar, "training the classifier", NUM_IMAGES_SEEN)
     network = load_extractor(name, cache, weights, path if store is None else store, device, task)
     if store is None:
         return network, reference_from_statistics(path, network)
     return network, _features(bar, store, network, cache, batch_size)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"torch cannot use --device {device} here: give cpu, or cuda on a machine with a GPU ({reason})"
+        ) from error
 
 
 def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":
