@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -222,6 +224,25 @@ def test_reference_is_cached_and_counts_clean_images_only(
         reference_from_images(mix(digits, 0.0, 0.5, seed=0), pixels, cache)
 
 
+def test_two_at_once_fill_the_cache_once(tmp_path: Path, digits: Store, pixels: Extractor) -> None:
+    started, go_on = Event(), Event()
+
+    def hold(num_images: int) -> None:
+        started.set()
+        assert go_on.wait(60)
+
+    calls: list[int] = []
+    with ThreadPoolExecutor(2) as pool:  # locks of two open files exclude each other in one process too
+        first = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=hold)
+        assert started.wait(60)
+        second = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=calls.append)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        go_on.set()
+        np.testing.assert_array_equal(second.result(60).features, first.result(60).features)
+    assert calls == []
+
+
 def test_references_from_files_know_their_extractor(
     tmp_path: Path, digits: Store, reference: Reference, pixels: Extractor
 ) -> None:
@@ -418,6 +439,21 @@ def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: St
     )
 
 
+def test_reference_of_a_classifier_is_measured_with_that_classifier(
+    tmp_path: Path, digits: Store, cache: Path, reference: Reference
+) -> None:
+    run("reference", digits.path, "-o", tmp_path / "ref.npz", "--cache", cache)
+    options = ["evaluate", digits.path, "--reference", tmp_path / "ref.npz"]
+    assert "FD-classifier 0\n" in run(*options, "--cache", cache)
+    images = save_pngs(tmp_path / "images", np.arange(30 * 99, dtype=np.uint8).reshape(30, 11, 9))
+    wrong = fail("evaluate", images, *options[2:], "--cache", cache)
+    assert "shape (1, 11, 9); this classifier was made for (1, 8, 8)" in wrong
+    assert "give the store it was made from" in fail(*options, "--cache", tmp_path / "elsewhere")
+    save_statistics(tmp_path / "edm.npz", replace(reference.statistics, extractor_sha256=None), True)
+    edm = fail("evaluate", digits.path, "--reference", tmp_path / "edm.npz", "--cache", cache)
+    assert "`--extractor inception` for EDM's files" in edm
+
+
 def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache: Path) -> None:
     options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache]
     (tmp_path / "empty").mkdir()
@@ -429,6 +465,10 @@ def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache
     assert "0005.png has shape (1, 9, 8), the first image (1, 8, 8)" in fail("evaluate", folder, *options)
     assert "is not a store" in fail("evaluate", folder, "-r", folder, *options[2:])
     assert "does not exist" in fail("evaluate", tmp_path / "nothing", *options)
+    for device in ("gpu", "meta", "cuda:99"):
+        words = f"torch cannot use --device {device} here: give cpu"
+        assert words in fail("evaluate", digits.path, *options, "--device", device)
+    assert "--device gpu" in fail("reference", digits.path, "-o", tmp_path / "r.npz", "--device", "gpu")
 
 
 def test_nearest_picture_needs_images(digits: Store, reference: Reference, pixels: Extractor) -> None:

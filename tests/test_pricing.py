@@ -589,6 +589,41 @@ def test_repeats_are_averaged_and_rows_chosen(tmp_path: Path) -> None:
         read_results(path, dataset="cifar")
 
 
+@pytest.mark.parametrize("nothing", ["", "0"])
+def test_rows_without_a_standard_deviation_are_not_exact(tmp_path: Path, nothing: str) -> None:
+    path = tmp_path / "t.csv"
+    fd = {",20,0": 2.0123456789, ",10,0": 3.0123456789, "0.1,5,20": 1.9123456789, "0.1,5,10": 3.1123456789}
+    std = [nothing, "0.1", "0.3", "0.2"]  # c >= 0.75, c <= 0.5
+    rows = "".join(f"{setting},{value},{s}\n" for (setting, value), s in zip(fd.items(), std, strict=True))
+    path.write_text("sigma,num_clean,num_noisy,fd,fd_std\n" + rows)
+    (results,) = read_results(path)
+    assert results.has_std and results.num_without_std == 1
+    np.testing.assert_allclose(results.fd_std, [0.3, 0.1, 0.3, 0.2], rtol=1e-12)
+    assert 0 < joint_bounds(results).margin < 1
+    assert "1 row(s) of t have no standard deviation" in run("price", str(path), "--joint")
+    assert json.loads(run("price", str(path), "--json"))[0]["num_without_std"] == 1
+    exact = replace(results, fd_std=np.array([0, 0.1, 0.3, 0.2]))
+    with pytest.raises(ValueError, match="line 2 has a standard deviation of 0"):
+        joint_bounds(exact)
+
+
+def test_single_runs_are_as_uncertain_as_the_repeats_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "sigma,num_clean,num_noisy,fd,seed\n"
+        ",20,0,2.0123456789,0\n,20,0,2.2123456789,1\n,10,0,3.0123456789,0\n0.1,5,20,1.9123456789,0\n"
+    )
+    (results,) = read_results(path)
+    run_std = math.sqrt(0.02)  # of 2.01 and 2.21; their mean has this over the root of 2
+    np.testing.assert_allclose(results.fd_std, [0.1, run_std, run_std], rtol=1e-6)
+    assert results.has_std and results.num_without_std == 2
+
+
+def test_a_zero_as_rounded_as_its_distance_is_a_measurement() -> None:
+    assert [results.num_without_std for results in PAPER_RESULTS.values()] == [0, 0, 0]
+    assert PAPER_RESULTS["celeba_hq"].fd_std.min() == pytest.approx(0.01 / math.sqrt(12))  # 2.68 and 0.00
+
+
 def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     """Exact data: the bounds close in on the true prices, and plan and law come from the same rows."""
     rng, n = np.random.default_rng(0), 100_000
@@ -687,3 +722,17 @@ def test_plan_asks_for_what_the_table_does_not_say(tmp_path: Path) -> None:
         "plan", str(copy), "--num-images", "9", "--budget", "1", code=1
     )
     assert "What to buy" in run("plan", str(path), "--num-images", "1000", "--budget", "100")
+    head, *rows = path.read_text().splitlines()
+    both = [f"{row},digits,{extractor}" for extractor in ("pixels", "classifier") for row in rows]
+    path.write_text("\n".join([f"{head},dataset,extractor", *both]))
+    several = run("plan", str(path), "--num-images", "1000", "--budget", "100", code=1)
+    assert "(digits pixels, digits classifier): keep one extractor's rows in the file" in several
+
+
+def test_boxes_belong_to_the_papers_table_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    head, *rows = GOOD.splitlines()
+    path.write_text("\n".join([f"{head},dataset", *(f"{row},cifar10" for row in rows)]))
+    assert "the paper's box" not in run("price", str(path))
+    (priced,) = json.loads(run("price", str(path), "--json"))
+    assert "paper_box_low" not in priced["prices"][0]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -178,12 +179,14 @@ def reference(
     """Save the feature statistics of a store, to evaluate against without its images.
 
     Example: `assay reference stores/digits -o digits.npz --extractor pixels`
+
+    The statistics of a `classifier` need the one in the cache: elsewhere, give the store itself.
     """
     from assay.metrics.statistics import save_statistics
 
     with _progress() as bar:
-        _, real = _open_reference(bar, store, extractor, weights, cache, device, batch_size)
-    save_statistics(output, real.statistics, edm_names)
+        network, real = _open_reference(bar, store, extractor, weights, cache, device, batch_size)
+    save_statistics(output, replace(real.statistics, image_shape=network.image_shape), edm_names)
     Console(highlight=False, soft_wrap=True).print(
         f"{output}: {len(real.statistics.mean)} features of {real.statistics.num_images:,} images"
     )
@@ -197,12 +200,25 @@ def _open_reference(
     from assay.metrics.evaluate import reference_from_statistics
     from assay.metrics.extract import load_extractor
 
+    _check_device(device)
     store = None if path.suffix == ".npz" else open_store(path)
     task = _task(bar, "training the classifier", NUM_IMAGES_SEEN)
-    network = load_extractor(name, cache, weights, store, device, task)
+    network = load_extractor(name, cache, weights, path if store is None else store, device, task)
     if store is None:
         return network, reference_from_statistics(path, network)
     return network, _features(bar, store, network, cache, batch_size)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"torch cannot use --device {device} here: give cpu, or cuda on a machine with a GPU ({reason})"
+        ) from error
 
 
 def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":

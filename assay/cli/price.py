@@ -148,7 +148,11 @@ def plan(
     )
     if len(found) > 1:
         names = ", ".join(results.name for results in found)
-        raise ValueError(f"{path} has several data sets ({names}): choose one with --dataset")
+        if len({results.dataset for results in found}) > 1:
+            raise ValueError(f"{path} has several data sets ({names}): choose one with --dataset")
+        raise ValueError(
+            f"{path} has rows of several extractors ({names}): keep one extractor's rows in the file"
+        )
     if not found[0].counted:
         raise ValueError(f"{path} gives fractions in column clean_fraction: say of how many with --num-images")
     law = fit_law(found[0], confidence)
@@ -172,6 +176,7 @@ def plan(
         return
     console = Console()
     _print_plan(console, best, found[0].name, confidence)
+    _warn_of_stds(console, found[0])
     if plot:
         console.print(f"wrote {plot}", soft_wrap=True)
 
@@ -252,6 +257,7 @@ def _print_report(console: Console, report: "PriceReport") -> None:
         columns["paper's box"] = [_ends(box) if box else "-" for box in boxes]
     title = f"{results.name}: noisy images for one clean image, 1/c"
     console.print(_sheet(title, columns))
+    _warn_of_stds(console, results)
     for b in report.bounds:
         low, high = inverse(b.lower, b.upper)
         for sign, end, pair in ((">=", low, b.upper_pair), ("<=", high, b.lower_pair)):
@@ -361,6 +367,15 @@ def _say(console: Console, text: str) -> None:
 def _warn(console: Console, *texts: str, before: str = "") -> None:
     if texts:
         console.print(before + "; ".join(texts), style="yellow", markup=False, highlight=False)
+
+
+def _warn_of_stds(console: Console, results: "Results") -> None:
+    if results.num_without_std:
+        _warn(
+            console,
+            f"{results.num_without_std} row(s) of {results.name} have no standard deviation and were given the "
+            "largest of the others: fill them in for narrower intervals.",
+        )
 
 
 def _ends(ends: tuple[float, float], digits: int = 4) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import numpy as np
@@ -93,11 +94,15 @@ def reference_from_images(
     key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"features-{extractor.name}-{key}"
     if not folder.is_dir():
-        features = images_to_features(extractor, source, index, batch_size, progress).features
-        with write_whole_directory(folder) as partial:
-            np.save(partial / "features.npy", features)
-            found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
-            save_statistics(partial / "statistics.npz", found)
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / f".{folder.name}.lock", "a") as lock:
+            flock(lock, LOCK_EX)  # a second process waits here, then uses what the first one wrote
+            if not folder.is_dir():
+                features = images_to_features(extractor, source, index, batch_size, progress).features
+                with write_whole_directory(folder) as partial:
+                    np.save(partial / "features.npy", features)
+                    found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
+                    save_statistics(partial / "statistics.npz", found)
     return Reference(
         source.name,
         source.fingerprint,

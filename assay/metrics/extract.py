@@ -31,6 +31,7 @@ from assay.files import sha256, write_whole
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
+from assay.metrics.statistics import load_statistics
 
 
 class Images(Protocol):
@@ -182,13 +183,14 @@ def load_extractor(
     name: ExtractorName,
     cache: Path,
     weights: Path | None = None,
-    reference: ImageSource | None = None,
+    reference: ImageSource | Path | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda num_images: None,
 ) -> Extractor:
     """Make an extractor ready: find or fetch its weights, or train it on `reference` (classifier).
 
     `weights` is a file to use instead of looking for one; `cache` is where fetched and trained weights stay.
+    Where `reference` is an npz of statistics, the classifier is the cached one that they were made with.
     """
     if weights is not None and name not in ("inception", "mobilenet_v2"):
         raise ValueError(f"weights were given, but the extractor {name} does not load any from a file")
@@ -202,6 +204,8 @@ def load_extractor(
         case "classifier":
             if reference is None:
                 raise ValueError("the classifier is trained on a labelled reference store, but none was given")
+            if isinstance(reference, Path):
+                return _classifier_of_statistics(reference, cache, device)
             return _classifier(reference, cache, device, progress)
 
 
@@ -304,10 +308,25 @@ def _classifier(
         state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
         with write_whole(path) as partial:
             save_file(state, partial, {"accuracy": repr(trained.accuracy)})
+    return _read_classifier(path, reference.image_shape, device)
+
+
+def _classifier_of_statistics(path: Path, cache: Path, device: torch.device | str) -> Extractor:
+    made = load_statistics(path)
+    for file in cache.glob("classifier-*.safetensors"):
+        if made.image_shape is not None and sha256(file) == made.extractor_sha256:
+            return _read_classifier(file, made.image_shape, device)
+    raise ValueError(
+        f"no classifier in {cache} is known to have made {path}: give the store it was made from as the "
+        "reference, or the extractor it was made with (`--extractor inception` for EDM's files)"
+    )
+
+
+def _read_classifier(path: Path, image_shape: tuple[int, int, int], device: torch.device | str) -> Extractor:
     with safe_open(path, "pt") as file:
         accuracy = float(file.metadata()["accuracy"])
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    network = Classifier(reference.image_shape, reference.num_classes)
+    network = Classifier(image_shape, len(state["head.bias"]))
     network.load_state_dict(state)
     folded = fold_norms(network.eval().requires_grad_(False)).to(device)
-    return Extractor("classifier", folded, sha256(path), reference.image_shape, accuracy, device)
+    return Extractor("classifier", folded, sha256(path), image_shape, accuracy, device)

@@ -26,13 +26,15 @@ Array = NDArray[np.float64]
 class FeatureStatistics:
     """`mean` (D,), unbiased `cov` (D, D), and how many images they were taken from.
 
-    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references.
+    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references, and
+    `image_shape` where the extractor takes any.
     """
 
     mean: Array
     cov: Array
     num_images: int | None
     extractor_sha256: str | None = None
+    image_shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         dim = len(self.mean)
@@ -112,7 +114,7 @@ def save_statistics(path: Path, statistics: FeatureStatistics, edm_names: bool =
         arrays: dict[str, Any] = {"mu": statistics.mean, "sigma": statistics.cov}
     else:
         arrays = {"mean": statistics.mean, "cov": statistics.cov}
-    arrays |= {"num_images": statistics.num_images, "extractor_sha256": statistics.extractor_sha256}
+    arrays |= {name: getattr(statistics, name) for name in ("num_images", "extractor_sha256", "image_shape")}
     arrays = {name: value for name, value in arrays.items() if value is not None}
     with write_whole(path) as partial, open(partial, "wb") as file:
         np.savez(file, **arrays)
@@ -133,4 +135,9 @@ def load_statistics(path: Path) -> FeatureStatistics:
         )
     num_images = int(arrays["num_images"]) if "num_images" in arrays else None
     extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
-    return FeatureStatistics(mean.astype(np.float64), cov.astype(np.float64), num_images, extractor_sha256)
+    mean, cov = mean.astype(np.float64), cov.astype(np.float64)
+    image_shape = None
+    if "image_shape" in arrays:
+        channels, height, width = arrays["image_shape"].tolist()
+        image_shape = channels, height, width
+    return FeatureStatistics(mean, cov, num_images, extractor_sha256, image_shape)

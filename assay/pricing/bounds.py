@@ -181,6 +181,11 @@ def joint_bounds(results: Results) -> JointBounds:
     point, margin, too_small = programme.solve(), 0.0, 0.0
     if point is None:
         std = results.fd_std if results.has_std else np.ones(len(results))
+        if not std.all():  # rows without any doubt would contradict each other at every margin
+            raise ValueError(
+                f"{results.name}: line {results.line[std.argmin()]} has a standard deviation of 0, but the "
+                "comparisons contradict each other: give it the standard deviation of a row like it"
+            )
         margin = float(2 * np.ptp(results.fd) / std.min())  # nothing is compared: surely feasible
         while margin > 1.01 * too_small:
             middle = float(np.sqrt(margin * max(too_small, 1e-4 * margin)))

@@ -26,8 +26,8 @@ class PriceReport:
     theory: list[TheoryFit]
 
     def box(self, bounds: PriceBounds) -> tuple[float, float] | None:
-        """The paper's boxed bounds on 1 / c for this data set and sigma, if it has one."""
-        return PAPER_BOXES.get((self.results.name, bounds.sigma))
+        """The paper's boxed bounds on 1 / c for this data set and sigma, if this is its table and has one."""
+        return PAPER_BOXES.get((self.results.dataset, bounds.sigma)) if self.results.from_paper else None
 
     def differs_from_box(self, bounds: PriceBounds) -> bool:
         """Whether the table gives other bounds than the paper's box."""
@@ -60,6 +60,7 @@ class PriceReport:
         for row, bounds in zip(prices, self.bounds, strict=True):
             row |= {"lower_pair": self._pair(bounds.lower_pair), "upper_pair": self._pair(bounds.upper_pair)}
         found: dict[str, Any] = {"dataset": self.results.name, "confidence": self.confidence, "prices": prices}
+        found["num_without_std"] = self.results.num_without_std
         if self.joint:
             violated = [self._pair(pair) for pair in self.joint.violated]
             found["joint"] = {"margin": self.joint.margin, "violated": violated}

@@ -2,7 +2,7 @@
 
 Columns (the paper's `fid_tables.csv`, or a study's `results.csv`; others are ignored):
 
-    fid or fd, fid_std or fd_std      Frechet distance and its standard deviation (optional)
+    fid or fd, fid_std or fd_std      Frechet distance and its standard deviation (optional, may be empty)
     sigma                             noise of the noisy images; may be empty in clean-only rows
     clean_fraction, noisy_fraction    parts of the data set, or
     num_clean, num_noisy              numbers of images, which win when both are there
@@ -37,7 +37,9 @@ class Results:
     """Comparable rows, all arrays (n,): each setting once, clean-only rows with sigma 0 and no noisy images.
 
     `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `line` is the line
-    of the file a row stands on. `has_std` is false when the table gives no standard deviations.
+    of the file a row stands on. `has_std` is false when the table gives no standard deviations; where it gives
+    some, the `num_without_std` rows of the file that lack one have the largest of the others. `dataset` is
+    the column of that name, "" without one, and `from_paper` says whether the file is the paper's.
     """
 
     name: str
@@ -49,6 +51,9 @@ class Results:
     fd_std: Array
     counted: bool
     has_std: bool
+    num_without_std: int = 0
+    dataset: str = ""
+    from_paper: bool = False
 
     def __len__(self) -> int:
         return len(self.line)
@@ -82,11 +87,11 @@ def read_results(
     sheet = _Sheet(path)
     fd_name, std_name = sheet.either("fid", "fd"), sheet.either("fid_std", "fd_std", required=False)
     fd = sheet.numbers(fd_name)
-    std = sheet.numbers(std_name, blank=0.0) if std_name else np.zeros(len(fd))
+    std = sheet.numbers(std_name) if std_name else np.full(len(fd), np.nan)
     clean, noisy, fraction, counted = _read_counts(sheet)
     sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=0.0), 0.0)
     sheet.check(fd_name, fd, np.isfinite(fd) & (fd > 0), "a Frechet distance is finite and > 0")
-    sheet.check(std_name, std, np.isfinite(std) & (std >= 0), "a standard deviation is at least 0")
+    sheet.check(std_name, std, ~((std < 0) | np.isinf(std)), "a standard deviation is at least 0")
     sheet.check(
         "sigma", sigma, np.isfinite(sigma) & ((sigma > 0) | (noisy == 0)), "noisy images need a level > 0"
     )
@@ -119,10 +124,11 @@ def read_results(
     found = []
     for name in dict.fromkeys(group[keep]):
         i = np.flatnonzero(keep & (group == name))
-        has_std, std_of_rows = bool((std[i] > 0).any()), np.hypot(std[i], _rounding_std(fd[i]))
         sizes = clean[i] * scale, noisy[i] * scale
-        results = Results(str(name), sheet.line[i], sigma[i], *sizes, fd[i], std_of_rows, counted, has_std)
+        results = Results(str(name), sheet.line[i], sigma[i], *sizes, fd[i], std[i], counted, True)
         results = _merge_repeats(results, seed[i], f"{path}: column {fd_name}")
+        origin = sheet.text("dataset")[i[0]] if "dataset" in sheet else ""
+        results = replace(results, dataset=origin, from_paper=path.resolve() == PAPER.resolve())
         first, last = results.line.min(), results.line.max()
         if len(results) < 2:
             raise ValueError(f"{path}: {name} has one usable row (line {first}): there is nothing to compare")
@@ -160,26 +166,42 @@ def _rounding_std(fd: Array) -> float:
 
 
 def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Results:
-    """Average rows of one setting that differ in their seed; refuse those that contradict each other."""
+    """Average rows of one setting that differ in their seed; refuse those that contradict each other.
+
+    Here `fd_std` of a row may be NaN, for unknown; of what is returned it is known, if the table has any.
+    """
     settings = np.stack([results.sigma, results.num_clean, results.num_noisy], 1)
     _, first, which, count = np.unique(settings, True, True, True, axis=0)
     which = which.reshape(-1)
-    mean, var = np.bincount(which, results.fd) / count, np.bincount(which, results.fd_std**2) / count
-    rows_of, has_std = np.split(np.argsort(which, kind="stable"), np.cumsum(count)[:-1]), results.has_std
+    rows_of = np.split(np.argsort(which, kind="stable"), np.cumsum(count)[:-1])
+    spread, num_runs = np.zeros(len(count)), np.ones(len(count))
     for setting in np.flatnonzero(count > 1):
         rows = rows_of[setting]
         if len(set(seed[rows])) == len(rows):
-            var[setting] = max(var[setting], results.fd[rows].var(ddof=1)) / len(rows)
-            has_std = True
+            spread[setting], num_runs[setting] = results.fd[rows].var(ddof=1), len(rows)
         elif np.ptp(results.fd[rows]) > 0:
             lines, values = (", ".join(f"{v:g}" for v in column[rows]) for column in (results.line, results.fd))
             raise ValueError(
                 f"{where}: lines {lines} give {values} for the same setting ({results.setting(rows[0])}); keep "
                 "one of them, or tell repeats apart in a column `seed`"
             )
+    rounding, std = _rounding_std(results.fd), np.nan_to_num(results.fd_std)
+    # A 0 is a rounded value beside values no finer, as 0.00 is beside 2.06; elsewhere nobody measured it.
+    zeros_are_rounded = 0 < _rounding_std(std) <= rounding
+    unknown = np.isnan(results.fd_std) | ((std == 0) & (not zeros_are_rounded))
+    unknown &= spread[which] == 0
+    largest = max(float(std.max()), float(np.sqrt(spread.max())))
+    if largest > 0:  # taken for exact, these rows would make every comparison with them certain
+        std[unknown] = largest
+    var = np.maximum(np.bincount(which, std**2 + rounding**2) / count, spread) / num_runs
     order = np.argsort(first)
-    merged = results.take(first[order])
-    return replace(merged, fd=mean[order], fd_std=np.sqrt(var[order]), has_std=has_std)
+    return replace(
+        results.take(first[order]),
+        fd=(np.bincount(which, results.fd) / count)[order],
+        fd_std=np.sqrt(var[order]),
+        has_std=largest > 0,
+        num_without_std=int(unknown.sum()) if largest > 0 else 0,
+    )
 
 
 class _Sheet:
