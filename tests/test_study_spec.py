@@ -10,6 +10,7 @@ from assay.study import open_study, read_study
 from assay.study.spec import study_jobs, study_rows
 from tests.studies import SPEC
 
+EXTRA = "[[extra]]\nclean_fraction = 0.1\nsigma = 0.3\n"
 TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fraction = 0.5\nsigma = {sigma}\n"
 
 
@@ -53,7 +54,7 @@ def line_of(text: str, start: str) -> int:
         ("[0.5]", "[-0.5]", "sigmas", "grid.sigmas has -0.5; a noise level is > 0"),
         ("[0.5]", "[inf]", "sigmas", "grid.sigmas has inf; a noise level is > 0"),
         ("sigmas = [0.5]", "baselines = []", "[grid]", "grid.sigmas is empty: give the noise levels"),
-        ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "[grid]", "grid.sigmas is empty, and so is the grid"),
+        ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "[grid]", "grid.sigmas is empty: give the noise levels"),
         ('"digits"', '"digitz"', "store", "is neither a store here nor one of digits, fashion-mnist, cifar10"),
         (
             '"digits"',
@@ -75,6 +76,15 @@ def line_of(text: str, start: str) -> int:
             "sigma = -1",
             "extra.1.sigma: input should be greater",
         ),
+        ("[1, 0.1, 0]\nsigmas = [0.5]", "[1, 0.1, 0]", "[grid]", "grid.sigmas is empty: give the noise levels"),
+        ("[grid]", EXTRA + "seeds = []\n[grid]", "seeds = []", "extra.0.seeds: tuple should have at least 1"),
+        ("[grid]", EXTRA + "train = {seed = 3}\n[grid]", "train = {", "extra.0.train: its seed is decided"),
+        (
+            "[grid]",
+            EXTRA + "noisy = false\nsampling = 'truncated'\n[grid]",
+            "[[extra]]",
+            "are for noisy images",
+        ),
     ],
 )
 def test_bad_spec_is_refused_with_line_and_cure(old: str, new: str, at: str, cure: str, tmp_path: Path) -> None:
@@ -89,6 +99,27 @@ def test_bad_spec_is_refused_with_line_and_cure(old: str, new: str, at: str, cur
     assert not (tmp_path / "out" / "runs").exists() and not (tmp_path / "out" / "study.toml").exists()
 
 
+def test_settings_that_the_results_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(SPEC + EXTRA + EXTRA + "train = {lr = 0.1}\n")
+    with pytest.raises(ValueError, match=r"two settings are called 'extreme: 0.1 clean .* another table"):
+        read_study(path)
+    path.write_text(SPEC + EXTRA + EXTRA)  # the same setting twice is one line
+    study = read_study(path)
+    assert len(study_jobs(study, study_rows(study, tmp_path), "data")) == 6
+
+
+def test_a_folder_of_another_study_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC)
+    name = read_study(path).name
+    assert open_study(path).folder == Path("out") / name
+    path.write_text(SPEC.replace(f'name = "{name}"', 'name = "other"'))
+    with pytest.raises(ValueError, match=f"holds the study '{name}', not 'other': choose another folder"):
+        open_study(path, Path("out") / name)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -97,8 +128,12 @@ def test_bad_spec_is_refused_with_line_and_cure(old: str, new: str, at: str, cur
         (SPEC[: SPEC.index("[grid]")].encode(), "grid: field required"),
         (SPEC.replace('"mlp"', '"mpl"').encode(), "no network preset is called 'mpl'; there are"),
         (
+            SPEC.replace("[0.5]", "[100]").encode(),
+            "noisy only at 100, truncated (seed 0) cannot be sampled: levels",
+        ),
+        (
             SPEC.encode() + b"[[extra]]\nclean_fraction = 0.5\n",
-            "'extreme' with noisy images needs a sigma",
+            "extra.0.sigma is missing: give the noise level",
         ),
     ],
 )
@@ -130,7 +165,7 @@ def test_rows_are_the_papers_and_share_trainings(tmp_path: Path) -> None:
     # Of each seed: all clean; 0.5 clean alone and with two noises; noisy alone, for each noise once as the
     # mix of nothing clean and in three ways; and the extra.
     assert len(rows) == 2 * (1 + 3 + 2 * 4 + 1)
-    jobs = study_jobs(study, rows)
+    jobs = study_jobs(study, rows, "data")
     assert len(jobs) == 2 * (1 + 3 + 2 * 2 + 1)  # plain and truncated share one, consistency has its own
     assert len({job.key for job in jobs}) == len(jobs)
     assert {row.config.train.num_steps for row in rows if row.table == "extreme"} == {7}
@@ -141,14 +176,15 @@ def test_rows_are_the_papers_and_share_trainings(tmp_path: Path) -> None:
 
 
 def test_names_of_jobs_depend_on_what_matters_alone(tmp_path: Path) -> None:
-    def keys(spec: str, store: str) -> list[str]:
+    def keys(spec: str, store: str, data: str = "data") -> list[str]:
         path = tmp_path / "spec.toml"
         path.write_text(spec)
         study = read_study(path)
-        return [job.key for job in study_jobs(study, study_rows(study, tmp_path / store))]
+        return [job.key for job in study_jobs(study, study_rows(study, tmp_path / store), data)]
 
     usual = keys(SPEC, "here")
     assert keys(SPEC, "elsewhere") == usual
+    assert not set(keys(SPEC, "here", "other images")) & set(usual)
     assert keys(SPEC.replace("num_images = 60", "num_images = 80"), "here") == usual  # measured, not trained
     assert not set(keys(SPEC.replace("lr = 2e-3", "lr = 1e-3"), "here")) & set(usual)
     assert set(keys(SPEC.replace("[1, 0.1, 0]", "[1, 0.2, 0]"), "here")) & set(usual) == {

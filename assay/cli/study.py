@@ -25,7 +25,7 @@ app = typer.Typer(
 
 Spec = Annotated[Path, typer.Argument(help="The study's TOML file, or the folder of one that was run.")]
 Folder = Annotated[
-    Path | None, typer.Option("--output", "-o", help="The study's folder. Default: out/<name of the file>.")
+    Path | None, typer.Option("--output", "-o", help="The study's folder. Default: out/NAME, of the study.")
 ]
 
 
@@ -36,7 +36,7 @@ def _open(spec: Path, output: Path | None) -> "OpenStudy":
         return open_study(spec / "study.toml", spec)
     if not spec.exists():
         raise FileNotFoundError(f"{spec} does not exist: give a study's TOML file or folder")
-    return open_study(spec, output or Path("out") / spec.stem)
+    return open_study(spec, output)
 
 
 @app.command()

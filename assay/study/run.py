@@ -85,16 +85,19 @@ class OpenStudy:
 
     def path(self, job: Job, sample: SampleConfig) -> Path:
         """Where the result of one way of sampling a job lies."""
-        return result_path(self.folder, job, sample, self.source)
+        return result_path(self.folder, job, sample)
 
     def result(self, row: Row) -> Result | None:
         """The result of a row, if it is there."""
-        path = self.path(Job(row.config, (), self.study.evaluate, ""), row.sample)
+        path = self._path_of_row(row)
         return Result.model_validate_json(path.read_text()) if path.exists() else None
 
     def picture(self, row: Row) -> Path:
         """The grid of samples of a row."""
-        return picture_path(self.path(Job(row.config, (), self.study.evaluate, ""), row.sample))
+        return picture_path(self._path_of_row(row))
+
+    def _path_of_row(self, row: Row) -> Path:
+        return self.path(Job(row.config, self.source.fingerprint, (), self.study.evaluate, ""), row.sample)
 
     def is_finished(self, job: Job) -> bool:
         """Whether every result of a job is there."""
@@ -106,9 +109,14 @@ class OpenStudy:
         return path.read_text() if path.exists() else None
 
 
-def open_study(spec: Path, folder: Path) -> OpenStudy:
-    """Check a study against its data, before any work, and open its folder."""
+def open_study(spec: Path, folder: Path | None = None) -> OpenStudy:
+    """Check a study against its data, before any work, and open its folder (by default out/NAME)."""
     study = read_study(spec)
+    folder = folder or Path("out") / study.name
+    if (folder / "study.toml").exists():
+        other = read_study(folder / "study.toml").name
+        if other != study.name:
+            raise ValueError(f"{folder} holds the study {other!r}, not {study.name!r}: choose another folder")
     with named(spec):
         store, source = prepare_store(study, folder / "data")
         rows = study_rows(study, store)
@@ -116,7 +124,7 @@ def open_study(spec: Path, folder: Path) -> OpenStudy:
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(spec.read_text())
-    return OpenStudy(study, folder, store, source, rows, study_jobs(study, rows))
+    return OpenStudy(study, folder, store, source, rows, study_jobs(study, rows, source.fingerprint))
 
 
 @contextmanager
@@ -157,7 +165,7 @@ def execute(
     """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there."""
     clean = open_store(store)
     run_dir = run_path(folder, job)
-    paths = {sample: result_path(folder, job, sample, clean) for sample in job.samples}
+    paths = {sample: result_path(folder, job, sample) for sample in job.samples}
     if all(path.exists() for path in paths.values()):
         return True
     source = job.config.data.model_copy(update={"store": store}).open()
@@ -245,9 +253,9 @@ def run_path(folder: Path, job: Job) -> Path:
     return folder / "runs" / job.key
 
 
-def result_path(folder: Path, job: Job, sample: SampleConfig, clean: ImageSource) -> Path:
+def result_path(folder: Path, job: Job, sample: SampleConfig) -> Path:
     """Where the result of one way of sampling a job lies."""
-    return run_path(folder, job) / f"result-{job.result_key(sample, clean.fingerprint)}.json"
+    return run_path(folder, job) / f"result-{job.result_key(sample)}.json"
 
 
 def picture_path(result: Path) -> Path:

@@ -96,7 +96,7 @@ class Extra(Strict):
     sampling: Sampling = "full"
     num_extra: int = Field(0, ge=0)  # steps below sigma_tn, with sampling = "refined"
     train: TrainConfig = TrainConfig()  # what is set here wins over the study's
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = Field(None, min_length=1)
 
 
 class Study(Strict):
@@ -156,8 +156,7 @@ def read_study(path: Path) -> Study:
         raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
     with named(path):
         _check(study)
-        if not study_rows(study, Path("unused")):
-            raise ValueError("grid.sigmas is empty, and so is the grid: no setting to train")
+        _check_lines_differ(study_rows(study, Path("unused")))
     return study
 
 
@@ -172,10 +171,19 @@ def _check(study: Study) -> None:
     for key in ("clean_fractions", "sigmas", "seeds"):
         if len(set(getattr(grid, key))) < len(getattr(grid, key)):
             raise ValueError(f"grid.{key} names a value twice")
-    if not grid.sigmas and any(p < 1 for p in grid.clean_fractions) and "clean_only" not in grid.baselines:
+    only_noisy = any(p == 0 or "clean_only" not in grid.baselines for p in grid.clean_fractions if p < 1)
+    if not grid.sigmas and only_noisy:
         raise ValueError("grid.sigmas is empty: give the noise levels of the images that are not clean")
     if "seed" in study.train.model_fields_set:
         raise ValueError("train.seed is decided by grid.seeds: leave it out")
+    for number, extra in enumerate(study.extra):
+        noisy = extra.noisy and extra.clean_fraction < 1
+        if noisy and extra.sigma is None:
+            raise ValueError(f"extra.{number}.sigma is missing: give the noise level of its noisy images")
+        if not noisy and (extra.consistency or extra.sampling != "full"):
+            raise ValueError(f"extra.{number}: consistency and truncation are for noisy images")
+        if "seed" in extra.train.model_fields_set:
+            raise ValueError(f"extra.{number}.train: its seed is decided by extra.{number}.seeds: leave it out")
     if study.data.store not in _KNOWN and not Path(study.data.store).exists():
         raise ValueError(
             f"data.store = {study.data.store!r} is neither a store here nor one of {', '.join(_KNOWN)}"
@@ -187,14 +195,24 @@ def _check(study: Study) -> None:
         )
 
 
+def _check_lines_differ(rows: list[Row]) -> None:
+    """Refuse settings that the results could not tell apart."""
+    there: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        columns = row.table, row.data, row.sigma, row.clean_fraction, row.sampling, row.consistency, row.seed
+        if there.setdefault(columns, row) != row:
+            raise ValueError(f"two settings are called {row.title!r}: give the extra another table")
+
+
 @contextmanager
 def named(path: Path) -> Iterator[None]:
     """Add the file, and the line of the first `section.key` that a ValueError names, to its message."""
     try:
         yield
     except ValueError as error:
-        key = re.search(r"\b([a-z_]+)\.([a-z_]+)\b", str(error))
-        where = _where(path.read_text(), key.groups()) if key else ""
+        key = re.search(r"\b[a-z_]+(\.\w+)+", str(error))
+        parts = key[0].split(".") if key else ()
+        where = _where(path.read_text(), tuple(int(part) if part.isdigit() else part for part in parts))
         raise ValueError(f"{path}: {where}{error}") from None
 
 
@@ -249,10 +267,6 @@ def study_rows(study: Study, store: Path) -> list[Row]:
 
 def _row(study: Study, store: Path, seed: int, setting: Extra) -> Row:
     noisy = setting.noisy and setting.clean_fraction < 1
-    if noisy and setting.sigma is None:
-        raise ValueError(f"extra {setting.table!r} with noisy images needs a sigma")
-    if not noisy and (setting.consistency or setting.sampling != "full"):
-        raise ValueError(f"extra {setting.table!r}: consistency and truncation are for noisy images")
     sigma = setting.sigma if noisy else None
     general, own = (part.model_dump(mode="json", exclude_unset=True) for part in (study.train, setting.train))
     train = {**general, **own, "seed": seed}
@@ -285,15 +299,16 @@ class Job:
     """One training and the ways its model is sampled. Named by the hash of what decides its results."""
 
     config: RunConfig
+    data_fingerprint: str
     samples: tuple[SampleConfig, ...]
     evaluate: EvaluateConfig
     title: str
 
     @cached_property
     def key(self) -> str:
-        """Where the job's results lie; does not depend on where the store does."""
+        """Where the job's results lie; depends on the images, not on where their store does."""
         tree = self.config.model_dump(mode="json")
-        del tree["data"]["store"]
+        tree["data"]["store"] = self.data_fingerprint
         return hash_tree(tree)
 
     @property
@@ -302,10 +317,10 @@ class Job:
         train = self.config.train
         return train.num_steps * train.batch_size * (1.4 if train.consistency.coefficient else 1.0)
 
-    def result_key(self, sample: SampleConfig, data_fingerprint: str) -> str:
-        """Hash of one result: the training, the sampling, the protocol and the data itself."""
+    def result_key(self, sample: SampleConfig) -> str:
+        """Hash of one result: the training, the sampling and the protocol."""
         evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
-        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate, data_fingerprint])
+        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate])
 
 
 def hash_tree(tree: Any) -> str:
@@ -313,15 +328,16 @@ def hash_tree(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def study_jobs(study: Study, rows: list[Row]) -> list[Job]:
+def study_jobs(study: Study, rows: list[Row], data_fingerprint: str) -> list[Job]:
     """The trainings behind the rows; rows with the same training share one."""
     grouped: dict[str, list[Row]] = {}
     for row in rows:
-        grouped.setdefault(Job(row.config, (), study.evaluate, "").key, []).append(row)
-    return [
-        Job(same[0].config, tuple(dict.fromkeys(row.sample for row in same)), study.evaluate, same[0].title)
-        for same in grouped.values()
-    ]
+        grouped.setdefault(row.config.model_dump_json(), []).append(row)
+    jobs = []
+    for same in grouped.values():
+        samples = tuple(dict.fromkeys(row.sample for row in same))
+        jobs.append(Job(same[0].config, data_fingerprint, samples, study.evaluate, same[0].title))
+    return jobs
 
 
 def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
@@ -353,8 +369,8 @@ def check_against_data(rows: list[Row], source: ImageSource) -> None:
         num_clean = round(row.clean_fraction * len(source))
         if row.clean_fraction > 0 and num_clean == 0:
             raise ValueError(
-                f"{row.title}: {row.clean_fraction:g} of {len(source)} images is none; use a larger fraction "
-                "in grid.clean_fractions"
+                f"{row.title}: {row.clean_fraction:g} of {len(source)} images is none; use a larger fraction"
+                + (" in grid.clean_fractions" if row.table in ("clean_mix", "only_noisy") else "")
             )
         num_images = num_clean if row.data == "clean_only" else len(source)
         if row.config.train.batch_size > num_images:
@@ -363,3 +379,7 @@ def check_against_data(rows: list[Row], source: ImageSource) -> None:
                 f"{row.config.train.batch_size}; lower it, or use a larger fraction"
             )
         row.config.net_config(source)
+        try:
+            row.sample.sigmas()
+        except ValueError as error:
+            raise ValueError(f"{row.title} cannot be sampled: {error}") from None
