@@ -181,9 +181,9 @@ def sample(
     from lightning_fabric import Fabric
 
     from assay.checkpoint import load_checkpoint
-    from assay.data.export import missing_seeds, read_pngs, write_npz, write_pngs
+    from assay.data.export import check_job, missing_seeds, read_pngs, write_job, write_npz, write_pngs
     from assay.data.picture import image_grid
-    from assay.files import write_whole
+    from assay.files import sha256, write_whole
     from assay.sample import SampleConfig, spread_labels
 
     console = Console()
@@ -215,6 +215,11 @@ def sample(
     fabric.launch()
     denoiser = loaded.denoiser.to(fabric.device).eval()
     folder = output.with_name(output.name + ".parts") if output.suffix in (".npz", ".png") else output
+    job = {"checkpoint": sha256(checkpoint)[:16], "class": label, **config.model_dump(mode="json")}
+    check_job(folder, job)
+    fabric.barrier()  # so that no rank takes another's first images for those of another job
+    if fabric.is_global_zero:
+        write_job(folder, job)
     mine = missing_seeds(folder, wanted[fabric.global_rank :: fabric.world_size])
 
     def classes(of: list[int]) -> "torch.Tensor | None":
