@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
-from assay.checkpoint import load_checkpoint
+from assay.checkpoint import load_checkpoint, save_tensors
 from assay.cli import app
 from assay.data import Loader
 from assay.data.known import get
@@ -386,6 +386,18 @@ def test_ten_bad_steps_in_a_row_end_the_run_with_a_diagnosis(tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "run/state").iterdir())[-1] == f"{15:09d}"
 
 
+def test_the_diagnosis_is_a_sentence_on_the_command_line(digits: Path, tmp_path: Path) -> None:
+    settings = digits_settings(digits, **{"train.lr": 1e30, "train.lr_ramp_images": 0, "train.batch_size": 8})
+    done = CliRunner().invoke(app, ["train", *settings, "-o", str(tmp_path / "run")], env={"COLUMNS": "300"})
+    assert done.exit_code == 1 and "10 steps in a row without a finite gradient" in done.output, done.output
+    assert "Lower train.lr" in done.output and isinstance(done.exception, SystemExit)
+
+
+def test_a_state_that_cannot_be_written_is_trouble_with_files(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"tensors could not be written \(.*\): is there room on the disk\?"):
+        save_tensors(tmp_path / "missing" / "tensors", {"a": torch.zeros(3)})
+
+
 def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
     class OneBad(Points):
         num_reads = 0
@@ -501,7 +513,9 @@ except Exception as error:
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=root
     )
-    assert "File too large" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"OSError .* could not be written \(.*File too large", done.stdout), (
+        done.stdout + done.stderr
+    )
     assert not list((tmp_path / "run").rglob("*.partial-*"))
     train(config(), tmp_path / "run", Points(50))  # space again: it goes on from step 7
     assert (tmp_path / "run/snapshots/final.safetensors").read_bytes() == (
