@@ -488,6 +488,34 @@ def test_another_config_or_changed_data_is_refused_and_nothing_is_lost(tmp_path:
     assert result.checkpoint.read_bytes() == before
 
 
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    def intrude() -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                train(config(), tmp_path / "run", Points(50))
+                os._exit(0)
+            except ValueError as error:
+                os._exit(3 if "is being trained by another process: wait for it" in str(error) else 4)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    found: list[int] = []
+    train(config(num_steps=1), tmp_path / "run", Points(50), on_progress=lambda p: found.append(intrude()))
+    assert found == [3]
+    with pytest.raises(ValueError, match="another config"):  # and one that failed lets go of the folder
+        train(config(), tmp_path / "run", Points(50))
+    assert intrude() == 4
+
+
+def test_torchrun_without_devices_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="8 processes were started for 1: give --devices 4 --num-nodes 2"):
+        train(config(), tmp_path / "run", Points(50))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
     """A limit on file size stands in for the disk: the state cannot be written, the older one stays whole."""

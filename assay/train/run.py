@@ -11,10 +11,12 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, lockf
 from pathlib import Path
 from typing import Any
 
@@ -69,30 +71,84 @@ class TrainResult:
     checkpoint: Path
 
 
+@contextmanager
+def open_run(
+    config: RunConfig,
+    run_dir: Path,
+    source: ImageSource | None,
+    accelerator: str,
+    devices: int | str,
+    num_nodes: int,
+) -> Iterator["Run"]:
+    """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
+    source = config.data.open() if source is None else source
+    check_run(config, source)
+    precision = _PRECISION[config.train.precision]
+    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
+    fabric.launch()
+    _check_ranks(fabric)
+    with _locked(run_dir) if fabric.is_global_zero else nullcontext():
+        yield Run(config, run_dir, source, fabric)
+
+
+def check_run(config: RunConfig, source: ImageSource) -> None:
+    """Refuse, before any work, settings that do not fit each other or these images."""
+    settings = config.train
+    config.net_config(source)
+    if settings.batch_size % settings.accumulate:
+        raise ValueError(
+            f"train.batch_size = {settings.batch_size} is not a multiple of "
+            f"train.accumulate = {settings.accumulate}"
+        )
+    if settings.batch_size > len(source):
+        raise ValueError(
+            f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
+            f"{len(source)} images"
+        )
+    highest = source.sigma_tn.max().item()
+    if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
+        raise ValueError(
+            "train.consistency teaches levels below the images' noise, but no image is noisier than "
+            f"sigma_min = {settings.consistency.sigma_min:g}: set train.consistency.coefficient = 0"
+        )
+
+
+def _check_ranks(fabric: Fabric) -> None:
+    """Refuse processes that a launcher started as ranks but that would each train alone."""
+    num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
+    if num_started != fabric.world_size:
+        num_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
+        raise ValueError(
+            f"{num_started} processes were started for {fabric.world_size}: give "
+            f"--devices {num_here} --num-nodes {num_started // num_here}, or start one without torchrun"
+        )
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Let one process at a time train in a folder; the lock ends with the process, however that ends.
+
+    By lockf and not flock: a forked child does not inherit it, so none that is left over blocks a resumed run.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(run_dir / ".training", "w") as file:
+        try:
+            lockf(file, LOCK_EX | LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(
+                f"{run_dir} is being trained by another process: wait for it or stop it, or train into "
+                "another folder"
+            ) from None
+        yield
+
+
 class Run:
     """Everything around the loop: built or resumed on creation, saved as it goes."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        source: ImageSource | None,
-        accelerator: str,
-        devices: int | str,
-        num_nodes: int,
-    ) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, source: ImageSource, fabric: Fabric) -> None:
         settings = config.train
-        self.config, self.run_dir = config, run_dir
-        self.source = config.data.open() if source is None else source
-        self.net_config = config.net_config(self.source)
-        self._check()
-        self.fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=_PRECISION[settings.precision],
-        )
-        self.fabric.launch()
+        self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
+        self.net_config = config.net_config(source)
         if self.fabric.is_global_zero:
             self._claim_folder()
 
@@ -198,25 +254,6 @@ class Run:
             self.recorder.close()
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, self.final)
-
-    def _check(self) -> None:
-        settings, source = self.config.train, self.source
-        if settings.batch_size % settings.accumulate:
-            raise ValueError(
-                f"train.batch_size = {settings.batch_size} is not a multiple of "
-                f"train.accumulate = {settings.accumulate}"
-            )
-        if settings.batch_size > len(source):
-            raise ValueError(
-                f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
-                f"{len(source)} images"
-            )
-        highest = source.sigma_tn.max().item()
-        if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
-            raise ValueError(
-                "train.consistency teaches levels below the images' noise, but no image is noisier than "
-                f"sigma_min = {settings.consistency.sigma_min:g}: set train.consistency.coefficient = 0"
-            )
 
     def _claim_folder(self) -> None:
         """Write config.json, or make sure that the folder belongs to this very run."""
