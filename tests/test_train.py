@@ -408,7 +408,20 @@ def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
 
     result = train(config(), tmp_path / "run", OneBad(50, 0.2))
     assert all(value.isfinite().all() for value in weights(result.checkpoint).values())
-    assert metrics(tmp_path / "run")[-1]["num_skipped"] == 1
+    first, *_, last = metrics(tmp_path / "run")
+    assert last["num_skipped"] == 1
+    assert math.isfinite(first["loss"]) and sum(row["count"] for row in first["loss_by_sigma"]) == 4 * 8
+
+
+def test_a_log_line_of_skipped_steps_is_json(tmp_path: Path) -> None:
+    points = PoisonedPoints(50)
+    points.good_reads = 1
+    with pytest.raises(FloatingPointError):
+        train(config(batch_size=1, log_every=1), tmp_path / "run", points)
+    good, bad, *_ = metrics(tmp_path / "run")
+    assert good["loss"] > 0 and good["grad_norm"] > 0
+    assert bad["loss"] is None and bad["grad_norm"] is None and bad["loss_by_sigma"] == []
+    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

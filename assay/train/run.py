@@ -331,8 +331,8 @@ class Run:
                 {
                     "step": self.step,
                     "num_images": self.step * self.config.train.batch_size,
-                    "loss": sums / counts,
-                    "grad_norm": self._grad_norm,
+                    "loss": sums / counts if counts else None,
+                    "grad_norm": self._grad_norm if math.isfinite(self._grad_norm) else None,
                     "lr": self.optimizer.param_groups[0]["lr"],
                     "num_skipped": self.num_skipped,
                     "images_per_second": images_per_second,
