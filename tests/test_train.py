@@ -28,6 +28,7 @@ from assay.train import RunConfig, read_config, train
 from assay.train.config import override
 from assay.train.loop import losses, lr_factor, update_ema
 from assay.train.presets import PRESETS, preset_tree
+from assay.train.run import noise_levels
 from tests.points import ORACLE, Points
 
 TINY_NET = {"kind": "mlp", "width": 16, "num_blocks": 1}
@@ -310,6 +311,26 @@ def test_the_checkpoint_knows_its_data(tmp_path: Path) -> None:
     assert info.sigma_tn[0] == (0.0, pytest.approx(0.2))
     assert info.sigma_tn[1] == (pytest.approx(0.3), pytest.approx(0.8))
     assert info.num_images_seen == 160
+
+
+def test_many_noise_levels_are_kept_as_quantiles_with_exact_ends(tmp_path: Path) -> None:
+    points = Points(1000, 0.25)
+    points.sigma_tn[250:] = torch.linspace(0.1, 0.7, 750)[torch.randperm(750)]
+    info = load_checkpoint(train(config(), tmp_path / "run", points).checkpoint).info
+    levels, fractions = zip(*info.sigma_tn, strict=True)
+    assert len(levels) == 100 and levels == tuple(sorted(levels))
+    assert (levels[0], fractions[0]) == (0.0, 0.25) and sum(fractions) == pytest.approx(1)
+    assert levels[1] == points.sigma_tn[250:].min().item() and levels[-1] == points.sigma_tn.max().item()
+    assert levels[50] == pytest.approx(0.4, abs=0.01)
+    arguments = [
+        "sample",
+        str(tmp_path / "run/snapshots/final.safetensors"),
+        "-o",
+        str(tmp_path / "images.npz"),
+    ]
+    done = CliRunner().invoke(app, [*arguments, "--seeds", "0", "--steps", "3", "--truncate", "auto"])
+    assert done.exit_code == 0, done.output
+    assert noise_levels(torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1)[0][0] >= 1
 
 
 def test_loss_is_told_apart_below_and_above_the_datas_noise(tmp_path: Path) -> None:

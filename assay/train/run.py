@@ -39,6 +39,7 @@ from assay.train.state import load_state, pack_tensors, save_state, unpack_tenso
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
 _NUM_PICTURED = 64
+_MAX_LEVELS = 100  # kept in a checkpoint's header
 
 
 @contextmanager
@@ -342,11 +343,9 @@ class Run:
         self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
 
     def _save_checkpoint(self, path: Path) -> None:
-        levels, counts = self.source.sigma_tn.unique(return_counts=True)
-        fractions = (counts / len(self.source)).tolist()
         info = CheckpointInfo(
             dataset=self.source.name,
-            sigma_tn=tuple(zip(levels.tolist(), fractions, strict=True)) if len(levels) <= 100 else (),
+            sigma_tn=noise_levels(self.source.sigma_tn),
             clean_fraction=(self.source.sigma_tn == 0).float().mean().item(),
             num_images_seen=self.step * self.config.train.batch_size,
             label_names=self.source.class_names,
@@ -369,3 +368,19 @@ class Run:
         )
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
+
+
+def noise_levels(sigma_tn: Tensor) -> tuple[tuple[float, float], ...]:
+    """The data's (noise level, fraction of the images), lowest first; quantiles if there are too many levels.
+
+    The clean fraction and the lowest and highest noise, at which sampling may stop or be refined, stay exact.
+    """
+    levels, counts = sigma_tn.unique(return_counts=True)
+    if len(levels) <= _MAX_LEVELS:
+        return tuple(zip(levels.tolist(), (counts / len(sigma_tn)).tolist(), strict=True))
+    noisy = sigma_tn[sigma_tn > 0].sort().values
+    share = len(noisy) / len(sigma_tn)
+    at = torch.linspace(0, len(noisy) - 1, _MAX_LEVELS - 1, dtype=torch.float64).round().long()
+    levels, counts = noisy[at].unique(return_counts=True)
+    quantiles = zip(levels.tolist(), (counts / len(at) * share).tolist(), strict=True)
+    return (((0.0, 1 - share),) if share < 1 else ()) + tuple(quantiles)
