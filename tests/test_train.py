@@ -28,7 +28,7 @@ from assay.train import RunConfig, read_config, train
 from assay.train.config import override
 from assay.train.loop import losses, lr_factor, update_ema
 from assay.train.presets import PRESETS, preset_tree
-from assay.train.run import noise_levels
+from assay.train.run import check_ranks, noise_levels
 from tests.points import ORACLE, Points
 
 TINY_NET = {"kind": "mlp", "width": 16, "num_blocks": 1}
@@ -263,6 +263,14 @@ def test_two_ranks_give_the_weights_of_one(coefficient: float, digits: Path, tmp
     assert [row["count"] for row in lines[0]["loss_by_sigma"]] == [
         row["count"] for row in lines[1]["loss_by_sigma"]
     ]
+
+
+def test_a_batch_that_does_not_split_over_the_ranks_is_refused() -> None:
+    check_ranks(config(batch_size=24, accumulate=4), 2)
+    with pytest.raises(
+        ValueError, match="= 6 images do not split evenly over 4 devices: make it a multiple of 4"
+    ):
+        check_ranks(config(batch_size=24, accumulate=4), 4)
 
 
 # --- its parts ---------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The training loop: Algorithm 1 of the paper, visible.
 
 Every random number is a function of (seed, step) and of an image's place in the global batch, so a run
-that was killed and resumed, or split over other devices, is the same run. What surrounds the loop
-(folders, resuming, recording) is in `assay.train.run`.
+that was killed and resumed, or split over other devices, is the same run. Dropout's masks are a
+rank's own and change with the number of ranks. What surrounds the loop (folders, resuming, recording)
+is in `assay.train.run`.
 """
 
 import math

@@ -33,7 +33,7 @@ class LossBySigma:
         return torch.bucketize(sigma_t.float(), self._inner)
 
     def add(self, sigma_t: Tensor, loss: Tensor) -> None:
-        """Add one batch: levels and losses (B,). A loss that is not finite belongs to a step that is skipped."""
+        """Add one batch: levels and losses (B,). One that is not finite belongs to a step that is skipped."""
         loss = loss.detach().double().cpu()
         finite = loss.isfinite()
         values = torch.stack([loss, torch.ones_like(loss)])[:, finite]

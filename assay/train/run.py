@@ -87,7 +87,7 @@ def open_run(
     precision = _PRECISION[config.train.precision]
     fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
     fabric.launch()
-    _check_ranks(fabric)
+    check_ranks(config, fabric.world_size)
     with _locked(run_dir) if fabric.is_global_zero else nullcontext():
         yield Run(config, run_dir, source, fabric)
 
@@ -114,14 +114,20 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
         )
 
 
-def _check_ranks(fabric: Fabric) -> None:
-    """Refuse processes that a launcher started as ranks but that would each train alone."""
-    num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
-    if num_started != fabric.world_size:
+def check_ranks(config: RunConfig, num_ranks: int) -> None:
+    """Refuse processes that a launcher started as ranks but that train alone, and batches that do not split."""
+    num_started = int(os.environ.get("WORLD_SIZE", num_ranks))
+    if num_started != num_ranks:
         num_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
         raise ValueError(
-            f"{num_started} processes were started for {fabric.world_size}: give "
-            f"--devices {num_here} --num-nodes {num_started // num_here}, or start one without torchrun"
+            f"{num_started} processes were started for {num_ranks}: give --devices {num_here} "
+            f"--num-nodes {num_started // num_here}, or start one without torchrun"
+        )
+    at_once = config.train.batch_size // config.train.accumulate
+    if at_once % num_ranks:  # ranks count alike, so the images of a smaller share would count more
+        raise ValueError(
+            f"train.batch_size / train.accumulate = {at_once} images do not split evenly over {num_ranks} "
+            f"devices: make it a multiple of {num_ranks}"
         )
 
 
