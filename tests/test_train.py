@@ -504,7 +504,9 @@ def test_presets_are_valid() -> None:
         ({"data.clean_fraction": 0, "data.keep_noisy": "false"}, "keeps none: nothing to train on"),
         ({"data.store": "nowhere"}, "nowhere"),
         ({"net.preset": "unet-huge"}, "no network preset is called 'unet-huge'"),
-        ({"net.widht": 3}, "net.widht"),
+        ({"net.widht": 3}, r"net.widht is not a setting; did you mean width\?"),
+        ({"net.width": "wide"}, r"net.width: input should be a valid integer \(got 'wide'\)"),
+        ({"net.kind": "cnn"}, "net.kind is none of unet, adm, dit, mlp: set it, or net.preset"),
         ({"net.num_classes": 3}, "net.num_classes follows from the data"),
         ({"data.clean_fraction": 1, "train.consistency.coefficient": 1}, "no image is noisier"),
         ({"train.init_from": "nowhere.safetensors"}, "nowhere.safetensors"),
@@ -518,6 +520,15 @@ def test_bad_runs_are_refused_with_a_sentence(
     assert done.exit_code == 1, done.output
     assert re.search(message, done.output), done.output
     assert not (tmp_path / "run/state").exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(digits: Path) -> None:
+    for settings, message in [
+        ({"train.batch_size": 5000}, "train.batch_size = 5000 is larger than the data"),
+        ({"train.accumulate": 3}, "train.batch_size = 128 is not a multiple of train.accumulate = 3"),
+    ]:
+        done = CliRunner().invoke(app, ["train", *digits_settings(digits, **settings), "--dry-run"])
+        assert done.exit_code == 1 and message in done.output, done.output
 
 
 def test_another_config_or_changed_data_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def train(
     from assay.train import train as run_training
     from assay.train.config import override, read_toml
     from assay.train.presets import PRESETS, preset_tree
+    from assay.train.run import check_run
 
     console = Console()
     if preset == "list":
@@ -74,6 +75,7 @@ def train(
     source = resolved.data.open()
     run_dir = output or Path("runs") / resolved.fingerprint(source)
     if dry_run:
+        check_run(resolved, source)
         _describe(resolved, source, run_dir, console)
         return
     if wandb is not None:
