@@ -28,7 +28,7 @@ import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
 from assay.data.picture import image_grid
-from assay.files import write_whole
+from assay.files import differences, write_whole
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
 from assay.sample import edm_sigmas, generate
@@ -274,7 +274,13 @@ class Run:
                     "began. Restore the store, or train into another folder"
                 )
             if found["fingerprint"]["run"] != identity["run"]:
-                raise ValueError(f"{self.run_dir} holds a run with another config: train into another folder")
+                here = self.config.model_dump(mode="json")
+                here["data"] = found["config"]["data"]  # the same images, wherever they lie
+                different = differences(found["config"], here)
+                raise ValueError(
+                    f"{self.run_dir} holds a run with another config ({'; '.join(different)}): train into "
+                    "another folder"
+                )
             return
         record = {
             "assay": assay.__version__,
