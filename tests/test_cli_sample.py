@@ -148,8 +148,12 @@ def test_other_files_in_a_folder_are_no_hindrance(checkpoints: Path, tmp_path: P
         (("mixed", "--class", "0"), "has no classes"),
         (("mixed", "--seeds", "5-2"), "--seeds 5-2: expected numbers and ranges"),
         (("mixed", "--seeds", "0,0"), "a seed occurs twice"),
-        (("mixed", "--steps", "1"), "num_steps"),
-        (("mixed", "--truncate", "soon"), "soon"),
+        (
+            ("mixed", "--truncate", "soon"),
+            "--truncate soon: expected a noise level > 0, or auto for the data's",
+        ),
+        (("mixed", "--truncate", "-1"), "--truncate -1: expected a noise level > 0"),
+        (("mixed", "--devices", "two"), "--devices two: expected a number of devices, or auto for all"),
         (("mixed", "--truncate", "99"), "levels 80 to 99"),
         (("classes", "--truncate", "auto"), "does not say which noise its data had"),
         (("classes", "--extra-steps", "4"), "does not say which noise its data had"),
@@ -162,6 +166,14 @@ def test_bad_input_is_named(
     done = sample(checkpoints / f"{arguments[0]}.safetensors", "-o", tmp_path / "out", *arguments[1:])
     assert done.exit_code == 1, done.output
     assert re.search(message, done.output), done.output
+
+
+@pytest.mark.parametrize(("option", "least"), [("--steps", 2), ("--churn", 0), ("--extra-steps", 0)])
+def test_numbers_out_of_range_are_refused_by_their_option(
+    option: str, least: int, checkpoints: Path, tmp_path: Path
+) -> None:
+    done = sample(checkpoints / "mixed.safetensors", "-o", tmp_path / "out", option, str(least - 1))
+    assert done.exit_code == 2 and f"Invalid value for '{option}'" in done.output, done.output
 
 
 def test_seeds_are_parsed() -> None:

@@ -522,6 +522,17 @@ def test_bad_runs_are_refused_with_a_sentence(
     assert not (tmp_path / "run/state").exists()
 
 
+def test_what_the_command_lacks_is_asked_for_by_its_option(tmp_path: Path) -> None:
+    for arguments, message in [
+        (("--preset", "digits"), "which images to train on? Give --set data.store=PATH"),
+        (("--set", "data.sigma=0.5"), "which images to train on? Give --set data.store=PATH"),
+        (("--set", "data.stor=digits"), "data.stor is not a setting; did you mean store?"),
+        (("--preset", "digits", "--devices", "two"), "--devices two: expected a number of devices, or auto"),
+    ]:
+        done = CliRunner().invoke(app, ["train", *arguments, "-o", str(tmp_path)], env={"COLUMNS": "300"})
+        assert done.exit_code == 1 and message in done.output, done.output
+
+
 def test_a_dry_run_refuses_what_the_run_would(digits: Path) -> None:
     for settings, message in [
         ({"train.batch_size": 5000}, "train.batch_size = 5000 is larger than the data"),
