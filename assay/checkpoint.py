@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from assay.denoise import Preconditioned
@@ -64,6 +64,14 @@ def save_checkpoint(
     }
     with write_whole(Path(path)) as partial:
         partial.write_bytes(save(_state(denoiser), metadata={_HEADER: json.dumps(header)}))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors to a safetensors file; a full disk is an OSError here as it is everywhere else."""
+    try:
+        save_file(dict(tensors), path, metadata)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written ({error}): is there room on the disk?") from error
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

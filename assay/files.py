@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
+from typing import Any
 
 _MARK = ".partial-"
 _CLAIM = ".claim"  # locked while its directory is being written; the lock ends with the process
@@ -77,6 +78,16 @@ def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def differences(there: Any, here: Any, key: str = "") -> list[str]:
+    """Where what a file says differs from what is asked now, as `train.lr: 0.001 there, 0.0001 here`."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        names = {name: f"{key}.{name}" if key else name for name in {**there, **here}}
+        return [
+            line for name, full in names.items() for line in differences(there.get(name), here.get(name), full)
+        ]
+    return [] if there == here else [f"{key}: {there} there, {here} here"]
 
 
 def _flush(path: Path) -> None:

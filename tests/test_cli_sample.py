@@ -18,6 +18,7 @@ from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.cli import app
 from assay.cli.train import parse_seeds
 from assay.data.export import to_pixels
+from assay.data.readers import read_folder
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
 
@@ -115,6 +116,31 @@ def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_pa
     assert all((parts / name).stat().st_mtime_ns == when for name, when in before.items())
 
 
+def test_images_of_another_job_are_neither_returned_nor_replaced(checkpoints: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "out", checkpoints / "mixed.safetensors"
+    assert sample(path, "-o", folder, "--seeds", "0-3", "--steps", "4").exit_code == 0
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert read_folder(folder).names == [f"00000{seed}.png" for seed in range(4)]
+    for arguments, message in [
+        ((path, "--steps", "5"), r"made otherwise \(num_steps: 4 there, 5 here\): choose another folder"),
+        ((checkpoints / "noisy.safetensors", "--steps", "4"), r"\(checkpoint: \w{16} there, \w{16} here\)"),
+    ]:
+        done = sample(*arguments, "-o", folder, "--seeds", "0-9")
+        assert done.exit_code == 1 and re.search(message, done.output), done.output
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    (folder / ".job.json").unlink()
+    done = sample(path, "-o", folder, "--seeds", "2-9", "--steps", "4")
+    assert done.exit_code == 1 and "000000.png exists, and nothing says how it was made" in done.output
+
+
+def test_other_files_in_a_folder_are_no_hindrance(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_text("not of a seed")
+    arguments = (checkpoints / "mixed.safetensors", "-o", tmp_path, "--seeds", "0", "--steps", "4")
+    assert sample(*arguments, "--truncate", "99").exit_code == 1  # it made no image
+    done = sample(*arguments)
+    assert done.exit_code == 0 and (tmp_path / "000000.png").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -122,8 +148,12 @@ def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_pa
         (("mixed", "--class", "0"), "has no classes"),
         (("mixed", "--seeds", "5-2"), "--seeds 5-2: expected numbers and ranges"),
         (("mixed", "--seeds", "0,0"), "a seed occurs twice"),
-        (("mixed", "--steps", "1"), "num_steps"),
-        (("mixed", "--truncate", "soon"), "soon"),
+        (
+            ("mixed", "--truncate", "soon"),
+            "--truncate soon: expected a noise level > 0, or auto for the data's",
+        ),
+        (("mixed", "--truncate", "-1"), "--truncate -1: expected a noise level > 0"),
+        (("mixed", "--devices", "two"), "--devices two: expected a number of devices, or auto for all"),
         (("mixed", "--truncate", "99"), "levels 80 to 99"),
         (("classes", "--truncate", "auto"), "does not say which noise its data had"),
         (("classes", "--extra-steps", "4"), "does not say which noise its data had"),
@@ -136,6 +166,14 @@ def test_bad_input_is_named(
     done = sample(checkpoints / f"{arguments[0]}.safetensors", "-o", tmp_path / "out", *arguments[1:])
     assert done.exit_code == 1, done.output
     assert re.search(message, done.output), done.output
+
+
+@pytest.mark.parametrize(("option", "least"), [("--steps", 2), ("--churn", 0), ("--extra-steps", 0)])
+def test_numbers_out_of_range_are_refused_by_their_option(
+    option: str, least: int, checkpoints: Path, tmp_path: Path
+) -> None:
+    done = sample(checkpoints / "mixed.safetensors", "-o", tmp_path / "out", option, str(least - 1))
+    assert done.exit_code == 2 and f"Invalid value for '{option}'" in done.output, done.output
 
 
 def test_seeds_are_parsed() -> None:

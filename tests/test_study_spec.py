@@ -25,7 +25,7 @@ def line_of(text: str, start: str) -> int:
         ("sigmas =", "sigma =", "sigma =", "grid.sigma is not a setting; did you mean sigmas?"),
         ("[grid]", "[gird]", "[gird]", "gird is not a setting; did you mean grid?"),
         ("batch_size", "batchsize", "batchsize", "train.batchsize is not a setting; did you mean batch_size?"),
-        ("width", "widht", "widht", "net.widht: Extra inputs are not permitted"),
+        ("width", "widht", "widht", "net.widht is not a setting; did you mean width?"),
         (
             "num_steps = 120",
             "num_steps = 0",

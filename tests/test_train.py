@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
-from assay.checkpoint import load_checkpoint
+from assay.checkpoint import load_checkpoint, save_tensors
 from assay.cli import app
 from assay.data import Loader
 from assay.data.known import get
@@ -28,6 +28,7 @@ from assay.train import RunConfig, read_config, train
 from assay.train.config import override
 from assay.train.loop import losses, lr_factor, update_ema
 from assay.train.presets import PRESETS, preset_tree
+from assay.train.run import check_ranks, noise_levels
 from tests.points import ORACLE, Points
 
 TINY_NET = {"kind": "mlp", "width": 16, "num_blocks": 1}
@@ -264,6 +265,14 @@ def test_two_ranks_give_the_weights_of_one(coefficient: float, digits: Path, tmp
     ]
 
 
+def test_a_batch_that_does_not_split_over_the_ranks_is_refused() -> None:
+    check_ranks(config(batch_size=24, accumulate=4), 2)
+    with pytest.raises(
+        ValueError, match="= 6 images do not split evenly over 4 devices: make it a multiple of 4"
+    ):
+        check_ranks(config(batch_size=24, accumulate=4), 4)
+
+
 # --- its parts ---------------------------------------------------------------------------------------------
 
 
@@ -310,6 +319,26 @@ def test_the_checkpoint_knows_its_data(tmp_path: Path) -> None:
     assert info.sigma_tn[0] == (0.0, pytest.approx(0.2))
     assert info.sigma_tn[1] == (pytest.approx(0.3), pytest.approx(0.8))
     assert info.num_images_seen == 160
+
+
+def test_many_noise_levels_are_kept_as_quantiles_with_exact_ends(tmp_path: Path) -> None:
+    points = Points(1000, 0.25)
+    points.sigma_tn[250:] = torch.linspace(0.1, 0.7, 750)[torch.randperm(750)]
+    info = load_checkpoint(train(config(), tmp_path / "run", points).checkpoint).info
+    levels, fractions = zip(*info.sigma_tn, strict=True)
+    assert len(levels) == 100 and levels == tuple(sorted(levels))
+    assert (levels[0], fractions[0]) == (0.0, 0.25) and sum(fractions) == pytest.approx(1)
+    assert levels[1] == points.sigma_tn[250:].min().item() and levels[-1] == points.sigma_tn.max().item()
+    assert levels[50] == pytest.approx(0.4, abs=0.01)
+    arguments = [
+        "sample",
+        str(tmp_path / "run/snapshots/final.safetensors"),
+        "-o",
+        str(tmp_path / "images.npz"),
+    ]
+    done = CliRunner().invoke(app, [*arguments, "--seeds", "0", "--steps", "3", "--truncate", "auto"])
+    assert done.exit_code == 0, done.output
+    assert noise_levels(torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1)[0][0] >= 1
 
 
 def test_loss_is_told_apart_below_and_above_the_datas_noise(tmp_path: Path) -> None:
@@ -386,6 +415,18 @@ def test_ten_bad_steps_in_a_row_end_the_run_with_a_diagnosis(tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "run/state").iterdir())[-1] == f"{15:09d}"
 
 
+def test_the_diagnosis_is_a_sentence_on_the_command_line(digits: Path, tmp_path: Path) -> None:
+    settings = digits_settings(digits, **{"train.lr": 1e30, "train.lr_ramp_images": 0, "train.batch_size": 8})
+    done = CliRunner().invoke(app, ["train", *settings, "-o", str(tmp_path / "run")], env={"COLUMNS": "300"})
+    assert done.exit_code == 1 and "10 steps in a row without a finite gradient" in done.output, done.output
+    assert "Lower train.lr" in done.output and isinstance(done.exception, SystemExit)
+
+
+def test_a_state_that_cannot_be_written_is_trouble_with_files(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"tensors could not be written \(.*\): is there room on the disk\?"):
+        save_tensors(tmp_path / "missing" / "tensors", {"a": torch.zeros(3)})
+
+
 def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
     class OneBad(Points):
         num_reads = 0
@@ -396,7 +437,20 @@ def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
 
     result = train(config(), tmp_path / "run", OneBad(50, 0.2))
     assert all(value.isfinite().all() for value in weights(result.checkpoint).values())
-    assert metrics(tmp_path / "run")[-1]["num_skipped"] == 1
+    first, *_, last = metrics(tmp_path / "run")
+    assert last["num_skipped"] == 1
+    assert math.isfinite(first["loss"]) and sum(row["count"] for row in first["loss_by_sigma"]) == 4 * 8
+
+
+def test_a_log_line_of_skipped_steps_is_json(tmp_path: Path) -> None:
+    points = PoisonedPoints(50)
+    points.good_reads = 1
+    with pytest.raises(FloatingPointError):
+        train(config(batch_size=1, log_every=1), tmp_path / "run", points)
+    good, bad, *_ = metrics(tmp_path / "run")
+    assert good["loss"] > 0 and good["grad_norm"] > 0
+    assert bad["loss"] is None and bad["grad_norm"] is None and bad["loss_by_sigma"] == []
+    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -450,7 +504,9 @@ def test_presets_are_valid() -> None:
         ({"data.clean_fraction": 0, "data.keep_noisy": "false"}, "keeps none: nothing to train on"),
         ({"data.store": "nowhere"}, "nowhere"),
         ({"net.preset": "unet-huge"}, "no network preset is called 'unet-huge'"),
-        ({"net.widht": 3}, "net.widht"),
+        ({"net.widht": 3}, r"net.widht is not a setting; did you mean width\?"),
+        ({"net.width": "wide"}, r"net.width: input should be a valid integer \(got 'wide'\)"),
+        ({"net.kind": "cnn"}, "net.kind is none of unet, adm, dit, mlp: set it, or net.preset"),
         ({"net.num_classes": 3}, "net.num_classes follows from the data"),
         ({"data.clean_fraction": 1, "train.consistency.coefficient": 1}, "no image is noisier"),
         ({"train.init_from": "nowhere.safetensors"}, "nowhere.safetensors"),
@@ -466,14 +522,63 @@ def test_bad_runs_are_refused_with_a_sentence(
     assert not (tmp_path / "run/state").exists()
 
 
+def test_what_the_command_lacks_is_asked_for_by_its_option(tmp_path: Path) -> None:
+    for arguments, message in [
+        (("--preset", "digits"), "which images to train on? Give --set data.store=PATH"),
+        (("--set", "data.sigma=0.5"), "which images to train on? Give --set data.store=PATH"),
+        (("--set", "data.stor=digits"), "data.stor is not a setting; did you mean store?"),
+        (("--preset", "digits", "--devices", "two"), "--devices two: expected a number of devices, or auto"),
+    ]:
+        done = CliRunner().invoke(app, ["train", *arguments, "-o", str(tmp_path)], env={"COLUMNS": "300"})
+        assert done.exit_code == 1 and message in done.output, done.output
+
+
+def test_a_dry_run_refuses_what_the_run_would(digits: Path) -> None:
+    for settings, message in [
+        ({"train.batch_size": 5000}, "train.batch_size = 5000 is larger than the data"),
+        ({"train.accumulate": 3}, "train.batch_size = 128 is not a multiple of train.accumulate = 3"),
+    ]:
+        done = CliRunner().invoke(app, ["train", *digits_settings(digits, **settings), "--dry-run"])
+        assert done.exit_code == 1 and message in done.output, done.output
+
+
 def test_another_config_or_changed_data_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     result = train(config(), tmp_path / "run", Points(50))
     before = result.checkpoint.read_bytes()
     with pytest.raises(ValueError, match="50 points has changed since the run began"):
         train(config(), tmp_path / "run", Points(50, seed=1))
-    with pytest.raises(ValueError, match="another config: train into another folder"):
-        train(config(lr=1e-4), tmp_path / "run", Points(50))
+    message = r"another config \(net.width: 16 there, 8 here; train.lr: 0.001 there, 0.0001 here\): train into"
+    with pytest.raises(ValueError, match=message):
+        train(config({**TINY_NET, "width": 8}, lr=1e-4), tmp_path / "run", Points(50))
     assert result.checkpoint.read_bytes() == before
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    def intrude() -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                train(config(), tmp_path / "run", Points(50))
+                os._exit(0)
+            except ValueError as error:
+                os._exit(3 if "is being trained by another process: wait for it" in str(error) else 4)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    found: list[int] = []
+    train(config(num_steps=1), tmp_path / "run", Points(50), on_progress=lambda p: found.append(intrude()))
+    assert found == [3]
+    with pytest.raises(ValueError, match="another config"):  # and one that failed lets go of the folder
+        train(config(), tmp_path / "run", Points(50))
+    assert intrude() == 4
+
+
+def test_torchrun_without_devices_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="8 processes were started for 1: give --devices 4 --num-nodes 2"):
+        train(config(), tmp_path / "run", Points(50))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -501,7 +606,9 @@ except Exception as error:
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=root
     )
-    assert "File too large" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"OSError .* could not be written \(.*File too large", done.stdout), (
+        done.stdout + done.stderr
+    )
     assert not list((tmp_path / "run").rglob("*.partial-*"))
     train(config(), tmp_path / "run", Points(50))  # space again: it goes on from step 7
     assert (tmp_path / "run/snapshots/final.safetensors").read_bytes() == (

@@ -19,10 +19,10 @@ class ExplainingGroup(TyperGroup):
     """Prints errors that a user can mend as a sentence, without a traceback, and exits with 1."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; bad values, file trouble and missing extras are explained on stderr."""
+        """Run the command; bad values, file trouble, missing extras and divergence are explained on stderr."""
         try:
             return super().invoke(ctx)
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError, FloatingPointError) as error:
             # soft_wrap: a path in a message must survive copy and paste.
             Console(stderr=True).print("error:", str(error), style="red", markup=False, soft_wrap=True)
             raise typer.Exit(1) from error

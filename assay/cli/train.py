@@ -1,5 +1,6 @@
 """`assay train` and `assay sample`: learn from images of any quality, and draw new ones."""
 
+import math
 import shutil
 import signal
 from collections.abc import Iterator
@@ -59,8 +60,9 @@ def train(
     """
     from assay.train import read_config
     from assay.train import train as run_training
-    from assay.train.config import override, read_toml
+    from assay.train.config import DataConfig, override, read_toml
     from assay.train.presets import PRESETS, preset_tree
+    from assay.train.run import check_run
 
     console = Console()
     if preset == "list":
@@ -70,10 +72,15 @@ def train(
     tree: dict[str, Any] = preset_tree(preset) if preset else {}
     for section, values in (read_toml(config) if config else {}).items():
         tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
-    resolved = read_config(override(tree, settings or []), str(config or "settings"))
+    num_devices = parse_devices(devices)
+    data = override(tree, settings or []).get("data", {})
+    if isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys() - {"store"}:  # nothing misspelt
+        raise ValueError("which images to train on? Give --set data.store=PATH, a store of `assay data pack`")
+    resolved = read_config(tree, str(config or "settings"))
     source = resolved.data.open()
     run_dir = output or Path("runs") / resolved.fingerprint(source)
     if dry_run:
+        check_run(resolved, source)
         _describe(resolved, source, run_dir, console)
         return
     if wandb is not None:
@@ -85,7 +92,7 @@ def train(
             run_dir,
             source,
             accelerator,
-            devices if devices == "auto" else int(devices),
+            num_devices,
             num_nodes,
             on_progress=lambda p: bar.update(
                 task, completed=p.step, rate=f"{p.images_per_second:.0f} images/s, loss {p.loss:.4f}"
@@ -151,21 +158,21 @@ def stop_on_signal() -> Iterator[list[int]]:
 
 
 def sample(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint: .safetensors, or a folder of one.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a .safetensors file.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A folder for PNGs, a .npz, or a .png for one grid picture.")
     ],
     seeds: Annotated[str, typer.Option(help="Seeds, one image each: 0-63, or 3,5,10-19.")] = "0-63",
-    steps: Annotated[int, typer.Option(help="Steps from noise to image.")] = 18,
+    steps: Annotated[int, typer.Option(min=2, help="Steps from noise to image.")] = 18,
     solver: Annotated[Literal["heun", "euler"], typer.Option(help="Second or first order.")] = "heun",
-    churn: Annotated[float, typer.Option(help="Noise added back on the way (EDM's S_churn).")] = 0.0,
+    churn: Annotated[float, typer.Option(min=0, help="Noise added back on the way (EDM's S_churn).")] = 0.0,
     truncate: Annotated[
         str | None,
         typer.Option(
             metavar="SIGMA|auto", help="Stop at this level and return the prediction; auto: the data's."
         ),
     ] = None,
-    extra_steps: Annotated[int, typer.Option(help="More steps below the data's noise level.")] = 0,
+    extra_steps: Annotated[int, typer.Option(min=0, help="More steps below the data's noise level.")] = 0,
     label: Annotated[
         int | None, typer.Option("--class", help="Generate one class. Default: the classes in turn.")
     ] = None,
@@ -181,13 +188,14 @@ def sample(
     from lightning_fabric import Fabric
 
     from assay.checkpoint import load_checkpoint
-    from assay.data.export import missing_seeds, read_pngs, write_npz, write_pngs
+    from assay.data.export import check_job, missing_seeds, read_pngs, write_job, write_npz, write_pngs
     from assay.data.picture import image_grid
-    from assay.files import write_whole
+    from assay.files import sha256, write_whole
     from assay.sample import SampleConfig, spread_labels
 
     console = Console()
-    wanted = parse_seeds(seeds)
+    wanted, num_devices = parse_seeds(seeds), parse_devices(devices)
+    level = None if truncate is None or truncate == "auto" else parse_level(truncate)
     loaded = load_checkpoint(checkpoint)
     levels = [sigma for sigma, _ in loaded.info.sigma_tn if sigma > 0]
     if truncate == "auto" and not levels:
@@ -203,7 +211,7 @@ def sample(
         num_steps=steps,
         solver=solver,
         churn=churn,
-        truncate_at=None if truncate is None else min(levels) if truncate == "auto" else float(truncate),
+        truncate_at=min(levels) if truncate == "auto" else level,
         refine_at=max(levels) if extra_steps else None,
         num_extra=extra_steps,
     )
@@ -211,10 +219,15 @@ def sample(
     if label is not None and not 0 <= label < num_classes:
         raise ValueError(f"--class {label}: {checkpoint} has {num_classes or 'no'} classes, counted from 0")
 
-    fabric = Fabric(accelerator=accelerator, devices=devices if devices == "auto" else int(devices))
+    fabric = Fabric(accelerator=accelerator, devices=num_devices)
     fabric.launch()
     denoiser = loaded.denoiser.to(fabric.device).eval()
     folder = output.with_name(output.name + ".parts") if output.suffix in (".npz", ".png") else output
+    job = {"checkpoint": sha256(checkpoint)[:16], "class": label, **config.model_dump(mode="json")}
+    check_job(folder, job)
+    fabric.barrier()  # so that no rank takes another's first images for those of another job
+    if fabric.is_global_zero:
+        write_job(folder, job)
     mine = missing_seeds(folder, wanted[fabric.global_rank :: fabric.world_size])
 
     def classes(of: list[int]) -> "torch.Tensor | None":
@@ -254,3 +267,21 @@ def parse_seeds(text: str) -> list[int]:
     if len(set(found)) < len(found):
         raise ValueError(f"--seeds {text}: a seed occurs twice")
     return found
+
+
+def parse_devices(text: str) -> int | str:
+    """`2` -> 2; `auto` stays."""
+    if text != "auto" and not (text.isdecimal() and int(text) > 0):
+        raise ValueError(f"--devices {text}: expected a number of devices, or auto for all")
+    return text if text == "auto" else int(text)
+
+
+def parse_level(text: str) -> float:
+    """`0.2` -> 0.2, a noise level."""
+    try:
+        level = float(text)
+    except ValueError:
+        level = math.nan
+    if not 0 < level < math.inf:
+        raise ValueError(f"--truncate {text}: expected a noise level > 0, or auto for the data's")
+    return level

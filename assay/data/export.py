@@ -1,10 +1,11 @@
 """Generated images back to files: a folder of PNGs, or one npz.
 
 Each file is written whole and under the seed of its image, so an interrupted job that is started again
-makes only what is missing.
+makes only what is missing. What job that is stands in a hidden file, which no reader of images sees.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from assay.files import write_whole
+from assay.files import differences, write_whole
+
+_JOB = ".job.json"
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
@@ -25,6 +28,29 @@ def to_pixels(images: Tensor) -> np.ndarray:
 def png_path(folder: Path, seed: int) -> Path:
     """Where the image of a seed goes."""
     return folder / f"{seed:06d}.png"
+
+
+def check_job(folder: Path, job: Mapping[str, Any]) -> None:
+    """Refuse a folder with images of seeds that are, or may be, of another job; `job` holds plain values."""
+    # Whatever their seeds: once there is a job in the folder, they pass for images of it.
+    present = sorted(path for path in folder.glob("??????*.png") if path.stem.isdigit())
+    if not present:
+        return
+    if not (folder / _JOB).exists():
+        raise ValueError(
+            f"{present[0]} exists, and nothing says how it was made: choose another folder, or remove this one"
+        )
+    if different := differences(json.loads((folder / _JOB).read_text()), dict(job)):
+        raise ValueError(
+            f"{folder} holds images that were made otherwise ({'; '.join(different)}): choose another folder, "
+            "or remove this one"
+        )
+
+
+def write_job(folder: Path, job: Mapping[str, Any]) -> None:
+    """Say in a folder which job its images are of."""
+    with write_whole(folder / _JOB) as partial:
+        partial.write_text(json.dumps(job, indent=2))
 
 
 def missing_seeds(folder: Path, seeds: Sequence[int]) -> list[int]:

@@ -21,11 +21,11 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from assay.checkpoint import save_tensors
 from assay.data import ImageSource
 from assay.files import sha256, write_whole
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
@@ -307,7 +307,7 @@ def _classifier(
         trained = train_classifier(reference, to_bytes, progress=progress)
         state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
         with write_whole(path) as partial:
-            save_file(state, partial, {"accuracy": repr(trained.accuracy)})
+            save_tensors(partial, state, {"accuracy": repr(trained.accuracy)})
     return _read_classifier(path, reference.image_shape, device)
 
 

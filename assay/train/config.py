@@ -138,8 +138,8 @@ class RunConfig(Strict):
         try:
             return NET_CONFIG.validate_python({**base, **fixed, **keys})
         except ValidationError as error:
-            fault = error.errors()[0]
-            raise ValueError(f"net.{fault['loc'][-1]}: {fault['msg']} (got {fault['input']!r})") from None
+            faults = [_explain_net(dict(fault)) for fault in error.errors()]
+            raise ValueError("; ".join(dict.fromkeys(faults))) from None
 
     def fingerprint(self, source: ImageSource) -> str:
         """Hash of all that decides the result, independent of where the store lies."""
@@ -173,6 +173,17 @@ def explain(fault: Mapping[str, Any], model: type[BaseModel]) -> str:
     near = difflib.get_close_matches(path[-1], model.model_fields, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(model.model_fields)}"
     return f"{key} is not a setting; {hint}"
+
+
+def _explain_net(fault: Mapping[str, Any]) -> str:
+    """The same for a network, whose errors name its kind first."""
+    kinds = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(NetConfig)[0])}
+    if not fault["loc"]:
+        return f"net.kind is none of {', '.join(kinds)}: set it, or net.preset"
+    kind, *key = fault["loc"]
+    if not key:
+        return "net: " + fault["msg"].removeprefix("Value error, ")
+    return "net." + explain({**fault, "loc": key}, kinds[kind])
 
 
 def read_toml(path: Path) -> dict[str, Any]:

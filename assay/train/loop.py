@@ -1,8 +1,9 @@
 """The training loop: Algorithm 1 of the paper, visible.
 
 Every random number is a function of (seed, step) and of an image's place in the global batch, so a run
-that was killed and resumed, or split over other devices, is the same run. What surrounds the loop
-(folders, resuming, recording) is in `assay.train.run`.
+that was killed and resumed, or split over other devices, is the same run. Dropout's masks are a
+rank's own and change with the number of ranks. What surrounds the loop (folders, resuming, recording)
+is in `assay.train.run`.
 """
 
 import math
@@ -18,7 +19,7 @@ from assay.denoise import Denoiser
 from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
 from assay.noise import per_image
 from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig
-from assay.train.run import Progress, Run, TrainResult, flushed_denormals
+from assay.train.run import Progress, TrainResult, flushed_denormals, open_run
 
 
 @flushed_denormals()
@@ -37,34 +38,34 @@ def train(
     Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/. The same
     run gives the same bits on a CPU however often it is interrupted.
     """
-    run = Run(config, Path(run_dir), source, accelerator, devices, num_nodes)
-    settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer
-    while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
-        # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
-        torch.manual_seed(stream(settings.seed, "dropout", run.step, fabric.global_rank).initial_seed())
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * lr_factor(run.step, settings)
-        for part in range(settings.accumulate):
-            place = run.step * settings.accumulate + part
-            batch = run.to_device(run.loader.batch(place))
-            with fabric.no_backward_sync(model, enabled=part < settings.accumulate - 1):
-                loss = losses(model, batch, settings, run.net_config.sigma_data)
-                total = loss.mean()
-                if (
-                    run.step >= settings.consistency.start * settings.num_steps
-                    and settings.consistency.coefficient
-                ):
-                    total = total + consistency(model, batch, run.loader, place, run.nature, settings)
-                fabric.backward(total / settings.accumulate)
-            run.note_loss(batch, loss)
-        limit = settings.clip_grad or math.inf
-        grad_norm = fabric.clip_gradients(model, optimizer, max_norm=limit, error_if_nonfinite=False)
-        if run.note_gradient(grad_norm):
-            optimizer.step()
-            update_ema(run.ema, run.denoiser, run.step, settings)
-        optimizer.zero_grad()
-        run.finish_step(on_progress)
-    return run.finish()
+    with open_run(config, Path(run_dir), source, accelerator, devices, num_nodes) as run:
+        settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer
+        while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
+            # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
+            torch.manual_seed(stream(settings.seed, "dropout", run.step, fabric.global_rank).initial_seed())
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * lr_factor(run.step, settings)
+            for part in range(settings.accumulate):
+                place = run.step * settings.accumulate + part
+                batch = run.to_device(run.loader.batch(place))
+                with fabric.no_backward_sync(model, enabled=part < settings.accumulate - 1):
+                    loss = losses(model, batch, settings, run.net_config.sigma_data)
+                    total = loss.mean()
+                    if (
+                        run.step >= settings.consistency.start * settings.num_steps
+                        and settings.consistency.coefficient
+                    ):
+                        total = total + consistency(model, batch, run.loader, place, run.nature, settings)
+                    fabric.backward(total / settings.accumulate)
+                run.note_loss(batch, loss)
+            limit = settings.clip_grad or math.inf
+            grad_norm = fabric.clip_gradients(model, optimizer, max_norm=limit, error_if_nonfinite=False)
+            if run.note_gradient(grad_norm):
+                optimizer.step()
+                update_ema(run.ema, run.denoiser, run.step, settings)
+            optimizer.zero_grad()
+            run.finish_step(on_progress)
+        return run.finish()
 
 
 def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: float) -> Tensor:

@@ -33,9 +33,11 @@ class LossBySigma:
         return torch.bucketize(sigma_t.float(), self._inner)
 
     def add(self, sigma_t: Tensor, loss: Tensor) -> None:
-        """Add one batch: levels and losses (B,)."""
-        values = torch.stack([loss.detach().double().cpu(), torch.ones(len(loss), dtype=torch.float64)])
-        self.totals.index_add_(1, self.bin_of(sigma_t.cpu()), values)
+        """Add one batch: levels and losses (B,). One that is not finite belongs to a step that is skipped."""
+        loss = loss.detach().double().cpu()
+        finite = loss.isfinite()
+        values = torch.stack([loss, torch.ones_like(loss)])[:, finite]
+        self.totals.index_add_(1, self.bin_of(sigma_t.cpu())[finite], values)
 
     def summary(self) -> list[dict[str, float | None]]:
         """Mean loss and count of every bin that has any; the last bin has no upper end (JSON has no inf)."""
@@ -62,11 +64,11 @@ class Recorder:
         self.board = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """One line of metrics; `loss_by_sigma` is a list, all else are numbers."""
+        """One line of metrics; `loss_by_sigma` is a list, all else are numbers, or None where there is none."""
         with open(self.path, "a") as file:
             file.write(json.dumps(line) + "\n")
         for key, value in line.items():
-            if key not in ("step", "loss_by_sigma"):
+            if key not in ("step", "loss_by_sigma") and value is not None:
                 self.board.add_scalar(key, value, line["step"])
         for row in line["loss_by_sigma"]:
             self.board.add_scalar(f"loss_by_sigma/above_{row['above']:g}", row["loss"], line["step"])

@@ -11,10 +11,12 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, lockf
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
 from assay.data.picture import image_grid
-from assay.files import write_whole
+from assay.files import differences, write_whole
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
 from assay.sample import edm_sigmas, generate
@@ -37,6 +39,7 @@ from assay.train.state import load_state, pack_tensors, save_state, unpack_tenso
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
 _NUM_PICTURED = 64
+_MAX_LEVELS = 100  # kept in a checkpoint's header
 
 
 @contextmanager
@@ -69,30 +72,90 @@ class TrainResult:
     checkpoint: Path
 
 
+@contextmanager
+def open_run(
+    config: RunConfig,
+    run_dir: Path,
+    source: ImageSource | None,
+    accelerator: str,
+    devices: int | str,
+    num_nodes: int,
+) -> Iterator["Run"]:
+    """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
+    source = config.data.open() if source is None else source
+    check_run(config, source)
+    precision = _PRECISION[config.train.precision]
+    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
+    fabric.launch()
+    check_ranks(config, fabric.world_size)
+    with _locked(run_dir) if fabric.is_global_zero else nullcontext():
+        yield Run(config, run_dir, source, fabric)
+
+
+def check_run(config: RunConfig, source: ImageSource) -> None:
+    """Refuse, before any work, settings that do not fit each other or these images."""
+    settings = config.train
+    config.net_config(source)
+    if settings.batch_size % settings.accumulate:
+        raise ValueError(
+            f"train.batch_size = {settings.batch_size} is not a multiple of "
+            f"train.accumulate = {settings.accumulate}"
+        )
+    if settings.batch_size > len(source):
+        raise ValueError(
+            f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
+            f"{len(source)} images"
+        )
+    highest = source.sigma_tn.max().item()
+    if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
+        raise ValueError(
+            "train.consistency teaches levels below the images' noise, but no image is noisier than "
+            f"sigma_min = {settings.consistency.sigma_min:g}: set train.consistency.coefficient = 0"
+        )
+
+
+def check_ranks(config: RunConfig, num_ranks: int) -> None:
+    """Refuse processes that a launcher started as ranks but that train alone, and batches that do not split."""
+    num_started = int(os.environ.get("WORLD_SIZE", num_ranks))
+    if num_started != num_ranks:
+        num_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
+        raise ValueError(
+            f"{num_started} processes were started for {num_ranks}: give --devices {num_here} "
+            f"--num-nodes {num_started // num_here}, or start one without torchrun"
+        )
+    at_once = config.train.batch_size // config.train.accumulate
+    if at_once % num_ranks:  # ranks count alike, so the images of a smaller share would count more
+        raise ValueError(
+            f"train.batch_size / train.accumulate = {at_once} images do not split evenly over {num_ranks} "
+            f"devices: make it a multiple of {num_ranks}"
+        )
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Let one process at a time train in a folder; the lock ends with the process, however that ends.
+
+    By lockf and not flock: a forked child does not inherit it, so none that is left over blocks a resumed run.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(run_dir / ".training", "w") as file:
+        try:
+            lockf(file, LOCK_EX | LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(
+                f"{run_dir} is being trained by another process: wait for it or stop it, or train into "
+                "another folder"
+            ) from None
+        yield
+
+
 class Run:
     """Everything around the loop: built or resumed on creation, saved as it goes."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        source: ImageSource | None,
-        accelerator: str,
-        devices: int | str,
-        num_nodes: int,
-    ) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, source: ImageSource, fabric: Fabric) -> None:
         settings = config.train
-        self.config, self.run_dir = config, run_dir
-        self.source = config.data.open() if source is None else source
-        self.net_config = config.net_config(self.source)
-        self._check()
-        self.fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=_PRECISION[settings.precision],
-        )
-        self.fabric.launch()
+        self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
+        self.net_config = config.net_config(source)
         if self.fabric.is_global_zero:
             self._claim_folder()
 
@@ -199,25 +262,6 @@ class Run:
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, self.final)
 
-    def _check(self) -> None:
-        settings, source = self.config.train, self.source
-        if settings.batch_size % settings.accumulate:
-            raise ValueError(
-                f"train.batch_size = {settings.batch_size} is not a multiple of "
-                f"train.accumulate = {settings.accumulate}"
-            )
-        if settings.batch_size > len(source):
-            raise ValueError(
-                f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
-                f"{len(source)} images"
-            )
-        highest = source.sigma_tn.max().item()
-        if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
-            raise ValueError(
-                "train.consistency teaches levels below the images' noise, but no image is noisier than "
-                f"sigma_min = {settings.consistency.sigma_min:g}: set train.consistency.coefficient = 0"
-            )
-
     def _claim_folder(self) -> None:
         """Write config.json, or make sure that the folder belongs to this very run."""
         path = self.run_dir / "config.json"
@@ -230,7 +274,13 @@ class Run:
                     "began. Restore the store, or train into another folder"
                 )
             if found["fingerprint"]["run"] != identity["run"]:
-                raise ValueError(f"{self.run_dir} holds a run with another config: train into another folder")
+                here = self.config.model_dump(mode="json")
+                here["data"] = found["config"]["data"]  # the same images, wherever they lie
+                different = differences(found["config"], here)
+                raise ValueError(
+                    f"{self.run_dir} holds a run with another config ({'; '.join(different)}): train into "
+                    "another folder"
+                )
             return
         record = {
             "assay": assay.__version__,
@@ -294,8 +344,8 @@ class Run:
                 {
                     "step": self.step,
                     "num_images": self.step * self.config.train.batch_size,
-                    "loss": sums / counts,
-                    "grad_norm": self._grad_norm,
+                    "loss": sums / counts if counts else None,
+                    "grad_norm": self._grad_norm if math.isfinite(self._grad_norm) else None,
                     "lr": self.optimizer.param_groups[0]["lr"],
                     "num_skipped": self.num_skipped,
                     "images_per_second": images_per_second,
@@ -305,11 +355,9 @@ class Run:
         self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
 
     def _save_checkpoint(self, path: Path) -> None:
-        levels, counts = self.source.sigma_tn.unique(return_counts=True)
-        fractions = (counts / len(self.source)).tolist()
         info = CheckpointInfo(
             dataset=self.source.name,
-            sigma_tn=tuple(zip(levels.tolist(), fractions, strict=True)) if len(levels) <= 100 else (),
+            sigma_tn=noise_levels(self.source.sigma_tn),
             clean_fraction=(self.source.sigma_tn == 0).float().mean().item(),
             num_images_seen=self.step * self.config.train.batch_size,
             label_names=self.source.class_names,
@@ -332,3 +380,19 @@ class Run:
         )
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
+
+
+def noise_levels(sigma_tn: Tensor) -> tuple[tuple[float, float], ...]:
+    """The data's (noise level, fraction of the images), lowest first; quantiles if there are too many levels.
+
+    The clean fraction and the lowest and highest noise, at which sampling may stop or be refined, stay exact.
+    """
+    levels, counts = sigma_tn.unique(return_counts=True)
+    if len(levels) <= _MAX_LEVELS:
+        return tuple(zip(levels.tolist(), (counts / len(sigma_tn)).tolist(), strict=True))
+    noisy = sigma_tn[sigma_tn > 0].sort().values
+    share = len(noisy) / len(sigma_tn)
+    at = torch.linspace(0, len(noisy) - 1, _MAX_LEVELS - 1, dtype=torch.float64).round().long()
+    levels, counts = noisy[at].unique(return_counts=True)
+    quantiles = zip(levels.tolist(), (counts / len(at) * share).tolist(), strict=True)
+    return (((0.0, 1 - share),) if share < 1 else ()) + tuple(quantiles)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from assay.checkpoint import save_tensors
 from assay.files import sha256, write_whole_directory
 
 _KEPT = 2
@@ -27,7 +28,7 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Map
     if target.exists():  # a run that was stopped twice at the same step
         return
     with write_whole_directory(target) as partial:
-        save_file(dict(tensors), partial / "tensors.safetensors")
+        save_tensors(partial / "tensors.safetensors", tensors)
         checksum = sha256(partial / "tensors.safetensors")
         (partial / "state.json").write_text(json.dumps({"step": step, "sha256": checksum, **info}))
     for old in _states(folder)[:-_KEPT]:
