@@ -7,24 +7,36 @@ the committed numbers give, so no figure in a README can differ from them.
 """
 
 import csv
+import math
 import re
 import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from assay.mixture.rates import Curve
-from assay.pricing.table import PAPER
+from assay.pricing.report import price_report
+from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_results
 from assay.study.report import read_table, report_from_table
-from assay.study.results import Line, Table, Value, format_table, headline_values, read_lines, value_of
+from assay.study.results import (
+    Line,
+    Table,
+    Value,
+    format_table,
+    headline_sigma,
+    headline_values,
+    read_lines,
+    value_of,
+)
 
 HERE = Path(__file__).parent
 HEADLINE = {
-    "digits": "digits, 8x8, noise 0.3",
-    "fashion-mnist": "Fashion-MNIST, 12x12, noise 0.4",
-    "cifar10": "CIFAR-10 vehicles, 8x8, noise 0.4",
+    "digits": "digits, 8x8",
+    "fashion-mnist": "Fashion-MNIST, 12x12",
+    "cifar10": "CIFAR-10 vehicles, 8x8",
 }
 SETTINGS = (
     "100% clean",
@@ -34,7 +46,7 @@ SETTINGS = (
     "100% noisy, consistency",
     "100% noisy",
 )
-ABLATION = {"digits": "digits, noise 0.5", "fashion-mnist": "Fashion-MNIST 8x8, noise 0.3"}
+ABLATION = {"digits": "digits 8x8", "fashion-mnist": "Fashion-MNIST 8x8"}
 ARMS = {
     "truncated law, image first, x_tn weights": "clean_mix",
     "levels clamped (the original)": "clamped levels",
@@ -57,13 +69,17 @@ def tables(study: str, file: str = "results.csv") -> str:
 
 def headline() -> str:
     """The headline settings of all data sets beside the paper's."""
-    columns = [headline_values(_lines(study)) for study in HEADLINE]
-    columns.append(headline_values([line for line in read_table(PAPER) if line.dataset == "cifar10"]))
-    rows = [(title, *(str(values[title]) for values in columns)) for title in SETTINGS]
-    paper = "the paper's CIFAR-10, 32x32, noise 0.2 (FID: other metric, other scale)"
-    header = ("available data", *HEADLINE.values(), paper)
+    columns = {title: _lines(study) for study, title in HEADLINE.items()}
+    paper = [line for line in read_table(PAPER) if line.dataset == "cifar10"]
+    columns["the paper's CIFAR-10 (FID: other metric, other scale), 32x32"] = paper
+    rows = [(name, *(str(headline_values(lines)[name]) for lines in columns.values())) for name in SETTINGS]
+    header = ("available data", *(_with_noise(title, lines) for title, lines in columns.items()))
     title = "FD-classifier, mean and deviation over three training seeds"
     return format_table(Table(title, header, tuple(rows)), "markdown").rstrip()
+
+
+def _with_noise(title: str, lines: list[Line]) -> str:
+    return f"{title}, noise {headline_sigma(lines):g}"
 
 
 def ordering(study: str) -> str:
@@ -97,8 +113,9 @@ def ablation() -> str:
         base = "noisy only" if table.startswith("noisy") else "clean_mix"
         pairs = [(_arm(data, table), _arm(data, base)) for data in ABLATION]
         rows.append((title, *(f"{value} ({value.mean / first.mean:.2f}x)" for value, first in pairs)))
-    table = Table("FD-classifier, three seeds", ("choice", *ABLATION.values()), tuple(rows))
-    return format_table(table, "markdown").rstrip()
+    titles = [_with_noise(title, _lines("ablation", f"{data}.csv")) for data, title in ABLATION.items()]
+    found = Table("FD-classifier, three seeds", ("choice", *titles), tuple(rows))
+    return format_table(found, "markdown").rstrip()
 
 
 def additions() -> str:
@@ -113,7 +130,7 @@ def additions() -> str:
     consistent = effect("noisy only", "noisy only, consistency")
     rows = [
         ("levels below an image's noise clamped to it", "the law truncated to levels it may serve", clamped),
-        ("augmentation interpolates noisy images", "noisy images move by whole pixels", interpolated),
+        ("augmentation interpolates noisy images", "noisy images are never resampled", interpolated),
         ("consistency loss biased, 2 to 3 times the cost", "unbiased, 1.5 times the cost", consistent),
         ("one noise level, rounded to 8 bits", "any level per image, float files", "exact in tests"),
         ("a restart repeats or loses work", "killed anywhere, the same bits", "over 100 kills in a test"),
@@ -166,11 +183,34 @@ def distortions(study: str) -> str:
 def costs(study: str) -> str:
     """What the study took."""
     lines = _lines(study)
-    seconds = {line.train_seconds: line.sample_seconds for line in lines}
+    trained, sampled = ({getattr(line, f"{what}_seconds") for line in lines} for what in ("train", "sample"))
     return (
-        f"{len(lines)} settings from {len(seconds)} trainings of {statistics.median(seconds):.0f} s "
-        f"(median, one core), {sum(seconds) / 60:.0f} core-minutes in all."
+        f"{len(lines)} settings from {len(trained)} trainings of {statistics.median(trained):.0f} s "
+        f"(median, one core), {(sum(trained) + sum(sampled)) / 60:.0f} core-minutes in all."
     )
+
+
+def prices(study: str) -> str:
+    """Noisy images that replace a clean one, by bounds and by the law, beside the paper's CIFAR-10."""
+    tables = {
+        study: read_results(HERE / study / "results.csv")[0],
+        "the paper's CIFAR-10": read_results(PAPER, dataset="cifar10", num_images=PAPER_NUM_IMAGES["cifar10"])[
+            0
+        ],
+    }
+    rows = []
+    for name, results in tables.items():
+        for row in price_report(results).price_rows():
+            bounds = row["contradiction"] or _range(row, "noisy_per_clean")
+            law = f"{row['law']:.2f} ({_range(row, 'law')})"
+            rows.append((name, f"{row['sigma']:g}", bounds, _range(row, "interval"), law))
+    header = ("data", "noise", "bounds", "95 % of the bounds", "law (95 %)")
+    return format_table(Table("Noisy images for one clean image", header, tuple(rows)), "markdown").rstrip()
+
+
+def _range(row: dict[str, Any], name: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{low:.3g} to {high:.3g}" if math.isfinite(high) else f"{low:.3g} or more"
 
 
 BLOCKS: dict[str, Callable[..., str]] = {
@@ -181,6 +221,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "additions": additions,
     "rates": rates,
     "costs": costs,
+    "prices": prices,
     "distortions": distortions,
 }
 
