@@ -43,6 +43,7 @@ from assay.train.config import (
     read_config,
     read_toml,
 )
+from assay.train.run import check_run
 
 Baseline = Literal["clean_only", "truncated", "consistency"]
 Sampling = Literal["full", "truncated", "refined"]
@@ -378,7 +379,7 @@ def check_against_data(rows: list[Row], source: ImageSource) -> None:
                 f"{row.title}: its {num_images} images are fewer than train.batch_size = "
                 f"{row.config.train.batch_size}; lower it, or use a larger fraction"
             )
-        row.config.net_config(source)
+        check_run(row.config, row.config.data.open())
         try:
             row.sample.sigmas()
         except ValueError as error:
