@@ -40,7 +40,7 @@ def sample_weights(sigma: Array, power: float, num_needed: float = 0.0) -> Array
         level, count = np.unique(sigma, return_counts=True)
         low, floor = floor, level[-1]
         while floor > low * (1 + 1e-9) and floor > np.finfo(float).tiny:
-            middle = np.sqrt(low * floor) if low > 0 else floor / 2
+            middle = np.sqrt(low) * np.sqrt(floor) if low > 0 else floor / 2  # a product could overflow
             if count @ _relative_weights(level, power, middle) < num_needed:
                 low = middle
             else:
