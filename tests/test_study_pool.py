@@ -191,7 +191,7 @@ train = {lr = 1e30}
 [[extra]]
 table = "odd"
 clean_fraction = 1
-train = {accumulate = 3}
+train = {init_from = "missing.safetensors"}
 """
     opened = prepared(
         tmp_path,
@@ -202,7 +202,7 @@ train = {accumulate = 3}
     plain, wild, odd = opened.jobs
     assert opened.is_finished(plain) and not opened.is_finished(wild) and not opened.is_finished(odd)
     assert "10 steps in a row without a finite gradient" in (opened.failure(wild) or "")
-    assert "batch_size = 64 is not a multiple of train.accumulate = 3" in (opened.failure(odd) or "")
+    assert "missing.safetensors" in (opened.failure(odd) or "")
     reasons = {update.job: update.reason for update in updates if update.phase == "failed"}
     assert reasons == {job.key: opened.failure(job) for job in (wild, odd)}
 
