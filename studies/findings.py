@@ -46,7 +46,7 @@ SETTINGS = (
     "100% noisy, consistency",
     "100% noisy",
 )
-ABLATION = {"fashion-mnist": "Fashion-MNIST 8x8"}
+ABLATION = {"digits": "digits 8x8", "fashion-mnist": "Fashion-MNIST 8x8"}
 ARMS = {
     "truncated law, image first, x_tn weights": "clean_mix",
     "levels clamped (the original)": "clamped levels",
