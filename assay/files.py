@@ -1,4 +1,4 @@
-"""Files that are whole or absent.
+"""Files that are whole or absent, and what readers of all kinds of files share.
 
 Everything Assay writes goes to a hidden temporary name in the target's own directory, is flushed to
 the disk and then renamed. A process killed at any moment leaves the old file, the new file, or none:
@@ -88,6 +88,15 @@ def differences(there: Any, here: Any, key: str = "") -> list[str]:
             line for name, full in names.items() for line in differences(there.get(name), here.get(name), full)
         ]
     return [] if there == here else [f"{key}: {there} there, {here} here"]
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell of a CSV file is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _flush(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from assay.files import write_whole
+from assay.files import is_number, write_whole
 from assay.mixture.bounds import check_sigma
 from assay.mixture.moments import Array, Atoms
 
@@ -141,19 +141,11 @@ def _header(path: Path) -> list[str]:
         names = [name.strip() for name in next(csv.reader(file), [])]
         if not any(line.strip() for line in file):
             raise ValueError(f"{path} has no rows: expected a header line and one line per sample below it")
-    if names and all(_is_number(name) for name in names):
+    if names and all(is_number(name) for name in names):
         raise ValueError(f"{path} begins with numbers: put a header line above them, such as x0,x1,sigma")
     if len(set(names)) < len(names):
         raise ValueError(f"{path} names a column twice in {','.join(names)}: give each a name of its own")
     return names
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _suffix(path: Path) -> str:

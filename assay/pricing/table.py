@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.files import is_number
+
 Array = NDArray[np.float64]
 
 PAPER = Path(__file__).with_name("fid_tables.csv")
@@ -245,7 +247,7 @@ class _Sheet:
         try:
             return np.array(text, dtype=np.float64)
         except ValueError:
-            bad = next(row for row, value in enumerate(text) if not _is_number(value))
+            bad = next(row for row, value in enumerate(text) if not is_number(value))
             where = f"{self.path}, line {self.line[bad]}, column {name}"
             raise ValueError(f"{where}: {text[bad]!r} is not a number") from None
 
@@ -255,11 +257,3 @@ class _Sheet:
             bad = int(np.flatnonzero(~good)[0])
             shown = "empty" if np.isnan(values[bad]) else f"{values[bad]:g}"
             raise ValueError(f"{self.path}, line {self.line[bad]}, column {name} is {shown}: {rule}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
