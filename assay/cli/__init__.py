@@ -23,8 +23,11 @@ class ExplainingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except (ValueError, OSError, ImportError, FloatingPointError) as error:
+            text = str(error)
+            if isinstance(error, FileNotFoundError) and error.filename is not None:  # the system's own words
+                text = f"{error.filename} does not exist: check the path"
             # soft_wrap: a path in a message must survive copy and paste.
-            Console(stderr=True).print("error:", str(error), style="red", markup=False, soft_wrap=True)
+            Console(stderr=True).print("error:", text, style="red", markup=False, soft_wrap=True)
             raise typer.Exit(1) from error
 
 
