@@ -27,7 +27,6 @@ from assay.nets import build_denoiser
 from assay.train import RunConfig, read_config, train
 from assay.train.config import override
 from assay.train.loop import losses, lr_factor, update_ema
-from assay.train.presets import PRESETS, preset_tree
 from assay.train.run import check_ranks, noise_levels
 from tests.points import ORACLE, Points
 
@@ -486,13 +485,6 @@ def test_set_takes_toml_values_and_strings() -> None:
     for bad in ("train.lr", "=3", "train.lr.x=1"):
         with pytest.raises(ValueError, match=r"--set "):
             override({"train": {"lr": 1.0}}, [bad])
-
-
-def test_presets_are_valid() -> None:
-    for name in PRESETS:
-        read_config({"data": {"store": "x"}, **preset_tree(name)})
-    with pytest.raises(ValueError, match="no training preset is called 'imagnet'; there are digits"):
-        preset_tree("imagnet")
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def train(
 
     console = Console()
     if preset == "list":
-        for name, (about, _) in PRESETS.items():
-            console.print(f"[bold]{name:12}[/] {about}")
+        for name, chosen in PRESETS.items():
+            console.print(f"[bold]{name:12}[/] {chosen.about} (source: {chosen.origin})")
         return
     tree: dict[str, Any] = preset_tree(preset) if preset else {}
     for section, values in (read_toml(config) if config else {}).items():

@@ -1,78 +1,106 @@
-"""Named settings: the paper's three data sets with EDM's hyper-parameters, and small ones for CPUs."""
+"""Named settings: the paper's three data sets with EDM's hyper-parameters, and small ones for CPUs.
+
+The paper gives training lengths as "steps", but they are EDM's unit, thousands of images: its code's
+`total_kimg`. CIFAR-10 is trained on 200 million images, CelebA on 100 million, ImageNet on 2,500 million.
+EDM mirrors images only inside its geometric pipe, which tells the network, so the paper's presets set no flip.
+"""
 
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
-PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "digits": (
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings with a name: what they are for, where their values come from, and the values.
+
+    `sample` is the sampler that the source uses to evaluate the trained model, as keys of `SampleConfig`.
+    """
+
+    about: str
+    origin: str
+    net: dict[str, Any]
+    train: dict[str, Any]
+    sample: dict[str, Any] = field(default_factory=dict)
+
+
+def _steps(num_images: int, batch_size: int) -> int:
+    """Steps that see at least `num_images` images."""
+    return -(-num_images // batch_size)
+
+
+_EDM_RAMP = {"lr_ramp_images": 10 * _MILLION}  # EDM's `lr_rampup_kimg` = 10,000
+PRESETS: dict[str, Preset] = {
+    "digits": Preset(
         "8x8 images on a CPU: about a minute",
-        {
-            "net": {"preset": "mlp"},
-            "train": {
-                "num_steps": 6000,
-                "batch_size": 128,
-                "lr": 1e-3,
-                "lr_decay": "cosine",
-                "ema_half_life_images": 20_000,
-                "state_every": 1000,
-            },
+        "chosen on scikit-learn's digits",
+        net={"preset": "mlp"},
+        train={
+            "num_steps": 6000,
+            "batch_size": 128,
+            "lr": 1e-3,
+            "lr_decay": "cosine",
+            "ema_half_life_images": 20_000,
+            "state_every": 1000,
         },
     ),
-    "small": (
+    "small": Preset(
         "16x16 to 32x32 images on a CPU: about an hour",
-        {
-            "net": {"preset": "unet-small"},
-            "train": {
-                "num_steps": 20_000,
-                "batch_size": 64,
-                "lr": 5e-4,
-                "lr_decay": "cosine",
-                "ema_half_life_images": 50_000,
-                "clip_grad": 1.0,
-            },
+        "chosen on CIFAR-10 at 16x16",
+        net={"preset": "unet-small"},
+        train={
+            "num_steps": 20_000,
+            "batch_size": 64,
+            "lr": 5e-4,
+            "lr_decay": "cosine",
+            "ema_half_life_images": 50_000,
+            "clip_grad": 1.0,
         },
     ),
-    "cifar10": (
+    "cifar10": Preset(
         "the paper's CIFAR-10 (EDM, DDPM++)",
-        {
-            "net": {"preset": "ddpmpp-cifar10"},
-            "train": {
-                "num_steps": 200_000,
-                "batch_size": 512,
-                "lr": 1e-3,
-                "lr_ramp_images": 10_000_000,
-                "augment": {"flip_x": True, "geometric": 0.12},
-            },
+        "EDM's CIFAR-10: the defaults of its train.py with --arch=ddpmpp",
+        net={"preset": "ddpmpp-cifar10"},
+        train={
+            "num_steps": _steps(200 * _MILLION, 512),
+            "batch_size": 512,
+            "lr": 1e-3,
+            **_EDM_RAMP,
+            "ema_half_life_images": 500_000,
+            "augment": {"geometric": 0.12},
         },
+        sample={"num_steps": 18},
     ),
-    "celeba": (
+    "celeba": Preset(
         "the paper's CelebA-HQ at 64x64 (EDM's FFHQ settings)",
-        {
-            "net": {"preset": "ddpmpp-ffhq64"},
-            "train": {
-                "num_steps": 100_000,
-                "batch_size": 256,
-                "lr": 2e-4,
-                "lr_ramp_images": 10_000_000,
-                "augment": {"flip_x": True, "geometric": 0.15},
-            },
+        "EDM's FFHQ at half the length: --batch=256 --cres=1,2,2,2 --lr=2e-4 --dropout=0.05 --augment=0.15",
+        net={"preset": "ddpmpp-ffhq64"},
+        train={
+            "num_steps": _steps(100 * _MILLION, 256),
+            "batch_size": 256,
+            "lr": 2e-4,
+            **_EDM_RAMP,
+            "ema_half_life_images": 500_000,
+            "augment": {"geometric": 0.15},
         },
+        sample={"num_steps": 40},
     ),
-    "imagenet64": (
+    "imagenet64": Preset(
         "the paper's ImageNet at 64x64 (EDM, ADM)",
-        {
-            "net": {"preset": "adm-imagenet64"},
-            "train": {
-                "num_steps": 2_500_000,
-                "batch_size": 4096,
-                "lr": 1e-4,
-                "lr_ramp_images": 10_000_000,
-                "ema_half_life_images": 50_000_000,
-                "precision": "fp16",
-                "class_conditional": True,
-                "augment": {"flip_x": True},
-            },
+        "EDM's ImageNet: --arch=adm --duration=2500 --batch=4096 --lr=1e-4 --ema=50 --augment=0 --fp16=1",
+        net={"preset": "adm-imagenet64"},
+        train={
+            "num_steps": _steps(2500 * _MILLION, 4096),
+            "batch_size": 4096,
+            "lr": 1e-4,
+            **_EDM_RAMP,
+            "ema_half_life_images": 50 * _MILLION,
+            "precision": "fp16",
+            "class_conditional": True,
         },
+        sample={"num_steps": 256, "churn": 40.0, "churn_low": 0.05, "churn_high": 50.0, "churn_noise": 1.003},
     ),
 }
 
@@ -81,4 +109,4 @@ def preset_tree(name: str) -> dict[str, Any]:
     """A copy of the preset's settings, to be completed by a config."""
     if name not in PRESETS:
         raise ValueError(f"no training preset is called {name!r}; there are {', '.join(PRESETS)}")
-    return copy.deepcopy(PRESETS[name][1])
+    return copy.deepcopy({"net": PRESETS[name].net, "train": PRESETS[name].train})
