@@ -1,6 +1,7 @@
-"""Metrics: images -> features -> statistics -> distances, each step saying what was measured.
+"""Metrics: the held-out score in nats (`score`), and distances between images and generated ones.
 
-Only the Inception-v3 of 2015-12-05 gives FID; every other extractor gives FD-<name>.
+Distances go images -> features -> statistics -> distance, each step saying what was measured. Only the
+Inception-v3 of 2015-12-05 gives FID; every other extractor gives FD-<name>.
 """
 
 from assay.metrics.distance import frechet_distance, frechet_infinity, kernel_distance, manifold_overlap
@@ -14,6 +15,7 @@ from assay.metrics.evaluate import (
 )
 from assay.metrics.extract import Extractor, ExtractorName, Images, images_to_features, load_extractor
 from assay.metrics.generated import ImageFiles, Samples, open_images
+from assay.metrics.score import Score, ScoreConfig, load_score, save_score, score
 from assay.metrics.statistics import FeatureStatistics, features_to_statistics, merge_statistics
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "Images",
     "Reference",
     "Samples",
+    "Score",
+    "ScoreConfig",
     "compare",
     "evaluate",
     "features_to_statistics",
@@ -33,9 +37,12 @@ __all__ = [
     "images_to_features",
     "kernel_distance",
     "load_extractor",
+    "load_score",
     "manifold_overlap",
     "merge_statistics",
     "open_images",
     "reference_from_images",
     "reference_from_statistics",
+    "save_score",
+    "score",
 ]
