@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data import Augmentation, Loader, Mixture, Store, mix
+from assay.data import Augmentation, Loader, Store, View, simulate
 from assay.data.known import get
 from assay.data.store import PackedImage, write_store
 from assay.loss import ambient_loss, edm_weight
@@ -28,7 +28,7 @@ BATCH_SIZE = 128
 class PlainDataset(torch.utils.data.Dataset[tuple[Tensor, Tensor, int]]):
     """What one would write without Assay: image i, its fixed noise, its level, its class."""
 
-    def __init__(self, store: Store, mixed: Mixture) -> None:
+    def __init__(self, store: Store, mixed: View) -> None:
         self.images = np.load(store.path / "images.npy", mmap_mode="r")
         self.sigma_tn, self.label = mixed.sigma_tn, mixed.label
 
@@ -101,7 +101,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     with tempfile.TemporaryDirectory() as folder:
         colour, digits = colour_store(Path(folder)), get("digits", Path(folder) / "digits").store
-        mixed = mix(colour, 0.1, [(0.5, 0.1), (0.4, 0.2)])
+        mixed = simulate(colour, 0.1, [(0.5, 0.1), (0.4, 0.2)])
         every = torch.arange(len(mixed))
         ready = torch.utils.data.TensorDataset(mixed.read(every), mixed.sigma_tn, mixed.label)
         loader, plain, plain_ready = (
@@ -109,7 +109,7 @@ def main() -> None:
             plain_batches(PlainDataset(colour, mixed)),
             plain_batches(ready),
         )
-        cold = [Loader(mix(colour, 0.1, [(0.5, 0.1), (0.4, 0.2)]), BATCH_SIZE) for _ in range(6)]
+        cold = [Loader(simulate(colour, 0.1, [(0.5, 0.1), (0.4, 0.2)]), BATCH_SIZE) for _ in range(6)]
         jobs: dict[str, Callable[[int], object]] = {
             "assay": loader.batch,
             "assay, first epoch": lambda i: cold[i // 20].batch(i % 20),
@@ -126,7 +126,7 @@ def main() -> None:
         print(f"  if its noisy images were kept in memory as ours are: {kept:.1f}")
 
         print("share of a training step (bar: <= 5 %)")
-        for source, net, rounds in ((mixed, "dit-small", 2), (mix(digits, 0.1, 0.5), "mlp", 8)):
+        for source, net, rounds in ((mixed, "dit-small", 2), (simulate(digits, 0.1, 0.5), "mlp", 8)):
             for title, augmentation in (
                 ("plain", Augmentation()),
                 ("flips", Augmentation(flip_x=True)),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from assay.data import Loader, mix, open_store
+from assay.data import Loader, open_store, simulate
 from assay.data.known import get
 from assay.loss import ambient_loss, edm_weight
 from assay.nets import build_denoiser
@@ -34,7 +34,7 @@ def make_config(coefficient: float) -> RunConfig:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         get("fashion-mnist", Path(folder) / "store")
-        source = mix(open_store(Path(folder) / "store"), 0.1, 0.2)
+        source = simulate(open_store(Path(folder) / "store"), 0.1, 0.2)
 
         denoiser = build_denoiser(make_config(0).net_config(source)).train()
         optimizer = torch.optim.AdamW(denoiser.parameters(), 1e-4, weight_decay=0.0, fused=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
-from assay.data import Augmentation, Batch, Loader, mix
+from assay.data import Augmentation, Batch, Loader, simulate
 from assay.noise import LogNormal
-from tests.test_data_mixing import Arrays, source, whiteness
+from tests.test_data_view import Arrays, source, whiteness
 
 FIELDS = ("index", "x_tn", "sigma_tn", "sigma_t", "eps", "label", "augment_label")
 EVERYTHING = Augmentation(flip_x=True, flip_y=True, turn=True, shift=1, geometric=0.3)
@@ -20,7 +20,7 @@ def equal(a: Batch, b: Batch) -> bool:
 
 @pytest.mark.parametrize("pairing", ["image_first", "sigma_first"])
 def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
-    mixed = mix(source(), 0.3, 0.5)
+    mixed = simulate(source(), 0.3, 0.5)
 
     def loader(seed: int) -> Loader:
         return Loader(mixed, 16, seed, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
 @pytest.mark.parametrize("batch_size", [13, 24])
 @pytest.mark.parametrize("side", [6, 64])  # noise in one draw, and in blocks
 def test_ranks_share_one_global_batch(pairing: str, world_size: int, batch_size: int, side: int) -> None:
-    mixed = mix(source(20, (3, side, side)), 0.3, 0.5)
+    mixed = simulate(source(20, (3, side, side)), 0.3, 0.5)
     whole = Loader(mixed, batch_size, 1, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
     batch, noise, uniform = whole.batch(5), whole.noise(5, 2), whole.uniform(5, 3)
     for rank in range(world_size):
@@ -62,7 +62,7 @@ def test_every_epoch_shows_every_image_once(batch_size: int) -> None:
 
 
 def test_batches_hold_what_the_source_says() -> None:
-    mixed = mix(source(), 0.3, 0.5)
+    mixed = simulate(source(), 0.3, 0.5)
     batch = Loader(mixed, 64, 2).batch(3)
     assert torch.equal(batch.x_tn, mixed.read(batch.index)) and torch.equal(
         batch.label, mixed.label[batch.index]
@@ -86,7 +86,7 @@ def test_noise_is_white_and_its_streams_differ() -> None:
 
 def test_levels_follow_the_law_of_each_pairing() -> None:
     law = LogNormal(-0.5, 1.0)
-    mixed = mix(source(400, (1, 1, 1)), 0.25, 0.5)
+    mixed = simulate(source(400, (1, 1, 1)), 0.25, 0.5)
 
     def levels(pairing: str) -> tuple[torch.Tensor, torch.Tensor]:
         loader = Loader(mixed, 400, 3, law, pairing)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_levels_follow_the_law_of_each_pairing() -> None:
 
 
 def test_a_flipped_twin_carries_its_flipped_noise() -> None:
-    mixed = mix(source(), 0.2, 0.5)
+    mixed = simulate(source(), 0.2, 0.5)
     loader = Loader(mixed, 50, 1, augmentation=Augmentation(flip_x=True))
     flips = 0
     for step in range(4):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo, save_checkpoint
 from assay.cli import app
-from assay.data import Store, mix, open_store
+from assay.data import Store, open_store, simulate
 from assay.data.known import get
 from assay.denoise import MixtureDenoiser
 from assay.metrics import (
@@ -210,7 +210,7 @@ def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Ex
 def test_reference_is_cached_and_counts_clean_images_only(
     digits: Store, pixels: Extractor, cache: Path
 ) -> None:
-    mixed = mix(digits, 0.25, 0.5, seed=0)
+    mixed = simulate(digits, 0.25, 0.5, seed=0)
     first = reference_from_images(mixed, pixels, cache)
     assert first.statistics.num_images == int((mixed.sigma_tn == 0).sum()) == 449
     assert first.statistics.extractor_sha256 == pixels.sha256
@@ -221,7 +221,7 @@ def test_reference_is_cached_and_counts_clean_images_only(
     clean = digits.read(first.index if first.index is not None else torch.arange(0))
     np.testing.assert_allclose(first.features, pixels(clean)[0], atol=1e-6)
     with pytest.raises(ValueError, match="has 0 clean images: a reference needs at least 20"):
-        reference_from_images(mix(digits, 0.0, 0.5, seed=0), pixels, cache)
+        reference_from_images(simulate(digits, 0.0, 0.5, seed=0), pixels, cache)
 
 
 def test_two_at_once_fill_the_cache_once(tmp_path: Path, digits: Store, pixels: Extractor) -> None:

@@ -1,8 +1,22 @@
-"""Data: stores of (image, sigma_tn, label), readers of other formats, mixtures, augmentation, loading."""
+"""Data: stores of (image, sigma_tn, label), readers of other formats, views, augmentation, loading."""
 
 from assay.data.augment import Augmentation
 from assay.data.loader import Batch, Loader
-from assay.data.mixing import Mixture, mix
 from assay.data.store import ImageSource, Store, open_store
+from assay.data.view import Joined, View, part, raised, simulate, split_held_out, usable
 
-__all__ = ["Augmentation", "Batch", "ImageSource", "Loader", "Mixture", "Store", "mix", "open_store"]
+__all__ = [
+    "Augmentation",
+    "Batch",
+    "ImageSource",
+    "Joined",
+    "Loader",
+    "Store",
+    "View",
+    "open_store",
+    "part",
+    "raised",
+    "simulate",
+    "split_held_out",
+    "usable",
+]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
-from assay.data.mixing import stream
 from assay.data.store import ImageSource
+from assay.data.view import stream
 from assay.noise import LogNormal, NoiseLaw, SigmaFirst, draw_sigma, draw_sigma_clamped
 
 Pairing = Literal["image_first", "sigma_first", "clamped"]

@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from assay.data.mixing import mix
 from assay.data.picture import captioned_rows
 from assay.data.store import ImageSource
+from assay.data.view import simulate
 from assay.noise import snr_db
 
 _MAX_BINS = 12
@@ -51,7 +51,7 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
     if add_noise:
         index = _spread(torch.arange(len(source)), num_columns)
         rows = [(0.0, source.read(index))]
-        rows += [(sigma, mix(source, 0, sigma).read(index)) for sigma in sorted(add_noise)]
+        rows += [(sigma, simulate(source, 0, sigma).read(index)) for sigma in sorted(add_noise)]
     else:
         rows = []
         for noise in noise_histogram(source.sigma_tn):

@@ -1,7 +1,7 @@
 """A store: a directory of images that know their noise.
 
     images.npy     (N, C, H, W) uint8, float16 or float32
-    sigma_tn.npy   (N,) float32, the standard deviation of the noise nature added; 0 is clean
+    sigma_tn.npy   (N,) float32, the standard deviation of the noise in each image; 0 is clean
     label.npy      (N,) int64, the class; -1 is none
     names.npy      (N,) UTF-8 bytes, the file each image came from
     meta.json      shape, value range, classes, checksums
@@ -37,7 +37,7 @@ _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
 
 
 class ImageSource(Protocol):
-    """What training reads: images with a noise level and a class each. Stores and mixtures are two."""
+    """What training reads: images with a noise level and a class each. Stores and views are two."""
 
     name: str  # what to call the data in reports
     image_shape: tuple[int, int, int]  # (C, H, W)

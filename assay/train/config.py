@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.data import Augmentation, ImageSource, mix, open_store
+from assay.data import Augmentation, ImageSource, open_store, simulate
 from assay.data.augment import NUM_AUGMENT_LABELS
 from assay.data.loader import Pairing
 from assay.nets import NET_CONFIG, NetConfig, preset
@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 class DataConfig(Strict):
-    """The training images: a store as it is, or a mixture simulated on a clean one (see `assay.data.mix`)."""
+    """The training images: a store as it is, or noise simulated on a clean one (`assay.data.simulate`)."""
 
     store: Path
     clean_fraction: float | None = Field(None, ge=0, le=1)
@@ -50,8 +50,8 @@ class DataConfig(Strict):
         if self.sigma is None:
             if self.clean_fraction < 1 and self.keep_noisy:
                 raise ValueError("data.clean_fraction below 1 needs data.sigma, the noise of the other images")
-            return mix(store, self.clean_fraction, 1.0, self.seed, keep_noisy=False)
-        return mix(store, self.clean_fraction, self.sigma, self.seed, self.keep_noisy)
+            return simulate(store, self.clean_fraction, 1.0, self.seed, keep_noisy=False)
+        return simulate(store, self.clean_fraction, self.sigma, self.seed, self.keep_noisy)
 
 
 class AugmentConfig(Strict):

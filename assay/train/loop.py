@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.data import Batch, ImageSource, Loader
-from assay.data.mixing import stream
+from assay.data.view import stream
 from assay.denoise import Denoiser
 from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
 from assay.noise import per_image

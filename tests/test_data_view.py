@@ -1,7 +1,9 @@
-"""Mixtures and augmentation: exact counts, fixed noise, and noise that stays white."""
+"""Views and augmentation: exact counts, nested parts, fixed noise, and noise that stays white."""
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,20 +13,20 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-import assay.data.mixing
-from assay.data import Augmentation, Mixture, mix
+import assay.data.view
+from assay.data import Augmentation, Joined, View, part, raised, simulate, split_held_out
 from assay.data.augment import NUM_UNIFORMS, augment
-from assay.data.mixing import image_seeds
+from assay.data.view import image_seeds
 
 
 class Arrays:
-    """Clean images in memory; an `ImageSource`."""
+    """Images in memory, clean unless told otherwise; an `ImageSource`."""
 
     def __init__(self, images: Tensor, sigma_tn: Tensor | None = None) -> None:
         self.images = images
         self.name = "arrays"
         self.image_shape = (images.shape[1], images.shape[2], images.shape[3])
-        self.class_names = ("even", "odd")
+        self.class_names: tuple[str, ...] = ("even", "odd")
         self.num_classes = 2
         self.sigma_tn = torch.zeros(len(images)) if sigma_tn is None else sigma_tn
         self.label = torch.arange(len(images)) % 2
@@ -41,12 +43,44 @@ def source(count: int = 50, shape: tuple[int, int, int] = (3, 6, 6), seed: int =
     return Arrays(torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1)
 
 
+def real(count: int = 40, shape: tuple[int, int, int] = (1, 2, 2)) -> Arrays:
+    """A quarter clean images, the others with noise of 0.1, 0.2 or 0.4, as far as anyone can tell."""
+    images = source(count, shape).images
+    return Arrays(images, torch.tensor([0.0, 0.1, 0.2, 0.4])[torch.arange(count) * 4 // count])
+
+
+def classified(*class_names: str) -> Arrays:
+    images = source(3)
+    images.class_names, images.num_classes = class_names, len(class_names)
+    images.label = torch.arange(3) % 2 if class_names else torch.full((3,), -1)
+    return images
+
+
+def test_simulated_noise_is_that_of_the_first_version() -> None:
+    """Committed studies stay reproducible: the golden file was made before views replaced mixtures."""
+    golden = np.load(Path(__file__).parent / "golden" / "simulated_noise.npz")
+    images = Arrays((torch.arange(512.0).view(16, 2, 4, 4) * 37 % 101) / 50.5 - 1)
+    images.fingerprint = "golden"
+    for number, setting in enumerate(json.loads(str(golden["settings"]))):
+        view = simulate(images, **setting)
+        assert view.index.tolist() == golden[f"index_{number}"].tolist()
+        assert view.sigma_tn.tolist() == golden[f"sigma_tn_{number}"].tolist()
+        assert view.fingerprint == str(golden[f"fingerprint_{number}"])
+        x = view.read(torch.arange(len(view)))
+        # Processors may round the last bit of a normal number differently; seeds and levels are exact.
+        np.testing.assert_allclose(x.numpy(), golden[f"images_{number}"], rtol=0, atol=1e-6)
+        seeds = image_seeds(setting["seed"], view.index).tolist()
+        for row, (sigma, seed) in enumerate(zip(golden[f"sigma_tn_{number}"].tolist(), seeds, strict=True)):
+            z = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(x[row], images.images[view.index[row]].clone().add_(z, alpha=sigma))
+
+
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 2**40))
 def test_clean_counts_are_exact_and_clean_sets_nested(count: int, a: int, b: int, seed: int) -> None:
     few, many = min(a, b) / 1000, max(a, b) / 1000
     images = source(count, (1, 1, 1))
-    small, large = mix(images, few, 0.2, seed), mix(images, many, 0.7, seed)
+    small, large = simulate(images, few, 0.2, seed), simulate(images, many, 0.7, seed)
     # Half away from zero, in whole numbers.
     assert int((small.sigma_tn == 0).sum()) == (2 * min(a, b) * count + 1000) // 2000
     assert int((large.sigma_tn == 0).sum()) == (2 * max(a, b) * count + 1000) // 2000
@@ -55,15 +89,15 @@ def test_clean_counts_are_exact_and_clean_sets_nested(count: int, a: int, b: int
 
 
 def test_several_levels() -> None:
-    mixed = mix(source(40), 0.25, [(0.5, 0.1), (0.25, 0.4)], seed=3)
+    mixed = simulate(source(40), 0.25, [(0.5, 0.1), (0.25, 0.4)], seed=3)
     levels, counts = mixed.sigma_tn.unique(return_counts=True)
     assert levels.tolist() == [0, pytest.approx(0.1), pytest.approx(0.4)] and counts.tolist() == [10, 20, 10]
-    assert torch.equal(mixed.sigma_tn == 0, mix(source(40), 0.25, 0.9, seed=3).sigma_tn == 0)
+    assert torch.equal(mixed.sigma_tn == 0, simulate(source(40), 0.25, 0.9, seed=3).sigma_tn == 0)
     assert torch.equal(mixed.label, source(40).label)
 
 
 def test_clean_only_keeps_the_same_clean_images() -> None:
-    both, clean = mix(source(), 0.3, 0.5, 1), mix(source(), 0.3, 0.5, 1, keep_noisy=False)
+    both, clean = simulate(source(), 0.3, 0.5, 1), simulate(source(), 0.3, 0.5, 1, keep_noisy=False)
     kept = (both.sigma_tn == 0).nonzero()[:, 0]
     assert len(clean) == 15 and torch.equal(clean.index, kept)
     assert torch.equal(clean.read(torch.arange(15)), source().images[kept])
@@ -72,55 +106,199 @@ def test_clean_only_keeps_the_same_clean_images() -> None:
 
 def test_noise_is_fixed_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     images, every = source(), torch.arange(50)
-    half, one = mix(images, 0, 0.5, 7), mix(images, 0, 1.0, 7)
+    half, one = simulate(images, 0, 0.5, 7), simulate(images, 0, 1.0, 7)
     z = one.read(every) - images.images
     assert torch.allclose(half.read(every) - images.images, 0.5 * z, atol=1e-6)
     # Whatever is read together, in whatever order, again and again: the same bits.
     first = half.read(every)
     assert torch.equal(half.read(every), first)
-    assert torch.equal(mix(images, 0, 0.5, 7).read(torch.tensor([40, 3, 40])), first[[40, 3, 40]])
+    assert torch.equal(simulate(images, 0, 0.5, 7).read(torch.tensor([40, 3, 40])), first[[40, 3, 40]])
     # The noise of an image depends on the seed and its index, not on the rest of the mixture.
-    part = mix(images, 0.4, [(0.3, 0.5), (0.3, 2.0)], 7)
+    part = simulate(images, 0.4, [(0.3, 0.5), (0.3, 2.0)], 7)
     noisy = part.sigma_tn == 0.5
     assert torch.equal(part.read(every)[noisy], first[noisy])
     assert torch.equal(part.read(every)[part.sigma_tn == 0], images.images[part.sigma_tn == 0])
-    assert not torch.allclose(mix(images, 0, 0.5, 8).read(every), first)
+    assert not torch.allclose(simulate(images, 0, 0.5, 8).read(every), first)
     # A mixture too large for memory computes what a small one remembers.
-    monkeypatch.setattr(assay.data.mixing, "_MAX_CACHE_BYTES", 0)
-    assert torch.equal(mix(images, 0, 0.5, 7).read(every), first)
+    monkeypatch.setattr(assay.data.view, "_MAX_CACHE_BYTES", 0)
+    assert torch.equal(simulate(images, 0, 0.5, 7).read(every), first)
 
 
 def test_fingerprints_tell_mixtures_apart() -> None:
     images = source()
-    mixtures = [mix(images, 0.3, 0.5), mix(images, 0.4, 0.5), mix(images, 0.3, 0.6), mix(images, 0.3, 0.5, 1)]
-    mixtures += [mix(images, 0.3, 0.5, keep_noisy=False), mix(source(seed=1), 0.3, 0.5)]
+    settings = [(0.3, 0.5, 0), (0.4, 0.5, 0), (0.3, 0.6, 0), (0.3, 0.5, 1), (0.3, 0.5, 0, False)]
+    mixtures = [simulate(images, *setting) for setting in settings] + [simulate(source(seed=1), 0.3, 0.5)]
     assert len({mixed.fingerprint for mixed in mixtures}) == len(mixtures)
-    assert mix(images, 0.3, 0.5).fingerprint == mixtures[0].fingerprint
+    assert simulate(images, 0.3, 0.5).fingerprint == mixtures[0].fingerprint
 
 
 def test_no_two_images_share_a_seed() -> None:
-    seeds = image_seeds(5, torch.arange(2**20))
-    assert len(seeds.unique()) == 2**20 and 0 <= int(seeds.min()) and int(seeds.max()) < 2**32
+    number = torch.arange(2**20)
+    seeds = image_seeds(5, number)
+    all_seeds = torch.cat([seeds, image_seeds(5, number, 1), image_seeds(5, number, 2)])
+    assert len(all_seeds.unique()) == 3 * 2**20 and 0 <= int(seeds.min()) and int(seeds.max()) < 2**32
     assert torch.equal(image_seeds(5, torch.tensor([77, 3])), seeds[[77, 3]])
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: mix(source(), 1.5, 0.2), "clean_fraction = 1.5"),
-        (lambda: mix(source(), 0.5, 0.0), "sigma > 0"),
-        (lambda: mix(source(), 0.5, float("nan")), "sigma > 0"),
-        (lambda: mix(source(), 0.5, [(0.2, 0.1)]), "sum to 0.7"),
-        (lambda: mix(source(), 0.0, 0.1, keep_noisy=False), "keeps none"),
+        (lambda: simulate(source(), 1.5, 0.2), "clean_fraction = 1.5"),
+        (lambda: simulate(source(), 0.5, 0.0), "sigma > 0"),
+        (lambda: simulate(source(), 0.5, float("nan")), "sigma > 0"),
+        (lambda: simulate(source(), 0.5, [(0.2, 0.1)]), "sum to 0.7"),
+        (lambda: simulate(source(), 0.0, 0.1, keep_noisy=False), "keeps none"),
         (
-            lambda: mix(Arrays(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0.3])), 0.5, 0.1),
+            lambda: simulate(Arrays(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0.3])), 0.5, 0.1),
             "image 1 of arrays is noisy",
         ),
+        (lambda: part(real(), clean=11), "only 10 clean"),
+        (lambda: part(real(), noisy=1.5), "noisy = 1.5"),
+        (lambda: part(real(), clean=-1), "clean = -1"),
+        (lambda: part(real(), clean=0.01), "is none"),
+        (lambda: part(real(), noisy=1, levels=(0.35, 0.39)), r"only 0 noisy .* in \[0.35, 0.39\]"),
+        (lambda: part(real(), clean=0, noisy=0), "no images"),
+        (lambda: split_held_out(real(), 11), "only 10 clean"),
+        (lambda: split_held_out(real(), 0), "no images"),
+        (lambda: split_held_out(source(), 1.0), "leaves no image"),
+        (lambda: View(real(), torch.tensor([12]), torch.tensor([0.05])), "only be added"),
+        (lambda: View(real(), torch.tensor([12]), torch.tensor([math.nan])), "only be added"),
+        (lambda: Joined([source(), source(3, (3, 6, 5))]), "one shape"),
+        (lambda: Joined([source(), classified("cat", "dog")]), "same classes"),
     ],
 )
-def test_bad_mixtures(build: Callable[[], Mixture], message: str) -> None:
+def test_bad_views(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(4, 300),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.integers(0, 2**40),
+    st.sampled_from([0.1, 0.2]),
+)
+def test_parts_are_nested_and_exact(count: int, a: int, b: int, seed: int, low: float) -> None:
+    images = real(count)
+    is_clean, is_inside = images.sigma_tn == 0, images.sigma_tn >= low
+
+    def chosen(share: int) -> set[int]:
+        num_clean, num_noisy = ((2 * share * int(mask.sum()) + 1000) // 2000 for mask in (is_clean, is_inside))
+        if num_clean + num_noisy == 0:
+            return set()
+        view = part(images, num_clean and share / 1000, num_noisy and share / 1000, (low, 0.4), seed)
+        assert int((view.sigma_tn == 0).sum()) == num_clean and int((view.sigma_tn > 0).sum()) == num_noisy
+        assert bool((is_clean | is_inside)[view.index].all())
+        assert torch.equal(view.read(torch.arange(len(view))), images.images[view.index])
+        assert torch.equal(part(images, num_clean, num_noisy, (low, 0.4), seed).index, view.index)
+        return set(view.index.tolist())
+
+    assert chosen(min(a, b)) <= chosen(max(a, b))
+
+
+def test_a_part_of_clean_images_is_what_simulation_keeps_clean() -> None:
+    images = source()
+    kept = simulate(images, 0.3, 0.5, 4, keep_noisy=False)
+    assert torch.equal(part(images, 0.3, seed=4).index, kept.index)
+    assert torch.equal(part(images, 15, seed=4).index, kept.index)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(200, 300),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(0, 2**40),
+    st.booleans(),
+    st.integers(1, 7),
+)
+def test_held_out_images_are_nested_and_never_trained_on(
+    count: int, a: int, b: int, seed: int, clean: bool, group_size: int
+) -> None:
+    images = real(count)
+    candidates = (images.sigma_tn == 0) == clean
+    group = torch.arange(count) // group_size
+    held: list[set[int]] = []
+    for size in sorted((a, b)):
+        rest, held_out = split_held_out(
+            images, size, seed, "clean" if clean else "noisy", None if group_size == 1 else group
+        )
+        assert bool(candidates[held_out.index].all()) and size <= len(held_out) < size + group_size
+        assert group_size > 1 or len(rest) + size == count
+        assert not set(group[rest.index].tolist()) & set(group[held_out.index].tolist())
+        trained = part(rest, seed=seed).image_number.tolist()
+        trained += simulate(part(rest, noisy=0), 0.5, 0.3, seed).image_number.tolist()
+        assert not set(trained) & set(held_out.image_number.tolist())
+        held.append(set(held_out.index.tolist()))
+    assert held[0] <= held[1]
+
+
+def test_held_out_shares_are_exact() -> None:
+    rest, held_out = split_held_out(real(), 0.25, seed=3)
+    assert len(held_out) == 3 and int((rest.sigma_tn == 0).sum()) == 7 and len(rest) == 37
+    assert len(split_held_out(real(), 0.5, kind="noisy")[1]) == 15
+
+
+@pytest.mark.parametrize("target", [0.3, 2.0])
+def test_raised_images_have_the_noise_of_their_level(target: float) -> None:
+    """Images that are nothing but noise: what is measured after raising is the target."""
+    sigma_tn = torch.tensor([0.0, 0.1, 0.2, 1.0])[torch.arange(2000) % 4]
+    noise = torch.randn(2000, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = Arrays(noise * sigma_tn[:, None, None, None], sigma_tn)
+    view = raised(images, target, seed=5)
+    x = view.read(torch.arange(2000))
+    levels = view.sigma_tn.unique()
+    assert levels.tolist() == pytest.approx([0, target] if target > 1 else [0, target, 1])
+    for level in levels[1:].tolist():
+        z = x[view.sigma_tn == level].double() / level
+        assert max(abs(deviation) for deviation in whiteness(z)) < 4
+    assert torch.equal(x[sigma_tn == 0], images.images[sigma_tn == 0])
+
+
+def test_views_of_views_compose() -> None:
+    images, every = source(60, (2, 4, 4)), torch.arange(60)
+    # A choice among chosen images is a choice among all, with the noise that each image would get anyway.
+    some = View(images, every[10:40])
+    direct = View(images, every[15:30], torch.full((15,), 0.5), 3)
+    nested = View(some, torch.arange(5, 20), torch.full((15,), 0.5), 3)
+    assert nested.fingerprint == direct.fingerprint
+    assert torch.equal(nested.read(torch.arange(15)), direct.read(torch.arange(15)))
+    noisy = simulate(images, 0, 0.5, 3)
+    assert torch.equal(direct.read(torch.arange(15)), noisy.read(every[15:30]))
+    # A choice among noisy images leaves their noise alone.
+    chosen = View(noisy, every[15:30])
+    assert torch.equal(chosen.read(torch.arange(15)), direct.read(torch.arange(15)))
+    assert chosen.image_number.tolist() == list(range(15, 30)) and chosen.label.tolist() == [1, 0] * 7 + [1]
+
+
+def test_noise_added_twice_is_independent() -> None:
+    """Even with the same seed: 0.3 z + 0.4 z would have a deviation of 0.7 instead of 0.5."""
+    images = Arrays(torch.zeros(2000, 1, 8, 8))
+    x = raised(raised(simulate(images, 0, 0.3, 3), 0.5, 3), 1.3, 3).read(torch.arange(2000))
+    assert max(abs(deviation) for deviation in whiteness(x.double() / 1.3)) < 4
+    joined = raised(Joined([simulate(images, 0, 0.3, 3), simulate(images, 0, 0.3, 4)]), 0.5, 3)
+    z = joined.read(torch.arange(4000)).double() / 0.5
+    assert max(abs(deviation) for deviation in whiteness(z)) < 4
+    assert abs((z[:2000] * z[2000:]).mean().item()) * math.sqrt(z[:2000].numel()) < 4
+
+
+def test_joined_sources() -> None:
+    first, second = source(5), real(8, (3, 6, 6))
+    joined = Joined([first, second, classified()])
+    index = torch.tensor([12, 0, 7, 4, 5, 15])
+    expected = torch.cat([first.images, second.images, classified().images])[index]
+    assert torch.equal(joined.read(index), expected) and len(joined) == 16
+    assert torch.equal(joined.sigma_tn, torch.cat([torch.zeros(5), second.sigma_tn, torch.zeros(3)]))
+    assert joined.label[index].tolist() == [1, 0, 0, 0, 0, -1] and joined.class_names == ("even", "odd")
+    others = [Joined([first, second]), Joined([second, first]), Joined([first])]
+    assert len({each.fingerprint for each in [joined, *others]}) == 4
+    # The first source keeps its noise; the others get noise of their own.
+    both = simulate(Joined([first, first]), 0, 0.5, 7)
+    added = both.read(torch.arange(10)) - first.images.repeat(2, 1, 1, 1)
+    assert torch.equal(both.read(torch.arange(5)), simulate(first, 0, 0.5, 7).read(torch.arange(5)))
+    assert not torch.allclose(added[5:], added[:5])
 
 
 def whiteness(z: Tensor) -> list[float]:
@@ -149,7 +327,7 @@ MOVES = {
 @pytest.mark.parametrize("moves", MOVES)
 def test_noise_is_white_before_and_after_augmentation(moves: str, sigma: float) -> None:
     images = Arrays(torch.zeros(1500, 3, 16, 16))
-    mixed = mix(images, 0, sigma, seed=11)
+    mixed = simulate(images, 0, sigma, seed=11)
     index = torch.arange(1500)
     uniform = torch.rand(1500, NUM_UNIFORMS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x, label = augment(mixed.read(index), mixed.sigma_tn, uniform, MOVES[moves])

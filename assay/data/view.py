@@ -1,0 +1,322 @@
+"""Views: some images of a source, each raised to a noise level.
+
+    x = x_tn + sqrt(target^2 - sigma_tn^2) z,        z ~ N(0, I) drawn once from (seed, image number) alone.
+
+Everything that is trained on is a view: noise simulated on clean images (`simulate`), the clean or the noisy
+part of a store or a share of either (`part`), noisy images made noisier (`raised`), images that may be used
+only from some level on (`usable`), several stores taken together (`Joined`). Nothing is copied to disk, and
+views of views compose.
+
+Differences between runs should be differences in the data. So counts are exact; with the same seed a smaller
+part is contained in a larger one; the same z, scaled, serves every level; and z never changes from epoch to
+epoch, which would leak the clean image.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from assay.data.store import ImageSource, hash_of
+
+_MAX_CACHE_BYTES = 2**30
+
+
+class View:
+    """Images `index` (M,) of `source` with noise added up to the levels `target` (M,). An `ImageSource`.
+
+    Without `index` all images, without `target` at the level from which each may be used.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        index: Tensor | None = None,
+        target: Tensor | None = None,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> None:
+        index = torch.arange(len(source)) if index is None else index
+        target = usable_from(source)[index] if target is None else target
+        self.name = source.name if name is None else name
+        if len(index) == 0:
+            raise ValueError(f"{self.name}: there are no images in it; take a larger part")
+        if isinstance(source, View) and not source.num_raised:  # a choice among chosen images: skip the middle
+            index, source = source.index[index], source.source
+        before = source.sigma_tn[index]
+        if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
+            at = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"image {int(index[at])} of {source.name} has noise of {before[at].item():g} and cannot be "
+                f"brought to {target[at].item():g}: noise can only be added"
+            )
+        self.source: ImageSource = source
+        self.index: Tensor = index
+        self.sigma_tn = target
+        self.label = source.label[index]
+        self.image_shape, self.class_names = source.image_shape, source.class_names
+        self.num_classes = source.num_classes
+        # In double precision: then sqrt(target^2) is target, bit for bit.
+        self._added = (target.double() ** 2 - before.double() ** 2).sqrt()
+        self.image_number: Tensor = source.image_number[index] if isinstance(source, View) else index
+        num_raised = _num_raised(source)
+        # Noise added to noisy images is independent of what an earlier view added with the same seed.
+        self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + num_raised, 0))
+        is_raised = bool((self._added > 0).any())
+        self.num_raised: int = num_raised + is_raised  # how many views added noise, this one included
+        columns = [hashlib.sha256(column.numpy().tobytes()).hexdigest() for column in (index, target)]
+        self.fingerprint = hash_of(source.fingerprint, columns, seed)
+        # Noisy images are remembered when first read; views too large for that compute them every time.
+        num_bytes = 4 * len(index) * math.prod(source.image_shape)
+        cached = is_raised and num_bytes <= _MAX_CACHE_BYTES
+        self._cache = torch.empty(len(index), *source.image_shape) if cached else None
+        self._known = torch.zeros(len(index), dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> `x_tn` (B, C, H, W) float32, the same bits whenever it is read."""
+        if self._cache is None:
+            return self._compute(index)
+        if not bool(self._known[index].all()):
+            missing = index[~self._known[index]].unique()
+            self._cache[missing] = self._compute(missing)
+            self._known[missing] = True
+        return self._cache[index]
+
+    def _compute(self, index: Tensor) -> Tensor:
+        x = self.source.read(self.index[index])
+        generator, z = torch.Generator(), torch.empty(self.image_shape)
+        seeds, added = self._seeds[index].tolist(), self._added[index].tolist()
+        for row, (seed, sigma) in enumerate(zip(seeds, added, strict=True)):
+            if sigma > 0:
+                torch.randn(self.image_shape, generator=generator.manual_seed(seed), out=z)
+                x[row].add_(z, alpha=sigma)
+        return x
+
+
+class Joined:
+    """Several sources of one shape taken together, their images numbered on. An `ImageSource`.
+
+    Sources without classes may join those with classes; their images have no label.
+    """
+
+    def __init__(self, sources: Sequence[ImageSource]) -> None:
+        first = sources[0]
+        classes = next((source for source in sources if source.class_names), first)
+        for source in sources:
+            if source.image_shape != first.image_shape:
+                shapes = [" x ".join(map(str, each.image_shape)) for each in (first, source)]
+                raise ValueError(
+                    f"{first.name} has images of {shapes[0]} and {source.name} of {shapes[1]} (C x H x W): "
+                    "only images of one shape can be taken together; pack them with one --size"
+                )
+            if source.class_names not in ((), classes.class_names):
+                raise ValueError(
+                    f"{classes.name} has the classes {', '.join(classes.class_names)} and {source.name} "
+                    f"{', '.join(source.class_names)}: stores taken together need the same classes"
+                )
+        self.sources = tuple(sources)
+        self.name = " + ".join(source.name for source in sources)
+        self.image_shape, self.class_names = first.image_shape, classes.class_names
+        self.num_classes = classes.num_classes
+        self.sigma_tn = torch.cat([source.sigma_tn for source in sources])
+        self.usable_from = torch.cat([usable_from(source) for source in sources])
+        self.label = torch.cat([source.label for source in sources])
+        self.num_raised = max(map(_num_raised, sources))
+        self.fingerprint = hash_of([source.fingerprint for source in sources])
+        self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self.sigma_tn)
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> `x_tn` (B, C, H, W) float32."""
+        x = torch.empty(len(index), *self.image_shape)
+        number = torch.bucketize(index, self._ends, right=True)
+        for chosen in number.unique().tolist():
+            start = int(self._ends[chosen - 1]) if chosen else 0
+            x[number == chosen] = self.sources[chosen].read(index[number == chosen] - start)
+        return x
+
+
+def simulate(
+    source: ImageSource,
+    clean_fraction: float,
+    sigma: float | Sequence[tuple[float, float]],
+    seed: int = 0,
+    keep_noisy: bool = True,
+) -> View:
+    """Keep `clean_fraction` of a clean source and add noise to the rest.
+
+    `sigma` is the level of all noisy images, or a list of (fraction, sigma) whose fractions and
+    `clean_fraction` sum to 1. `keep_noisy=False` drops the noisy images: the clean-only baseline.
+    """
+    levels = [(1 - clean_fraction, sigma)] if isinstance(sigma, int | float) else list(sigma)
+    if not 0 <= clean_fraction <= 1:
+        raise ValueError(f"clean_fraction = {clean_fraction}: a fraction lies between 0 and 1")
+    for fraction, level in levels:
+        if not 0 <= fraction <= 1 or not (math.isfinite(level) and level > 0):
+            raise ValueError(
+                f"(fraction, sigma) = ({fraction}, {level}): need a fraction in [0, 1] and sigma > 0"
+            )
+    total = clean_fraction + sum(fraction for fraction, _ in levels)
+    if abs(total - 1) > 1e-9:
+        raise ValueError(f"clean_fraction and the fractions of the noisy levels sum to {total:g}, not to 1")
+    if bool((noisy := usable_from(source) > 0).any()):
+        first = int(noisy.nonzero()[0])
+        raise ValueError(
+            f"image {first} of {source.name} is noisy already (sigma_tn = {source.sigma_tn[first].item():g}, "
+            f"usable from {usable_from(source)[first].item():g}): noise is simulated on clean images only"
+        )
+    order = _order(source, seed)
+    level_of = torch.zeros(len(source))
+    cumulative = float(clean_fraction)
+    num_clean = start = count_of(cumulative, len(source))
+    for fraction, level in levels:
+        cumulative += fraction
+        stop = count_of(cumulative, len(source))
+        level_of[order[start:stop]] = level
+        start = stop
+    kept = torch.arange(len(source)) if keep_noisy else order[:num_clean].sort().values
+    if len(kept) == 0:
+        raise ValueError(
+            f"clean_fraction = {clean_fraction:g} of {len(source)} images keeps none: nothing to train on"
+        )
+    levels_text = ", ".join(f"{fraction:.3g} at sigma {level:g}" for fraction, level in levels if fraction > 0)
+    rest = (levels_text or "none") if keep_noisy else "none"
+    name = f"{source.name} ({clean_fraction:.3g} clean, noisy: {rest})"
+    return View(source, kept, level_of[kept], seed, name)
+
+
+def part(
+    source: ImageSource,
+    clean: float | int = 1.0,
+    noisy: float | int = 1.0,
+    levels: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> View:
+    """Some of the clean and some of the noisy images: a share of each (float) or a number (int).
+
+    `levels` (low, high) keeps only noisy images with low <= sigma_tn <= high; `noisy` is a share of these.
+    Clean images of a wholly clean source are those that `simulate` keeps clean with the same seed.
+    """
+    source = usable(source, seed)
+    is_noisy = source.sigma_tn > 0
+    if levels is not None:
+        low, high = torch.tensor(levels)
+        is_noisy &= (source.sigma_tn >= low) & (source.sigma_tn <= high)
+    order = _order(source, seed)
+    chosen: list[Tensor] = []
+    for key, size, mask in (("clean", clean, source.sigma_tn == 0), ("noisy", noisy, is_noisy)):
+        there = order[mask[order]]
+        within = f" with levels in [{levels[0]:g}, {levels[1]:g}]" if key == "noisy" and levels else ""
+        chosen.append(there[: _size(key, size, len(there), f"{key} images{within} of {source.name}")])
+    name = f"{source.name} ({len(chosen[0])} clean, {len(chosen[1])} noisy)"
+    return View(source, torch.cat(chosen).sort().values, seed=seed, name=name)
+
+
+def raised(source: ImageSource, level: float, seed: int = 0) -> View:
+    """Noisy images made noisier: those below `level` are raised to it. Clean images stay clean."""
+    source = usable(source, seed)
+    target = torch.where(source.sigma_tn > 0, source.sigma_tn.clamp(min=level), source.sigma_tn)
+    return View(source, None, target, seed, f"{source.name}, noise raised to {level:g}")
+
+
+def usable(source: ImageSource, seed: int = 0) -> ImageSource:
+    """The source with every image raised to the level from which it may be used; itself if all are."""
+    return View(source, seed=seed) if bool((usable_from(source) > source.sigma_tn).any()) else source
+
+
+def usable_from(source: ImageSource) -> Tensor:
+    """(N,) float32: the level from which each image may be used, `sigma_tn` unless the source says more."""
+    level: Tensor = getattr(source, "usable_from", source.sigma_tn)
+    return level
+
+
+def split_held_out(
+    source: ImageSource,
+    held_out: float | int,
+    seed: int = 0,
+    kind: Literal["clean", "noisy"] = "clean",
+    group: Tensor | None = None,
+) -> tuple[View, View]:
+    """Set images aside for evaluation: (the rest, the held-out images), which have none in common.
+
+    `held_out` is a share (float) or a number (int) of the clean images, or of the noisy ones. A smaller
+    held-out part is contained in a larger one. `group` (N,) keeps images together, e.g. patches of one
+    picture: whole groups are set aside until there are at least that many images, and images of the other
+    kind in these groups are in neither view.
+    """
+    source = usable(source, seed)
+    candidate = (source.sigma_tn == 0) == (kind == "clean")
+    num_held_out = _size("held_out", held_out, int(candidate.sum()), f"{kind} images of {source.name}")
+    group = torch.arange(len(source)) if group is None else group.unique(return_inverse=True)[1]
+    order = torch.randperm(int(group.max()) + 1, generator=stream(seed, "held out"))
+    num_in_group = torch.zeros(len(order), dtype=torch.long).index_add(0, group, candidate.long())
+    order = order[num_in_group[order] > 0]
+    num_before = num_in_group[order].cumsum(0) - num_in_group[order]
+    away = torch.isin(group, order[num_before < num_held_out])
+    if bool(away.all()):
+        raise ValueError(f"held_out = {held_out} leaves no image of {source.name} to train on: hold out fewer")
+    return (
+        View(source, (~away).nonzero()[:, 0], seed=seed),
+        View(source, (away & candidate).nonzero()[:, 0], seed=seed, name=f"{source.name} (held out)"),
+    )
+
+
+def count_of(size: float | int, num_there: int) -> int:
+    """How many images a share (float) or a number (int) of `num_there` images is; halves are rounded up."""
+    if isinstance(size, int):
+        return size
+    return math.floor(size * num_there + 0.5 + 1e-9)  # 1e-9: 0.29 * 50 is 14.499999999999998
+
+
+def _size(key: str, size: float | int, num_there: int, what: str) -> int:
+    """`count_of` for a user's request, checked; `what` names the images asked of."""
+    if not (size >= 0 and (isinstance(size, int) or size <= 1)):
+        raise ValueError(f"{key} = {size}: give a share between 0.0 and 1.0, or a whole number of images")
+    count = count_of(size, num_there)
+    if count > num_there:
+        raise ValueError(f"{key} = {size}: there are only {num_there} {what}")
+    if count == 0 and 0 < size < 1:
+        raise ValueError(f"{key} = {size} of {num_there} {what} is none: use a larger share")
+    return count
+
+
+def _order(source: ImageSource, seed: int) -> Tensor:
+    """A random order of all images (N,); parts take its first images, so that they are nested."""
+    return torch.randperm(len(source), generator=stream(seed, "clean set"))
+
+
+def _num_raised(source: ImageSource) -> int:
+    """How many views have added noise to these images."""
+    return source.num_raised if isinstance(source, View | Joined) else 0
+
+
+def stream(seed: int, *names: str | int) -> torch.Generator:
+    """A generator for one purpose, e.g. `stream(seed, "noise", step)`: other names, other numbers."""
+    return torch.Generator().manual_seed(_hash32(seed, *names))
+
+
+def image_seeds(seed: int, number: Tensor, stage: Tensor | int = 0) -> Tensor:
+    """One 32-bit seed per image number (N,) and stage < 16 -> (N,) int64, no two alike below 2^28 images.
+
+    torch keeps 32 bits of a seed, so hashing a million numbers would give a hundred pairs of images the
+    same noise. The steps below permute the 32-bit numbers (odd factors and xor-shifts can be undone).
+    """
+    mask = 0xFFFFFFFF
+    # The word "nature" only seeds the hash. It stays because another would change the noise of every study.
+    value = (number.long() ^ (torch.as_tensor(stage) << 28) ^ _hash32(seed, "nature")) & mask
+    for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
+        value = ((value ^ (value >> shift)) * factor) & mask
+    return value ^ (value >> 16)
+
+
+def _hash32(*parts: str | int) -> int:
+    text = "/".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
