@@ -39,7 +39,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from torch import Tensor
 
 from assay.data import ImageSource
-from assay.data.mixing import image_seeds, stream
+from assay.data.view import image_seeds, stream
 from assay.denoise import Denoiser, x_tn_from_x_0
 from assay.files import write_whole
 from assay.metrics.distance import Estimate
