@@ -21,9 +21,9 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from assay.denoise import Preconditioned
-from assay.files import write_whole, write_whole_directory
+from assay.files import reason, write_whole, write_whole_directory
 from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
-from assay.nets.layers import explain, resample_kernel
+from assay.nets.layers import resample_kernel
 from assay.unpickle import Plain, read_pickle
 
 FORMAT_VERSION = 1
@@ -95,8 +95,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         config = NET_CONFIG.validate_python(header["config"])
         info = CheckpointInfo.model_validate(header["info"])
     except (ValidationError, KeyError) as error:
-        reason = explain(error) if isinstance(error, ValidationError) else f"{error} is missing"
-        raise ValueError(f"{path} has a header that does not describe a network: {reason}") from error
+        raise ValueError(f"{path} has a header that does not describe a network: {reason(error)}") from error
     return Checkpoint(_fill(config, weights, path), config, info)
 
 
@@ -172,7 +171,7 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
     except KeyError as error:
         raise ValueError(f"{where}: the network's arguments lack {error}") from error
     except ValidationError as error:
-        raise ValueError(f"{where}: the arguments do not fit a {model_type}: {explain(error)}") from error
+        raise ValueError(f"{where}: the arguments do not fit a {model_type}: {reason(error)}") from error
 
 
 def config_to_edm(config: NetConfig) -> dict[str, Any]:

@@ -1,22 +1,32 @@
-"""Files that are whole or absent, and what readers of all kinds of files share.
+"""Files that are whole or absent, locks, and errors that name the file they are about.
 
 Everything Assay writes goes to a hidden temporary name in the target's own directory, is flushed to
 the disk and then renamed. A process killed at any moment leaves the old file, the new file, or none:
-never half of one.
+never half of one. What it leaves under a temporary name is removed by the next writer of the same
+target, or by `remove_leftovers`; a lock that ends with the process tells leftovers from work in
+progress.
 """
 
+import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
+import socket
+import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from fcntl import LOCK_EX, LOCK_NB, flock
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_MARK = ".partial-"
-_CLAIM = ".claim"  # locked while its directory is being written; the lock ends with the process
+from filelock import lock_descriptor
+from pydantic import ValidationError
+
+_PARTIAL = ".partial"
+_LOCK = ".lock"
+_SECONDS_UNTIL_WARNED = 5.0
 
 
 @contextmanager
@@ -26,52 +36,203 @@ def write_whole(path: Path) -> Iterator[Path]:
     An existing file is replaced. Missing parent directories are made.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}{path.suffix}")
-    try:
-        yield partial
-        _flush(partial)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _flush(path.parent)
+    with explain_full_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}{_PARTIAL}{path.suffix}")
+        descriptor = _lock(partial)
+        while descriptor is None:  # another process is writing the same target: the last to end wins
+            partial = path.with_name(f".{path.name}{_PARTIAL}-{secrets.token_hex(4)}{path.suffix}")
+            descriptor = _lock(partial)
+        try:
+            os.truncate(partial, 0)  # the leftover of a killed writer
+            yield partial
+            _flush(partial)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            _unlock(descriptor)
+        _flush(path.parent)
 
 
 @contextmanager
 def write_whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; on success it becomes `path`, on error it vanishes.
 
-    Refuses to replace an existing directory, or one that another process is writing. Leftovers of killed
+    Raises FileExistsError if the directory exists or another process is writing it. Leftovers of killed
     writers of the same `path` are removed.
     """
     path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"{path} exists already; remove it or choose another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}{_MARK}*/"):
-        with open(leftover / _CLAIM, "a") as claim:
-            try:
-                flock(claim, LOCK_EX | LOCK_NB)
-            except BlockingIOError:
-                raise FileExistsError(
-                    f"another process is writing {path}; wait for it or choose another name"
-                ) from None
-            shutil.rmtree(leftover, ignore_errors=True)
-    partial = path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}")
-    partial.mkdir()
-    try:
-        with open(partial / _CLAIM, "a") as claim:
-            flock(claim, LOCK_EX)
+    partial = path.with_name(f".{path.name}{_PARTIAL}")
+    with explain_full_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = partial.with_name(partial.name + _LOCK)
+        descriptor = _lock(lock)
+        if descriptor is None:
+            raise FileExistsError(f"another process is writing {path}: wait for it, or choose another name")
+        try:
+            if path.exists():
+                raise FileExistsError(f"{path} exists already: remove it, or choose another name")
+            _remove_tree(partial)
+            partial.mkdir()
             yield partial
             for file in partial.rglob("*"):
                 _flush(file)
             os.replace(partial, path)
-            (path / _CLAIM).unlink()  # not earlier: a folder without its claim is a leftover
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    _flush(path.parent)
+        except BaseException:
+            _remove_tree(partial)
+            raise
+        finally:
+            lock.unlink(missing_ok=True)
+            _unlock(descriptor)
+        _flush(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed writers left anywhere below a folder; what is still being written stays."""
+    for partial in [*Path(folder).rglob(f".*{_PARTIAL}*")]:
+        if partial.is_dir() or (descriptor := _lock(partial)) is None:
+            continue  # a directory goes with its lock
+        if partial.name.endswith(_LOCK):
+            _remove_tree(partial.with_name(partial.name.removesuffix(_LOCK)))
+        partial.unlink(missing_ok=True)
+        _unlock(descriptor)
+
+
+@contextmanager
+def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock file `path` until the block ends; the lock ends with the process, however that ends.
+
+    If another process still holds it after `seconds`, raises ValueError with the sentence `busy`, in which
+    `{holder}` becomes that process. A long wait is announced by a warning.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    started, warned = time.monotonic(), False
+    while (descriptor := _lock(path)) is None:
+        waited = time.monotonic() - started
+        if waited >= seconds:
+            raise ValueError(busy.format(holder=_holder(path)))
+        if waited > _SECONDS_UNTIL_WARNED and not warned:
+            warned = True
+            warnings.warn(f"waiting for {_holder(path)}, which holds {path}", stacklevel=3)
+        time.sleep(0.05)
+    try:
+        os.truncate(path, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        _unlock(descriptor)
+
+
+def _holder(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8") or "another process"
+    return "another process"
+
+
+_held: set[int] = set()  # descriptors of locks: a forked child closes them, so that none outlives this process
+
+
+def _close_in_child() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _lock(path: Path) -> int | None:
+    """Open or create a file and lock it: its descriptor, or None if another process has it.
+
+    Whoever holds the lock may rename or remove the file; then the lock is on a file that is no longer at
+    `path`, and counts for nothing.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        if not lock_descriptor(descriptor, blocking=False):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                _held.add(descriptor)
+                return descriptor
+        os.close(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    if descriptor in _held:  # else this is a forked child, which has closed it
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _remove_tree(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Turn the bare "No space left on device" into a sentence that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"{path} could not be written: the disk is full ({error.strerror}); free some space or choose "
+            "another disk, then run the command again"
+        ) from error
+
+
+@contextmanager
+def naming(path: Path | str, cure: str = "get it again") -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into one sentence that names it and says what to do.
+
+    A damaged file makes a decoder fail in any way at all, so every exception counts. An error that names
+    the file already passes unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        if str(path) in str(error) and isinstance(error, ValueError | OSError | ImportError):
+            raise
+        raise ValueError(f"{path} cannot be read ({reason(error)}): {cure}") from error
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, on one line of printable characters and of bounded length."""
+    if isinstance(error, ValidationError):
+        faults = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
+        text = "; ".join(faults).replace("Value error, ", "").removeprefix(": ")
+    else:
+        text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def read_text(path: Path, cure: str = "save it as UTF-8 text") -> str:
+    """The text of a UTF-8 file."""
+    with naming(path, cure):
+        return Path(path).read_text(encoding="utf-8")
+
+
+def read_json(path: Path, cure: str = "get it again") -> dict[str, Any]:
+    """The object in a JSON file."""
+    with naming(path, cure):
+        content = json.loads(Path(path).read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, not an object")
+        return content
 
 
 def sha256(path: Path) -> str:
@@ -97,11 +258,3 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

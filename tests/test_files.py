@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from assay.files import sha256, write_whole, write_whole_directory
+from assay.files import (
+    hold_lock,
+    naming,
+    read_json,
+    read_text,
+    remove_leftovers,
+    sha256,
+    write_whole,
+    write_whole_directory,
+)
 
 
 def test_a_file_is_replaced_whole_or_kept(tmp_path: Path) -> None:
@@ -33,7 +42,7 @@ def test_a_directory_appears_whole_and_is_never_overwritten(tmp_path: Path) -> N
         (partial / "a").write_text("x")
         assert not path.exists()
     assert (path / "a").read_text() == "x"
-    with pytest.raises(FileExistsError, match="remove it or choose another name"), write_whole_directory(path):
+    with pytest.raises(FileExistsError, match="remove it, or choose another name"), write_whole_directory(path):
         pass
 
 
@@ -47,14 +56,97 @@ def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path:
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"writing\n"
     with (
-        pytest.raises(FileExistsError, match=r"another process is writing .*store; wait"),
+        pytest.raises(FileExistsError, match=r"another process is writing .*store: wait"),
         write_whole_directory(path),
     ):
         pass
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not path.exists() and len(list(tmp_path.iterdir())) == 1
+    assert not path.exists() and len(list(tmp_path.iterdir())) == 2
     with write_whole_directory(path) as partial:
         (partial / "a").write_text("y")
     assert list(tmp_path.iterdir()) == [path]
     assert time.time() - path.stat().st_mtime < 60
+
+
+def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in (".a.txt.partial.txt", "deep/.b.png.partial-01234567.png", ".store.partial.lock"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".store.partial" / "inner").mkdir(parents=True)
+    with write_whole(tmp_path / "c.txt") as mine, write_whole_directory(tmp_path / "d") as folder:
+        mine.write_text("x")
+        (folder / "file").write_text("y")
+        remove_leftovers(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == [".c.txt.partial.txt", ".d.partial", ".d.partial.lock", "deep"]
+    assert sorted(os.listdir(tmp_path)) == ["c.txt", "d", "deep"] and not os.listdir(tmp_path / "deep")
+    (tmp_path / ".a.txt.partial.txt").write_text("the leftover of a killed writer, longer than what comes")
+    with write_whole(tmp_path / "a.txt") as partial:
+        assert partial.name == ".a.txt.partial.txt" and partial.read_text() == ""
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "c.txt", "d", "deep"]
+
+
+def test_two_writers_of_one_file_both_succeed(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with write_whole(path) as first:
+        first.write_text("first")
+        with write_whole(path) as second:
+            assert second != first
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_lock_names_its_holder_and_ends_with_the_process(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom assay.files import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1]), ''):\n"
+        "    if os.fork() == 0: time.sleep(5); os._exit(0)\n"  # a child that outlives it does not hold the lock
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    holder = f"^busy: process {process.pid} on "
+    with pytest.raises(ValueError, match=holder), hold_lock(lock, "busy: {holder}"):
+        pass
+    os.kill(process.pid, signal.SIGSTOP)  # a wait for a stopped process is announced, and ends
+    with (
+        pytest.warns(UserWarning, match=rf"waiting for process {process.pid} on .*, which holds .*\.lock"),
+        pytest.raises(ValueError, match="busy"),
+        hold_lock(lock, "busy", seconds=5.5),
+    ):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with hold_lock(lock, "busy"):
+        assert lock.exists()
+    assert os.listdir(tmp_path) == []
+
+
+def test_whatever_goes_wrong_with_a_file_becomes_a_sentence_about_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    nested = "[" * 100_000
+    for content, mention in (
+        (b"\xff{", "utf-8"),
+        (b"{", "Expecting"),
+        (b"[1]", "holds a list"),
+        (nested.encode(), "recursion"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{path} cannot be read \(.*{mention}.*\): get it again$"):
+            read_json(path)
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=rf"^{path} cannot be read \('utf-8' .*: save it as UTF-8 text$"):
+        read_text(path)
+    with pytest.raises(ValueError, match=r"^x cannot be read \(a \\x1b\[31m b\): get it again$"), naming("x"):
+        raise KeyError.__base__("a \x1b[31m\n b")  # no escape sequences reach the terminal
+    with pytest.raises(FileNotFoundError), naming(tmp_path / "gone"):
+        (tmp_path / "gone").read_text()  # names its file already
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
+    message = r"a\.txt could not be written: the disk is full \(.*\); free some space"
+    with pytest.raises(OSError, match=message), write_whole(tmp_path / "a.txt"):
+        Path("/dev/full").write_text("x")
+    assert os.listdir(tmp_path) == []

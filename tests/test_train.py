@@ -27,6 +27,7 @@ from assay.nets import build_denoiser
 from assay.train import RunConfig, read_config, train
 from assay.train.config import override
 from assay.train.loop import losses, lr_factor, update_ema
+from assay.train.record import Recorder
 from assay.train.run import check_ranks, noise_levels
 from tests.points import ORACLE, Points
 
@@ -554,7 +555,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
                 train(config(), tmp_path / "run", Points(50))
                 os._exit(0)
             except ValueError as error:
-                os._exit(3 if "is being trained by another process: wait for it" in str(error) else 4)
+                os._exit(3 if "is being trained by process" in str(error) else 4)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     found: list[int] = []
@@ -620,3 +621,34 @@ def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     blocked.write_text("not a folder")
     with pytest.raises(OSError, match="file"):
         train(config(), blocked / "run", Points(50))
+
+
+def test_a_disk_too_full_for_tensorboard_is_a_sentence_without_a_traceback(tmp_path: Path) -> None:
+    code = """
+import resource, sys, time
+from pathlib import Path
+from assay.train.record import Recorder
+recorder = Recorder(Path(sys.argv[1]), 0)
+recorder.path = Path("/dev/null")
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+try:
+    for step in range(5):
+        recorder.add({"step": step, "loss": 1.0, "loss_by_sigma": []})
+        recorder.board.flush()
+except OSError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert "tensorboard could not be written: the disk is full" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_log_is_named_and_a_last_line_cut_short_is_dropped(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    Recorder(tmp_path, 2).close()
+    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+    for line in ("{", "[]", '{"step": "x"}', "\x00"):
+        log.write_text('{"step": 1}\n' + line + '\n{"step": 3}\n')
+        with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 cannot be read .*: remove that line"):
+            Recorder(tmp_path, 2)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from assay.files import differences, write_whole
+from assay.files import differences, read_json, remove_leftovers, write_whole
 
 _JOB = ".job.json"
 
@@ -32,6 +32,7 @@ def png_path(folder: Path, seed: int) -> Path:
 
 def check_job(folder: Path, job: Mapping[str, Any]) -> None:
     """Refuse a folder with images of seeds that are, or may be, of another job; `job` holds plain values."""
+    remove_leftovers(folder)
     # Whatever their seeds: once there is a job in the folder, they pass for images of it.
     present = sorted(path for path in folder.glob("??????*.png") if path.stem.isdigit())
     if not present:
@@ -40,7 +41,7 @@ def check_job(folder: Path, job: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{present[0]} exists, and nothing says how it was made: choose another folder, or remove this one"
         )
-    if different := differences(json.loads((folder / _JOB).read_text()), dict(job)):
+    if different := differences(read_json(folder / _JOB), dict(job)):
         raise ValueError(
             f"{folder} holds images that were made otherwise ({'; '.join(different)}): choose another folder, "
             "or remove this one"

@@ -6,10 +6,10 @@ distance depends on it: `compare` refuses unequal counts.
 """
 
 import hashlib
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 import assay
 from assay.data import ImageSource
 from assay.data.picture import captioned_rows
-from assay.files import sha256, write_whole, write_whole_directory
+from assay.files import hold_lock, sha256, write_whole, write_whole_directory
 from assay.metrics.distance import (
     Estimate,
     Manifold,
@@ -94,9 +94,8 @@ def reference_from_images(
     key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"features-{extractor.name}-{key}"
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with open(cache / f".{folder.name}.lock", "a") as lock:
-            flock(lock, LOCK_EX)  # a second process waits here, then uses what the first one wrote
+        # A second process waits here, then uses what the first one wrote.
+        with hold_lock(cache / f".{folder.name}.lock", "", math.inf):
             if not folder.is_dir():
                 features = images_to_features(extractor, source, index, batch_size, progress).features
                 with write_whole_directory(folder) as partial:

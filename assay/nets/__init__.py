@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
+from assay.files import reason
 from assay.nets.dit import MLP, DiT, DiTConfig, MLPConfig
-from assay.nets.layers import explain
 from assay.nets.unet import ADM, ADMConfig, UNet, UNetConfig
 
 NetConfig = Annotated[UNetConfig | ADMConfig | DiTConfig | MLPConfig, Field(discriminator="kind")]
@@ -123,7 +123,7 @@ def preset(name: str, image_shape: Shape | None = None, num_classes: int | None 
             num_classes=chosen.num_classes if num_classes is None else num_classes,
         )
     except ValidationError as error:
-        raise ValueError(f"the preset {name} does not suit these images: {explain(error)}") from error
+        raise ValueError(f"the preset {name} does not suit these images: {reason(error)}") from error
 
 
 def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:

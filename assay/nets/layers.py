@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict
 from torch import Tensor, nn
 
 Direction = Literal["up", "down"]
@@ -36,12 +36,6 @@ class BaseConfig(BaseModel):
         """Refuse an image without pixels."""
         if min(self.image_shape) < 1:
             raise ValueError(f"image_shape = {self.image_shape}: channels, height and width are >= 1")
-
-
-def explain(error: ValidationError) -> str:
-    """What pydantic found wrong, in one line."""
-    parts = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
-    return "; ".join(parts).replace("Value error, ", "").removeprefix(": ")
 
 
 class Network(nn.Module):

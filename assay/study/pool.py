@@ -12,9 +12,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from fcntl import LOCK_EX, flock
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from assay.files import write_whole
+from assay.files import hold_lock, write_whole
 from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
 from assay.study.spec import Job, Study
 
 _MAX_DEATHS_AT_START = 3  # of workers before their first job: then something is wrong with all of them
+_SECONDS_FOR_ORPHANS = 15.0  # for a worker of an earlier study, which was killed, to leave its run
 
 
 def run_local(
@@ -116,15 +116,6 @@ def limit_threads(num_threads: int) -> None:
     threadpool_limits(num_threads)
 
 
-@contextmanager
-def _claimed(run_dir: Path) -> Iterator[None]:
-    """Have a run to oneself. A worker that outlived its killed study leaves it after its next step."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open(run_dir / ".lock", "w") as file:
-        flock(file, LOCK_EX)
-        yield
-
-
 def _work(
     connection: Connection,
     stopping: Any,
@@ -158,7 +149,8 @@ def _work(
                 return
             end = Update(job.key, "stopped", 1, 1)
             try:
-                with _claimed(run_path(folder, job)):
+                busy = f"{run_path(folder, job)} is held by {{holder}}, which an earlier study left: end it"
+                with hold_lock(run_path(folder, job) / ".lock", busy, _SECONDS_FOR_ORPHANS):
                     failure_path(folder, job).unlink(missing_ok=True)
                     if execute(study, folder, store, job, tell, should_stop):
                         end = Update(job.key, "done", 1, 1)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from assay.data import ImageSource, open_store
 from assay.data.picture import image_grid
-from assay.files import write_whole
+from assay.files import hold_lock, remove_leftovers, write_whole
 from assay.metrics import Extractor, Reference, evaluate, load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
 from assay.sample import SampleConfig
@@ -130,12 +129,8 @@ def open_study(spec: Path, folder: Path | None = None) -> OpenStudy:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time run a study; the lock ends with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            flock(file, LOCK_EX | LOCK_NB)
-        except OSError:
-            raise ValueError(f"{folder} is being run by another process: wait for it, or stop it") from None
+    with hold_lock(folder / ".lock", f"{folder} is being run by {{holder}}: wait for it, or stop it"):
+        remove_leftovers(folder)
         yield
 
 

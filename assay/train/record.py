@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.files import write_whole
+from assay.files import explain_full_disk, reason, write_whole
 
 _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf)
 
@@ -57,32 +58,51 @@ class Recorder:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
         self.path = run_dir / "metrics.jsonl"
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        kept = [line for line in lines if (parsed := _parse(line)) and parsed["step"] <= first_step]
+        kept = _lines_up_to(self.path, first_step) if self.path.exists() else []
         with write_whole(self.path) as partial:
             partial.write_text("".join(line + "\n" for line in kept))
-        self.board = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
+        self.events = run_dir / "tensorboard"
+        threading.excepthook = _leave_to_the_writer
+        with explain_full_disk(self.events):
+            self.board = SummaryWriter(self.events, purge_step=first_step + 1)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """One line of metrics; `loss_by_sigma` is a list, all else are numbers, or None where there is none."""
-        with open(self.path, "a") as file:
+        with explain_full_disk(self.path), open(self.path, "a") as file:
             file.write(json.dumps(line) + "\n")
-        for key, value in line.items():
-            if key not in ("step", "loss_by_sigma") and value is not None:
-                self.board.add_scalar(key, value, line["step"])
-        for row in line["loss_by_sigma"]:
-            self.board.add_scalar(f"loss_by_sigma/above_{row['above']:g}", row["loss"], line["step"])
+        scalars = {key: value for key, value in line.items() if key not in ("step", "loss_by_sigma")}
+        scalars |= {f"loss_by_sigma/above_{row['above']:g}": row["loss"] for row in line["loss_by_sigma"]}
+        with explain_full_disk(self.events):
+            for key, value in scalars.items():
+                if value is not None:
+                    self.board.add_scalar(key, value, line["step"])
 
     def close(self) -> None:
         """Flush the events."""
-        self.board.close()
+        with explain_full_disk(self.events):
+            self.board.close()
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:  # the last line of a killed run may be cut short
-        return None
+def _leave_to_the_writer(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard's thread hands an OSError on to the next call of its writer: no traceback of its own."""
+    if not (isinstance(failed.exc_value, OSError) and "AsyncWriter" in type(failed.thread).__name__):
+        threading.__excepthook__(failed)
+
+
+def _lines_up_to(path: Path, last_step: int) -> list[str]:
+    """The lines of the steps up to `last_step`; the last line of a killed run may be cut short."""
+    *lines, last = path.read_bytes().split(b"\n")
+    kept = []
+    for number, line in enumerate([*lines, last], 1):
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line.decode())
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if number <= len(lines):
+                raise ValueError(
+                    f"{path} line {number} cannot be read ({reason(error)}): remove that line"
+                ) from error
+    return kept
 
 
 def diagnose(batch_index: Tensor, sigma_t: Tensor, loss: Tensor, edges: Sequence[float]) -> str:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, lockf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
 from assay.data.picture import image_grid
-from assay.files import differences, write_whole
+from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
 from assay.sample import edm_sigmas, generate
@@ -88,7 +87,8 @@ def open_run(
     fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
     fabric.launch()
     check_ranks(config, fabric.world_size)
-    with _locked(run_dir) if fabric.is_global_zero else nullcontext():
+    busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
+    with hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext():
         yield Run(config, run_dir, source, fabric)
 
 
@@ -131,24 +131,6 @@ def check_ranks(config: RunConfig, num_ranks: int) -> None:
         )
 
 
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Let one process at a time train in a folder; the lock ends with the process, however that ends.
-
-    By lockf and not flock: a forked child does not inherit it, so none that is left over blocks a resumed run.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open(run_dir / ".training", "w") as file:
-        try:
-            lockf(file, LOCK_EX | LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise ValueError(
-                f"{run_dir} is being trained by another process: wait for it or stop it, or train into "
-                "another folder"
-            ) from None
-        yield
-
-
 class Run:
     """Everything around the loop: built or resumed on creation, saved as it goes."""
 
@@ -157,6 +139,7 @@ class Run:
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
         self.net_config = config.net_config(source)
         if self.fabric.is_global_zero:
+            remove_leftovers(run_dir)
             self._claim_folder()
 
         self.denoiser = build_denoiser(self.net_config, settings.seed)
@@ -267,16 +250,19 @@ class Run:
         path = self.run_dir / "config.json"
         identity = {"data": self.source.fingerprint, "run": self.config.fingerprint(self.source)}
         if path.exists():
-            found = json.loads(path.read_text())
-            if found["fingerprint"]["data"] != identity["data"]:
+            with naming(path, "restore it, or train into another folder"):
+                found = json.loads(path.read_bytes())
+                known = {key: found["fingerprint"][key] for key in identity}
+                config_there = dict(found["config"])
+            if known["data"] != identity["data"]:
                 raise ValueError(
                     f"{self.run_dir} was trained on other images: {self.source.name} has changed since the run "
                     "began. Restore the store, or train into another folder"
                 )
-            if found["fingerprint"]["run"] != identity["run"]:
+            if known["run"] != identity["run"]:
                 here = self.config.model_dump(mode="json")
-                here["data"] = found["config"]["data"]  # the same images, wherever they lie
-                different = differences(found["config"], here)
+                here["data"] = config_there.get("data")  # the same images, wherever they lie
+                different = differences(config_there, here)
                 raise ValueError(
                     f"{self.run_dir} holds a run with another config ({'; '.join(different)}): train into "
                     "another folder"
