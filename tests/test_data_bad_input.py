@@ -511,7 +511,7 @@ def test_an_interrupted_pack_starts_clean(tmp_path: Path, how: signal.Signals) -
     if how == signal.SIGINT:
         assert os.listdir(tmp_path / "out") == []
     else:
-        assert len(os.listdir(tmp_path / "out")) == 1  # the leftover of a process that had no last word
+        assert len(os.listdir(tmp_path / "out")) == 2  # the leftovers of a process that had no last word
     report: PackReport = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "out" / "store")
     assert os.listdir(tmp_path / "out") == ["store"]
     report.store.verify()

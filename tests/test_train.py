@@ -625,7 +625,7 @@ def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
 
 def test_a_disk_too_full_for_tensorboard_is_a_sentence_without_a_traceback(tmp_path: Path) -> None:
     code = """
-import resource, sys, time
+import resource, sys
 from pathlib import Path
 from assay.train.record import Recorder
 recorder = Recorder(Path(sys.argv[1]), 0)
@@ -634,7 +634,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
 try:
     for step in range(5):
         recorder.add({"step": step, "loss": 1.0, "loss_by_sigma": []})
-        recorder.board.flush()
+    recorder.close()
 except OSError as error:
     print(error)
 """
