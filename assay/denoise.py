@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from assay.noise import check_levels, check_pixels, check_sigma, per_image
+from assay.noise import check_pixels, check_shape, check_sigma, per_image
 
 
 class Denoiser(Protocol):
@@ -41,8 +41,9 @@ def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tenso
 
 
 def variance_ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
-    """r = sigma_tn^2 / sigma_t^2, (B,): the share of the noise in `x_t` that nature added."""
-    check_levels(x_t, sigma_tn, sigma_t)
+    """r = sigma_tn^2 / sigma_t^2, (B,): the share of the noise in `x_t` that was there when measured."""
+    check_shape("sigma_tn", sigma_tn, len(x_t))
+    check_shape("sigma_t", sigma_t, len(x_t))
     return (sigma_tn / sigma_t) ** 2
 
 
@@ -65,8 +66,8 @@ class Preconditioned(nn.Module):
         self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """`x_t` (B, C, H, W), `sigma_t` (B,), `label` (B,) or None, `augment_label` (B, A) or None."""
-        check_sigma("sigma_t", sigma_t, len(x_t))
-        check_label(label, self.num_classes, len(x_t))
+        check_shape("sigma_t", sigma_t, len(x_t))
+        check_label_shape(label, self.num_classes, len(x_t))
         total = sigma_t**2 + self.sigma_data**2
         c_skip = self.sigma_data**2 / total
         c_out = sigma_t * self.sigma_data / total.sqrt()
@@ -76,11 +77,8 @@ class Preconditioned(nn.Module):
         return per_image(c_skip, x_t) * x_t + per_image(c_out, x_t) * output.to(x_t.dtype)
 
 
-def check_label(label: Tensor | None, num_classes: int, num_images: int) -> None:
-    """Refuse labels that are not one class in 0 .. num_classes - 1 per image.
-
-    -1 stands for "no class" (label dropout); class probabilities (B, num_classes) are let through.
-    """
+def check_label_shape(label: Tensor | None, num_classes: int, num_images: int) -> None:
+    """Reject labels that are neither integers (B,) nor class probabilities (B, num_classes)."""
     if label is None:
         return
     if num_classes == 0:
@@ -91,11 +89,14 @@ def check_label(label: Tensor | None, num_classes: int, num_images: int) -> None
                 f"label has shape {tuple(label.shape)}; expected ({num_images}, {num_classes}) for "
                 f"class probabilities, or ({num_images},) integers"
             )
-        return
-    if label.shape != (num_images,):
+    elif label.shape != (num_images,):
         raise ValueError(f"label has shape {tuple(label.shape)}; expected ({num_images},), one per image")
+
+
+def check_label(label: Tensor, num_classes: int) -> None:
+    """Reject a class outside 0 .. num_classes - 1; -1 is "no class". Reads values: for data coming in."""
     bad = (label < -1) | (label >= num_classes)
-    if bool(bad.any()):
+    if not label.is_floating_point() and bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise ValueError(f"label[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}")
 
@@ -107,6 +108,7 @@ class MixtureDenoiser(nn.Module):
     component k is responsible with probability proportional to w_k N(x_t; atom_k, (std_k^2 + sigma_t^2) I).
     """
 
+    num_classes = 0
     atoms: Tensor
     log_weights: Tensor
     variance: Tensor
@@ -119,15 +121,15 @@ class MixtureDenoiser(nn.Module):
         if weights.shape != (num_atoms,) or not bool((weights > 0).all()):
             raise ValueError(f"weights must be {num_atoms} positive numbers, one per atom; got {weights}")
         std = torch.as_tensor(std, dtype=atoms.dtype).expand(num_atoms)
-        check_sigma("std", std, num_atoms)
+        check_sigma("std", std)
         self.register_buffer("atoms", atoms)
         self.register_buffer("log_weights", (weights / weights.sum()).log())
         self.register_buffer("variance", std**2)
 
     def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
         """E[x_0 | x_t] for `x_t` (B, ...) and `sigma_t` (B,) > 0; mixtures have no classes."""
-        check_sigma("sigma_t", sigma_t, len(x_t))
-        check_label(label, 0, len(x_t))
+        check_shape("sigma_t", sigma_t, len(x_t))
+        check_label_shape(label, self.num_classes, len(x_t))
         if x_t.shape[1:] != self.atoms.shape[1:]:
             raise ValueError(
                 f"x_t holds images of shape {tuple(x_t.shape[1:])}, the atoms {tuple(self.atoms.shape[1:])}"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.noise import add_noise, check_pixels, check_sigma, per_image
+from assay.noise import add_noise, check_pixels, check_shape, per_image
 
 
 def ambient_loss(
@@ -85,13 +85,10 @@ class ConsistencyLevels:
             raise ValueError(f"min_ratio = {self.min_ratio}: the least s'' / s' lies between 0 and 1")
 
     def draw(self, sigma_start: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """`sigma_start` (B,) and `uniform` (2, B) in [0, 1) -> (s', s''), with s'' < s' <= sigma_start."""
-        check_sigma("sigma_start", sigma_start)
-        if bool((sigma_start <= self.sigma_min).any()):
-            raise ValueError(
-                f"sigma_start = {sigma_start.min().item():g} is not above sigma_min = {self.sigma_min:g}: "
-                "there is nothing to learn below it"
-            )
+        """`sigma_start` (B,) and `uniform` (2, B) in [0, 1) -> (s', s''), with s'' < s' <= sigma_start.
+
+        Every `sigma_start` must be above `sigma_min`.
+        """
         position, fraction = uniform.to(sigma_start)
         match self.spacing:
             case "log":
@@ -120,33 +117,20 @@ def consistency_loss(
     teaches: h' is detached, the gradient flows into h''_1 and h''_2 alone.
 
     `eps` (num_steps + 2, B, ...) is the unit noise of the walk's steps and of the two draws. The walk's
-    levels are spaced geometrically; num_steps = 0 needs sigma_high = sigma_start. The kernel replaces
+    levels are spaced geometrically, and 0 < s'' < s' <= sigma_start. The kernel replaces
     x_0 by its mean (`kernel_step`): exact for Gaussian data, otherwise up to O((1 - (s''/s')^2)^2).
     """
-    check_sigma("sigma_start", sigma_start, len(x_start))
-    check_sigma("sigma_high", sigma_high, len(x_start))
-    check_sigma("sigma_low", sigma_low, len(x_start))
-    good = (0 < sigma_low) & (sigma_low < sigma_high) & (sigma_high <= sigma_start)
-    if not bool(good.all()):
-        i = int((~good).nonzero()[0])
-        raise ValueError(
-            f"sigma_low[{i}] = {sigma_low[i].item():.9g}, sigma_high[{i}] = {sigma_high[i].item():.9g}, "
-            f"sigma_start[{i}] = {sigma_start[i].item():.9g}: the levels must satisfy "
-            "0 < sigma_low < sigma_high <= sigma_start for every image"
-        )
+    for name, level in (("sigma_start", sigma_start), ("sigma_high", sigma_high), ("sigma_low", sigma_low)):
+        check_shape(name, level, len(x_start))
     num_steps = len(eps) - 2
-    if num_steps < 0 or eps.shape[1:] != x_start.shape:
-        raise ValueError(f"eps has shape {tuple(eps.shape)}; expected (num_steps + 2, *{tuple(x_start.shape)})")
-    if num_steps == 0 and not torch.equal(sigma_high, sigma_start):
-        i = int((sigma_high != sigma_start).nonzero()[0])
+    if num_steps < 1 or eps.shape[1:] != x_start.shape:
         raise ValueError(
-            f"eps holds no steps to walk from sigma_start[{i}] = {sigma_start[i].item():.9g} to "
-            f"sigma_high[{i}] = {sigma_high[i].item():.9g}: give at least 3 draws"
+            f"eps has shape {tuple(eps.shape)}; expected (num_steps + 2, *{tuple(x_start.shape)}) with "
+            "num_steps >= 1"
         )
-
     with torch.no_grad():
         x, sigma = x_start, sigma_start
-        shrink = (sigma_high / sigma_start) ** (1 / max(num_steps, 1))
+        shrink = (sigma_high / sigma_start) ** (1 / num_steps)
         for step in range(num_steps):
             target = sigma_high if step == num_steps - 1 else sigma * shrink
             x = kernel_step(x, denoiser(x, sigma, label), sigma, target, eps[step])

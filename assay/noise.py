@@ -1,7 +1,7 @@
 """Noise levels.
 
-Every image names its noise level: `x_0` is clean, `x_tn` is what nature delivered, `x_t` is what the
-network sees,
+Every image names its noise level: `x_0` is clean, `x_tn` is the image as it was measured, `x_t` is what
+the network sees,
 
     x_tn = x_0 + sigma_tn z,        x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps,
 
@@ -12,6 +12,9 @@ An image can teach only the levels above its own. Its `sigma_t` comes from a law
 (sigma_tn, inf), by inverse CDF through the survival function S:
 
     sigma_t = S^-1(u S(sigma_tn)),        u ~ U(0, 1).
+
+Formulas check shapes and dtypes only, so that they read no value back from a GPU. Values are checked
+once, where data comes in, by `check_sigma` and `check_law`.
 """
 
 import math
@@ -82,11 +85,7 @@ def draw_sigma(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> T
     `sigma_tn` (B,) -> `sigma_t` (B,), finite and strictly above it. Computed in float64, since the
     survival function of a noisy image may be as small as 1e-12.
     """
-    check_sigma("sigma_tn", sigma_tn)
     mass = law.survival(sigma_tn.double())
-    if not bool((mass > 0).all()):
-        worst = sigma_tn[mass <= 0][0].item()
-        raise ValueError(f"sigma_tn = {worst:g} lies beyond every level of {law}: no sigma_t above it")
     uniform = torch.rand(sigma_tn.shape, dtype=torch.float64, generator=generator, device=generator.device)
     uniform = uniform.to(sigma_tn.device).clamp_min(2.0**-54)  # [0, 1) -> (0, 1)
     sigma_t = law.inverse_survival(uniform * mass).to(sigma_tn.dtype)
@@ -106,11 +105,6 @@ def _just_above(sigma: Tensor) -> Tensor:
     return torch.nextafter(sigma, torch.full_like(sigma, math.inf))
 
 
-def _check_some(sigma_tn: Tensor) -> None:
-    if len(sigma_tn) == 0:
-        raise ValueError("sigma_tn is empty: images are drawn from a data set of at least one")
-
-
 def draw_image_first(
     law: NoiseLaw, sigma_tn: Tensor, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -119,7 +113,7 @@ def draw_image_first(
     `sigma_tn` (N,) are the levels of the whole data set. Returns image indices (num_draws,) and their
     `sigma_t` (num_draws,). Levels below the noisy images' own are then trained only by clean images.
     """
-    _check_some(sigma_tn)
+    check_law(law, sigma_tn)
     index = torch.randint(len(sigma_tn), (num_draws,), generator=generator, device=generator.device)
     index = index.to(sigma_tn.device)
     return index, draw_sigma(law, sigma_tn[index], generator)
@@ -133,8 +127,7 @@ class SigmaFirst:
     """
 
     def __init__(self, law: NoiseLaw, sigma_tn: Tensor) -> None:
-        check_sigma("sigma_tn", sigma_tn)
-        _check_some(sigma_tn)
+        check_law(law, sigma_tn)
         self.law = law
         self.sorted_sigma_tn, self.order = sigma_tn.sort(stable=True)
 
@@ -149,11 +142,12 @@ class SigmaFirst:
 
 
 def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> Tensor:
-    """x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps, for images (B, ...) and sigmas (B,).
+    """x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps, for images (B, ...) and levels sigma_tn < sigma_t (B,).
 
     Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are close.
     """
-    check_levels(x_tn, sigma_tn, sigma_t)
+    check_shape("sigma_tn", sigma_tn, len(x_tn))
+    check_shape("sigma_t", sigma_t, len(x_tn))
     check_pixels("eps", eps, x_tn)
     std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
     return x_tn + per_image(std, x_tn) * eps
@@ -175,35 +169,37 @@ def per_image(values: Tensor, x: Tensor) -> Tensor:
 
 
 def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
-    """Refuse anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
+    """Reject anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
     if values.shape != x.shape:
         raise ValueError(
             f"{name} has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one value per pixel"
         )
 
 
-def check_sigma(name: str, sigma: Tensor, num_images: int | None = None) -> None:
-    """Refuse anything but one finite, non-negative level per image: a float tensor of shape (B,)."""
+def check_shape(name: str, sigma: Tensor, num_images: int | None = None) -> None:
+    """Reject anything but one level per image: a float tensor of shape (B,)."""
     if not isinstance(sigma, Tensor) or not sigma.is_floating_point():
         kind = sigma.dtype if isinstance(sigma, Tensor) else type(sigma).__name__
         raise ValueError(f"{name} is {kind}; expected a floating-point tensor with one level per image")
     expected = "(B,)" if num_images is None else f"({num_images},)"
     if sigma.ndim != 1 or (num_images is not None and len(sigma) != num_images):
         raise ValueError(f"{name} has shape {tuple(sigma.shape)}; expected {expected}, one level per image")
+
+
+def check_sigma(name: str, sigma: Tensor) -> None:
+    """Reject anything but finite, non-negative levels, one per image. Reads values: for data coming in."""
+    check_shape(name, sigma)
     bad = ~(sigma.isfinite() & (sigma >= 0))
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise ValueError(f"{name}[{first}] = {sigma[first].item()}: a noise level is finite and >= 0")
 
 
-def check_levels(x: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> None:
-    """Refuse levels that are not `(B,)` or not 0 <= sigma_tn < sigma_t for the images `x` (B, ...)."""
-    check_sigma("sigma_tn", sigma_tn, len(x))
-    check_sigma("sigma_t", sigma_t, len(x))
-    bad = sigma_t <= sigma_tn
-    if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        raise ValueError(
-            f"sigma_t[{first}] = {sigma_t[first].item():g} is not above sigma_tn[{first}] = "
-            f"{sigma_tn[first].item():g}: an image teaches only the levels above its own"
-        )
+def check_law(law: NoiseLaw, sigma_tn: Tensor) -> None:
+    """Reject a data set's levels `sigma_tn` (N,) that are no levels, or above which `law` has none."""
+    check_sigma("sigma_tn", sigma_tn)
+    if len(sigma_tn) == 0:
+        raise ValueError("sigma_tn is empty: images are drawn from a data set of at least one")
+    highest = sigma_tn.max()
+    if not law.survival(highest.double()).item() > 0:
+        raise ValueError(f"sigma_tn = {highest.item():g} lies beyond every level of {law}: no sigma_t above it")

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from assay.denoise import Denoiser
+from assay.denoise import Denoiser, check_label, check_label_shape
 
 Solver = Literal["euler", "heun"]
 
@@ -99,7 +99,10 @@ def solve(
     Euler's method is of first order; Heun's, with a second evaluation at the end of each step that does
     not end on 0, of second order. `churn` needs `noise`, a callable that returns unit noise of x's shape.
     """
-    check_sigmas(sigmas)
+    if sigmas.ndim != 1 or len(sigmas) < 2:
+        raise ValueError(
+            f"sigmas has shape {tuple(sigmas.shape)}; expected (num_steps + 1,), at least 2 levels"
+        )
     if churn is not None and noise is None:
         raise ValueError("churn adds noise: give `noise`, a callable that returns unit noise like x")
     levels = sigmas.tolist()
@@ -125,12 +128,8 @@ def solve(
 
 
 def check_sigmas(sigmas: Tensor) -> None:
-    """Refuse a grid that is not a strictly decreasing vector of finite levels >= 0."""
-    if sigmas.ndim != 1 or len(sigmas) < 2:
-        raise ValueError(
-            f"sigmas has shape {tuple(sigmas.shape)}; expected (num_steps + 1,), at least 2 levels"
-        )
-    if not bool(sigmas.isfinite().all()) or not bool((sigmas.diff() < 0).all()) or sigmas[-1] < 0:
+    """Reject a grid that does not fall strictly to a level >= 0. Reads values: for a grid on the CPU."""
+    if not bool(sigmas.isfinite().all()) or not bool((sigmas.diff() < 0).all()) or bool(sigmas.min() < 0):
         raise ValueError(f"sigmas must fall strictly and stay >= 0; got {sigmas.tolist()}")
 
 
@@ -177,6 +176,11 @@ def generate(
         raise ValueError(f"batch_size = {batch_size}: need at least 1")
     if label is not None and len(label) != len(seeds):
         raise ValueError(f"label has {len(label)} entries for {len(seeds)} seeds; expected one per seed")
+    check_sigmas(sigmas)
+    num_classes = getattr(denoiser, "num_classes", None)  # a plain function need not tell
+    if label is not None and num_classes is not None:
+        check_label_shape(label, num_classes, len(seeds))
+        check_label(label, num_classes)
     # Matrix products of fewer than four rows a thread sum in another order: smaller batches are
     # padded with copies of their last image, which are then dropped.
     smallest = 8 * torch.get_num_threads()

@@ -1,13 +1,16 @@
 """The loader: a function of (seed, step), independent of ranks, faithful to both pairing orders."""
 
 import math
+import threading
+from contextlib import closing
 
 import pytest
 import torch
 from scipy import stats
 
 from assay.data import Augmentation, Batch, Loader, simulate
-from assay.noise import LogNormal
+from assay.data.loader import prepared_ahead
+from assay.noise import LogNormal, Uniform
 from tests.test_data_view import Arrays, source, whiteness
 
 FIELDS = ("index", "x_tn", "sigma_tn", "sigma_t", "eps", "label", "augment_label")
@@ -127,6 +130,46 @@ def test_a_flipped_twin_carries_its_flipped_noise() -> None:
             assert torch.equal(x, original) or torch.equal(x, original.flip(-1))
             flips += not torch.equal(x, original)
     assert abs(flips - 100) < 4 * math.sqrt(50)
+
+
+def test_bad_levels_and_labels_are_named_when_the_loader_is_built() -> None:
+    images = torch.zeros(4, 1, 2, 2)
+    with pytest.raises(ValueError, match=r"sigma_tn\[2\] = -0.1"):
+        Loader(Arrays(images, torch.tensor([0, 0, -0.1, 0])), 2)
+    with pytest.raises(ValueError, match=r"sigma_tn = 90 lies beyond every level of Uniform"):
+        Loader(Arrays(images, torch.tensor([0, 0, 0, 90.0])), 2, law=Uniform(0, 80))
+    wrong = Arrays(images)
+    wrong.label[3] = 2
+    with pytest.raises(ValueError, match=r"label\[3\] = 2 is outside 0 .. 1"):
+        Loader(wrong, 2)
+
+
+def test_batches_prepared_in_a_thread_are_the_same_in_the_same_order() -> None:
+    loader, num_running = Loader(simulate(source(), 0.3, 0.5), 16, augmentation=EVERYTHING), threading.active_count()
+    with closing(prepared_ahead(lambda step: loader.batch(step, 3), range(3, 23))) as batches:
+        for step, batch in enumerate(batches, start=3):
+            assert equal(batch, loader.batch(step)) and torch.equal(batch.walk_eps, loader.noise(step, 3))
+            assert torch.equal(batch.walk_uniform, loader.uniform(step, 2))
+    assert step == 22 and list(prepared_ahead(str, [])) == []
+
+    taken: list[int] = []
+    with closing(prepared_ahead(taken.append, range(100))) as left_early:
+        next(left_early)
+        next(left_early)
+    assert taken == [0, 1, 2]  # one ahead
+    with closing(prepared_ahead(lambda step: 1 // (2 - step), range(5))) as failing:
+        assert [next(failing), next(failing)] == [0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(failing)
+    assert threading.active_count() == num_running
+
+
+def test_a_batch_moves_to_a_device_whole() -> None:
+    batch = Loader(simulate(source(), 0.3, 0.5), 16, augmentation=EVERYTHING).batch(0, 2)
+    assert batch.to(torch.device("cpu")) is batch
+    moved = batch.to(torch.device("meta"))
+    for field in (*FIELDS, "walk_eps", "walk_uniform"):
+        assert getattr(moved, field).is_meta and getattr(moved, field).shape == getattr(batch, field).shape
 
 
 def test_bad_shares() -> None:

@@ -112,8 +112,6 @@ def test_weights_carry_the_published_prefix() -> None:
 @pytest.mark.parametrize(
     ("label", "num_classes", "message"),
     [
-        (torch.tensor([0, 5]), 5, r"label\[1\] = 5 is outside 0 .. 4"),
-        (torch.tensor([-2, 0]), 5, r"label\[0\] = -2"),
         (torch.tensor([0]), 5, r"label has shape \(1,\); expected \(2,\)"),
         (torch.tensor([[0], [1]]), 5, r"label has shape \(2, 1\)"),
         (torch.zeros(2, 4), 5, r"label has shape \(2, 4\); expected \(2, 5\)"),

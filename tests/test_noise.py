@@ -13,6 +13,7 @@ from assay.noise import (
     SigmaFirst,
     Uniform,
     add_noise,
+    check_law,
     draw_image_first,
     draw_sigma,
     draw_sigma_clamped,
@@ -70,9 +71,10 @@ def test_tail_mass_of_1e_12_stays_exact() -> None:
     assert len(np.unique(draws)) > 19_990
 
 
-def test_a_level_beyond_the_law_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sigma_tn = 90 lies beyond every level of Uniform"):
-        draw_sigma(Uniform(0, 80), torch.tensor([1.0, 90.0]), generator())
+def test_a_level_beyond_the_law_is_rejected_before_drawing() -> None:
+    for draw in (SigmaFirst, lambda law, sigma_tn: draw_image_first(law, sigma_tn, 3, generator())):
+        with pytest.raises(ValueError, match=r"sigma_tn = 90 lies beyond every level of Uniform"):
+            draw(Uniform(0, 80), torch.tensor([1.0, 90.0]))
 
 
 @pytest.mark.parametrize(
@@ -153,21 +155,21 @@ X = torch.zeros(4, 1, 2, 2)
         (torch.zeros(4), torch.ones(4, 1), r"sigma_t has shape \(4, 1\); expected \(4,\)"),
         (torch.zeros(3), torch.ones(4), r"sigma_tn has shape \(3,\)"),
         (torch.zeros(4), torch.ones(()), r"sigma_t has shape \(\)"),
-        (torch.tensor([0, 0, -0.1, 0]), torch.ones(4), r"sigma_tn\[2\] = -0.1"),
-        (torch.zeros(4), torch.tensor([1, math.nan, 1, 1]), r"sigma_t\[1\] = nan"),
-        (torch.zeros(4), torch.tensor([1, 1, 1, math.inf]), r"sigma_t\[3\] = inf"),
-        (
-            torch.full((4,), 0.2),
-            torch.tensor([1, 0.2, 1, 1]),
-            r"sigma_t\[1\] = 0.2 is not above sigma_tn\[1\] = 0.2",
-        ),
         (torch.zeros(4, dtype=torch.int64), torch.ones(4), r"sigma_tn is torch.int64"),
         ([0.0] * 4, torch.ones(4), r"sigma_tn is list"),
     ],
 )
-def test_bad_levels_are_named(sigma_tn: torch.Tensor, sigma_t: torch.Tensor, message: str) -> None:
+def test_levels_of_another_shape_are_named(sigma_tn: torch.Tensor, sigma_t: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         add_noise(X, sigma_tn, sigma_t, torch.zeros_like(X))
+
+
+@pytest.mark.parametrize(("value", "shown"), [(-0.1, "-0.1"), (math.nan, "nan"), (math.inf, "inf")])
+def test_a_data_set_with_bad_levels_is_rejected(value: float, shown: str) -> None:
+    sigma_tn = torch.tensor([0, 0, value, 0])
+    for use in (SigmaFirst, check_law, lambda law, sigma_tn: draw_image_first(law, sigma_tn, 3, generator())):
+        with pytest.raises(ValueError, match=rf"sigma_tn\[2\] = {shown}"):
+            use(LogNormal(), sigma_tn)
 
 
 def test_noise_of_another_shape_is_refused() -> None:

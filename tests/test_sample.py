@@ -164,6 +164,11 @@ def test_seeded_noise_belongs_to_the_image() -> None:
         assert torch.equal(one()[0], many()[1])
 
 
+def labelled(label: list[int]) -> object:
+    denoiser = Preconditioned(Net(), num_classes=5)
+    return next(generate(denoiser, [0], (1, 8, 8), edm_sigmas(3), label=torch.tensor(label)))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -173,8 +178,11 @@ def test_seeded_noise_belongs_to_the_image() -> None:
         (lambda: refined_sigmas(18, 0.001), r"sigma_tn = 0.001 is not between 0.002 and 80"),
         (lambda: refined_sigmas(18, math.nan), r"sigma_tn = nan"),
         (lambda: refined_sigmas(18, 0.2, -1), "num_extra = -1"),
-        (lambda: solve(nn.Identity(), torch.zeros(1, 2), torch.tensor([1.0, 2.0, 0.0])), "fall strictly"),
-        (lambda: solve(nn.Identity(), torch.zeros(1, 2), torch.tensor([1.0, -1.0])), "stay >= 0"),
+        (lambda: next(generate(nn.Identity(), [0], (1,), torch.tensor([1.0, 2.0, 0.0]))), "fall strictly"),
+        (lambda: next(generate(nn.Identity(), [0], (1,), torch.tensor([1.0, math.nan, 0.0]))), "fall strictly"),
+        (lambda: next(generate(nn.Identity(), [0], (1,), torch.tensor([1.0, -1.0]))), "stay >= 0"),
+        (lambda: labelled([5]), r"label\[0\] = 5 is outside 0 .. 4"),
+        (lambda: labelled([-2]), r"label\[0\] = -2"),
         (
             lambda: solve(nn.Identity(), torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])),
             r"sigmas has shape \(1, 2\)",

@@ -3,17 +3,20 @@
 import math
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from assay.data import ImageSource
+    from assay.train import Progress as RunProgress
     from assay.train import RunConfig
 
 _BAR = (
@@ -94,9 +97,7 @@ def train(
             accelerator,
             num_devices,
             num_nodes,
-            on_progress=lambda p: bar.update(
-                task, completed=p.step, rate=f"{p.images_per_second:.0f} images/s, loss {p.loss:.4f}"
-            ),
+            on_progress=partial(_show_progress, bar, task),
             should_stop=lambda: bool(stopped),
         )
     if result.finished:
@@ -107,6 +108,14 @@ def train(
             soft_wrap=True,
         )
         raise typer.Exit(130)
+
+
+def _show_progress(bar: Progress, task: TaskID, now: "RunProgress") -> None:
+    """Move the bar. The loss is read twice a second at most: reading makes a GPU wait."""
+    clock, fields = time.perf_counter(), bar.tasks[task].fields
+    if clock - fields.get("read_at", 0) > 0.5 or now.step == now.num_steps:
+        fields |= {"read_at": clock, "rate": f"{now.images_per_second:.0f} images/s, loss {now.loss:.4f}"}
+    bar.update(task, completed=now.step)
 
 
 def _copy_to_wandb(project: str, run_dir: Path) -> None:

@@ -6,9 +6,12 @@ same batch whatever their number.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +19,11 @@ from torch import Tensor
 from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
 from assay.data.store import ImageSource
 from assay.data.view import stream
-from assay.noise import LogNormal, NoiseLaw, SigmaFirst, draw_sigma, draw_sigma_clamped
+from assay.denoise import check_label
+from assay.noise import LogNormal, NoiseLaw, SigmaFirst, check_law, draw_sigma, draw_sigma_clamped
 
 Pairing = Literal["image_first", "sigma_first", "clamped"]
+T = TypeVar("T")
 _NUM_BLOCKS = 8  # the noise of a large batch is drawn in interleaved blocks: a rank draws only those it needs
 _NUM_AHEAD = 16  # steps whose images and levels are drawn at once: small draws cost more to start than to do
 _SMALL_BATCH = 2**17  # values; below that one draw for all ranks is cheaper
@@ -29,7 +34,8 @@ class Batch:
     """One rank's share of a global batch; all that a loss needs.
 
     `index` (B,), `x_tn` (B, C, H, W), `sigma_tn` and `sigma_t` (B,), unit noise `eps` (B, C, H, W),
-    `label` (B,) with -1 for none, `augment_label` (B, 9) or None.
+    `label` (B,) with -1 for none, `augment_label` (B, 9) or None. For the consistency loss, where it is on:
+    more unit noise `walk_eps` (num_draws, B, C, H, W) and `walk_uniform` (2, B) in [0, 1).
     """
 
     index: Tensor
@@ -39,6 +45,20 @@ class Batch:
     eps: Tensor
     label: Tensor
     augment_label: Tensor | None
+    walk_eps: Tensor | None = None
+    walk_uniform: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; to a GPU it is copied from pinned memory, without waiting for the copy."""
+        if device.type == "cpu":
+            return self
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        on_gpu = device.type == "cuda"
+        with torch.cuda.device(device) if on_gpu else nullcontext():  # a new thread is on the first GPU
+            for name, column in columns.items():
+                if column is not None:
+                    columns[name] = (column.pin_memory() if on_gpu else column).to(device, non_blocking=True)
+        return Batch(**columns)
 
 
 class Loader:
@@ -65,10 +85,12 @@ class Loader:
                 f"batch_size = {batch_size}, rank {rank} of {world_size}: need one image per rank at least, "
                 "and 0 <= rank < world_size"
             )
+        self.law = LogNormal() if law is None else law
+        check_law(self.law, source.sigma_tn)
+        check_label(source.label, source.num_classes)
         self.source = source
         self.batch_size = batch_size
         self.seed = seed
-        self.law = LogNormal() if law is None else law
         self.pairing = pairing
         self.augmentation = Augmentation() if augmentation is None else augmentation
         self._mine = slice(rank, None, world_size)  # of the positions in the global batch
@@ -81,7 +103,7 @@ class Loader:
             lambda epoch: torch.randperm(len(source), generator=stream(seed, "epoch", epoch))
         )
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, num_walk_draws: int = 0) -> Batch:
         """This rank's share of the batch number `step`, for any step >= 0 in any order."""
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
@@ -95,6 +117,8 @@ class Loader:
             eps=self._draw("eps", step, 1)[0],
             label=self.source.label[index],
             augment_label=augment_label,
+            walk_eps=self.noise(step, num_walk_draws) if num_walk_draws else None,
+            walk_uniform=self.uniform(step, 2) if num_walk_draws else None,
         )
 
     def noise(self, step: int, num_draws: int) -> Tensor:
@@ -140,3 +164,16 @@ class Loader:
             drawn = torch.randn(num_draws, size, *self.source.image_shape, generator=generator)
             noise[:, local :: period // self._world_size] = drawn[:, place :: period // self._num_blocks]
         return noise
+
+
+def prepared_ahead(prepare: Callable[[int], T], steps: Iterable[int]) -> Generator[T, None, None]:
+    """`prepare(step)` for each step in turn, the next one in a thread while the caller works on this one."""
+    with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
+        pending: Future[T] | None = None
+        for step in steps:
+            following = pool.submit(prepare, step)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()

@@ -66,7 +66,8 @@ class Network(nn.Module):
         if label is None:
             return like.new_zeros(len(like), self.config.num_classes)
         if not label.is_floating_point():
-            label = F.one_hot(label + 1, self.config.num_classes + 1)[:, 1:]
+            # Not one_hot, which looks at the values.
+            label = label[:, None] == torch.arange(self.config.num_classes, device=label.device)
         vector = label.to(like.dtype)
         if self.training and self.config.label_dropout:
             vector = vector * (torch.rand_like(vector[:, :1]) >= self.config.label_dropout)

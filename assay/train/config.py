@@ -80,6 +80,10 @@ class ConsistencyConfig(Strict):
     spacing: Literal["log", "linear"] = "log"
     min_ratio: float = Field(0.5, gt=0, lt=1)
 
+    def is_on(self, step: int, num_steps: int) -> bool:
+        """Whether it is part of the loss at this step of a run."""
+        return self.coefficient > 0 and step >= self.start * num_steps
+
 
 class TrainConfig(Strict):
     """Algorithm 1 and its surroundings. What is counted in images keeps its meaning when batches change."""

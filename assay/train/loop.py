@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from assay.data import Batch, ImageSource, Loader
+from assay.data import Batch, ImageSource
 from assay.data.view import stream
 from assay.denoise import Denoiser
 from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
@@ -38,7 +38,10 @@ def train(
     Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/. The same
     run gives the same bits on a CPU however often it is interrupted.
     """
-    with open_run(config, Path(run_dir), source, accelerator, devices, num_nodes) as run:
+    with (
+        open_run(config, Path(run_dir), source, accelerator, devices, num_nodes) as run,
+        run.batches() as batches,
+    ):
         settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer
         while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
             # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
@@ -46,23 +49,19 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * lr_factor(run.step, settings)
             for part in range(settings.accumulate):
-                place = run.step * settings.accumulate + part
-                batch = run.to_device(run.loader.batch(place))
+                batch = next(batches)
                 with fabric.no_backward_sync(model, enabled=part < settings.accumulate - 1):
                     loss = losses(model, batch, settings, run.net_config.sigma_data)
                     total = loss.mean()
-                    if (
-                        run.step >= settings.consistency.start * settings.num_steps
-                        and settings.consistency.coefficient
-                    ):
-                        total = total + consistency(model, batch, run.loader, place, run.nature, settings)
+                    if batch.walk_eps is not None:
+                        total = total + consistency(model, batch, run.highest_level, settings)
                     fabric.backward(total / settings.accumulate)
                 run.note_loss(batch, loss)
             limit = settings.clip_grad or math.inf
             grad_norm = fabric.clip_gradients(model, optimizer, max_norm=limit, error_if_nonfinite=False)
-            if run.note_gradient(grad_norm):
-                optimizer.step()
-                update_ema(run.ema, run.denoiser, run.step, settings)
+            run.note_gradient(grad_norm)
+            optimizer.step()
+            update_ema(run.ema, run.denoiser, run.step, settings)
             optimizer.zero_grad()
             run.finish_step(on_progress)
         return run.finish()
@@ -80,22 +79,21 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
     return ambient_loss(denoiser, batch.x_tn, batch.sigma_tn, batch.sigma_t, batch.eps, weight, label)
 
 
-def consistency(
-    model: nn.Module, batch: Batch, loader: Loader, place: int, nature: float, settings: TrainConfig
-) -> Tensor:
+def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: TrainConfig) -> Tensor:
     """The consistency loss on the first images of a batch, times its coefficient.
 
-    Noisy images start from where they are; clean ones first get noise up to `nature`, the data's highest
-    level, so that every image can serve.
+    Noisy images start from where they are; clean ones first get noise up to the data's `highest_level`, so
+    that every image can serve.
     """
+    assert batch.walk_eps is not None and batch.walk_uniform is not None
     chosen: ConsistencyConfig = settings.consistency
     mine = slice(max(1, round(chosen.sub_batch * len(batch.index))))
     x_tn, sigma_tn = batch.x_tn[mine], batch.sigma_tn[mine]
-    eps = loader.noise(place, chosen.num_steps + 3)[:, mine].to(x_tn.device)
-    sigma_start = torch.where(sigma_tn > chosen.sigma_min, sigma_tn, torch.full_like(sigma_tn, nature))
+    eps = batch.walk_eps[:, mine]
+    sigma_start = torch.where(sigma_tn > chosen.sigma_min, sigma_tn, torch.full_like(sigma_tn, highest_level))
     x_start = x_tn + per_image((sigma_start**2 - sigma_tn**2).sqrt(), x_tn) * eps[0]
     levels = ConsistencyLevels(chosen.sigma_min, chosen.spacing, chosen.min_ratio)
-    high, low = levels.draw(sigma_start, loader.uniform(place, 2)[:, mine])
+    high, low = levels.draw(sigma_start, batch.walk_uniform[:, mine])
     denoiser = informed(model, None if batch.augment_label is None else batch.augment_label[mine])
     label = batch.label[mine] if settings.class_conditional else None
     return (

@@ -8,13 +8,12 @@ snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
 """
 
 import copy
-import dataclasses
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
+from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
 from assay.nets import build_denoiser
@@ -37,6 +37,7 @@ from assay.train.state import load_state, pack_tensors, save_state, unpack_tenso
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
+_MAX_UNREAD = 100  # steps whose losses are left on the device
 _NUM_PICTURED = 64
 _MAX_LEVELS = 100  # kept in a checkpoint's header
 
@@ -58,7 +59,12 @@ class Progress:
     step: int
     num_steps: int
     images_per_second: float
-    loss: float
+    mean_loss: Tensor
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the last batch. Reading it waits for the device: a GPU idles meanwhile."""
+        return self.mean_loss.item()
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def open_run(
 
 
 def check_run(config: RunConfig, source: ImageSource) -> None:
-    """Refuse, before any work, settings that do not fit each other or these images."""
+    """Reject, before any work, settings that do not fit each other or these images."""
     settings = config.train
     config.net_config(source)
     if settings.batch_size % settings.accumulate:
@@ -115,7 +121,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
 
 
 def check_ranks(config: RunConfig, num_ranks: int) -> None:
-    """Refuse processes that a launcher started as ranks but that train alone, and batches that do not split."""
+    """Reject processes that a launcher started as ranks but that train alone, and batches that do not split."""
     num_started = int(os.environ.get("WORLD_SIZE", num_ranks))
     if num_started != num_ranks:
         num_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
@@ -165,9 +171,11 @@ class Run:
             self.fabric.global_rank,
             self.fabric.world_size,
         )
-        self.nature = self.source.sigma_tn.max().item()
+        self.highest_level = self.source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
         self.by_sigma = LossBySigma(self.source.sigma_tn)
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
+        self._norms: list[Tensor] = []  # of the gradient of each step
         self.was_finished = self.final.exists()
         self._resume()
         self.first_step, self.started = self.step, time.perf_counter()
@@ -179,57 +187,92 @@ class Run:
         """The finished run's checkpoint."""
         return self.run_dir / "snapshots" / "final.safetensors"
 
-    def to_device(self, batch: Batch) -> Batch:
-        """The batch where the model is."""
-        fields: dict[str, Any] = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        fields |= {key: value.to(self.fabric.device) for key, value in fields.items() if value is not None}
-        return Batch(**fields)
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[Batch]]:
+        """The batches from here to the end, where the model is.
+
+        A GPU does not wait for them: the next one is prepared in a thread. A CPU would gain nothing, since
+        the thread would take the time from the step.
+        """
+        settings = self.config.train
+
+        def prepare(place: int) -> Batch:
+            walks = settings.consistency.is_on(place // settings.accumulate, settings.num_steps)
+            batch = self.loader.batch(place, settings.consistency.num_steps + 3 if walks else 0)
+            return batch.to(self.fabric.device)
+
+        places = range(self.step * settings.accumulate, settings.num_steps * settings.accumulate)
+        if self.fabric.device.type == "cpu":
+            yield map(prepare, places)
+            return
+        with closing(prepared_ahead(prepare, places)) as batches:
+            yield batches
 
     def note_loss(self, batch: Batch, loss: Tensor) -> None:
-        """Count a part of a batch."""
-        self.by_sigma.add(batch.sigma_t, loss)
-        self._last_batch, self._last_loss = batch, loss.detach()
+        """Keep what a part of a batch gave, on its device until `_catch_up`."""
+        self._seen.append((batch.index, batch.sigma_t, loss.detach()))
 
-    def note_gradient(self, grad_norm: Tensor | None) -> bool:
-        """Whether to take the step: not when the gradient is not finite; ten such in a row end the run."""
-        self._grad_norm = math.nan if grad_norm is None else grad_norm.item()
-        if math.isfinite(self._grad_norm):
-            self.num_skipped_in_a_row = 0
-            return True
-        self.num_skipped += 1
-        self.num_skipped_in_a_row += 1
-        if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-            where = diagnose(
-                self._last_batch.index, self._last_batch.sigma_t, self._last_loss, self.by_sigma.edges
-            )
-            raise FloatingPointError(
-                f"step {self.step + 1}: {self.num_skipped_in_a_row} steps in a row without a finite gradient; "
-                f"{where}. Lower train.lr or look at these images; the last state is kept"
-            )
-        return self.config.train.precision == "fp16"  # its scaler skips by itself, and learns from it
+    def note_gradient(self, grad_norm: Tensor | None) -> None:
+        """Have the optimizer skip this step if the gradient is not finite, without asking the device.
+
+        Where `found_inf` is 1 the fused optimizer changes neither weights nor moments nor its count of
+        steps. With fp16 the gradients' scaler skips by itself, and learns from it.
+        """
+        norm = torch.tensor(math.nan) if grad_norm is None else grad_norm.detach()
+        self._norms.append(norm)
+        if self.config.train.precision != "fp16":
+            self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
+
+    def _catch_up(self) -> None:
+        """Read what the steps since the last call gave; ten in a row without a finite gradient end the run."""
+        if not self._norms:
+            return
+        norms = torch.stack(self._norms).tolist()
+        self._grad_norm = norms[-1]
+        num_parts = len(self._seen) // len(norms)
+        for number, norm in enumerate(norms):
+            bad = not math.isfinite(norm)
+            self.num_skipped += bad
+            self.num_skipped_in_a_row = (self.num_skipped_in_a_row + 1) * bad
+            if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
+                seen = self._seen[(number + 1) * num_parts - 1]
+                where = diagnose(*(column.cpu() for column in seen), self.by_sigma.edges)
+                raise FloatingPointError(
+                    f"step {self.step - len(norms) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
+                    f"without a finite gradient; {where}. Lower train.lr or look at these images; the last "
+                    "state is kept"
+                )
+        _, sigma_t, loss = (torch.cat(column) for column in zip(*self._seen, strict=True))
+        self.by_sigma.add(sigma_t, loss)
+        self._seen, self._norms = [], []
 
     def finish_step(self, on_progress: Callable[[Progress], None]) -> None:
         """Count the step, and record, draw and save what is due."""
         self.step += 1
-        settings = self.config.train
+        settings, mean_loss = self.config.train, self._seen[-1][2].mean()
         last = self.step == settings.num_steps
         num_images = (self.step - self.first_step) * settings.batch_size
         images_per_second = num_images / (time.perf_counter() - self.started)
-        if self.step % settings.log_every == 0 or last:
+        logs = self.step % settings.log_every == 0 or last
+        saves = self.step % settings.state_every == 0 or last
+        if logs or saves or len(self._norms) >= _MAX_UNREAD:
+            self._catch_up()
+        if logs:
             self._record(images_per_second)
         if self.fabric.is_global_zero:
-            loss = self._last_loss.mean().item()
-            on_progress(Progress(self.step, settings.num_steps, images_per_second, loss))
+            on_progress(Progress(self.step, settings.num_steps, images_per_second, mean_loss))
             if settings.picture_every and self.step % settings.picture_every == 0:
                 self._draw_samples()
             if settings.snapshot_every and self.step % settings.snapshot_every == 0 and not last:
                 self._save_checkpoint(self.final.with_name(f"{self.step:09d}.safetensors"))
-        if self.step % settings.state_every == 0 or last:
+        if saves:
             self._save_state()
 
     def agree_to_stop(self, wanted: bool) -> bool:
-        """True on every rank if any rank wants to stop."""
+        """True on every rank if any rank wants to stop; several ask each other every tenth step only."""
         if self.fabric.world_size > 1:
+            if self.step % 10:
+                return False
             wanted = bool(self._sum_over_ranks(torch.tensor(float(wanted), device=self.fabric.device)) > 0)
         return wanted
 
@@ -237,6 +280,7 @@ class Run:
         """Save the state, and the final checkpoint if the run is complete."""
         finished = self.step == self.config.train.num_steps
         if not self.was_finished:
+            self._catch_up()
             self._save_state()
         if self.recorder is not None:
             if finished and not self.final.exists():
