@@ -145,7 +145,8 @@ def test_bad_levels_and_labels_are_named_when_the_loader_is_built() -> None:
 
 
 def test_batches_prepared_in_a_thread_are_the_same_in_the_same_order() -> None:
-    loader, num_running = Loader(simulate(source(), 0.3, 0.5), 16, augmentation=EVERYTHING), threading.active_count()
+    num_running = threading.active_count()
+    loader = Loader(simulate(source(), 0.3, 0.5), 16, augmentation=EVERYTHING)
     with closing(prepared_ahead(lambda step: loader.batch(step, 3), range(3, 23))) as batches:
         for step, batch in enumerate(batches, start=3):
             assert equal(batch, loader.batch(step)) and torch.equal(batch.walk_eps, loader.noise(step, 3))

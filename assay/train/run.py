@@ -235,8 +235,8 @@ class Run:
             self.num_skipped += bad
             self.num_skipped_in_a_row = (self.num_skipped_in_a_row + 1) * bad
             if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-                seen = self._seen[(number + 1) * num_parts - 1]
-                where = diagnose(*(column.cpu() for column in seen), self.by_sigma.edges)
+                index, sigma_t, loss = (column.cpu() for column in self._seen[(number + 1) * num_parts - 1])
+                where = diagnose(index, sigma_t, loss, self.by_sigma.edges)
                 raise FloatingPointError(
                     f"step {self.step - len(norms) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
                     f"without a finite gradient; {where}. Lower train.lr or look at these images; the last "
