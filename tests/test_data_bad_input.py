@@ -381,12 +381,14 @@ def test_annotation_files_that_cannot_be_read(tmp_path: Path) -> None:
     failing(folder, out, r"a\.jsonl line 2: expected", sigma=tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_text('{"filename": "good0.png", "probabilities": [0.1]}\n')
     failing(folder, out, r"good0\.png has no sigma; expected one of the keys", sigma=tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text('{"filename": "good0.png", "sigma": 0.3, "sigma_min": 0.2}\n')
+    failing(folder, out, r"good0\.png: .* not below its noise", sigma=tmp_path / "b.jsonl")
     failing(folder, out, r"gone\.csv", sigma=tmp_path / "gone.csv")
     grey(folder / "x/same.png")
     grey(folder / "y/same.png")
     (tmp_path / "a.csv").write_text("filename,sigma\nsame.png,0.1\n")
     failing(
-        folder, out, r"same\.png: 2 images are called so: write their folders too", sigma=tmp_path / "a.csv"
+        folder, out, r"same\.png: 2 images have this name: write their folders too", sigma=tmp_path / "a.csv"
     )
     for sigma in (-0.5, float("nan"), float("inf")):
         failing(folder, out, "sigma = .*: a noise level is a finite number >= 0", sigma=sigma)

@@ -19,8 +19,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from typer.testing import CliRunner
 
-from assay.data import open_store
+from assay.cli import app
+from assay.data import open_store, part, simulate, usable
 from assay.data.known import get
 from assay.data.pack import Conversion, pack
 from assay.data.readers import CIFAR10_CLASSES, RawImages, decode_image, read_any
@@ -347,13 +349,9 @@ def test_huggingface_dataset(tmp_path: Path) -> None:
         ("a.csv", "sigma,other,filename\n0.5,1,x/a.png\n0,2,b.png\n"),
         ("a.csv", "\ufefffilename,sigma_tn\r\na.png,0.5\r\nb.png,0\r\n"),
         ("a.jsonl", '{"filename": "x/a.png", "sigma": 0.5}\n\n{"filename": "b.png", "sigma": 0}\n'),
-        (
-            "annotations.jsonl",
-            '{"filename": "a.png", "sigma_min": 0.5, "sigma_max": 0}\n{"filename": "b.png", "annotation": 0.0}',
-        ),
     ],
 )
-def test_annotations(tmp_path: Path, file: str, text: str) -> None:
+def test_levels_from_a_file(tmp_path: Path, file: str, text: str) -> None:
     save_grey(tmp_path / "in/x/a.png", 9)
     save_grey(tmp_path / "in/b.png", 7)
     (tmp_path / file).write_text(text)
@@ -362,6 +360,70 @@ def test_annotations(tmp_path: Path, file: str, text: str) -> None:
         "x/a.png": 0.5,
         "b.png": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (
+            "annotations.jsonl",
+            '{"filename": "a.png", "sigma_min": 0.5, "sigma_max": 0}\n{"filename": "b.png", "annotation": 0}\n'
+            '{"filename": "c.png", "sigma": 0.3, "usable_from": 0.5}',
+        ),
+        ("a.csv", "filename,sigma,usable_from\na.png,0,0.5\nb.png,0,\nc.png,0.3,0.5\n"),
+    ],
+)
+def test_annotated_images_are_raised_and_not_only_relabelled(tmp_path: Path, file: str, text: str) -> None:
+    """ "Usable from 0.5" is no noise: the store keeps the pixels, and training gets them with noise of 0.5."""
+    for name in "abc":
+        save_grey(tmp_path / f"in/{name}.png", 9)
+    (tmp_path / file).write_text(text)
+    packed = pack(read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file)
+    store = packed.store
+    assert store.sigma_tn.tolist() == [0, 0, pytest.approx(0.3)] and store.usable_from.tolist() == [0.5, 0, 0.5]
+    assert store.meta.num_clean == 1 and store.meta.dtype == "uint8"
+    every = torch.arange(3)
+    assert store.read(every).unique().tolist() == pytest.approx([9 / 127.5 - 1])
+    view = usable(store, seed=1)
+    assert view.sigma_tn.tolist() == [0.5, 0, 0.5] and usable(view) is view
+    added = [image - store.read(every)[i] for i, image in enumerate(view.read(every))]
+    assert not bool(added[1].any()) and bool(added[0].any()) and bool(added[2].any())
+    assert part(store, noisy=0).index.tolist() == [1]  # an image that is usable from 0.5 is not clean
+    with pytest.raises(ValueError, match="noisy already"):
+        simulate(store, 0.5, 0.2)
+    shown = CliRunner().invoke(app, ["data", "show", str(tmp_path / "store")]).output
+    assert "sigma_tn" in shown and "usable from" in shown and "2 images get noise" in shown
+
+
+def test_noise_added_to_annotated_images_has_the_missing_strength(tmp_path: Path) -> None:
+    images = (PackedImage(f"{i}", np.zeros((1, 16, 16), np.float32), 0.3, -1, 0.5) for i in range(500))
+    store = write_store(tmp_path / "store", "noise", images, (1, 16, 16), "float32", (-1, 1), ())
+    assert usable(store).read(torch.arange(500)).std().item() == pytest.approx(0.4, rel=0.01)
+
+
+def test_stores_without_annotations_keep_their_fingerprint(tmp_path: Path) -> None:
+    store = write_store(
+        tmp_path / "store",
+        "one",
+        [PackedImage("a", np.zeros((1, 2, 2), np.uint8), 0.0, 0, 0.0)],
+        (1, 2, 2),
+        "uint8",
+        (0, 255),
+        ("x",),
+    )
+    assert sorted(store.meta.checksums) == ["images.npy", "label.npy", "names.npy", "sigma_tn.npy"]
+    # As version 0.1 gives it.
+    assert store.fingerprint == "5e44076ad2a962c0a0e38c5c49194727fbca254f3107dc21f2a0890c960d575b"
+    with pytest.raises(ValueError, match="not below its noise"):
+        write_store(
+            tmp_path / "bad",
+            "bad",
+            [PackedImage("a", np.zeros((1, 2, 2), np.float32), 0.3, -1, 0.2)],
+            (1, 2, 2),
+            "float32",
+            (-1, 1),
+            (),
+        )
 
 
 def test_crop_is_the_centre_and_resize_is_lanczos(tmp_path: Path) -> None:

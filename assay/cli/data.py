@@ -48,7 +48,10 @@ def pack(
         float | None, typer.Option(help="Noise level of all images, in units of images from -1 to 1.")
     ] = None,
     sigma_file: Annotated[
-        Path | None, typer.Option(help="CSV or JSONL with `filename` and `sigma` of each image.")
+        Path | None,
+        typer.Option(
+            help="CSV or JSONL with `filename` and `sigma` of each image, or ambient-omni's annotations.jsonl."
+        ),
     ] = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which half of CIFAR-10.")] = "train",
     skip_bad: Annotated[
@@ -146,13 +149,19 @@ def show(
         pairs = [f"{name} {count:,}" for name, count in zip(opened.class_names, counts, strict=True)]
         more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
         console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}", highlight=False)
-    table = Table("sigma_tn", "SNR", "images", "", box=None, header_style="bold")
-    bins = noise_histogram(opened.sigma_tn)
-    for entry in bins:
-        level = f"{entry.low:.3g}" if entry.low == entry.high else f"{entry.low:.3g} .. {entry.high:.3g}"
-        bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
-        table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
-    console.print(table)
+    num_annotated = int((opened.usable_from > opened.sigma_tn).sum())
+    for name, levels in {"sigma_tn": opened.sigma_tn, "usable from": opened.usable_from}.items():
+        if name == "usable from" and num_annotated == 0:
+            break
+        table = Table(name, "SNR", "images", "", box=None, header_style="bold")
+        bins = noise_histogram(levels)
+        for entry in bins:
+            level = f"{entry.low:.3g}" if entry.low == entry.high else f"{entry.low:.3g} .. {entry.high:.3g}"
+            bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
+            table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
+        console.print(table)
+    if num_annotated:
+        console.print(f"{num_annotated:,} images get noise up to the level from which they may be used.")
     if png is not None:
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as partial:
@@ -193,8 +202,11 @@ def _print_report(report: "PackReport") -> None:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     store = report.store
     shape = " x ".join(str(side) for side in store.image_shape)
-    noisy = (
-        f", {len(store) - store.meta.num_clean:,} of them noisy" if len(store) > store.meta.num_clean else ""
-    )
+    noisy = ""
+    for count, what in (
+        (int((store.sigma_tn > 0).sum()), "noisy"),
+        (int((store.usable_from > store.sigma_tn).sum()), "usable from a higher level than their noise only"),
+    ):
+        noisy += f", {count:,} of them {what}" if count else ""
     left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
     console.print(f"{store.path}: {len(store):,} images of {shape}{noisy}{left_out}", markup=False)

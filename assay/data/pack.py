@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,8 @@ from assay.data.store import DType, PackedImage, Store, write_store
 Fit = Literal["exact", "crop", "resize"]
 Colour = Literal["keep", "grey", "colour"]
 Progress = Callable[[int, int], None]
-_SIGMA_COLUMNS = ("sigma", "sigma_tn", "sigma_min", "annotation")  # the last two are ambient-omni's
+_SIGMA_COLUMNS = ("sigma", "sigma_tn")
+_USABLE_COLUMNS = ("usable_from", "sigma_min", "annotation")  # the last two are ambient-omni's
 _LUMA = np.array([0.299, 0.587, 0.114])
 
 
@@ -33,6 +34,13 @@ class Problem:
 
     name: str
     reason: str
+
+
+class Level(NamedTuple):
+    """Two numbers per image: the noise in it, and the level from which it may be used."""
+
+    sigma_tn: float
+    usable_from: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class _Packer:
     skip_bad: bool
     progress: Progress | None
     skipped: list[Problem] = field(default_factory=list)
-    levels: dict[int, float] = field(default_factory=dict)
+    levels: dict[int, Level] = field(default_factory=dict)
     shape: tuple[int, int, int] | None = None
     dtype: DType = "uint8"
     value_range: tuple[float, float] = (-1.0, 1.0)
@@ -134,31 +142,32 @@ class _Packer:
         self.skipped += problems
 
     def set_levels(self, sigma: float | Path | None) -> None:
-        """Fill `levels`: image number -> sigma_tn."""
+        """Fill `levels`."""
         if isinstance(sigma, Path):
             self.levels, problems = read_annotations(sigma, list(self.raw.names))
             self.refuse(problems)
         elif sigma is not None:
             check_level(sigma, "sigma")
-            self.levels = dict.fromkeys(range(len(self.raw.names)), sigma)
+            self.levels = dict.fromkeys(range(len(self.raw.names)), Level(sigma, sigma))
         elif self.raw.sigma_tn is not None:
             for i, level in enumerate(self.raw.sigma_tn.tolist()):
                 try:
-                    self.levels[i] = check_level(level, f"{self.raw.names[i]}: sigma_tn")
+                    self.levels[i] = Level(check_level(level, f"{self.raw.names[i]}: sigma_tn"), level)
                 except ValueError as error:
                     self.refuse([Problem(self.raw.names[i], str(error))])
         else:
-            self.levels = dict.fromkeys(range(len(self.raw.names)), 0.0)
+            self.levels = dict.fromkeys(range(len(self.raw.names)), Level(0.0, 0.0))
 
     def images(self) -> Iterator[PackedImage]:
         """Load and convert one image after the other."""
         for i, level in sorted(self.levels.items()):
             try:
-                values = self.convert(self.load(i), self.raw.names[i], level)
+                values = self.convert(self.load(i), self.raw.names[i], level.sigma_tn)
             except ValueError as error:
                 self.refuse([Problem(self.raw.names[i], str(error))])
             else:
-                yield PackedImage(self.raw.names[i], values, level, int(self.raw.label[i]))
+                label = int(self.raw.label[i])
+                yield PackedImage(self.raw.names[i], values, level.sigma_tn, label, level.usable_from)
             if self.progress is not None:
                 self.progress(i + 1, len(self.raw.names))
 
@@ -318,18 +327,19 @@ def check_level(sigma: float, where: str) -> float:
     return sigma
 
 
-def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], list[Problem]]:
-    """One noise level per image from a CSV (columns filename, sigma) or a JSONL with these keys.
+def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, Level], list[Problem]]:
+    """The levels of each image from a CSV (columns filename, sigma, usable_from) or a JSONL with these keys.
 
-    Also ambient-omni's annotations.jsonl, whose `sigma_min` or `annotation` is the level from which an
-    image may be used. File names are relative to the source; the last part alone will do if no two
-    images share it. Returns image number -> sigma, and what is wrong with the file.
+    One of sigma and usable_from will do: without `sigma` the image has no noise of its own, without
+    `usable_from` it may be used from its own noise on. ambient-omni's annotations.jsonl calls the latter
+    `sigma_min` or `annotation`. File names are relative to the source; the last part alone will do if no
+    two images share it. Returns image number -> levels, and what is wrong with the file.
     """
     number = {name: i for i, name in enumerate(names)}
     by_last_part: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         by_last_part.setdefault(PurePosixPath(name).name, []).append(i)
-    levels: dict[int, float] = {}
+    levels: dict[int, Level] = {}
     bad: set[int] = set()
     problems: list[Problem] = []
     for where, row in _annotation_rows(path):
@@ -338,7 +348,7 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], li
         i = number.get(filename, candidates[0] if len(candidates) == 1 else -1)
         if i < 0:
             reason = (
-                f"{len(candidates)} images are called so: write their folders too"
+                f"{len(candidates)} images have this name: write their folders too"
                 if candidates
                 else "no such image: names are relative to the source; correct it, or remove the line"
             )
@@ -363,16 +373,26 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, float], li
     return levels, problems
 
 
-def _level_of(row: dict[str, object], where: str) -> float:
-    key = next((key for key in _SIGMA_COLUMNS if row.get(key) is not None), None)
-    if key is None:
-        raise ValueError(f"{where} has no sigma; expected one of the keys {', '.join(_SIGMA_COLUMNS)}")
-    value = row[key]
-    try:
-        level = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{where}: {key} = {value!r}: write a finite number >= 0") from None
-    return check_level(level, f"{where}: {key}")
+def _level_of(row: dict[str, object], where: str) -> Level:
+    found: list[float | None] = []
+    for keys in (_SIGMA_COLUMNS, _USABLE_COLUMNS):
+        key = next((key for key in keys if row.get(key) not in (None, "")), None)
+        try:
+            level = None if key is None else float(row[key])  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{where}: {key} = {row[str(key)]!r}: write a finite number >= 0") from None
+        found.append(None if level is None else check_level(level, f"{where}: {key}"))
+    sigma, usable_from = found
+    if sigma is None and usable_from is None:
+        known = ", ".join(_SIGMA_COLUMNS + _USABLE_COLUMNS)
+        raise ValueError(f"{where} has no sigma; expected one of the keys {known}")
+    sigma = sigma or 0.0
+    if usable_from is not None and usable_from < sigma:
+        raise ValueError(
+            f"{where}: it has noise of {sigma:g} and cannot be usable from {usable_from:g}: the level from "
+            "which an image may be used is not below its noise"
+        )
+    return Level(sigma, sigma if usable_from is None else usable_from)
 
 
 def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
@@ -396,7 +416,7 @@ def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
         return
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     columns = reader.fieldnames or []
-    if "filename" not in columns or not set(_SIGMA_COLUMNS) & set(columns):
+    if "filename" not in columns or not {*_SIGMA_COLUMNS, *_USABLE_COLUMNS} & set(columns):
         raise ValueError(
             f"{path} has the columns {list(columns)}; expected filename and sigma in the first line"
         )

@@ -4,14 +4,19 @@
     sigma_tn.npy   (N,) float32, the standard deviation of the noise in each image; 0 is clean
     label.npy      (N,) int64, the class; -1 is none
     names.npy      (N,) UTF-8 bytes, the file each image came from
+    usable_from.npy  (N,) float32, only if some image may be used from a higher level than its noise on
     meta.json      shape, value range, classes, checksums
 
 `value_range` (low, high) are the stored values of black and white. Reading maps them to -1 and 1,
 
     x = 2 (value - low) / (high - low) - 1,
 
-and clips nothing: the noise of a noisy image leaves [-1, 1]. Everything is memory-mapped, so opening
-costs the same for a thousand images and a million. A store is whole or absent (`assay.files`).
+and clips nothing: the noise of a noisy image leaves [-1, 1]. An image that is blurred, compressed or of
+another kind can still teach the levels where noise hides that: `usable_from` >= sigma_tn says from which
+level on. It must get noise up to that level before training, which `assay.data.usable` adds.
+
+Everything is memory-mapped, so opening costs the same for a thousand images and a million. A store is
+whole or absent (`assay.files`).
 """
 
 import contextlib
@@ -34,6 +39,7 @@ from assay.noise import check_sigma
 DType = Literal["uint8", "float16", "float32"]
 FORMAT_VERSION: Literal[1] = 1
 _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
+_USABLE_FROM = "usable_from.npy"  # a column that stores may lack
 
 
 class ImageSource(Protocol):
@@ -66,7 +72,7 @@ class StoreMeta(BaseModel):
     dtype: DType
     value_range: tuple[float, float]
     class_names: tuple[str, ...]
-    num_clean: int
+    num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
 
 
@@ -84,7 +90,10 @@ class Store:
         self._names = _map_column(path, "names.npy", (meta.num_images,), None)
         self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))
         self.label = torch.from_numpy(_map_column(path, "label.npy", (meta.num_images,), "int64"))
-        contents = {key: meta.checksums[key] for key in _COLUMNS if key != "names.npy"}
+        self.usable_from = self.sigma_tn
+        if _USABLE_FROM in meta.checksums:
+            self.usable_from = torch.from_numpy(_map_column(path, _USABLE_FROM, (meta.num_images,), "float32"))
+        contents = {key: value for key, value in meta.checksums.items() if key != "names.npy"}
         self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
 
     def __len__(self) -> int:
@@ -143,6 +152,7 @@ class PackedImage:
     values: np.ndarray
     sigma_tn: float
     label: int
+    usable_from: float | None = None  # the same as sigma_tn
 
 
 def write_store(
@@ -160,6 +170,7 @@ def write_store(
     """
     path = Path(path)
     sigmas: list[float] = []
+    usable: list[float] = []
     labels: list[int] = []
     names: list[bytes] = []
     with explain_full_disk(path), write_whole_directory(path) as partial:
@@ -174,6 +185,7 @@ def write_store(
                     )
                 file.write(image.values.tobytes())
                 sigmas.append(image.sigma_tn)
+                usable.append(image.sigma_tn if image.usable_from is None else image.usable_from)
                 labels.append(image.label)
                 names.append(image.name.encode())
             if not sigmas:
@@ -182,7 +194,15 @@ def write_store(
             assert _write_header(file, (len(sigmas), *image_shape), dtype) == header_size
         sigma_tn = np.asarray(sigmas, dtype=np.float32)
         label = np.asarray(labels, dtype=np.int64)
+        usable_from = np.asarray(usable, dtype=np.float32)
         check_sigma("sigma_tn", torch.from_numpy(sigma_tn))
+        check_sigma("usable_from", torch.from_numpy(usable_from))
+        if bool((wrong := usable_from < sigma_tn).any()):
+            first = int(wrong.argmax())
+            raise ValueError(
+                f"{names[first].decode()} has noise of {sigma_tn[first]:g} and cannot be usable from "
+                f"{usable_from[first]:g}: the level from which an image may be used is not below its noise"
+            )
         if label.min() < -1 or label.max() >= len(class_names):
             raise ValueError(
                 f"labels reach from {label.min()} to {label.max()}; there are {len(class_names)} classes"
@@ -190,6 +210,9 @@ def write_store(
         np.save(partial / "sigma_tn.npy", sigma_tn)
         np.save(partial / "label.npy", label)
         np.save(partial / "names.npy", np.array(names, dtype=np.bytes_))
+        is_annotated = bool((usable_from > sigma_tn).any())
+        if is_annotated:
+            np.save(partial / _USABLE_FROM, usable_from)
         meta = StoreMeta(
             name=name,
             num_images=len(sigmas),
@@ -197,8 +220,8 @@ def write_store(
             dtype=dtype,
             value_range=value_range,
             class_names=tuple(class_names),
-            num_clean=int((sigma_tn == 0).sum()),
-            checksums={file: sha256(partial / file) for file in _COLUMNS},
+            num_clean=int((usable_from == 0).sum()),
+            checksums={file: sha256(partial / file) for file in _COLUMNS + (_USABLE_FROM,) * is_annotated},
         )
         (partial / "meta.json").write_text(meta.model_dump_json(indent=2) + "\n")
     return open_store(path)

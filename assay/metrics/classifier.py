@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from assay.data import ImageSource
+from assay.data.view import usable_from
 
 NUM_FEATURES = 128
 NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
@@ -67,7 +68,7 @@ def train_classifier(
     progress: Callable[[int], None] = lambda num_images: None,
 ) -> TrainedClassifier:
     """Train on the clean, labelled images of `source`, a tenth of them held out for the accuracy."""
-    usable = torch.nonzero((source.sigma_tn == 0) & (source.label >= 0))[:, 0]
+    usable = torch.nonzero((usable_from(source) == 0) & (source.label >= 0))[:, 0]
     num_present = len(source.label[usable].unique())
     if num_present < 2 or len(usable) < 20:
         raise ValueError(

@@ -21,6 +21,7 @@ from torch import Tensor
 import assay
 from assay.data import ImageSource
 from assay.data.picture import captioned_rows
+from assay.data.view import usable_from
 from assay.files import hold_lock, sha256, write_whole, write_whole_directory
 from assay.metrics.distance import (
     Estimate,
@@ -85,7 +86,7 @@ def reference_from_images(
     progress: Progress = lambda num_images: None,
 ) -> Reference:
     """Features and statistics of the clean images of a store, from `cache` if they were taken before."""
-    index = torch.nonzero(source.sigma_tn == 0)[:, 0]
+    index = torch.nonzero(usable_from(source) == 0)[:, 0]
     if len(index) < MIN_IMAGES:
         raise ValueError(
             f"{source.name} has {len(index)} clean images: a reference needs at least {MIN_IMAGES}; noisy "

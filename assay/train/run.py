@@ -24,7 +24,7 @@ from torch import Tensor
 
 import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
-from assay.data import Batch, ImageSource, Loader
+from assay.data import Batch, ImageSource, Loader, usable
 from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
@@ -87,7 +87,7 @@ def open_run(
     num_nodes: int,
 ) -> Iterator["Run"]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
-    source = config.data.open() if source is None else source
+    source = usable(config.data.open() if source is None else source, config.data.seed)
     check_run(config, source)
     precision = _PRECISION[config.train.precision]
     fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
