@@ -41,7 +41,13 @@ class CheckpointInfo(BaseModel):
     dataset: str | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept
     label_names: tuple[str, ...] = ()
+    value_range: tuple[float, float] | None = None  # the data's own values of -1 and 1
     source: str | None = None  # where foreign weights came from
+
+    @property
+    def lowest_sigma_tn(self) -> float | None:
+        """The lowest noise level of the training images, if known."""
+        return self.sigma_tn[0][0] if self.sigma_tn else None
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,25 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         raise OSError(f"{path} could not be written ({error}): is there room on the disk?") from error
 
 
+def find_checkpoint(path: Path) -> Path:
+    """The file itself, or the final checkpoint of a run folder."""
+    final = path / "snapshots" / "final.safetensors"
+    if not path.is_dir() or final.exists():
+        return final if path.is_dir() else path
+    if snapshots := sorted(final.parent.glob("*.safetensors")):
+        raise ValueError(
+            f"{path} is a run that has not finished: resume it with `assay train`, or give one of its "
+            f"snapshots, the last is {snapshots[-1]}"
+        )
+    raise ValueError(
+        f"{path} is a folder without {final.relative_to(path)}: give a .safetensors file, or the folder of a "
+        "finished run"
+    )
+
+
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Open a file that `save_checkpoint` wrote; what does not fit is named in the error."""
-    path = Path(path)
+    """Open a file that `save_checkpoint` wrote, or the final one of a run folder; errors name what is wrong."""
+    path = find_checkpoint(Path(path))
     weights, metadata = _read_safetensors(path)
     if _HEADER not in metadata:
         raise ValueError(

@@ -10,7 +10,7 @@ Images own their seeds: image 17 is the same bits in any batch size.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from assay.denoise import Denoiser, check_label, check_label_shape
 
 Solver = Literal["euler", "heun"]
+Level = float | Literal["auto"]  # a noise level, or the training data's
 
 
 def edm_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
@@ -205,10 +206,11 @@ def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -
 
 
 class SampleConfig(BaseModel):
-    """How to sample, in one place: for `assay sample`, for evaluation and for studies.
+    """How to sample, in one place: for `assay sample`, pictures of a run, evaluation and studies.
 
     `truncate_at` = sigma_tn stops there and returns the prediction (Appendix, Algorithm 2). `refine_at` =
-    sigma_tn puts it on the grid and spends `num_extra` more steps below it (configuration C).
+    sigma_tn puts it on the grid and spends `num_extra` more steps below it (configuration C). Both may be
+    "auto": the lowest, or the highest, noise level of the training data (see `for_levels`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -218,24 +220,52 @@ class SampleConfig(BaseModel):
     sigma_min: float = Field(0.002, gt=0)
     sigma_max: float = Field(80.0, gt=0)
     rho: float = Field(7.0, gt=0)
-    truncate_at: float | None = Field(None, gt=0)
-    refine_at: float | None = Field(None, gt=0)
+    truncate_at: Level | None = None
+    refine_at: Level | None = None
     num_extra: int = Field(0, ge=0)
     churn: float = Field(0.0, ge=0)
     churn_low: float = Field(0.0, ge=0)
     churn_high: float = Field(1000.0, gt=0)  # above every grid; JSON has no infinity
     churn_noise: float = Field(1.0, ge=0)
 
+    def for_levels(self, sigma_tn: Iterable[float]) -> "SampleConfig":
+        """The same for a model of data with these noise levels: "auto" becomes a number. Checks the grid."""
+        noisy, chosen = [level for level in sigma_tn if level > 0], {}
+        for name, choose in (("truncate_at", min), ("refine_at", max)):
+            if getattr(self, name) == "auto":
+                if not noisy:
+                    raise ValueError(
+                        f"{name} = auto: no noise level of the training data is known; give a number"
+                    )
+                chosen[name] = choose(noisy)
+        found = self.model_copy(update=chosen)
+        found.sigmas()
+        return found
+
     def sigmas(self) -> Tensor:
         """The grid these settings describe."""
-        if self.truncate_at is not None:
-            if self.refine_at is not None:
-                raise ValueError("truncate_at stops at sigma_tn, refine_at goes on below it: choose one")
-            return edm_sigmas(self.num_steps, self.truncate_at, self.sigma_max, self.rho)
-        if self.refine_at is not None:
-            ends = self.sigma_min, self.sigma_max, self.rho
-            return refined_sigmas(self.num_steps, self.refine_at, self.num_extra, *ends)
-        return edm_sigmas(self.num_steps, self.sigma_min, self.sigma_max, self.rho)
+        low, high = self.sigma_min, self.sigma_max
+        for name in ("truncate_at", "refine_at"):
+            level = getattr(self, name)
+            if level == "auto":
+                raise ValueError(f"{name} = auto is a level of the training data: call `for_levels` first")
+            lowest = low if name == "refine_at" else 0
+            if level is not None and not lowest < level < high:
+                raise ValueError(
+                    f"{name} = {level:g} is not between {lowest:g} and sigma_max = {high:g}, where sampling "
+                    "starts: give the noise level of the training data, e.g. 0.2"
+                )
+        if self.truncate_at is not None and self.refine_at is not None:
+            raise ValueError("`truncate_at` stops at sigma_tn, `refine_at` goes on below it: choose one")
+        if self.num_extra and self.refine_at is None:
+            raise ValueError(f"num_extra = {self.num_extra} adds steps below `refine_at`: set it too")
+        if not low < high:
+            raise ValueError(f"sigma_min = {low:g} is not below sigma_max = {high:g}")
+        if isinstance(self.truncate_at, float):
+            return edm_sigmas(self.num_steps, self.truncate_at, high, self.rho)
+        if isinstance(self.refine_at, float):
+            return refined_sigmas(self.num_steps, self.refine_at, self.num_extra, low, high, self.rho)
+        return edm_sigmas(self.num_steps, low, high, self.rho)
 
     def generate(
         self,

@@ -129,7 +129,7 @@ def test_a_folder_of_another_study_is_refused(tmp_path: Path, monkeypatch: pytes
         (SPEC.replace('"mlp"', '"mpl"').encode(), "no network preset is called 'mpl'; there are"),
         (
             SPEC.replace("[0.5]", "[100]").encode(),
-            "noisy only at 100, truncated (seed 0) cannot be sampled: levels",
+            "noisy only at 100, truncated (seed 0) cannot be sampled: truncate_at = 100",
         ),
         (
             SPEC.encode() + b"[[extra]]\nclean_fraction = 0.5\n",

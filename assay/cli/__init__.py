@@ -1,10 +1,13 @@
 """The `assay` command: each subcommand is one call of the library, plus printing and progress.
 
 Heavy modules (torch and all that needs it) are imported inside the commands, so that `assay --help`
-answers at once. Commands raise as the library does; `ExplainingGroup` turns what a user can mend
-into one sentence and leaves bugs their traceback.
+answers at once. The library raises and warns in the names of its arguments; `ExplainingGroup` turns these
+into the command's options and prints one sentence. Bugs keep their traceback.
 """
 
+import re
+import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,23 +15,74 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import checkpoint, data, evaluate, mixture, net, price, study, train
+from assay.cli import checkpoint, data, evaluate, generate, mixture, net, price, study, train
 
 
 class ExplainingGroup(TyperGroup):
-    """Prints errors that a user can mend as a sentence, without a traceback, and exits with 1."""
+    """Prints errors that a user can fix, and warnings of the library, as sentences; such errors exit with 1."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; bad values, file trouble, missing extras and divergence are explained on stderr."""
-        try:
-            return super().invoke(ctx)
-        except (ValueError, OSError, ImportError, FloatingPointError) as error:
-            text = str(error)
-            if isinstance(error, FileNotFoundError) and error.filename is not None:  # the system's own words
-                text = f"{error.filename} does not exist: check the path"
-            # soft_wrap: a path in a message must survive copy and paste.
-            Console(stderr=True).print("error:", text, style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(1) from error
+        """Run the command. Bad values, files, missing extras and divergence are explained on stderr."""
+        command: Any = self
+        for word in [*ctx._protected_args, *ctx.args]:
+            if word not in getattr(command, "commands", {}):
+                break
+            command = command.commands[word]
+        show_others = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
+        ) -> None:
+            if Path(filename).is_relative_to(Path(assay.__file__).parent):
+                _print("warning:", _with_options(str(message), command), "yellow")
+            else:
+                show_others(message, category, filename, *rest, **more)
+
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            try:
+                return super().invoke(ctx)
+            except (ValueError, OSError, ImportError, FloatingPointError) as error:
+                _print("error:", _with_options(_explain(error), command), "red")
+                raise typer.Exit(1) from error
+
+
+def _print(kind: str, text: str, style: str) -> None:
+    # soft_wrap: a path in a message must survive copy and paste.
+    Console(stderr=True).print(kind, text, style=style, markup=False, soft_wrap=True, highlight=False)
+
+
+def _explain(error: Exception) -> str:
+    """The error as one sentence; the system's own words and pydantic's lists are rephrased."""
+    if hasattr(error, "errors"):  # pydantic's, which need not be imported for that
+        faults = error.errors()
+        return "; ".join(
+            fault["msg"].removeprefix("Value error, ")
+            if not fault["loc"]
+            else f"{fault['loc'][-1]} = {fault['input']}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
+            for fault in faults
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        match error:
+            case FileNotFoundError():
+                return f"{error.filename} does not exist: check the path"
+            case IsADirectoryError():
+                return f"{error.filename} is a folder, but a file is needed: check the path"
+            case NotADirectoryError():
+                return f"{error.filename} is a file, but a folder is needed: check the path"
+            case _:
+                return f"{error.filename}: {(error.strerror or str(error)).lower()}"
+    return str(error)
+
+
+def _with_options(text: str, command: Any) -> str:
+    """Arguments as the command's options: `num_images = 0` -> `--num-images 0`, "`seeds`" -> "--seeds"."""
+    for parameter in command.params:
+        option = max(parameter.opts, key=len)
+        if option.startswith("--"):
+            text = re.sub(rf"(?<![\w.`]){parameter.name} = ", f"{option} ", text)
+            text = text.replace(f"`{parameter.name}`", option)
+    return text
 
 
 app = typer.Typer(
@@ -53,13 +107,13 @@ def assay_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Trains diffusion models on imperfect images and says what each image is worth."""
+    """Train diffusion models on imperfect images, and find out what each image is worth."""
 
 
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")
 app.command("train")(train.train)
-app.command("sample")(train.sample)
+app.command("sample")(generate.sample)
 app.add_typer(net.app, name="net")
 app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)

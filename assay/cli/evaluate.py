@@ -11,10 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from assay.cli.options import BatchSize, Device, takes_sampling
+
 if TYPE_CHECKING:
     from assay.data import Store
     from assay.metrics.evaluate import Evaluation, RangeResult, Reference
-    from assay.metrics.extract import Extractor, Images
+    from assay.metrics.extract import Extractor
+    from assay.sample import SampleConfig
 
 Name = Literal["classifier", "inception", "mobilenet_v2", "pixels"]
 ExtractorOption = Annotated[
@@ -31,14 +34,13 @@ Cache = Annotated[
         show_default="~/.cache/assay",
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "assay"
 
 
+@takes_sampling
 def evaluate(
     generated: Annotated[
-        Path, typer.Argument(help="A checkpoint (.safetensors), a folder of images, an npz or zip, a store.")
+        Path, typer.Argument(help="A checkpoint, a run folder, a folder of images, an npz or zip, or a store.")
     ],
     reference: Annotated[
         Path,
@@ -46,21 +48,17 @@ def evaluate(
             "--reference", "-r", help="Real images: a store, or an npz of feature statistics (also EDM's)."
         ),
     ],
+    sample: "SampleConfig",
     extractor: ExtractorOption = "classifier",
     num_images: Annotated[
         int | None,
         typer.Option(help="In each range. Default: all, or as many as the reference has (at most 50,000)."),
     ] = None,
-    ranges: Annotated[
-        int | None, typer.Option(min=1, help="Disjoint ranges of images. Default: 3 for a checkpoint, else 1.")
+    num_ranges: Annotated[
+        int | None,
+        typer.Option("--ranges", min=1, help="Disjoint ranges of images. Default: 3 for a checkpoint, else 1."),
     ] = None,
-    first_seed: Annotated[int, typer.Option(min=0, help="Of the first sampled image.")] = 0,
-    steps: Annotated[int, typer.Option(min=2, help="Of the sampler.")] = 18,
-    solver: Annotated[Literal["heun", "euler"], typer.Option(help="Of the sampler.")] = "heun",
-    truncate: Annotated[
-        float | None,
-        typer.Option(metavar="SIGMA", help="Stop there and return the prediction (for noisy-only models)."),
-    ] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first sampled image.")] = 0,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
     ] = False,
@@ -80,7 +78,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the result as JSON.")] = None,
     weights: Weights = None,
     cache: Cache = DEFAULT_CACHE,
-    device: Device = "cpu",
+    device: Device = "auto",
     batch_size: BatchSize = 128,
 ) -> None:
     """Measure how close generated images come to real ones.
@@ -93,8 +91,7 @@ def evaluate(
     from assay.files import write_whole
     from assay.metrics.evaluate import evaluate as evaluate_images
     from assay.metrics.evaluate import nearest_picture, save_evaluation
-    from assay.metrics.generated import open_images, sample_checkpoint
-    from assay.sample import SampleConfig
+    from assay.metrics.generated import open_candidate
 
     console = Console(highlight=False)
     with _progress() as bar:
@@ -103,32 +100,33 @@ def evaluate(
             None if path is None else _features(bar, open_store(path), network, cache, batch_size)
             for path in (training, held_out)
         )
-        images: Images
-        if generated.suffix == ".safetensors":
-            ranges, num_images = ranges or 3, num_images or min(real.statistics.num_images or 50_000, 50_000)
-            sample = SampleConfig(num_steps=steps, solver=solver, truncate_at=truncate)
-            images, sampler = sample_checkpoint(
-                generated, ranges * num_images, first_seed, sample, real.frequencies, device
-            )
-            if truncate is None and sampler.lowest_sigma_tn:
-                hint = f"trained on noisy images alone: consider --truncate {sampler.lowest_sigma_tn:g}"
-                bar.console.print(f"{generated.name} was {hint}", style="yellow", soft_wrap=True)
-        else:
-            images, sampler, ranges = open_images(generated), None, ranges or 1
-            num_images = num_images or len(images) // ranges
+        found = open_candidate(
+            generated,
+            num_images,
+            num_ranges,
+            real.statistics.num_images,
+            first_seed,
+            sample,
+            real.frequencies,
+            network.device,
+        )
         measured = evaluate_images(
-            images,
+            found.images,
             real,
             network,
-            num_images,
-            ranges,
+            found.num_images,
+            found.num_ranges,
             infinity,
             trained,
             fresh,
             quantile,
-            sampler,
+            found.sampler,
             batch_size,
-            _task(bar, "sampling and measuring" if sampler else "measuring", ranges * num_images),
+            _task(
+                bar,
+                "sampling and measuring" if found.sampler else "measuring",
+                found.num_ranges * found.num_images,
+            ),
         )
     _print_result(console, measured.evaluation)
     if output is not None:
@@ -137,7 +135,7 @@ def evaluate(
     if nearest is not None:
         if measured.neighbours is None:
             raise ValueError("--nearest needs training images: give a store with --training")
-        picture = nearest_picture(images, trained or real, measured.neighbours)
+        picture = nearest_picture(found.images, trained or real, measured.neighbours)
         with write_whole(nearest) as partial:
             picture.save(partial, format="PNG")
         console.print(f"nearest images: {nearest}", soft_wrap=True)
@@ -173,7 +171,7 @@ def reference(
     ] = False,
     weights: Weights = None,
     cache: Cache = DEFAULT_CACHE,
-    device: Device = "cpu",
+    device: Device = "auto",
     batch_size: BatchSize = 128,
 ) -> None:
     """Save the feature statistics of a store, to evaluate against without its images.
@@ -196,29 +194,18 @@ def _open_reference(
     bar: Progress, path: Path, name: Name, weights: Path | None, cache: Path, device: str, batch_size: int
 ) -> "tuple[Extractor, Reference]":
     from assay.data import open_store
+    from assay.devices import find_device
     from assay.metrics.classifier import NUM_IMAGES_SEEN
     from assay.metrics.evaluate import reference_from_statistics
     from assay.metrics.extract import load_extractor
 
-    _check_device(device)
+    found = find_device(device)
     store = None if path.suffix == ".npz" else open_store(path)
     task = _task(bar, "training the classifier", NUM_IMAGES_SEEN)
-    network = load_extractor(name, cache, weights, path if store is None else store, device, task)
+    network = load_extractor(name, cache, weights, path if store is None else store, found, task)
     if store is None:
         return network, reference_from_statistics(path, network)
     return network, _features(bar, store, network, cache, batch_size)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"torch cannot use --device {device} here: give cpu, or cuda on a machine with a GPU ({reason})"
-        ) from error
 
 
 def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":

@@ -1,82 +1,199 @@
-"""Generated images back to files: a folder of PNGs, or one npz.
+"""Images back to files, as pictures or in the units of the data they were learned from.
 
-Each file is written whole and under the seed of its image, so an interrupted job that is started again
-makes only what is missing. What job that is stands in a hidden file, which no reader of images sees.
+    uint8     a picture: black is 0, white 255, values outside are clipped
+    uint16    whole numbers in the data's own units
+    float32   the data's own units; nothing is rounded or clipped
+
+A job that makes many images writes each file whole, under the image's own name. Started again, it makes
+only what is missing, and what was asked for stands in a hidden file that no reader of images sees.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from assay.data.picture import image_grid, to_uint8
 from assay.files import differences, read_json, remove_leftovers, write_whole
 
+Format = Literal["png", "tiff", "npy", "fits"]
+ExportDType = Literal["uint8", "uint16", "float32"]
+ValueRange = tuple[float, float]
+_SUFFIX = {"png": ".png", "tiff": ".tif", "npy": ".npy", "fits": ".fits"}
+_KIND = {".png": "grid", ".npz": "npz", ".npy": "npy", ".tif": "tiff", ".tiff": "tiff", ".fits": "fits"}
 _JOB = ".job.json"
 
 
-def to_pixels(images: Tensor) -> np.ndarray:
-    """(B, C, H, W) in [-1, 1] -> (B, H, W, C) uint8; values beyond are clipped."""
-    pixels = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    return pixels.permute(0, 2, 3, 1).cpu().numpy()
+def to_values(images: Tensor, dtype: ExportDType, value_range: ValueRange | None) -> np.ndarray:
+    """(B, C, H, W) in [-1, 1] -> (B, H, W, C) as a file holds them.
+
+    In the data's units the value is low + (x + 1) (high - low) / 2, with `value_range` = (low, high).
+    """
+    images = images.detach().float().cpu().permute(0, 2, 3, 1)
+    if dtype == "uint8":
+        return to_uint8(images).numpy()
+    assert value_range is not None, "`open_target` asks for it"
+    low, high = value_range
+    values = low + (images.double().numpy() + 1) * ((high - low) / 2)
+    return np.rint(values.clip(0, 65535)).astype(np.uint16) if dtype == "uint16" else values.astype(np.float32)
 
 
-def png_path(folder: Path, seed: int) -> Path:
-    """Where the image of a seed goes."""
-    return folder / f"{seed:06d}.png"
+@dataclass(frozen=True)
+class Target:
+    """Where the images of a job go: `path`, one file per image in a folder, or one file made of these parts."""
 
+    path: Path
+    kind: Literal["folder", "grid", "npz", "npy", "tiff", "fits"]
+    format: Format  # of one image's file
+    dtype: ExportDType
+    value_range: ValueRange | None
 
-def check_job(folder: Path, job: Mapping[str, Any]) -> None:
-    """Refuse a folder with images of seeds that are, or may be, of another job; `job` holds plain values."""
-    remove_leftovers(folder)
-    # Whatever their seeds: once there is a job in the folder, they pass for images of it.
-    present = sorted(path for path in folder.glob("??????*.png") if path.stem.isdigit())
-    if not present:
-        return
-    if not (folder / _JOB).exists():
-        raise ValueError(
-            f"{present[0]} exists, and nothing says how it was made: choose another folder, or remove this one"
+    @property
+    def folder(self) -> Path:
+        """Where single images are written; parts of one file lie beside it until it is made."""
+        return self.path if self.kind == "folder" else self.path.with_name(self.path.name + ".parts")
+
+    def file(self, name: str) -> Path:
+        """Where an image of this name goes."""
+        return self.folder / (name + _SUFFIX[self.format])
+
+    def check_job(self, job: Mapping[str, Any]) -> None:
+        """Reject a folder with images that are, or may be, of another job; `job` holds plain values."""
+        remove_leftovers(self.folder)
+        # Whatever their names: once there is a job in the folder, they pass for images of it.
+        present = sorted(
+            path
+            for path in self.folder.glob("??????*")
+            if re.fullmatch(r"\d{6,}(-\d+)?", path.stem) and path.suffix in _SUFFIX.values()
         )
-    if different := differences(read_json(folder / _JOB), dict(job)):
+        if not present:
+            return
+        record = self.folder / _JOB
+        if not record.exists():
+            raise ValueError(
+                f"{present[0]} exists already, and nothing says how it was made: choose another folder, or "
+                "remove it"
+            )
+        if different := differences(read_json(record), self._full(job)):
+            raise ValueError(
+                f"{self.folder} holds images made with other settings ({'; '.join(different)}): choose another "
+                "folder, or remove it"
+            )
+
+    def write_job(self, job: Mapping[str, Any]) -> None:
+        """Record which job the images of the folder belong to."""
+        with write_whole(self.folder / _JOB) as partial:
+            partial.write_text(json.dumps(self._full(job), indent=2))
+
+    def _full(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        values = {"dtype": self.dtype, "value_range": self.value_range and list(self.value_range)}
+        return {**job, "format": self.format, **(values if self.dtype != "uint8" else {"dtype": "uint8"})}
+
+    def missing(self, names: Sequence[str]) -> list[int]:
+        """The positions in `names` whose image is not in the folder yet."""
+        suffix = _SUFFIX[self.format]
+        present = {path.name for path in self.folder.glob(f"*{suffix}")} if self.folder.exists() else set()
+        return [position for position, name in enumerate(names) if name + suffix not in present]
+
+    def write(self, names: Sequence[str], images: Tensor) -> None:
+        """One file per image (B, C, H, W) in [-1, 1]."""
+        for name, values in zip(names, to_values(images, self.dtype, self.value_range), strict=True):
+            with write_whole(self.file(name)) as partial:
+                _save(partial, values, self.format)
+
+    def collect(self, names: Sequence[str], columns: Mapping[str, Any]) -> None:
+        """Make one file of all images, unless the folder is what was asked for.
+
+        An npz holds `images` (N, H, W, C) and `columns`; npy, TIFF and FITS hold the images as one stack.
+        """
+        if self.kind == "folder":
+            return
+        stack = np.stack([np.load(self.file(name)) for name in names])
+        stack = stack[..., None] if stack.ndim == 3 else stack
+        with write_whole(self.path) as partial:
+            if self.kind == "npz":
+                np.savez(partial, images=stack, **columns)
+            elif self.kind == "grid":
+                pixels = torch.from_numpy(stack).permute(0, 3, 1, 2).float() / 127.5 - 1
+                image_grid(pixels, max(1, round(len(names) ** 0.5))).save(partial)
+            else:
+                _save(partial, stack, self.kind)
+        for file in (*map(self.file, names), self.folder / _JOB):
+            file.unlink()
+        self.folder.rmdir()
+
+
+def open_target(
+    path: Path,
+    num_channels: int,
+    value_range: ValueRange | None,
+    format: Format = "png",
+    dtype: ExportDType | None = None,
+) -> Target:
+    """The target that a path describes: .npz, .npy, .tif, .fits or .png (a grid) is one file, else a folder.
+
+    `format` is the kind of files in a folder. `dtype` is by default uint8 for pictures and npz, else float32.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in _KIND and re.fullmatch(r"\.[a-z]+\d*", suffix) and not path.is_dir():
         raise ValueError(
-            f"{folder} holds images that were made otherwise ({'; '.join(different)}): choose another folder, "
-            "or remove this one"
+            f"{path}: {suffix} files are not written; name a folder, a {', '.join(sorted(_KIND))} file"
         )
+    kind: Any = _KIND.get(suffix, "folder")
+    picture = kind == "grid" or (kind == "folder" and format == "png")
+    dtype = dtype or ("uint8" if picture or kind == "npz" else "float32")
+    if picture and (dtype != "uint8" or num_channels not in (1, 3)):
+        what = f"{num_channels} channels" if dtype == "uint8" else f"dtype = {dtype}"
+        raise ValueError(
+            f"{path}: a PNG holds 8-bit grey or colour, not {what}; use format = tiff, npy or fits"
+        )
+    if dtype != "uint8" and value_range is None:
+        raise ValueError(
+            f"dtype = {dtype} is in the units of the training data, which the checkpoint does not record: give "
+            "`value_range`, the values of black and white, or use dtype = uint8"
+        )
+    if dtype == "uint16" and value_range is not None:
+        low, high = value_range
+        if low < 0 or high > 65535 or high - low < 255:
+            raise ValueError(
+                f"dtype = uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to "
+                f"{high:g}: use dtype = float32"
+            )
+    if "fits" in (kind, format if kind == "folder" else ""):
+        _astropy()
+    return Target(path, kind, format if kind == "folder" else "npy", dtype, value_range)
 
 
-def write_job(folder: Path, job: Mapping[str, Any]) -> None:
-    """Say in a folder which job its images are of."""
-    with write_whole(folder / _JOB) as partial:
-        partial.write_text(json.dumps(job, indent=2))
+def _save(path: Path, values: np.ndarray, format: str) -> None:
+    """Write (..., H, W, C) to a file; one channel is left out, and FITS has channels first."""
+    grey = values.shape[-1] == 1
+    flat = values[..., 0] if grey else values
+    match format:
+        case "png":
+            Image.fromarray(flat).save(path)
+        case "tiff":
+            import tifffile
+
+            kind: dict[str, Any] = {"photometric": "rgb" if values.shape[-1] == 3 else "minisblack"}
+            if not grey:
+                kind["planarconfig"] = "contig"
+            tifffile.imwrite(path, flat, **kind)
+        case "npy":
+            np.save(path, flat)
+        case "fits":
+            _astropy().PrimaryHDU(flat if grey else np.moveaxis(values, -1, -3)).writeto(path)
 
 
-def missing_seeds(folder: Path, seeds: Sequence[int]) -> list[int]:
-    """The seeds whose image is not in the folder yet."""
-    present = {path.stem for path in folder.glob("*.png")} if folder.exists() else set()
-    return [seed for seed in seeds if f"{seed:06d}" not in present]
-
-
-def write_pngs(folder: Path, seeds: Sequence[int], images: Tensor) -> None:
-    """One PNG per image, lossless."""
-    for seed, pixels in zip(seeds, to_pixels(images), strict=True):
-        with write_whole(png_path(folder, seed)) as partial:
-            Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(partial)
-
-
-def read_pngs(folder: Path, seeds: Iterable[int]) -> np.ndarray:
-    """The images of these seeds as (N, H, W, C) uint8."""
-    pixels = [np.asarray(Image.open(png_path(folder, seed))) for seed in seeds]
-    return np.stack([image[..., None] if image.ndim == 2 else image for image in pixels])
-
-
-def write_npz(path: Path, folder: Path, seeds: Sequence[int], label: Tensor | None) -> None:
-    """Gather a folder of PNGs into one npz of `images` (N, H, W, C) uint8, `seeds` and, if any, `label`."""
-    columns: dict[str, Any] = {"images": read_pngs(folder, seeds), "seeds": np.array(seeds)}
-    if label is not None:
-        columns["label"] = label.numpy()
-    with write_whole(path) as partial:
-        np.savez(partial, **columns)
+def _astropy() -> Any:
+    try:
+        from astropy.io import fits
+    except ImportError:
+        raise ImportError("FITS files need an extra package: pip install 'assay[fits]'") from None
+    return fits

@@ -11,6 +11,11 @@ _GAP = 2
 _MIN_TILE = 64  # smaller images are enlarged, by whole factors so that pixels stay pixels
 
 
+def to_uint8(images: Tensor) -> Tensor:
+    """Images in [-1, 1] as an 8-bit file holds them: rounded to 0..255, values outside clipped."""
+    return (images * 127.5 + 128).clamp(0, 255).to(torch.uint8)
+
+
 def image_grid(images: Tensor, num_columns: int) -> Image.Image:
     """`images` (N, C, H, W) in [-1, 1], C = 1 or 3, row by row; values beyond are clipped for display."""
     if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
@@ -18,7 +23,7 @@ def image_grid(images: Tensor, num_columns: int) -> Image.Image:
     if num_columns < 1:
         raise ValueError(f"num_columns = {num_columns}: need at least 1")
     factor = -(-_MIN_TILE // min(images.shape[2:])) if min(images.shape[2:]) < _MIN_TILE else 1
-    pixels = ((images.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    pixels = to_uint8(images.detach().float().cpu())
     tiles = pixels.repeat_interleave(factor, 2).repeat_interleave(factor, 3).expand(-1, 3, -1, -1)
     num_columns = min(num_columns, len(tiles))
     num_rows = -(-len(tiles) // num_columns)

@@ -49,6 +49,7 @@ class ImageSource(Protocol):
     image_shape: tuple[int, int, int]  # (C, H, W)
     class_names: tuple[str, ...]  # empty if the images have no classes
     num_classes: int
+    value_range: tuple[float, float] | None  # the physical values of -1 and 1, None if images differ
     sigma_tn: Tensor  # (N,) float32, the noise level of each image
     label: Tensor  # (N,) int64, the class of each image, -1 for none
     fingerprint: str  # hash of all that `read`, `sigma_tn` and `label` return
@@ -86,6 +87,7 @@ class Store:
         self.image_shape = meta.image_shape
         self.class_names = meta.class_names
         self.num_classes = len(meta.class_names)
+        self.value_range: tuple[float, float] | None = meta.value_range
         self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
         self._names = _map_column(path, "names.npy", (meta.num_images,), None)
         self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))

@@ -27,6 +27,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from assay.checkpoint import save_tensors
 from assay.data import ImageSource
+from assay.data.picture import to_uint8
 from assay.files import sha256, write_whole
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
@@ -137,7 +138,7 @@ def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
         first = int(bad.nonzero()[0])
         number = first if index is None else int(index[first])
         raise ValueError(f"image {number} holds NaN or infinite values: look at what made it")
-    return (images * 127.5 + 128).clamp(0, 255).to(torch.uint8)
+    return to_uint8(images)
 
 
 @dataclass(frozen=True)

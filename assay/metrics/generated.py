@@ -9,11 +9,12 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from assay.checkpoint import load_checkpoint
+from assay.checkpoint import find_checkpoint, load_checkpoint
 from assay.data import open_store
 from assay.data.readers import RawImages, read_any
 from assay.denoise import Denoiser
 from assay.files import sha256
+from assay.generate import warn_of_full_sampling
 from assay.metrics.extract import Images
 from assay.sample import SampleConfig, spread_labels
 
@@ -64,13 +65,14 @@ def sample_checkpoint(
     first_seed: int = 0,
     sample: SampleConfig = SampleConfig(),  # noqa: B008
     frequencies: Sequence[float] | None = None,
-    device: torch.device | str = "cpu",
+    device: str | torch.device = "cpu",
 ) -> tuple[Samples, SamplerSettings]:
-    """Samples of a checkpoint, and the settings for the record.
+    """Samples of a checkpoint or of a finished run's folder, and the settings for the record.
 
     `frequencies` (num_classes,) are the classes' shares, uniform by default.
     """
     checkpoint = load_checkpoint(path)
+    sample = sample.for_levels(level for level, _ in checkpoint.info.sigma_tn)
     label = None
     if num_classes := checkpoint.config.num_classes:
         if frequencies is None or len(frequencies) != num_classes:
@@ -89,8 +91,8 @@ def sample_checkpoint(
     settings = SamplerSettings(
         sample=sample,
         first_seed=first_seed,
-        lowest_sigma_tn=min((level for level, _ in checkpoint.info.sigma_tn), default=None),
-        checkpoint_sha256=sha256(path),
+        lowest_sigma_tn=checkpoint.info.lowest_sigma_tn,
+        checkpoint_sha256=sha256(find_checkpoint(path)),
     )
     return samples, settings
 
@@ -137,3 +139,40 @@ class ImageFiles:
 def open_images(path: Path) -> Images:
     """A store, or whatever the readers of `assay data pack` understand."""
     return open_store(path) if (path / "meta.json").is_file() else ImageFiles(read_any(str(path)))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is measured: images, in `num_ranges` ranges of `num_images` each; `sampler` if they are samples."""
+
+    images: Images
+    sampler: SamplerSettings | None
+    num_images: int
+    num_ranges: int
+
+
+def open_candidate(
+    path: Path,
+    num_images: int | None = None,
+    num_ranges: int | None = None,
+    num_reference: int | None = None,
+    first_seed: int = 0,
+    sample: SampleConfig = SampleConfig(),  # noqa: B008
+    frequencies: Sequence[float] | None = None,
+    device: torch.device | str = "cpu",
+) -> Candidate:
+    """A checkpoint or run folder, which is sampled, or images that exist.
+
+    By default a checkpoint is measured as in the paper: three ranges, each with as many images as the
+    reference has, at most 50,000. Images that exist are all measured, in one range.
+    """
+    if path.suffix == ".safetensors" or (path / "snapshots").is_dir():
+        num_ranges = 3 if num_ranges is None else num_ranges
+        num_images = min(num_reference or 50_000, 50_000) if num_images is None else num_images
+        samples, sampler = sample_checkpoint(
+            path, num_ranges * num_images, first_seed, sample, frequencies, device
+        )
+        warn_of_full_sampling(sample, sampler.lowest_sigma_tn)
+        return Candidate(samples, sampler, num_images, num_ranges)
+    images, num_ranges = open_images(path), 1 if num_ranges is None else num_ranges
+    return Candidate(images, None, len(images) // num_ranges if num_images is None else num_images, num_ranges)

@@ -308,7 +308,7 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Where the job's results lie; depends on the images, not on where their store does."""
-        tree = self.config.model_dump(mode="json")
+        tree = self.config.model_dump(mode="json", exclude={"sample"})
         tree["data"]["store"] = self.data_fingerprint
         return hash_tree(tree)
 
@@ -379,8 +379,9 @@ def check_against_data(rows: list[Row], source: ImageSource) -> None:
                 f"{row.title}: its {num_images} images are fewer than train.batch_size = "
                 f"{row.config.train.batch_size}; lower it, or use a larger fraction"
             )
-        check_run(row.config, row.config.data.open())
+        images = row.config.data.open()
+        check_run(row.config, images)
         try:
-            row.sample.sigmas()
+            row.sample.for_levels(images.sigma_tn.unique().tolist()).sigmas()
         except ValueError as error:
             raise ValueError(f"{row.title} cannot be sampled: {error}") from None

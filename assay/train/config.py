@@ -3,6 +3,7 @@
     [data]   which store, and which mixture to simulate on it
     [net]    a preset with overrides, or a whole network
     [train]  Algorithm 1 and its surroundings
+    [sample] how the pictures of a run are sampled
 
 The config names the run: its hash, with the fingerprint of the data, says whether two runs are the same.
 """
@@ -21,6 +22,7 @@ from assay.data import Augmentation, ImageSource, open_store, simulate
 from assay.data.augment import NUM_AUGMENT_LABELS
 from assay.data.loader import Pairing
 from assay.nets import NET_CONFIG, NetConfig, preset
+from assay.sample import SampleConfig
 
 
 class Strict(BaseModel):
@@ -119,11 +121,12 @@ class TrainConfig(Strict):
 
 
 class RunConfig(Strict):
-    """Everything that decides the result of a run."""
+    """Everything that decides the result of a run, and how its pictures are sampled, which does not."""
 
     data: DataConfig
     net: dict[str, Any] = {"preset": "unet-small"}
     train: TrainConfig = TrainConfig()
+    sample: SampleConfig = SampleConfig()
 
     def net_config(self, source: ImageSource) -> NetConfig:
         """The network for these images: preset and overrides, with shapes and classes from the data."""
@@ -147,7 +150,7 @@ class RunConfig(Strict):
 
     def fingerprint(self, source: ImageSource) -> str:
         """Hash of all that decides the result, independent of where the store lies."""
-        tree = self.model_dump(mode="json")
+        tree = self.model_dump(mode="json", exclude={"sample"})
         tree["data"] = source.fingerprint
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

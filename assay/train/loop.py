@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from assay.data import Batch, ImageSource
 from assay.data.view import stream
 from assay.denoise import Denoiser
+from assay.devices import NumDevices
 from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
 from assay.noise import per_image
 from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig
@@ -27,8 +28,8 @@ def train(
     config: RunConfig,
     run_dir: Path,
     source: ImageSource | None = None,
-    accelerator: str = "auto",
-    devices: int | str = 1,
+    device: str = "auto",
+    devices: NumDevices = 1,
     num_nodes: int = 1,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -39,7 +40,7 @@ def train(
     run gives the same bits on a CPU however often it is interrupted.
     """
     with (
-        open_run(config, Path(run_dir), source, accelerator, devices, num_nodes) as run,
+        open_run(config, Path(run_dir), source, device, devices, num_nodes) as run,
         run.batches() as batches,
     ):
         settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer

@@ -10,7 +10,6 @@ snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
 import copy
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -27,10 +26,10 @@ from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader, usable
 from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
+from assay.devices import NumDevices, open_fabric
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
-from assay.sample import edm_sigmas, generate
 from assay.train.config import RunConfig
 from assay.train.record import LossBySigma, Recorder, diagnose
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
@@ -82,16 +81,14 @@ def open_run(
     config: RunConfig,
     run_dir: Path,
     source: ImageSource | None,
-    accelerator: str,
-    devices: int | str,
+    device: str,
+    devices: NumDevices,
     num_nodes: int,
 ) -> Iterator["Run"]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
     source = usable(config.data.open() if source is None else source, config.data.seed)
     check_run(config, source)
-    precision = _PRECISION[config.train.precision]
-    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)
-    fabric.launch()
+    fabric = open_fabric(device, devices, num_nodes, _PRECISION[config.train.precision])
     check_ranks(config, fabric.world_size)
     busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
     with hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext():
@@ -102,6 +99,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
     """Reject, before any work, settings that do not fit each other or these images."""
     settings = config.train
     config.net_config(source)
+    config.sample.for_levels(source.sigma_tn.unique().tolist())
     if settings.batch_size % settings.accumulate:
         raise ValueError(
             f"train.batch_size = {settings.batch_size} is not a multiple of "
@@ -121,14 +119,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
 
 
 def check_ranks(config: RunConfig, num_ranks: int) -> None:
-    """Reject processes that a launcher started as ranks but that train alone, and batches that do not split."""
-    num_started = int(os.environ.get("WORLD_SIZE", num_ranks))
-    if num_started != num_ranks:
-        num_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
-        raise ValueError(
-            f"{num_started} processes were started for {num_ranks}: give --devices {num_here} "
-            f"--num-nodes {num_started // num_here}, or start one without torchrun"
-        )
+    """Reject batches that do not split evenly over the devices."""
     at_once = config.train.batch_size // config.train.accumulate
     if at_once % num_ranks:  # ranks count alike, so the images of a smaller share would count more
         raise ValueError(
@@ -143,6 +134,7 @@ class Run:
     def __init__(self, config: RunConfig, run_dir: Path, source: ImageSource, fabric: Fabric) -> None:
         settings = config.train
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
+        self.sample = config.sample.for_levels(source.sigma_tn.unique().tolist())
         self.net_config = config.net_config(source)
         if self.fabric.is_global_zero:
             remove_leftovers(run_dir)
@@ -305,7 +297,8 @@ class Run:
                 )
             if known["run"] != identity["run"]:
                 here = self.config.model_dump(mode="json")
-                here["data"] = config_there.get("data")  # the same images, wherever they lie
+                for same in ("data", "sample"):  # wherever the images lie, however pictures are sampled
+                    here[same] = config_there.get(same)
                 different = differences(config_there, here)
                 raise ValueError(
                     f"{self.run_dir} holds a run with another config ({'; '.join(different)}): train into "
@@ -390,6 +383,7 @@ class Run:
             sigma_tn=noise_levels(self.source.sigma_tn),
             clean_fraction=(self.source.sigma_tn == 0).float().mean().item(),
             num_images_seen=self.step * self.config.train.batch_size,
+            value_range=self.source.value_range,
             label_names=self.source.class_names,
         )
         save_checkpoint(path, self.ema, self.net_config, info)
@@ -397,17 +391,8 @@ class Run:
     def _draw_samples(self) -> None:
         shape, num_classes = self.net_config.image_shape, self.net_config.num_classes
         label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None
-        batch = next(
-            generate(
-                self.ema,
-                range(_NUM_PICTURED),
-                shape,
-                edm_sigmas(18),
-                label=label,
-                batch_size=_NUM_PICTURED,
-                device=self.fabric.device,
-            )
-        )
+        seeds, device = range(_NUM_PICTURED), self.fabric.device
+        batch = next(self.sample.generate(self.ema, seeds, shape, label, _NUM_PICTURED, device))
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
 

@@ -1,0 +1,102 @@
+"""`assay sample` and `assay denoise`: images from a checkpoint."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from assay.cli.options import (
+    BatchSize,
+    Device,
+    Devices,
+    advance,
+    open_console,
+    open_progress,
+    output_option,
+    parse_devices,
+    parse_pair,
+    takes_sampling,
+)
+
+if TYPE_CHECKING:
+    from assay.sample import SampleConfig
+
+Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")]
+Output = Annotated[
+    Path,
+    output_option("A folder; one .npz, .npy, .tif or .fits file; or a .png with a grid of pictures."),
+]
+Format = Annotated[Literal["png", "tiff", "npy", "fits"], typer.Option(help="Kind of files in a folder.")]
+DType = Annotated[
+    Literal["uint8", "uint16", "float32"] | None,
+    typer.Option(
+        help="uint8: black is 0, white 255. uint16 and float32: the units of the training data. "
+        "Default: uint8 for PNG and npz, float32 for the others."
+    ),
+]
+ValueRange = Annotated[
+    str | None,
+    typer.Option(
+        "--range",
+        metavar="LOW,HIGH",
+        help="Values of black and white in the files. Default: those of the training data.",
+    ),
+]
+
+
+@takes_sampling
+def sample(
+    checkpoint: Checkpoint,
+    output: Output,
+    sample: "SampleConfig",
+    seeds: Annotated[str, typer.Option(help="One image per seed: 0-63, or 3,5,10-19.")] = "0-63",
+    label: Annotated[
+        int | None, typer.Option("--class", help="Generate only this class. Default: all classes evenly.")
+    ] = None,
+    format: Format = "png",
+    dtype: DType = None,
+    value_range: ValueRange = None,
+    batch_size: BatchSize = 64,
+    device: Device = "auto",
+    devices: Devices = "1",
+) -> None:
+    """Generate images. Run the same command again to resume: only missing images are made.
+
+    Examples:
+
+        assay sample runs/mix --seeds 0-49999 -o samples/
+
+        assay sample runs/mix --seeds 0-99 -o samples.tif --dtype uint16
+    """
+    from assay.generate import sample_to_files
+
+    console = open_console()
+    with open_progress(console) as bar:
+        done = sample_to_files(
+            checkpoint,
+            output,
+            parse_seeds(seeds),
+            sample,
+            label,
+            format,
+            dtype,
+            parse_pair(value_range, "value_range"),
+            batch_size,
+            device,
+            parse_devices(devices),
+            advance(bar, "sampling"),
+        )
+    console.print(f"{done.num_images} images in {done.path}")
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0-3,7` -> [0, 1, 2, 3, 7]."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise ValueError(f"seeds = {text}: expected numbers and ranges, e.g. 0-49999 or 3,5,10-19")
+        found.extend(range(int(first), int(last if dash else first) + 1))
+    if len(set(found)) < len(found):
+        raise ValueError(f"seeds = {text}: a seed occurs twice")
+    return found

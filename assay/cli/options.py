@@ -1,0 +1,163 @@
+"""What the commands share: options of the same name for the same thing, and the console they print to."""
+
+import inspect
+import os
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from assay.sample import SampleConfig
+
+Device = Annotated[
+    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for a GPU if there is one.")
+]
+Devices = Annotated[
+    str, typer.Option(metavar="N|auto", help="How many devices to use; auto for all GPUs of the machine.")
+]
+BatchSize = Annotated[
+    int, typer.Option(min=1, help="Images computed at a time. Changes the speed, not the result.")
+]
+
+
+def check_output(path: Path | None) -> Path | None:
+    """Reject, before any work, a file or folder that cannot be written."""
+    if path is None:
+        return None
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return path
+    except OSError as error:
+        reason = "it is not a folder" if not folder.is_dir() else (error.strerror or str(error)).lower()
+        raise typer.BadParameter(f"{path} cannot be written, because of {folder}: {reason}") from None
+
+
+def output_option(help: str, *names: str, **settings: Any) -> Any:
+    """An option that names a file or folder to write."""
+    return typer.Option(*(names or ("--output", "-o")), help=help, callback=check_output, **settings)
+
+
+_LEVEL = "SIGMA|auto"
+_SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
+    # field of SampleConfig: option, type, default, help, metavar
+    "num_steps": ("--steps", int, 18, "Steps from noise to image.", None),
+    "solver": ("--solver", str, "heun", "How to step: heun (second order) or euler.", None),
+    "truncate_at": (
+        "--truncate",
+        str,
+        None,
+        "Stop at this noise level and return the prediction; auto is the lowest level of the training data.",
+        _LEVEL,
+    ),
+    "refine_at": (
+        "--refine",
+        str,
+        None,
+        "Put this noise level on the grid; auto is the highest level of the training data.",
+        _LEVEL,
+    ),
+    "num_extra": ("--extra-steps", int, 0, "More steps below the level of --refine, which is then auto.", None),
+    "churn": ("--churn", float, 0.0, "Noise added back at each step (EDM's S_churn).", None),
+    "churn_low": ("--churn-low", float, 0.0, "Lowest level at which noise is added back (S_min).", None),
+    "churn_high": ("--churn-high", float, 1000.0, "Highest level at which noise is added back (S_max).", None),
+    "churn_noise": ("--churn-noise", float, 1.0, "Scale of the noise added back (S_noise).", None),
+    "sigma_min": ("--sigma-min", float, 0.002, "Lowest level of the grid.", None),
+    "sigma_max": ("--sigma-max", float, 80.0, "Level at which sampling starts.", None),
+    "rho": ("--rho", float, 7.0, "Spacing of the grid: higher puts more steps at low levels.", None),
+}
+
+
+def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `SampleConfig`; the command gets them as its argument `sample`."""
+    signature = inspect.signature(command)
+    assert "sample" in signature.parameters, f"{command.__name__} has no argument `sample`"
+    options = [
+        inspect.Parameter(
+            field,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[
+                kind | None, typer.Option(option, help=text, metavar=metavar, rich_help_panel="Sampling")
+            ],
+        )
+        for field, (option, kind, default, text, metavar) in _SAMPLING.items()
+    ]
+
+    @wraps(command)
+    def wrapped(**values: Any) -> None:
+        command(sample=sample_config({field: values.pop(field) for field in _SAMPLING}), **values)
+
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != "sample"]
+    wrapped.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    del wrapped.__wrapped__  # typer reads the hints of the wrapper, not of the command
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options]} | {"return": None}
+    return wrapped
+
+
+def sample_config(given: dict[str, Any]) -> "SampleConfig":
+    """The settings of these options; a level is a number or "auto"."""
+    from assay.sample import SampleConfig
+
+    if given["num_extra"] and given["refine_at"] is None:
+        given["refine_at"] = "auto"
+    for field in ("truncate_at", "refine_at"):
+        if given[field] not in (None, "auto"):
+            try:
+                given[field] = float(given[field])
+            except ValueError:
+                raise ValueError(
+                    f"{field} = {given[field]}: expected a noise level such as 0.2, or auto"
+                ) from None
+    return SampleConfig(**given)
+
+
+def parse_devices(text: str) -> int | Literal["auto"]:
+    """`2` -> 2; `auto` stays."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise ValueError(f"devices = {text}: expected a number such as 2, or auto")
+    return int(text)
+
+
+def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
+    """`0,4095` -> (0.0, 4095.0)."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name} = {text}: expected two numbers with a comma, e.g. 0,4095 or -1,1") from None
+    if not low < high:
+        raise ValueError(f"{name} = {text}: the first number must be below the second")
+    return low, high
+
+
+def open_console(**settings: Any) -> Console:
+    """Standard output; silent in all but the first process of a job on several devices."""
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    return Console(quiet=rank != "0", highlight=False, soft_wrap=True, **settings)
+
+
+def open_progress(console: Console | None = None, *more: Any) -> Progress:
+    """A bar with a count and the time left, on standard error by default."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, *more, console=console or Console(stderr=True))
+
+
+def advance(bar: Progress, name: str) -> Callable[[int, int], None]:
+    """A callback (done, total) that moves a line of the bar; the line appears with the first call."""
+    tasks: list[Any] = []
+
+    def update(done: int, total: int) -> None:
+        tasks.extend([] if tasks else [bar.add_task(name, total=total)])
+        bar.update(tasks[0], completed=done, total=total)
+
+    return update

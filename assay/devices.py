@@ -1,0 +1,60 @@
+"""Where to compute: one device by name, or several behind Lightning Fabric.
+
+A device is "auto" (a GPU if torch can use one, else the CPU), "cpu", "cuda" (or "gpu"), "cuda:1" or "mps".
+"""
+
+import os
+from typing import Any, Literal
+
+import torch
+from lightning_fabric import Fabric
+
+NumDevices = int | Literal["auto"]
+
+
+def find_device(device: str = "auto") -> torch.device:
+    """The torch device of this name; raises if this machine cannot use it."""
+    if device == "auto":
+        kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        return torch.device(next((kind for kind, usable in kinds.items() if usable), "cpu"))
+    try:
+        found = torch.device(device.replace("gpu", "cuda"))
+        torch.zeros(1, device=found).cpu()
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
+        raise ValueError(
+            f"device = {device} cannot be used here ({reason}): choose cpu, or auto for a GPU if there is one"
+        ) from error
+    return found
+
+
+def open_fabric(
+    device: str = "auto", devices: NumDevices = 1, num_nodes: int = 1, precision: Any = "32-true"
+) -> Fabric:
+    """Start one process per device; `devices` = "auto" takes every GPU of the machine, or the CPU once.
+
+    On a CPU `devices` counts processes, at most one per core.
+    """
+    found = find_device(device)
+    num_here = (
+        torch.cuda.device_count() if found.type == "cuda" else 1 if found.type == "mps" else os.cpu_count()
+    )
+    if isinstance(devices, int) and not 1 <= devices <= (num_here or 1):
+        kind = "CPU core" if found.type == "cpu" else found.type.upper() + " device"
+        plural = "" if num_here == 1 else "s"
+        raise ValueError(
+            f"devices = {devices}: this machine has {num_here} {kind}{plural}; ask for at most that many"
+        )
+    if found.index is not None and devices != 1:
+        raise ValueError(f"device = {device} is a single device: use cuda for several")
+    chosen: Any = [found.index] if found.index is not None else devices
+    fabric = Fabric(accelerator=found.type, devices=chosen, num_nodes=num_nodes, precision=precision)
+    num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
+    if num_started != fabric.world_size:
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
+        raise ValueError(
+            f"{num_started} processes were started for {fabric.world_size}: set devices = {per_node} and "
+            f"num_nodes = {num_started // per_node}, or start one process without torchrun"
+        )
+    fabric.launch()
+    return fabric
