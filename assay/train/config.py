@@ -1,6 +1,6 @@
 """What a run is: one frozen config, from TOML, presets and `--set`, with unknown keys refused by name.
 
-    [data]   which store, and which mixture to simulate on it
+    [data]   which images to train on, and what noise to add to them
     [net]    a preset with overrides, or a whole network
     [train]  Algorithm 1 and its surroundings
     [sample] how the pictures of a run are sampled
@@ -18,8 +18,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.data import Augmentation, ImageSource, open_store, simulate
+from assay.data import Augmentation, ImageSource, open_store, view
 from assay.data.augment import NUM_AUGMENT_LABELS
+from assay.data.known import KNOWN, get_once
 from assay.data.loader import Pairing
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
@@ -32,28 +33,130 @@ class Strict(BaseModel):
 
 
 class DataConfig(Strict):
-    """The training images: a store as it is, or noise simulated on a clean one (`assay.data.simulate`)."""
+    """The images: where they are, which of them are trained on, and what noise is added. The same in studies.
 
-    store: Path
-    clean_fraction: float | None = Field(None, ge=0, le=1)
-    sigma: float | tuple[tuple[float, float], ...] | None = None  # one level, or (fraction, sigma) pairs
-    keep_noisy: bool = True
-    seed: int = 0
+    Keys act in the order of this list, each on what the ones before it left.
+    """
+
+    store: Path | tuple[Path, ...] = Field(
+        description="A store, a data set that Assay knows by name (digits, fashion-mnist, cifar10), or a list "
+        "of stores taken together."
+    )
+    size: int | None = Field(None, ge=1, description="Scale a known data set to size x size pixels.")
+    classes: tuple[str, ...] = Field((), description="Keep only these classes of a known data set.")
+    num_images: int | None = Field(None, ge=1, description="Keep only the first images of a known data set.")
+    held_out: int | float | Path | None = Field(
+        None,
+        description="Images set aside for evaluation and never trained on: a share (0.1) or a number (500) of "
+        "the clean images, or of the noisy ones if none is clean; or the path of another store. With "
+        "num_images they are the images after the first num_images. Default: none; in studies a tenth.",
+    )
+    clean: int | float = Field(
+        1.0, ge=0, description="The clean images to train on: a share (0.5) or a number (500) of them."
+    )
+    noisy: int | float = Field(
+        1.0, ge=0, description="The noisy images to train on: a share (0.5) or a number (500) of them."
+    )
+    levels: tuple[float, float] | None = Field(
+        None, description="Keep only noisy images with a noise level between these two (or equal to one)."
+    )
+    raise_to: float | None = Field(
+        None, gt=0, description="Add noise to the noisy images below this level, up to it."
+    )
+    clean_fraction: float | None = Field(
+        None, ge=0, le=1, description="Simulate: this share of clean images stays clean, the others get noise."
+    )
+    sigma: float | tuple[tuple[float, float], ...] | None = Field(
+        None, description="Simulate: the level of that noise, or a list of (share, level) for several levels."
+    )
+    keep_noisy: bool = Field(True, description="Simulate: false drops the images that would get noise.")
+    seed: int = Field(0, description="Decides which images are chosen, and their noise.")
 
     def open(self) -> ImageSource:
-        """The images this section describes."""
-        store = open_store(self.store)
+        """The images to train on."""
+        self._check()
+        source = self._split()[0]
+        if (self.clean, self.noisy, self.levels) != (1.0, 1.0, None):
+            source = view.part(source, self.clean, self.noisy, self.levels, self.seed)
+        if self.raise_to is not None:
+            source = view.raised(source, self.raise_to, self.seed)
+        if self.clean_fraction is None:
+            return source
+        if self.sigma is None:
+            return view.simulate(source, self.clean_fraction, 1.0, self.seed, keep_noisy=False)
+        return view.simulate(source, self.clean_fraction, self.sigma, self.seed, self.keep_noisy)
+
+    def open_held_out(self) -> ImageSource | None:
+        """The images set aside, if any."""
+        return self._split()[1]
+
+    def _split(self) -> tuple[ImageSource, ImageSource | None]:
+        data = self.resolved()
+        stores = [open_store(path) for path in data.paths]
+        source = view.usable(stores[0] if len(stores) == 1 else view.Joined(stores), self.seed)
+        if not data.held_out:
+            return source, None
+        if isinstance(data.held_out, Path):
+            held_out = view.usable(open_store(data.held_out), self.seed)
+            view.Joined([source, held_out])  # an error if their images differ in shape or classes
+            if held_out.fingerprint == source.fingerprint:
+                raise ValueError(f"data.held_out = {str(data.held_out)!r} is the store that is trained on")
+            return source, held_out
+        kind: Literal["clean", "noisy"] = "clean" if bool((source.sigma_tn == 0).any()) else "noisy"
+        return view.split_held_out(source, data.held_out, self.seed, kind)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The stores."""
+        return (self.store,) if isinstance(self.store, Path) else self.store
+
+    def resolved(self, folder: Path = Path("stores")) -> "DataConfig":
+        """The same images with paths alone: known data sets are packed into `folder`, once."""
+        known = [path for path in self.paths if str(path) in KNOWN and not (path / "meta.json").exists()]
+        if (self.size or self.classes or self.num_images) and (len(self.paths) > 1 or not known):
+            raise ValueError(
+                "data.size, data.classes and data.num_images take a part of one known data set "
+                f"({', '.join(KNOWN)}); data.store is a store of yours or a list: pack the images you want"
+            )
+        held_out, num_following = self.held_out, 0
+        if self.num_images is not None and isinstance(held_out, int | float):
+            num_following = view.count_of(held_out, self.num_images)
+        stores = []
+        for path in self.paths:
+            if path not in known:
+                if not path.exists():
+                    names = ", ".join(KNOWN)
+                    raise ValueError(f"data.store = {str(path)!r} is neither a store here nor one of {names}")
+                stores.append(path)
+                continue
+            try:
+                packed = get_once(str(path), folder, self.size, self.classes, self.num_images, num_following)
+            except ValueError as error:
+                raise ValueError(f"data.store: {error}") from None
+            stores.append(packed[0])
+            held_out = packed[1] or held_out
+        store = stores[0] if len(stores) == 1 else tuple(stores)
+        plain = {"store": store, "size": None, "classes": (), "num_images": None, "held_out": held_out}
+        return self.model_copy(update=plain)
+
+    def _check(self) -> None:
+        """Reject keys that contradict each other."""
+        for key in ("clean", "noisy", "held_out"):
+            value = getattr(self, key)
+            if isinstance(value, int) and value == 1:
+                raise ValueError(f"data.{key} = 1 would be one image: write 1.0 for all of them")
+        if self.levels is not None and not 0 < self.levels[0] <= self.levels[1]:
+            raise ValueError(
+                f"data.levels = {list(self.levels)}: give the lowest level and the highest, both > 0"
+            )
         if self.clean_fraction is None:
             if self.sigma is not None or not self.keep_noisy:
                 raise ValueError(
-                    "data.sigma and data.keep_noisy describe a mixture: set data.clean_fraction too"
+                    "data.sigma and data.keep_noisy are for simulated noise: set data.clean_fraction too "
+                    "(data.noisy = 0 drops images that really are noisy)"
                 )
-            return store
-        if self.sigma is None:
-            if self.clean_fraction < 1 and self.keep_noisy:
-                raise ValueError("data.clean_fraction below 1 needs data.sigma, the noise of the other images")
-            return simulate(store, self.clean_fraction, 1.0, self.seed, keep_noisy=False)
-        return simulate(store, self.clean_fraction, self.sigma, self.seed, self.keep_noisy)
+        elif self.clean_fraction < 1 and self.keep_noisy and self.sigma is None:
+            raise ValueError("data.clean_fraction below 1 needs data.sigma, the noise of the other images")
 
 
 class AugmentConfig(Strict):
