@@ -102,8 +102,8 @@ def float_tiff(folder: Path) -> None:
 
 
 BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
-    ("truncated", truncated_png, r"bad\.png is damaged .*get it again"),
-    ("truncated 16-bit", truncated_deep_png, r"bad\.png is damaged .*get it again"),
+    ("truncated", truncated_png, r"bad\.png cannot be read \(.*get it again"),
+    ("truncated 16-bit", truncated_deep_png, r"bad\.png cannot be read \(.*get it again"),
     ("truncated tiff", truncated_tiff, r"bad\.tiff (is damaged|cannot be read).*(get|save) it"),
     ("text", lambda f: (f / "bad.png").write_text("hello"), r"bad\.png is not an image.*remove it"),
     ("empty", lambda f: (f / "bad.png").write_bytes(b""), r"bad\.png is not an image.*remove it"),
@@ -119,14 +119,14 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "pages",
         two_pages,
-        r"bad\.tiff cannot be read \(it holds 2 pictures\): save them as one file each, or --skip-bad$",
+        r"bad\.tiff holds 2 pictures: save them as one file each, or --skip-bad$",
     ),
     (
         "tiff bomb",
         deep_tiff_bomb,
-        r"bad\.tiff (cannot be read \(it unpacks to too many values|unpacks to too many)",
+        r"bad\.tiff unpacks (to too many|from \d+ to \d+ bytes)",
     ),
-    ("channels", five_channels, r"bad\.tiff cannot be read \(its axes are"),
+    ("channels", five_channels, r"bad\.tiff has the axes"),
     ("frames", two_frames, r"bad\.webp holds 2 pictures: save them as one file each"),
     ("float", float_tiff, r"bad\.tiff has float32 pixels: name the values of black and white with --range"),
 ]
@@ -212,12 +212,16 @@ def test_bad_zips(tmp_path: Path) -> None:
         out,
         "labels skip 1: number the",
     )
-    failing(make_zip(tmp_path / "a.zip", ["a.png"], {"dataset.json": "[]"}), out, r"dataset\.json is not EDM's")
+    failing(
+        make_zip(tmp_path / "a.zip", ["a.png"], {"dataset.json": "[]"}),
+        out,
+        r"dataset\.json cannot be read \(.*write it as EDM does",
+    )
     damaged = make_zip(tmp_path / "a.zip", ["a.png"])
     data = bytearray(damaged.read_bytes())
     data[50] ^= 255
     damaged.write_bytes(data)
-    failing(damaged, out, r"a\.zip:a\.png (cannot be unpacked|is damaged|is not an image)")
+    failing(damaged, out, r"a\.zip:a\.png (cannot be read|is not an image)")
     huge = tmp_path / "huge.zip"
     with (
         zipfile.ZipFile(huge, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -225,16 +229,16 @@ def test_bad_zips(tmp_path: Path) -> None:
     ):
         for _ in range(513):
             file.write(bytes(2**20))
-    failing(huge, out, r"huge\.zip:a\.png unpacks to .* decompression bomb")
+    failing(huge, out, r"huge\.zip:a\.png unpacks from \d+ to \d+ bytes, as decompression bombs do")
 
 
 def test_damaged_zips_are_named(tmp_path: Path) -> None:
     labels = json.dumps({"labels": [["a.png", 0]]})
     whole = make_zip(tmp_path / "a.zip", ["a.png"], {"dataset.json": labels}).read_bytes()
     (tmp_path / "a.zip").write_bytes(whole.replace(b'"labels"', b'"lapels"'))
-    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip:dataset\.json cannot be unpacked \(Bad CRC.*again")
+    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip:dataset\.json cannot be read \(Bad CRC.*again")
     (tmp_path / "a.zip").write_bytes(whole.replace(b"PK\x01\x02", b"PK\xff\xff"))
-    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip cannot be opened \(.*\): copy or make the zip again")
+    failing(tmp_path / "a.zip", tmp_path / "out", r"a\.zip cannot be read \(.*\): copy or make the zip again")
 
 
 def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
@@ -294,11 +298,11 @@ def test_bad_arrays(tmp_path: Path) -> None:
     options = Conversion(value_range=(0, 1))
     failing(tmp_path / "a.npy", out, r"a\.npy\[1\] has pixels that are NaN or infinite", conversion=options)
     np.save(tmp_path / "a.npy", np.zeros((3, 5, 5, 7), dtype=np.uint8))
-    failing(tmp_path / "a.npy", out, r"a\.npy has shape \(3, 5, 5, 7\); expected")
+    failing(tmp_path / "a.npy", out, r"a\.npy has shape \(3, 5, 5, 7\); save it as")
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
-    failing(tmp_path / "a.npy", out, r"a\.npy cannot be read as numpy arrays .*without objects")
+    failing(tmp_path / "a.npy", out, r"a\.npy cannot be read \(it holds object .*plain array")
     np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), sigma_tn=np.zeros(2))
-    failing(tmp_path / "a.npz", out, r"sigma_tn has shape \(2,\); expected \(3,\)")
+    failing(tmp_path / "a.npz", out, r"sigma_tn is float64 of shape \(2,\); expected numbers \(3,\)")
     np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), sigma_tn=np.array([0, -1.0, np.nan]))
     failing(tmp_path / "a.npz", out, r"a\.npz\[1\]: sigma_tn = -1\.0: a noise level is a finite number >= 0")
     report = pack(read_any(str(tmp_path / "a.npz")), out / "store", skip_bad=True)
@@ -309,10 +313,12 @@ def test_bad_idx(tmp_path: Path) -> None:
     header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 4, 6, 6)
     (tmp_path / "a-idx3").write_bytes(header + bytes(100))
     failing(
-        tmp_path / "a-idx3", tmp_path / "out", r"a-idx3 ends after 116 bytes, 160 are expected: get it again"
+        tmp_path / "a-idx3",
+        tmp_path / "out",
+        r"a-idx3 cannot be read \(it ends after 116 bytes, 160 are expected\): get it again",
     )
     (tmp_path / "a-idx3").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**15, 2**15))
-    failing(tmp_path / "a-idx3", tmp_path / "out", r"more than the file can hold")
+    failing(tmp_path / "a-idx3", tmp_path / "out", r"a-idx3 unpacks from 16 to \d+ bytes")
 
 
 ANNOTATIONS = [

@@ -50,6 +50,15 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
+# 60 tuples, each of which holds the one before twice: the last is 2^60 values written out.
+DOUBLING = b")\x94" + b"".join(b"h" + bytes([level]) + b"\x86\x94" for level in range(60))
+
+
+def program(value: Any) -> bytes:
+    """The opcodes of a pickle between its first and its last."""
+    return pickle.dumps(value, 3)[2:-1]
+
+
 def hostile(marker: Path) -> dict[str, tuple[Any, str]]:
     """Pickles that would create `marker` or exhaust memory, and what the refusal must mention."""
     touch = f"touch {marker}"
@@ -92,6 +101,18 @@ def hostile(marker: Path) -> dict[str, tuple[Any, str]]:
         "huge bytes": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.", f"{1 << 40} bytes"),
         "huge memo": (b"\x80\x02}r\xff\xff\xff\xffcos\nsystem\n.", "os.system"),
         "same storage over and over": ([Calls(load, many) for _ in range(9)], "exceed"),
+        # Each of a few hundred bytes; read naively they take time or memory exponential in their size.
+        "nested keys": (b"\x80\x04}(" + DOUBLING + b"K\x01u.", "tuple as a key"),
+        "nested set": (b"\x80\x04(" + DOUBLING + b"\x91.", "tuple as a key"),
+        "nested values": (b"\x80\x04}X\x03\x00\x00\x00ema" + DOUBLING + b"s.", "values"),
+        "deep": (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "deep"),
+        "contains itself": (b"\x80\x04]\x94h\x00a.", "contains itself"),
+        "many opcodes": (b"\x80\x04(" + b"N" * 2_000_001 + b"t.", "opcodes"),
+        "long number": (b"\x80\x04\x8b" + struct.pack("<i", 999) + b"\x7f" * 999 + b".", "bits"),
+        "tensor as a set": (b"\x80\x04" + program(tensor(0, 1, 1)) + b"(K\x01\x90.", "fills a Tensor"),
+        "tensor as a list": (b"\x80\x04" + program(tensor(0, 1, 1)) + b"(K\x01e.", "fills a Tensor"),
+        "tensor as a dict": (b"\x80\x04" + program(tensor(0, 1, 1)) + b"K\x00K\x01s.", "fills a Tensor"),
+        "many dimensions": (Calls(rebuild, Calls(load, one), 0, (1,) * 9, (1,) * 9, False, None), "shape"),
     }
 
 

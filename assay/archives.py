@@ -1,0 +1,161 @@
+"""Files from elsewhere, read within fixed limits: gzip, tar, zip, npy and npz.
+
+A file says how much it holds, and a damaged or hostile one lies. Sizes are compared with the bytes that
+are there before any memory is set aside, checksums are read to the end, and nothing unpacks to far more
+than it takes on the disk. All limits stand here; `assay.unpickle` takes its own from here too.
+"""
+
+import gzip
+import math
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+import numpy as np
+
+from assay.files import naming
+
+# What may be unpacked: this much always, and beyond it this many times the packed size. Images rarely
+# shrink by more than a factor of 20; deflate can claim 1,032.
+FREE_BYTES = 2**26
+MAX_RATIO = 100
+
+# What a pickle may hold. The snapshot of a small EDM network has about 10,000 opcodes.
+PICKLE_OPCODES = 2_000_000
+PICKLE_DEPTH = 100  # of containers in containers; a network has about 20
+PICKLE_VALUES = 2_000_000  # counted as if every shared container were written out where it occurs
+PICKLE_INT_BYTES = 16
+MAX_DIMENSIONS = 8  # of a tensor or an array
+
+
+def check_unpacked(where: str | Path, unpacked: int, packed: int) -> None:
+    """Reject what claims to unpack to far more bytes than it has."""
+    if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
+        raise ValueError(
+            f"{where} unpacks from {packed} to {unpacked} bytes, as decompression bombs do: get it from a "
+            "source you trust, or unpack it first"
+        )
+
+
+def check_member_name(path: Path, name: str) -> None:
+    """Reject an archive with a member that points outside it."""
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+        raise ValueError(f"{path} has a member named {name!r}, which points outside it: do not trust this file")
+
+
+class _Limited:
+    """A stream of unpacked bytes that ends with an error once they exceed what the file may unpack to."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self.file, self.path, self.packed, self.count = file, path, path.stat().st_size, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.count += len(data)
+        check_unpacked(self.path, self.count, self.packed)
+        return data
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip does."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[_Limited]:
+    """The bytes of a file that may be gzipped. Read to the end, or its checksum is not compared."""
+    with naming(path), gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
+        yield _Limited(file, path)  # type: ignore[arg-type]
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file, perhaps gzipped, begins with the header of a tar archive."""
+    with open_unpacked(path) as file:
+        try:
+            tarfile.TarInfo.frombuf(file.read(512), "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            return False
+        return True
+
+
+def read_tar(path: Path, names: set[str]) -> dict[str, bytes]:
+    """The files of these last names anywhere in a tar archive, perhaps gzipped; links are not followed."""
+    found: dict[str, bytes] = {}
+    with open_unpacked(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            if name not in names or not member.isreg():
+                continue
+            if name in found:
+                raise ValueError(f"it holds {name} twice")
+            check_unpacked(path, member.size, stream.packed)
+            file = archive.extractfile(member)
+            assert file is not None
+            found[name] = file.read()
+            if len(found[name]) != member.size:
+                raise ValueError(f"its member {name} is cut short")
+        while stream.read(2**20):  # up to gzip's checksum
+            pass
+    return found
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """One member of a zip archive, its checksum compared."""
+    where = f"{archive.filename}:{name}"
+    info = archive.getinfo(name)
+    check_unpacked(where, info.file_size, info.compress_size)
+    with naming(where, "copy or make the zip again"):
+        return archive.read(info)
+
+
+def read_npy(path: Path, mode: Literal["r", "c"] = "r") -> np.ndarray:
+    """The array of a .npy file, memory-mapped."""
+    with naming(path, "save it again as a plain array"):
+        with open(path, "rb") as file:
+            shape, order, dtype = _npy_header(file, path.stat().st_size)
+            offset = file.tell()
+        if 0 in shape:
+            return np.empty(shape, dtype, order)
+        return np.memmap(path, dtype, mode, offset, shape, order).view(np.ndarray)  # indexes faster than memmap
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file."""
+    arrays = {}
+    with naming(path, "save it again with np.savez"), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            check_unpacked(path, info.file_size, info.compress_size)
+            with archive.open(info) as member:
+                shape, order, dtype = _npy_header(member, info.file_size)
+                array = np.empty(math.prod(shape), dtype)
+                room = array.view(np.uint8).data
+                while len(room):
+                    data = member.read(min(len(room), 2**20))
+                    if not data:
+                        raise ValueError(f"its member {info.filename} is cut short")
+                    room[: len(data)] = data
+                    room = room[len(data) :]
+                member.read(1)  # at the end the checksum is compared
+            arrays[info.filename.removesuffix(".npy")] = array.reshape(shape, order=order)
+    return arrays
+
+
+def _npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype]:
+    """Shape, order and type of an array whose header is next in `file`, and which must fill `size` bytes."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"it has version {version} of the npy format; 1.0 and 2.0 are known")
+    if dtype.hasobject or dtype.itemsize == 0 or len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
+        raise ValueError(f"it holds {dtype} {shape}, not a plain array")
+    declared, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if declared != there:
+        raise ValueError(f"it declares {dtype} {shape}, {declared} bytes, and holds {there}")
+    return shape, "F" if is_fortran else "C", dtype

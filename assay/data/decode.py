@@ -1,0 +1,206 @@
+"""Image files to pixels: PNG, JPEG, TIFF and WebP in their own depth, within the limits of `assay.archives`.
+
+Pixels are (H, W, C) uint8, uint16 or float32: grey (C = 1) or colour (C = 3), or either with the opacity
+as one channel more. Whatever is wrong with a file is a ValueError that names it.
+"""
+
+import io
+import logging
+import math
+import struct
+import warnings
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from assay.archives import check_unpacked
+from assay.files import naming
+
+
+def decode_image(data: bytes, where: str) -> np.ndarray:
+    """The pixels (H, W, 1 or 3) of an image file, in the file's own depth, flattened on white."""
+    return flatten(decode_pixels(data, where), where)
+
+
+def decode_pixels(data: bytes, where: str) -> np.ndarray:
+    """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
+    with naming(where, "get it again, or --skip-bad"):
+        if data[:8] == _PNG:
+            header = _check_png(data)
+            if header.depth == 16 and header.num_channels > 1:
+                return native(_deep_png(data, header, where))
+        image = _open_image(data, where)
+        if image is None:
+            return native(_read_tiff(data, where))
+        num_frames = getattr(image, "n_frames", 1)
+        if num_frames > 1:
+            raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each, or --skip-bad")
+        pixels = np.asarray(_plain_mode(image))
+        if pixels.dtype == np.int32:  # 16 bits in 32
+            if pixels.min() < 0 or pixels.max() > 65535:
+                raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float, or --skip-bad")
+            pixels = pixels.astype(np.uint16)
+        return native(pixels)
+
+
+def _open_image(data: bytes, where: str) -> Image.Image | None:
+    """The picture as Pillow loads it; None for a TIFF that only tifffile reads."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters is raised
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data))
+            if image.format == "TIFF" and _needs_tifffile(image):
+                return None
+            check_unpacked(where, math.prod(image.size) * len(image.getbands()), len(data))
+            image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
+    except Image.UnidentifiedImageError as error:
+        if data[:2] in (b"II", b"MM"):
+            return None
+        raise ValueError(
+            f"{where} is not an image, whatever its name says: remove it, or --skip-bad"
+        ) from error
+    return image
+
+
+def _plain_mode(image: Image.Image) -> Image.Image:
+    """Undo palettes, single bits and the colour spaces of printing."""
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode in ("L", "RGB") and "transparency" in image.info:
+        return image.convert("LA" if image.mode == "L" else "RGBA")
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA")
+    if image.mode in ("L", "LA", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
+        return image
+    return image.convert("RGB")
+
+
+def native(pixels: np.ndarray) -> np.ndarray:
+    """(H, W[, 1 .. 4]) -> (H, W, 1 .. 4) in native byte order and no more than float32."""
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    return pixels.astype(np.float32) if pixels.dtype == np.float64 else pixels
+
+
+def is_transparent(pixels: np.ndarray) -> bool:
+    """Whether anything shines through (H, W, C): the last of 2 or 4 channels is the opacity."""
+    return pixels.shape[-1] in (2, 4) and not bool((pixels[..., -1] == _opaque(pixels.dtype)).all())
+
+
+def _opaque(dtype: np.dtype) -> float:
+    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+
+
+def flatten(pixels: np.ndarray, where: str) -> np.ndarray:
+    """(H, W, 1 .. 4) -> (H, W, 1 or 3): what is transparent is laid on white."""
+    if pixels.shape[-1] in (1, 3):
+        return pixels
+    colour, opacity = pixels[..., :-1], pixels[..., -1:]
+    if not is_transparent(pixels):
+        return colour
+    if pixels.dtype.kind == "f":
+        raise ValueError(
+            f"{where} is transparent and has {pixels.dtype} pixels, whose white is not known: "
+            "save it without opacity, or --skip-bad"
+        )
+    white = _opaque(pixels.dtype)
+    share = opacity.astype(np.float64) / white
+    return np.rint(colour * share + white * (1 - share)).astype(pixels.dtype)
+
+
+def _needs_tifffile(image: Image.Image) -> bool:
+    """Pillow cuts colour TIFFs of more than 8 bits down to 8."""
+    bits = image.tag_v2.get(258, (8,))  # type: ignore[attr-defined]
+    return len(bits) > 1 and max(bits) > 8
+
+
+def _read_tiff(data: bytes, where: str) -> np.ndarray:
+    import tifffile
+
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters is raised
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        if len(file.pages) != 1:
+            raise ValueError(
+                f"{where} holds {len(file.pages)} pictures: save them as one file each, or --skip-bad"
+            )
+        page, axes = file.pages[0], file.series[0].axes
+        check_unpacked(where, math.prod(page.shape) * (page.dtype.itemsize if page.dtype else 1), len(data))
+        if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
+            raise ValueError(
+                f"{where} has the axes {axes} {page.shape}: save it as plain TIFF or PNG, or --skip-bad"
+            )
+        pixels = page.asarray()
+    return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
+
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class _PngHeader:
+    width: int
+    height: int
+    depth: int
+    num_channels: int
+    is_interlaced: bool
+
+
+def _check_png(data: bytes) -> _PngHeader:
+    """Compare the checksum of every chunk, which Pillow does not for the pixels, and read the header."""
+    at, kind = len(_PNG), b""
+    while kind != b"IEND":
+        if at + 12 > len(data):
+            raise ValueError("it is cut short")
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        kind, end = data[at + 4 : at + 8], at + 8 + length
+        if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
+            raise ValueError(f"the checksum of its chunk {kind!r} is wrong")
+        at = end + 4
+    if data[12:16] != b"IHDR" or len(data) < 33:
+        raise ValueError("it has no header")
+    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
+    return _PngHeader(width, height, depth, {2: 3, 4: 2, 6: 4}.get(colour, 1), bool(interlaced))
+
+
+def _deep_png(data: bytes, header: _PngHeader, where: str) -> np.ndarray:
+    """16-bit colour PNGs (H, W, 2 .. 4), which Pillow cuts down to 8 bits.
+
+    Each byte is stored as its difference from a prediction by its neighbours left, above and above
+    left. All bytes on an anti-diagonal can be restored at once, which numpy does fast enough.
+    """
+    width, height, num_channels = header.width, header.height, header.num_channels
+    if header.is_interlaced:
+        raise ValueError(f"{where} is an interlaced 16-bit PNG: save it without interlacing, or --skip-bad")
+    if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(f"{where} unpacks to too many pixels ({width} x {height}): make it smaller first")
+    stride = 2 * num_channels
+    expected = height * (1 + width * stride)
+    check_unpacked(where, expected, len(data))
+    chunks, at = [], len(_PNG)
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            chunks.append(data[at + 8 : at + 8 + length])
+        at += 12 + length
+    unpacked = zlib.decompressobj().decompress(b"".join(chunks), expected + 1)
+    lines = np.frombuffer(unpacked, np.uint8).reshape(height, 1 + width * stride)
+    kind = lines[:, 0]
+    if kind.max(initial=0) > 4:
+        raise ValueError("it has a line of unknown kind")
+    coded = lines[:, 1:].reshape(height, width, stride).astype(np.int16)
+    out = np.zeros((height + 1, width + 1, stride), dtype=np.int16)  # a border of zeros above and to the left
+    for diagonal in range(height + width - 1):
+        row = np.arange(max(0, diagonal - width + 1), min(height, diagonal + 1))
+        column = diagonal - row
+        left, above, corner = out[row + 1, column], out[row, column + 1], out[row, column]
+        gradient = left + above - corner
+        far = np.abs(np.stack([gradient - left, gradient - above, gradient - corner]))
+        paeth = np.choose(far.argmin(0), [left, above, corner])  # the first of equals, as the standard asks
+        guess = np.choose(kind[row, None], [np.zeros_like(left), left, above, (left + above) >> 1, paeth])
+        out[row + 1, column + 1] = (coded[row, column] + guess) & 255
+    return out[1:, 1:].astype(np.uint8).copy().view(">u2").reshape(height, width, num_channels)
