@@ -214,6 +214,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         faults = [f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()]
         text = "; ".join(faults).replace("Value error, ", "").removeprefix(": ")
+    elif isinstance(error, KeyError):
+        text = f"{error} is missing"
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
