@@ -31,12 +31,15 @@ _HEADER = "assay"  # the key of our JSON in a safetensors header
 
 
 class CheckpointInfo(BaseModel):
-    """What sampling wants to know of training; everything may be unknown."""
+    """What sampling and the record of a result want to know of training; everything may be unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sigma_tn: tuple[tuple[float, float], ...] = ()  # (noise level, fraction of the images), lowest level first
     clean_fraction: float | None = None
+    num_images: int | None = None  # of the training set
+    seed: int | None = None  # of training
+    consistency: bool | None = None  # whether the consistency loss was used
     num_images_seen: int | None = None
     dataset: str | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.pricing import Market, Offer, Results, best_plan, fit_law, joint_bounds, price_bounds, read_results
+from assay.pricing import (
+    Comparable,
+    Market,
+    Offer,
+    best_plan,
+    fit_law,
+    joint_bounds,
+    price_bounds,
+    read_comparable,
+)
 
 
 def make_rows(num_rows: int) -> list[tuple[float, float, float, float, float]]:
@@ -24,7 +33,7 @@ def make_rows(num_rows: int) -> list[tuple[float, float, float, float, float]]:
     return list(zip(sigma, clean, noisy, fd, 0.01 * fd, strict=True))
 
 
-def all_pairs(results: Results) -> list[tuple[float, float]]:
+def all_pairs(results: Comparable) -> list[tuple[float, float]]:
     """Bounds on c for each sigma from the full matrix of pairs."""
     clean, found = results.take(results.num_noisy == 0), []
     for sigma in np.unique(results.sigma[results.sigma > 0]):
@@ -52,7 +61,7 @@ def main() -> None:
                 writer = csv.writer(file)
                 writer.writerow(["sigma", "num_clean", "num_noisy", "fd", "fd_std"])
                 writer.writerows(make_rows(num_rows))
-            (results,), _ = timed("read", read_results, path)
+            (results,), _ = timed("read", read_comparable, path)
             bounds, ours = timed("bounds and intervals", price_bounds, results)
             if num_rows == 8_000:
                 pairs, theirs = timed("bounds from all pairs", all_pairs, results)

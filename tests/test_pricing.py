@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.pricing import (
     PAPER,
+    Comparable,
     Market,
     Offer,
-    Results,
     best_plan,
     budget_line,
     cheapest_plan,
@@ -32,20 +32,20 @@ from assay.pricing import (
     leave_one_out,
     price_bounds,
     price_report,
-    read_results,
+    read_comparable,
 )
 from assay.pricing.bounds import _num_informative, _tightest
 from assay.pricing.law import PARAMETERS, Law, _Data
 from assay.pricing.report import inverse
 
-PAPER_RESULTS = {results.name: results for results in read_results(PAPER)}
+PAPER_RESULTS = {results.name: results for results in read_comparable(PAPER)}
 
 
-def table(rows: list[tuple[float, float, float, float]], std: float = 0.0) -> Results:
+def table(rows: list[tuple[float, float, float, float]], std: float = 0.0) -> Comparable:
     """A table of (sigma, num_clean, num_noisy, fd)."""
     sigma, clean, noisy, fd = np.array(rows, float).T
     line = np.arange(2, 2 + len(rows))
-    return Results("made", line, sigma, clean, noisy, fd, np.full(len(rows), std), True, std > 0)
+    return Comparable("made", line, sigma, clean, noisy, fd, np.full(len(rows), std), True, std > 0)
 
 
 def law_of(**changes: float) -> Law:
@@ -88,15 +88,15 @@ def test_bounds_name_the_pair_and_its_probability() -> None:
     results = PAPER_RESULTS["cifar10"]
     bounds = price_bounds(results)[2]
     assert bounds.upper_pair and bounds.lower_pair
-    assert results.setting(bounds.upper_pair.better) == "0.5 clean only"
-    assert results.setting(bounds.upper_pair.worse) == "0.3 clean + 0.7 at 0.2"
+    assert str(results.setting(bounds.upper_pair.better)) == "50% clean"
+    assert str(results.setting(bounds.upper_pair.worse)) == "30% clean + 70% noisy at 0.2"
     rounding = 0.01**2 / 12  # each FD is given to two decimals
     z = (2.42 - 2.40) / math.sqrt(0.02**2 + 0.03**2 + 2 * rounding)
     assert bounds.upper_pair.probability == pytest.approx(norm.cdf(z), rel=1e-9)
     assert bounds.lower_pair.probability == pytest.approx(1.0)
 
 
-def all_pairs(results: Results, z: float) -> tuple[float, float]:
+def all_pairs(results: Comparable, z: float) -> tuple[float, float]:
     """The bounds by looking at every pair, straight from the definition."""
     lower, upper = 0.0, 1.0
     for a, m in itertools.product(range(len(results)), repeat=2):
@@ -246,7 +246,7 @@ def baseline(theta: np.ndarray, clean: np.ndarray, noisy: np.ndarray, sigma: np.
 def test_law_predicts_the_held_out_extremes_better_than_the_baseline() -> None:
     """Held out of the fit; the form of the law was chosen with these two rows in view (see `law.py`)."""
     results = PAPER_RESULTS["cifar10"]
-    (extremes,) = read_results(PAPER, table="extreme", min_clean_fraction=0.0)
+    (extremes,) = read_comparable(PAPER, table="extreme", min_clean_fraction=0.0)
     law = fit_law(results)
     predictions = [
         law.predict(extremes.num_clean[i], [(extremes.num_noisy[i], extremes.sigma[i])]) for i in range(2)
@@ -517,7 +517,7 @@ GOOD = HEADER + ",1.0,0,2.0,0.1\n,0.5,0,3.0,0.1\n0.1,0.5,0.5,2.5,0.1\n"
 def test_a_good_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(GOOD)
-    (results,) = read_results(path, num_images=100)
+    (results,) = read_comparable(path, num_images=100)
     assert results.name == "t" and results.counted and results.has_std
     assert results.num_clean.tolist() == [100, 50, 50] and results.line.tolist() == [2, 3, 4]
 
@@ -528,21 +528,21 @@ def test_a_good_table_is_read(tmp_path: Path) -> None:
         ("", "no rows"),
         (HEADER, "no rows"),
         (GOOD.replace("sigma", "noise"), "column sigma is missing.*noise"),
-        (GOOD.replace("fid,", "score,"), "column fid or fd is missing"),
+        (GOOD.replace("fid,", "score,"), "column fd or fid is missing"),
         (GOOD.replace("clean_fraction", "p"), "column clean_fraction is missing"),
-        (GOOD + "0.1,0.5,0.5,2.6,0.1\n", "column fid: lines 4, 5 give 2.5, 2.6"),
+        (GOOD + "0.1,0.5,0.5,2.6,0.1\n", "lines 4, 5 give FID 2.5, 2.6"),
         (GOOD + "0.1,1.5,0.5,2.6,0.1\n", r"line 5, column clean_fraction is 1.5.*\[0, 1\]"),
         (GOOD + "0.1,0.5,-0.5,2.6,0.1\n", r"line 5, column noisy_fraction is -0.5"),
         (GOOD + "0.1,0.5,0.4,,0.1\n", "line 5, column fid is empty"),
         (GOOD + "0.1,0.5,0.4,-1,0.1\n", "line 5, column fid is -1"),
         (GOOD + "0.1,0.5,0.4,two,0.1\n", "line 5, column fid: 'two' is not a number"),
         (GOOD + "0.1,0.5,0.4,2,-0.1\n", "line 5, column fid_std is -0.1"),
-        (GOOD + ",0.5,0.4,2,0.1\n", "line 5, column sigma is 0"),
+        (GOOD + ",0.5,0.4,2,0.1\n", "line 5, column sigma is empty"),
         (GOOD + "0.1,0.5\n", "line 5: 2 values, but the header names 5"),
         (HEADER + "0.1,0.5,0.5,2.5,0.1\n", r"one usable row \(line 2\)"),
         (
             HEADER + ",1.0,0,2,0\n,0.5,0,2,0\n0.1,0.5,0.5,2,0\n",
-            "column fid is 2 in every usable row.*lines 2 to 4",
+            "FID is 2 in every usable row.*lines 2 to 4",
         ),
         (HEADER + "0.1,0.05,0.95,2.5,0.1\n", "none of the lines 2 to 2.*clean_fraction >= 0.1"),
     ],
@@ -551,7 +551,7 @@ def test_bad_tables_are_refused_by_row_and_column(tmp_path: Path, text: str, wor
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
-        read_results(path)
+        read_comparable(path)
 
 
 def test_tables_without_pairs_are_refused() -> None:
@@ -577,16 +577,16 @@ def test_repeats_are_averaged_and_rows_chosen(tmp_path: Path) -> None:
         "clean_mix,digits,b,,100,0,full,0,5.125,,0\n"
         "extreme,digits,a,0.9,50,50,full,0,9,0.1,0\n"
     )
-    a, b = read_results(path)
+    a, b = read_comparable(path)
     assert (a.name, b.name) == ("digits a", "digits b")
     assert a.counted and a.has_std and not b.has_std
     np.testing.assert_allclose(a.fd, [2.3, 4, 3])
     rounding = 0.1**2 / 12
     np.testing.assert_allclose(a.fd_std, np.sqrt([0.09, 0.09 + rounding, 0.01 + rounding]), rtol=1e-12)
     with pytest.raises(ValueError, match=r"digits a has one usable row \(line 10\)"):
-        read_results(path, table="extreme")
+        read_comparable(path, table="extreme")
     with pytest.raises(ValueError, match="column dataset has no 'cifar'; it has digits"):
-        read_results(path, dataset="cifar")
+        read_comparable(path, dataset="cifar")
 
 
 @pytest.mark.parametrize("nothing", ["", "0"])
@@ -596,7 +596,7 @@ def test_rows_without_a_standard_deviation_are_not_exact(tmp_path: Path, nothing
     std = [nothing, "0.1", "0.3", "0.2"]  # c >= 0.75, c <= 0.5
     rows = "".join(f"{setting},{value},{s}\n" for (setting, value), s in zip(fd.items(), std, strict=True))
     path.write_text("sigma,num_clean,num_noisy,fd,fd_std\n" + rows)
-    (results,) = read_results(path)
+    (results,) = read_comparable(path)
     assert results.has_std and results.num_without_std == 1
     np.testing.assert_allclose(results.fd_std, [0.3, 0.1, 0.3, 0.2], rtol=1e-12)
     assert 0 < joint_bounds(results).margin < 1
@@ -613,7 +613,7 @@ def test_single_runs_are_as_uncertain_as_the_repeats_of_others(tmp_path: Path) -
         "sigma,num_clean,num_noisy,fd,seed\n"
         ",20,0,2.0123456789,0\n,20,0,2.2123456789,1\n,10,0,3.0123456789,0\n0.1,5,20,1.9123456789,0\n"
     )
-    (results,) = read_results(path)
+    (results,) = read_comparable(path)
     run_std = math.sqrt(0.02)  # of 2.01 and 2.21; their mean has this over the root of 2
     np.testing.assert_allclose(results.fd_std, [0.1, run_std, run_std], rtol=1e-6)
     assert results.has_std and results.num_without_std == 2
@@ -636,7 +636,7 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["sigma", "num_clean", "num_noisy", "fd"])
         writer.writerows(zip(sigma, clean, noisy, fd, strict=True))
-    (results,) = read_results(path, min_clean_fraction=0.0)
+    (results,) = read_comparable(path, min_clean_fraction=0.0)
     assert len(results) == n
     for bounds in price_bounds(results):
         true = float(truth.price(bounds.sigma))

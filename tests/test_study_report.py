@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.pricing import PAPER, Market, Offer, best_plan, fit_law, read_results
+from assay.pricing import PAPER, Market, Offer, best_plan, fit_law, read_comparable
 from assay.study import open_study
 from assay.study.report import report_from_table, write_report
 from assay.study.run import execute
@@ -300,7 +300,7 @@ def test_planner_of_the_library_agrees_with_the_page(browser: Any, paper: Path) 
     budget, clean, have = (
         float(page.locator("#subject-3 .fields > .field [type=number]").nth(i).input_value()) for i in range(3)
     )
-    law = fit_law(read_results(PAPER, dataset="imagenet", num_images=1_300_000)[0])
+    law = fit_law(read_comparable(PAPER, dataset="imagenet", num_images=1_300_000)[0])
     plan = best_plan(law, Market(Offer(0.0, clean), offers, have), budget)
     assert number(page, "fd", 3) == pytest.approx(plan.prediction.fd, rel=1e-9)
     assert [number(page, f"buy-{kind.offer.sigma:g}", 3) for kind in plan.purchases] == pytest.approx(

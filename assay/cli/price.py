@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assay.pricing.bounds import Pair
     from assay.pricing.plan import Plan
     from assay.pricing.report import PriceReport
-    from assay.pricing.table import Results
+    from assay.pricing.table import Comparable
 
 TableFile = Annotated[
     Path | None, typer.Argument(help="CSV with columns sigma, fid (or fd), and fractions or numbers of images.")
@@ -67,14 +67,14 @@ def price(
 
         assay price --effective 6000@1 --effective 54000@2 --k 3
     """
-    from assay.pricing import PAPER, price_report, read_results
+    from assay.pricing import PAPER, price_report, read_comparable
 
     console = Console()
     if effective:
         _effective(console, effective, k, as_json, as_csv)
         return
     path = _table_path(table, paper)
-    found = read_results(path, table=table_name, dataset=dataset, min_clean_fraction=min_clean_fraction)
+    found = read_comparable(path, table=table_name, dataset=dataset, min_clean_fraction=min_clean_fraction)
     with console.status("pricing"):
         reports = [price_report(results, confidence, joint) for results in found]
     if plot:
@@ -129,7 +129,7 @@ def plan(
 
         assay plan results.csv --num-images 5000 --target-fd 9.5 --noisy-price 0.1@0.5 --max-noisy 4000@0.5
     """
-    from assay.pricing import Market, Offer, best_plan, cheapest_plan, fit_law, read_results
+    from assay.pricing import Market, Offer, best_plan, cheapest_plan, fit_law, read_comparable
     from assay.pricing.report import plan_rows
     from assay.pricing.table import PAPER, PAPER_NUM_IMAGES
 
@@ -143,7 +143,7 @@ def plan(
         raise ValueError(f"--max-noisy for sigma {min(unknown):g}, but no --noisy-price offers that level")
     offers = tuple(Offer(sigma, unit_price, limits.get(sigma, math.inf)) for sigma, unit_price in prices)
     market = Market(Offer(0.0, clean_price), offers, have_clean)
-    found = read_results(
+    found = read_comparable(
         path, table=table_name, dataset=dataset, num_images=num_images, min_clean_fraction=min_clean_fraction
     )
     if len(found) > 1:
@@ -316,10 +316,10 @@ def _print_rows(console: Console, report: "PriceReport") -> None:
 
 def _print_extremes(console: Console, reports: "list[PriceReport]") -> None:
     """The paper's two extreme settings, which no fit has seen, beside the prediction."""
-    from assay.pricing import PAPER, read_results
+    from assay.pricing import PAPER, read_comparable
 
     laws = {report.results.name: report.law for report in reports}
-    for results in read_results(PAPER, table="extreme", min_clean_fraction=0.0):
+    for results in read_comparable(PAPER, table="extreme", min_clean_fraction=0.0):
         law = laws.get(results.name)
         for i in range(len(results)) if law else ():
             assert law is not None
@@ -369,7 +369,7 @@ def _warn(console: Console, *texts: str, before: str = "") -> None:
         console.print(before + "; ".join(texts), style="yellow", markup=False, highlight=False)
 
 
-def _warn_of_stds(console: Console, results: "Results") -> None:
+def _warn_of_stds(console: Console, results: "Comparable") -> None:
     if results.num_without_std:
         _warn(
             console,
@@ -382,7 +382,7 @@ def _ends(ends: tuple[float, float], digits: int = 4) -> str:
     return "[" + ", ".join(f"{end:.{digits}g}" for end in ends) + "]"
 
 
-def _pair(results: "Results", pair: "Pair") -> str:
+def _pair(results: "Comparable", pair: "Pair") -> str:
     sure = "" if pair.probability is None else f", p = {pair.probability:.2f}"
     better, worse = (f"{results.fd[i]:.4g} ({results.setting(i)})" for i in (pair.better, pair.worse))
     return f"FD {better} <= {worse}{sure}"

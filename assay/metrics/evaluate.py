@@ -2,20 +2,21 @@
 
 The paper's protocol: several disjoint ranges of images (seeds 0-49,999, 50,000-99,999, 100,000-149,999), each
 measured on its own, then mean and standard deviation. The number of images is part of the result, because the
-distance depends on it: `compare` refuses unequal counts.
+distance depends on it: `compare` rejects unequal counts.
 """
 
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 import assay
@@ -25,7 +26,6 @@ from assay.data.view import usable_from
 from assay.files import hold_lock, sha256, write_whole, write_whole_directory
 from assay.metrics.distance import (
     Estimate,
-    Manifold,
     Memorisation,
     Neighbours,
     check_extrapolation,
@@ -113,29 +113,46 @@ def reference_from_images(
     )
 
 
-class RangeResult(BaseModel):
+class Measures(BaseModel):
+    """The metrics of one set of images; None where a metric was not measured.
+
+    Every field is a column of `results.csv`, and its title heads the column of a table. `NAME_error` is the
+    standard error of `NAME`. A new metric is a field here and a line in `measure`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fd: float = Field(title="FD")
+    fd_infinity: float | None = Field(None, title="FD at infinity")
+    fd_infinity_error: float | None = None
+    kid: float | None = Field(None, title="KID")
+    kid_error: float | None = None
+    precision: float | None = Field(None, title="precision")
+    recall: float | None = Field(None, title="recall")
+    density: float | None = Field(None, title="density")
+    coverage: float | None = Field(None, title="coverage")
+    inception_score: float | None = Field(None, title="Inception score")
+    inception_score_error: float | None = None
+
+    def cell(self, name: str) -> str:
+        """A metric as text with its error, or nothing if it was not measured."""
+        value, errors = getattr(self, name), (getattr(self, name + end, None) for end in ("_error", "_std"))
+        if value is None:
+            return ""
+        return f"{value:.3g}" + "".join(f" ± {error:.2g}" for error in errors if error is not None)
+
+
+class RangeMeasures(Measures):
     """One range of images, measured on its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     first: int  # the first seed, or the first image of a folder
-    distance: float
-    distance_infinity: Estimate | None
-    kernel_distance: Estimate | None
-    manifold: Manifold | None
-    inception_score: Estimate | None
 
 
-class Evaluation(BaseModel):
-    """A measured result and all that it depends on. `metric` is FID only for `inception`."""
+class Details(BaseModel):
+    """What an evaluation depends on besides the images, and its ranges one by one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: str
-    value: float  # mean over the ranges
-    std: float | None  # standard deviation over the ranges (n - 1), None if there is one
-    num_images: int  # in each range
-    extractor: str
     extractor_sha256: str
     extractor_accuracy: float | None
     num_features: int
@@ -144,11 +161,36 @@ class Evaluation(BaseModel):
     reference_fingerprint: str
     num_reference: int | None
     sampler: SamplerSettings | None
-    ranges: tuple[RangeResult, ...]
+    ranges: tuple[RangeMeasures, ...]
     training: str | None  # where the nearest training images were looked for
     held_out: str | None  # whose distances they are compared with
     memorisation: Memorisation | None  # over all ranges together
     assay_version: str
+
+
+class Evaluation(Measures):
+    """The means over all ranges, and what was measured; `details` are not known of a row of `results.csv`.
+
+    Errors are means as well: the ranges share a reference, so averaging does not shrink them for certain.
+    """
+
+    fd_std: float | None = None  # standard deviation over the ranges (n - 1), None if there is one
+    metric: str  # FID only for `inception`
+    extractor: str
+    num_images: int | None = None  # in each range
+    memorised: float | None = Field(None, title="memorised")  # share of the images
+    details: Details | None = None
+
+
+def titles(measures: Iterable[Measures]) -> dict[str, str]:
+    """Name and title of the metrics that at least one of these has."""
+    measures = list(measures)
+    fields = {name: field.title for each in measures for name, field in type(each).model_fields.items()}
+    return {
+        name: title
+        for name, title in fields.items()
+        if title is not None and any(getattr(each, name) is not None for each in measures)
+    }
 
 
 @dataclass(frozen=True)
@@ -202,13 +244,7 @@ def evaluate(
         else:
             fresh = nearest_neighbours(held_out.features, training.features)
         memorised = memorisation(neighbours, fresh, quantile)
-    distances = [part.distance for part in ranges]
-    evaluation = Evaluation(
-        metric=extractor.metric,
-        value=statistics.fmean(distances),
-        std=statistics.stdev(distances) if len(distances) > 1 else None,
-        num_images=num_images,
-        extractor=extractor.name,
+    details = Details(
         extractor_sha256=extractor.sha256,
         extractor_accuracy=extractor.accuracy,
         num_features=len(reference.statistics.mean),
@@ -223,7 +259,22 @@ def evaluate(
         memorisation=memorised,
         assay_version=assay.__version__,
     )
+    evaluation = Evaluation(
+        **_means(ranges),
+        fd_std=statistics.stdev(part.fd for part in ranges) if num_ranges > 1 else None,
+        metric=extractor.metric,
+        extractor=extractor.name,
+        num_images=num_images,
+        memorised=None if memorised is None else memorised.share,
+        details=details,
+    )
     return Measured(evaluation, neighbours)
+
+
+def _means(ranges: Sequence[RangeMeasures]) -> dict[str, Any]:
+    """The mean of each metric, and of each error, over the ranges."""
+    columns = {name: [getattr(part, name) for part in ranges] for name in Measures.model_fields}
+    return {name: None if None in values else statistics.fmean(values) for name, values in columns.items()}
 
 
 def _check(
@@ -265,18 +316,25 @@ def _check(
 
 def measure(
     generated: Features, reference: Reference, extractor: Extractor, first: int = 0, infinity: bool = False
-) -> RangeResult:
-    """All distances of one set of features to the reference."""
-    real = reference.features
+) -> RangeMeasures:
+    """All metrics of one set of features against the reference."""
+    real, found = reference.features, generated.features
     logits = generated.logits if extractor.name == "inception" else None
-    return RangeResult(
+    overlap = None if real is None else manifold_overlap(found, real)
+    shares = ("precision", "recall", "density", "coverage")
+    return RangeMeasures(
         first=first,
-        distance=frechet_distance(features_to_statistics(generated.features), reference.statistics),
-        distance_infinity=frechet_infinity(generated.features, reference.statistics) if infinity else None,
-        kernel_distance=None if real is None else kernel_distance(generated.features, real),
-        manifold=None if real is None else manifold_overlap(generated.features, real),
-        inception_score=None if logits is None else inception_score(logits),
+        fd=frechet_distance(features_to_statistics(found), reference.statistics),
+        **_named("fd_infinity", frechet_infinity(found, reference.statistics) if infinity else None),
+        **_named("kid", None if real is None else kernel_distance(found, real)),
+        **({} if overlap is None else {name: getattr(overlap, name) for name in shares}),
+        **_named("inception_score", None if logits is None else inception_score(logits)),
     )
+
+
+def _named(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    """An estimate as the two fields of a record."""
+    return {} if estimate is None else {name: estimate.value, f"{name}_error": estimate.standard_error}
 
 
 def nearest_picture(
@@ -308,14 +366,18 @@ def load_evaluation(path: Path) -> Evaluation:
         raise ValueError(f"{path} is not a result of `assay evaluate`: {error}") from error
 
 
-def compare(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Best first. Refused unless metric, extractor, reference and number of images are all the same."""
-    first, *others = evaluations
-    for other in others:
-        for what in ("metric", "num_images", "extractor_sha256", "reference_fingerprint"):
-            if getattr(other, what) != getattr(first, what):
+def compare(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    """The names of the evaluations, best first; an error unless all were measured in the same way."""
+    (name, first), *others = evaluations.items()
+    for other_name, other in others:
+        pairs: list[tuple[str, BaseModel, BaseModel]] = [
+            (what, first, other) for what in ("metric", "extractor", "num_images")
+        ]
+        if first.details and other.details:
+            pairs += [(w, first.details, other.details) for w in ("extractor_sha256", "reference_fingerprint")]
+        for what, here, there in pairs:
+            if (a := getattr(here, what)) != (b := getattr(there, what)):
                 raise ValueError(
-                    f"{first.generated} and {other.generated} cannot be compared: {what} is "
-                    f"{getattr(first, what)} and {getattr(other, what)}; evaluate both alike"
+                    f"{name} and {other_name} cannot be compared: {what} is {a} and {b}; evaluate both alike"
                 )
-    return sorted(evaluations, key=lambda evaluation: evaluation.value)
+    return sorted(evaluations, key=lambda name: evaluations[name].fd)

@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from assay.checkpoint import find_checkpoint, load_checkpoint
+from assay.checkpoint import CheckpointInfo, find_checkpoint, load_checkpoint
 from assay.data import open_store
 from assay.data.readers import RawImages, read_any
 from assay.denoise import Denoiser
@@ -49,14 +49,14 @@ class Samples:
 
 
 class SamplerSettings(BaseModel):
-    """How a checkpoint was sampled, and the lowest noise level among the images it was trained on."""
+    """How a checkpoint was sampled, and what it knows of its training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample: SampleConfig
     first_seed: int
-    lowest_sigma_tn: float | None
     checkpoint_sha256: str
+    info: CheckpointInfo
 
 
 def sample_checkpoint(
@@ -91,8 +91,8 @@ def sample_checkpoint(
     settings = SamplerSettings(
         sample=sample,
         first_seed=first_seed,
-        lowest_sigma_tn=checkpoint.info.lowest_sigma_tn,
         checkpoint_sha256=sha256(find_checkpoint(path)),
+        info=checkpoint.info,
     )
     return samples, settings
 
@@ -172,7 +172,7 @@ def open_candidate(
         samples, sampler = sample_checkpoint(
             path, num_ranges * num_images, first_seed, sample, frequencies, device
         )
-        warn_of_full_sampling(sample, sampler.lowest_sigma_tn)
+        warn_of_full_sampling(sample, sampler.info.lowest_sigma_tn)
         return Candidate(samples, sampler, num_images, num_ranges)
     images, num_ranges = open_images(path), 1 if num_ranges is None else num_ranges
     return Candidate(images, None, len(images) // num_ranges if num_images is None else num_images, num_ranges)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.stats import norm
 
-from assay.pricing.table import Array, Results
+from assay.pricing.table import Array, Comparable
 
 Rows = NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class JointBounds:
     violated: tuple[Pair, ...]
 
 
-def price_bounds(results: Results, confidence: float = 0.95) -> list[PriceBounds]:
+def price_bounds(results: Comparable, confidence: float = 0.95) -> list[PriceBounds]:
     """Bounds on c for each sigma of the table, from all pairs of a clean-only and a mixed row."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
@@ -86,7 +86,7 @@ def price_bounds(results: Results, confidence: float = 0.95) -> list[PriceBounds
     return [_bounds_of(results, clean, np.flatnonzero(results.sigma == sigma), confidence) for sigma in sigmas]
 
 
-def _bounds_of(results: Results, clean: Rows, mixed: Rows, confidence: float) -> PriceBounds:
+def _bounds_of(results: Comparable, clean: Rows, mixed: Rows, confidence: float) -> PriceBounds:
     lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
     contradiction, interval = None, None
     if upper < 0:
@@ -106,11 +106,11 @@ def _bounds_of(results: Results, clean: Rows, mixed: Rows, confidence: float) ->
     return PriceBounds(sigma, lower, upper, lower_pair, upper_pair, interval, contradiction)
 
 
-def _clean_rows(results: Results) -> Rows:
+def _clean_rows(results: Comparable) -> Rows:
     return np.flatnonzero(results.num_noisy == 0)
 
 
-def _num_informative(results: Results, clean: Rows, mixed: Rows) -> int:
+def _num_informative(results: Comparable, clean: Rows, mixed: Rows) -> int:
     """Number of pairs with n_clean < a < n_clean + n_noisy; all others agree with every c in (0, 1)."""
     a, slack = np.sort(results.num_clean[clean]), 1e-9 * results.num_clean.max()
     low, high = results.num_clean[mixed], results.num_clean[mixed] + results.num_noisy[mixed]
@@ -118,7 +118,7 @@ def _num_informative(results: Results, clean: Rows, mixed: Rows) -> int:
 
 
 def _tightest(
-    results: Results, clean: Rows, mixed: Rows, z: float
+    results: Comparable, clean: Rows, mixed: Rows, z: float
 ) -> tuple[float, float, Pair | None, Pair | None]:
     """Tightest lower and upper bound from pairs that differ by more than z standard errors, and the pairs.
 
@@ -162,7 +162,7 @@ def _tightest(
     return lower, upper, lower_pair, upper_pair
 
 
-def _pair(results: Results, better: int, worse: int) -> Pair:
+def _pair(results: Comparable, better: int, worse: int) -> Pair:
     if not results.has_std:
         return Pair(better, worse, None)
     std = np.hypot(results.fd_std[better], results.fd_std[worse])
@@ -170,7 +170,7 @@ def _pair(results: Results, better: int, worse: int) -> Pair:
     return Pair(better, worse, float(norm.cdf(gap / std)) if std > 0 else float(gap > 0))
 
 
-def joint_bounds(results: Results) -> JointBounds:
+def joint_bounds(results: Comparable) -> JointBounds:
     """Bounds from all comparisons, also between two mixtures, with c(sigma) falling in sigma.
 
     A better FD means a larger effective size, which is linear in the prices: each bound is a linear
@@ -211,7 +211,7 @@ class _Programme:
     that a solution violates are added, the worst ones first, until it violates none.
     """
 
-    def __init__(self, results: Results, margin: float) -> None:
+    def __init__(self, results: Comparable, margin: float) -> None:
         self.sigma = np.unique(results.sigma[results.num_noisy > 0])
         scale, num_sigmas = results.num_clean.max(), len(self.sigma)
         self._size = results.num_clean / scale

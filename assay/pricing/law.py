@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from assay.pricing.table import Array, Results
+from assay.pricing.table import Array, Comparable
 
 PARAMETERS = ("floor", "amplitude", "exponent", "sigma_floor", "steepness", "details")
 MIN_ROWS = 4
@@ -120,7 +120,7 @@ class Law:
         return float(low), float(high)
 
 
-def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, seed: int = 0) -> Law:
+def fit_law(results: Comparable, confidence: float = 0.95, num_draws: int = 400, seed: int = 0) -> Law:
     """Fit the law to a table in log FD with a soft L1 loss; bootstrap intervals from `num_draws` refits.
 
     Each refit sees the fitted curve plus resampled residuals, made unbiased for the leverage of their rows
@@ -151,7 +151,7 @@ def fit_law(results: Results, confidence: float = 0.95, num_draws: int = 400, se
     return Law(theta, np.exp(draws), scatter, data.num_images, confidence, _seen(results, theta))
 
 
-def leave_one_out(results: Results, law: Law) -> LeftOut:
+def leave_one_out(results: Comparable, law: Law) -> LeftOut:
     """Predict each row by a law fitted without it (without its tenth of the rows, in large tables)."""
     num_folds = len(results) if len(results) <= _MAX_LEFT_OUT else 10
     fold = np.random.default_rng(0).permutation(len(results)) % num_folds
@@ -183,7 +183,7 @@ class TheoryFit:
     cost: float
 
 
-def fit_theory(results: Results, max_k: int = 5) -> list[TheoryFit]:
+def fit_theory(results: Comparable, max_k: int = 5) -> list[TheoryFit]:
     """Fit the law with the theory's prices for k = 1 ... max_k, best first."""
     free = _Data(results)
     free.fit()
@@ -232,7 +232,7 @@ class _Data:
     the prior, with rho(z) = 2 (sqrt(1 + z^2) - 1).
     """
 
-    def __init__(self, results: Results, steepness: float | None = None) -> None:
+    def __init__(self, results: Comparable, steepness: float | None = None) -> None:
         if len(results) < MIN_ROWS:
             raise ValueError(
                 f"{results.name}: {len(results)} usable rows, from line {results.line.min()} on, are too few; "
@@ -314,7 +314,7 @@ class _Data:
         return 2 * (root - 1).sum(-1) + (away**2).sum(-1), gradient, hessian
 
 
-def _seen(results: Results, theta: Array) -> dict[str, tuple[float, float]]:
+def _seen(results: Comparable, theta: Array) -> dict[str, tuple[float, float]]:
     """The range of what the table shows: clean counts, effective sizes and sigmas."""
     size = results.num_clean + _price(theta, results.sigma) * results.num_noisy
     columns = {"clean images": results.num_clean, "effective size": size, "noise": results.sigma}

@@ -12,7 +12,7 @@ from assay.files import write_whole
 from assay.pricing.law import Law
 from assay.pricing.plan import Market, Offer, Plan, budget_line
 from assay.pricing.report import PriceReport, inverse
-from assay.pricing.table import Array, Results
+from assay.pricing.table import Array, Comparable
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -187,7 +187,7 @@ def _grid(panels: Sequence[Panel]) -> tuple[int, int]:
     return columns, -(-len(panels) // columns)
 
 
-def _between(rows: Results) -> tuple[Array, Array]:
+def _between(rows: Comparable) -> tuple[Array, Array]:
     """Clean and noisy counts on straight lines from row to row, for a smooth curve through them."""
     steps = np.linspace(0, len(rows) - 1, max(2, min(50 * len(rows), _MAX_POINTS)))
     at = np.arange(len(rows))

@@ -8,7 +8,7 @@ import numpy as np
 from assay.pricing.bounds import JointBounds, Pair, PriceBounds, joint_bounds, price_bounds
 from assay.pricing.law import MIN_ROWS, Law, LeftOut, TheoryFit, fit_law, fit_theory, leave_one_out
 from assay.pricing.plan import Plan
-from assay.pricing.table import PAPER_BOXES, Results
+from assay.pricing.table import PAPER_BOXES, Comparable
 
 _BOX_ROUNDING = 0.005  # the paper rounds 7/6 to 1.17
 
@@ -17,7 +17,7 @@ _BOX_ROUNDING = 0.005  # the paper rounds 7/6 to 1.17
 class PriceReport:
     """Bounds, law, left-out predictions and the theory's fits of one table; no law with too few rows."""
 
-    results: Results
+    results: Comparable
     confidence: float
     bounds: list[PriceBounds]
     joint: JointBounds | None
@@ -87,7 +87,7 @@ class PriceReport:
         return {"better_line": better, "worse_line": worse, "probability": pair.probability}
 
 
-def price_report(results: Results, confidence: float = 0.95, joint: bool = False) -> PriceReport:
+def price_report(results: Comparable, confidence: float = 0.95, joint: bool = False) -> PriceReport:
     """Price a table: bounds on c for each sigma, the law and what it predicts for rows it never saw."""
     bounds = price_bounds(results, confidence)
     together = joint_bounds(results) if joint else None

@@ -1,17 +1,6 @@
-"""Tables of results: one row per trained model, with what it was trained on and the FD it reached.
+"""Outcomes as arrays: what each model was trained on and the FD it reached, where these can be compared."""
 
-Columns (the paper's `fid_tables.csv`, or a study's `results.csv`; others are ignored):
-
-    fid or fd, fid_std or fd_std      Frechet distance and its standard deviation (optional, may be empty)
-    sigma                             noise of the noisy images; may be empty in clean-only rows
-    clean_fraction, noisy_fraction    parts of the data set, or
-    num_clean, num_noisy              numbers of images, which win when both are there
-    dataset, extractor                rows are compared only where these agree (optional)
-    table, sampling, consistency      choose rows: see `read_results` (optional)
-    seed                              rows alike but for the seed are repeats: averaged (optional)
-"""
-
-import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.files import is_number
+from assay.outcome import FD, Currency, Outcome, Setting, read_outcomes
 
 Array = NDArray[np.float64]
 
@@ -35,13 +24,13 @@ PAPER_BOXES = {
 
 
 @dataclass(frozen=True)
-class Results:
-    """Comparable rows, all arrays (n,): each setting once, clean-only rows with sigma 0 and no noisy images.
+class Comparable:
+    """Outcomes that can be compared, all arrays (n,): each setting once, clean-only ones with sigma 0.
 
     `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `line` is the line
-    of the file a row stands on. `has_std` is false when the table gives no standard deviations; where it gives
-    some, the `num_without_std` rows of the file that lack one have the largest of the others. `dataset` is
-    the column of that name, "" without one, and `from_paper` says whether the file is the paper's.
+    of the file an outcome stands on. `has_std` is false when no standard deviation is known; where some are,
+    the `num_without_std` outcomes that lack one have the largest of the others. `from_paper` says whether
+    the file is the paper's.
     """
 
     name: str
@@ -60,103 +49,120 @@ class Results:
     def __len__(self) -> int:
         return len(self.line)
 
-    def take(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Results":
+    def take(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Comparable":
         """The rows of a mask or of indices."""
         columns: dict[str, Any] = {n: v[keep] for n, v in vars(self).items() if isinstance(v, np.ndarray)}
         return replace(self, **columns)
 
-    def setting(self, row: int) -> str:
-        """A row in words: "0.3 clean + 0.7 at 0.2", or "300 clean only" where images are counted."""
-        form = ",.0f" if self.counted else ".3g"
-        clean, noisy = format(self.num_clean[row], form), format(self.num_noisy[row], form)
-        return f"{clean} clean" + (f" + {noisy} at {self.sigma[row]:g}" if self.num_noisy[row] else " only")
+    def setting(self, row: int) -> Setting:
+        """What a row was trained on; its `str` are words for it."""
+        noisy = ((float(self.sigma[row]), float(self.num_noisy[row])),) if self.num_noisy[row] else ()
+        return Setting(num_clean=float(self.num_clean[row]), noisy=noisy, counted=self.counted)
 
 
-def read_results(
-    path: Path,
+def read_comparable(path: Path, **choice: Any) -> list[Comparable]:
+    """The comparable outcomes of a CSV file; `choice` as for `comparable`."""
+    found = comparable(read_outcomes(path), str(path), **choice)
+    return [replace(each, from_paper=path.resolve() == PAPER.resolve()) for each in found]
+
+
+def comparable(
+    outcomes: Mapping[int, Outcome],
+    where: str,
     *,
     table: str | None = None,
     dataset: str | None = None,
     num_images: float | None = None,
     min_clean_fraction: float = 0.1,
-) -> list[Results]:
-    """Read the comparable rows of a CSV file, one `Results` for each data set (and extractor).
+    currency: Currency = FD,
+) -> list[Comparable]:
+    """The outcomes by line that can be compared, as arrays for each data set and extractor.
 
-    Kept are rows with clean images, at least `min_clean_fraction` of them, full sampling and no consistency
-    loss; of `dataset`, if given; and of `table`, which is `clean_mix` where the file has one and none
-    is given. `num_images` turns fractions into numbers of images.
+    Kept are those with clean images, at least `min_clean_fraction` of them, one noise level, full sampling and
+    no consistency loss; of `dataset`, if given; and of `table`, which is `clean_mix` where there is one and
+    none is given. `num_images` turns parts of the data set into numbers of images. `where` the outcomes
+    come from is for complaints.
     """
-    sheet = _Sheet(path)
-    fd_name, std_name = sheet.either("fid", "fd"), sheet.either("fid_std", "fd_std", required=False)
-    fd = sheet.numbers(fd_name)
-    std = sheet.numbers(std_name) if std_name else np.full(len(fd), np.nan)
-    clean, noisy, fraction, counted = _read_counts(sheet)
-    sigma = np.where(noisy > 0, sheet.numbers("sigma", blank=0.0), 0.0)
-    sheet.check(fd_name, fd, np.isfinite(fd) & (fd > 0), "a Frechet distance is finite and > 0")
-    sheet.check(std_name, std, ~((std < 0) | np.isinf(std)), "a standard deviation is at least 0")
-    sheet.check(
-        "sigma", sigma, np.isfinite(sigma) & ((sigma > 0) | (noisy == 0)), "noisy images need a level > 0"
-    )
-
-    keep = (fraction >= min_clean_fraction - 1e-9) & (clean > 0)
-    if "sampling" in sheet:
-        keep &= np.isin(sheet.text("sampling"), ("", "full"))
-    if "consistency" in sheet:
-        keep &= sheet.numbers("consistency", blank=0.0) == 0
-    if table is None and "table" in sheet and "clean_mix" in sheet.text("table"):
+    settings = {line: outcome.setting for line, outcome in outcomes.items()}
+    if table is None and any(setting.table == "clean_mix" for setting in settings.values()):
         table = "clean_mix"
     for name, wanted in (("table", table), ("dataset", dataset)):
-        if wanted is not None:
-            column = np.array(sheet.text(name))
-            if wanted not in column:
-                known = ", ".join(sorted(set(column)))
-                raise ValueError(f"{path}: column {name} has no {wanted!r}; it has {known}")
-            keep &= column == wanted
-    if not keep.any():
+        known = {getattr(setting, name) for setting in settings.values()}
+        if wanted is not None and wanted not in known:
+            raise ValueError(f"{where}: column {name} has no {wanted!r}; it has {', '.join(sorted(known))}")
+    kept = [
+        line
+        for line, setting in settings.items()
+        if setting.num_clean > 0
+        and _clean_fraction(setting) >= min_clean_fraction - 1e-9
+        and len(setting.noisy) <= 1
+        and (setting.sampling, setting.consistency) == ("full", False)
+        and table in (None, setting.table)
+        and dataset in (None, setting.dataset)
+    ]
+    if not kept:
         raise ValueError(
-            f"{path}: none of the lines {sheet.line[0]} to {sheet.line[-1]} has full sampling, no consistency "
-            f"loss, clean images and clean_fraction >= {min_clean_fraction:g}"
+            f"{where}: none of the lines {min(settings)} to {max(settings)} has full sampling, no consistency "
+            f"loss, clean images, at most one noise level and clean_fraction >= {min_clean_fraction:g}"
         )
-    group = np.full(len(fd), path.stem)
-    if names := [sheet.text(name) for name in ("dataset", "extractor") if name in sheet]:
-        group = np.array([" ".join(parts) for parts in zip(*names, strict=True)])
-    seed = np.array(sheet.text("seed")) if "seed" in sheet else np.full(len(fd), "")
-    scale = 1.0 if counted else (num_images or 1.0)
-    counted = counted or num_images is not None
-    found = []
-    for name in dict.fromkeys(group[keep]):
-        i = np.flatnonzero(keep & (group == name))
-        sizes = clean[i] * scale, noisy[i] * scale
-        results = Results(str(name), sheet.line[i], sigma[i], *sizes, fd[i], std[i], counted, True)
-        results = _merge_repeats(results, seed[i], f"{path}: column {fd_name}")
-        origin = sheet.text("dataset")[i[0]] if "dataset" in sheet else ""
-        results = replace(results, dataset=origin, from_paper=path.resolve() == PAPER.resolve())
-        first, last = results.line.min(), results.line.max()
-        if len(results) < 2:
-            raise ValueError(f"{path}: {name} has one usable row (line {first}): there is nothing to compare")
-        if np.ptp(results.fd) == 0:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for line in kept:
+        groups.setdefault((settings[line].dataset, outcomes[line].evaluation.extractor), []).append(line)
+    return [
+        _arrays(
+            {line: outcomes[line] for line in lines}, " ".join(filter(None, group)), where, num_images, currency
+        )
+        for group, lines in groups.items()
+    ]
+
+
+def _clean_fraction(setting: Setting) -> float:
+    """The clean part of the data set, or of the training images if that is not known."""
+    if setting.clean_fraction is not None:
+        return setting.clean_fraction
+    return setting.num_clean / (setting.num_clean + setting.num_noisy)
+
+
+def _arrays(
+    outcomes: Mapping[int, Outcome], name: str, where: str, num_images: float | None, currency: Currency
+) -> Comparable:
+    """Outcomes of one data set and extractor as arrays, repeats averaged."""
+    settings = [outcome.setting for outcome in outcomes.values()]
+    if num_images is not None:
+        settings = [setting.in_images(num_images) for setting in settings]
+    lines = list(outcomes)
+    for what, values in (
+        ("num_images", [outcome.evaluation.num_images for outcome in outcomes.values()]),
+        ("metric", [outcome.evaluation.metric for outcome in outcomes.values()]),
+        ("num_clean", ["given" if setting.counted else "empty" for setting in settings]),
+    ):
+        if other := next((i for i, value in enumerate(values) if value != values[0]), 0):
             raise ValueError(
-                f"{path}: column {fd_name} is {results.fd[0]:g} in every usable row of {name} (lines {first} "
-                f"to {last}): the table cannot tell its settings apart"
+                f"{where}: {name} cannot be compared, column {what} is {values[0]} in line {lines[0]} and "
+                f"{values[other]} in line {lines[other]}; keep rows that were measured alike"
             )
-        found.append(results)
+    columns: dict[str, list[float | None]] = {
+        "sigma": [setting.sigma or 0.0 for setting in settings],
+        "num_clean": [setting.num_clean for setting in settings],
+        "num_noisy": [setting.num_noisy for setting in settings],
+        "fd": [currency.value(outcome) for outcome in outcomes.values()],
+        "fd_std": [currency.error(outcome) for outcome in outcomes.values()],
+    }
+    arrays: dict[str, Any] = {key: np.array(column, dtype=np.float64) for key, column in columns.items()}  # None is NaN
+    found = Comparable(
+        name, np.array(lines), **arrays, counted=settings[0].counted, has_std=True, dataset=settings[0].dataset
+    )
+    title = currency.title(outcomes[lines[0]])
+    found = _merge_repeats(found, np.array([setting.seed for setting in settings], dtype=object), where, title)
+    first, last = found.line.min(), found.line.max()
+    if len(found) < 2:
+        raise ValueError(f"{where}: {name} has one usable row (line {first}): there is nothing to compare")
+    if np.ptp(found.fd) == 0:
+        raise ValueError(
+            f"{where}: {title} is {found.fd[0]:g} in every usable row of {name} (lines {first} to {last}): the "
+            "table cannot tell its settings apart"
+        )
     return found
-
-
-def _read_counts(sheet: "_Sheet") -> tuple[Array, Array, Array, bool]:
-    """Clean and noisy images (n,), the clean fraction (n,), and whether the first two are counts."""
-    counted = "num_clean" in sheet and "num_noisy" in sheet
-    if counted:
-        clean, noisy = sheet.numbers("num_clean"), sheet.numbers("num_noisy")
-        for name, values in (("num_clean", clean), ("num_noisy", noisy)):
-            sheet.check(name, values, (values >= 0) & np.isfinite(values), "a number of images is at least 0")
-        sheet.check("num_clean", clean, clean + noisy > 0, "with no noisy images either, there is no data")
-        if "clean_fraction" not in sheet:
-            return clean, noisy, clean / (clean + noisy), True
-    fraction, other = sheet.numbers("clean_fraction"), sheet.numbers("noisy_fraction")
-    for name, values in (("clean_fraction", fraction), ("noisy_fraction", other)):
-        sheet.check(name, values, (values >= 0) & (values <= 1), "a fraction lies in [0, 1]")
-    return (clean, noisy, fraction, True) if counted else (fraction, other, fraction, False)
 
 
 def _rounding_std(fd: Array) -> float:
@@ -167,12 +173,12 @@ def _rounding_std(fd: Array) -> float:
     return 0.0
 
 
-def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Results:
-    """Average rows of one setting that differ in their seed; refuse those that contradict each other.
+def _merge_repeats(found: Comparable, seed: NDArray[np.object_], where: str, title: str) -> Comparable:
+    """Average rows of one setting that differ in their seed; reject those that contradict each other.
 
     Here `fd_std` of a row may be NaN, for unknown; of what is returned it is known, if the table has any.
     """
-    settings = np.stack([results.sigma, results.num_clean, results.num_noisy], 1)
+    settings = np.stack([found.sigma, found.num_clean, found.num_noisy], 1)
     _, first, which, count = np.unique(settings, True, True, True, axis=0)
     which = which.reshape(-1)
     rows_of = np.split(np.argsort(which, kind="stable"), np.cumsum(count)[:-1])
@@ -180,17 +186,17 @@ def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Resu
     for setting in np.flatnonzero(count > 1):
         rows = rows_of[setting]
         if len(set(seed[rows])) == len(rows):
-            spread[setting], num_runs[setting] = results.fd[rows].var(ddof=1), len(rows)
-        elif np.ptp(results.fd[rows]) > 0:
-            lines, values = (", ".join(f"{v:g}" for v in column[rows]) for column in (results.line, results.fd))
+            spread[setting], num_runs[setting] = found.fd[rows].var(ddof=1), len(rows)
+        elif np.ptp(found.fd[rows]) > 0:
+            lines, values = (", ".join(f"{v:g}" for v in column[rows]) for column in (found.line, found.fd))
             raise ValueError(
-                f"{where}: lines {lines} give {values} for the same setting ({results.setting(rows[0])}); keep "
-                "one of them, or tell repeats apart in a column `seed`"
+                f"{where}: lines {lines} give {title} {values} for the same setting "
+                f"({found.setting(rows[0])}); keep one of them, or tell repeats apart in a column `seed`"
             )
-    rounding, std = _rounding_std(results.fd), np.nan_to_num(results.fd_std)
+    rounding, std = _rounding_std(found.fd), np.nan_to_num(found.fd_std)
     # A 0 is a rounded value beside values no finer, as 0.00 is beside 2.06; elsewhere nobody measured it.
     zeros_are_rounded = 0 < _rounding_std(std) <= rounding
-    unknown = np.isnan(results.fd_std) | ((std == 0) & (not zeros_are_rounded))
+    unknown = np.isnan(found.fd_std) | ((std == 0) & (not zeros_are_rounded))
     unknown &= spread[which] == 0
     largest = max(float(std.max()), float(np.sqrt(spread.max())))
     if largest > 0:  # taken for exact, these rows would make every comparison with them certain
@@ -198,62 +204,9 @@ def _merge_repeats(results: Results, seed: NDArray[np.str_], where: str) -> Resu
     var = np.maximum(np.bincount(which, std**2 + rounding**2) / count, spread) / num_runs
     order = np.argsort(first)
     return replace(
-        results.take(first[order]),
-        fd=(np.bincount(which, results.fd) / count)[order],
+        found.take(first[order]),
+        fd=(np.bincount(which, found.fd) / count)[order],
         fd_std=np.sqrt(var[order]),
         has_std=largest > 0,
         num_without_std=int(unknown.sum()) if largest > 0 else 0,
     )
-
-
-class _Sheet:
-    """A CSV file by columns, which knows the line of every row so that complaints can name it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            self.header = [name.strip() for name in next(reader, [])]
-            lines, rows = [], []
-            for row in filter(None, reader):
-                lines.append(reader.line_num)
-                rows.append(row)
-                if len(row) != len(self.header):
-                    where = f"{path}, line {reader.line_num}"
-                    raise ValueError(f"{where}: {len(row)} values, but the header names {len(self.header)}")
-        if not rows:
-            raise ValueError(f"{path} has no rows: expected a header and at least two results")
-        self.line = np.array(lines)
-        self._columns = dict(zip(self.header, zip(*rows, strict=True), strict=True))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._columns
-
-    def either(self, *names: str, required: bool = True) -> str:
-        """The first of these columns that is there; "" if none is and none is required."""
-        found = next((name for name in names if name in self), "")
-        if required and not found:
-            known = ", ".join(self.header)
-            raise ValueError(f"{self.path}: column {' or '.join(names)} is missing; the header has {known}")
-        return found
-
-    def text(self, name: str) -> list[str]:
-        """A column as stripped strings."""
-        return [value.strip() for value in self._columns[self.either(name)]]
-
-    def numbers(self, name: str, blank: float = np.nan) -> Array:
-        """A column as floats; empty cells become `blank`."""
-        text = [value or repr(blank) for value in self.text(name)]
-        try:
-            return np.array(text, dtype=np.float64)
-        except ValueError:
-            bad = next(row for row, value in enumerate(text) if not is_number(value))
-            where = f"{self.path}, line {self.line[bad]}, column {name}"
-            raise ValueError(f"{where}: {text[bad]!r} is not a number") from None
-
-    def check(self, name: str, values: Array, good: NDArray[np.bool_], rule: str) -> None:
-        """Refuse the first row of a column that breaks a rule."""
-        if not good.all():
-            bad = int(np.flatnonzero(~good)[0])
-            shown = "empty" if np.isnan(values[bad]) else f"{values[bad]:g}"
-            raise ValueError(f"{self.path}, line {self.line[bad]}, column {name} is {shown}: {rule}")

@@ -1,0 +1,404 @@
+"""One record from evaluation to report: a `Setting`, what was measured of it, and what it took.
+
+A study writes one `Outcome` as JSON for each way of sampling each model; `gather` makes the same record from
+a result of `assay evaluate`. All tables, prices and reports are functions of outcomes, which travel between
+commands as `results.csv`, written and read here alone. Its columns:
+
+    dataset, table                    the data set, and the table or extra of a study (optional)
+    sigma                             noise level of the noisy images; empty without any
+    num_clean, num_noisy              numbers of images, or if these are not known
+    clean_fraction, noisy_fraction    parts of the data set
+    sampling, consistency, seed       full, truncated or refined; 0 or 1; of training (optional)
+    fd, fd_std, metric                the distance, its deviation over ranges of samples, and its name
+    extractor, num_images, kid, ...   the other fields of `Evaluation`; empty where not measured
+    train_seconds, sample_seconds     what it took
+
+Several noise levels stand in one cell, separated by spaces, as do their numbers in `num_noisy`. The paper's
+tables, with `fid` and `fid_std`, are read as well; columns not named here are ignored.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from assay.files import is_number, write_whole
+from assay.metrics.evaluate import Evaluation, compare
+from assay.metrics.generated import SamplerSettings
+
+Sampling = Literal["full", "truncated", "refined"]
+_MAX_LEVELS_IN_WORDS = 3
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+Name = Annotated[str, AfterValidator(_one_line)]
+
+
+class Setting(BaseModel):
+    """What a model was trained on and how it was trained and sampled.
+
+    `num_clean` and the numbers in `noisy`, one (noise level, number) per level, are images if `counted`, else
+    parts of the data set. `clean_fraction` is the part of the data set that is clean where that was simulated.
+    `table` names the table of a study or the variant of training that the setting belongs to.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: Name = ""
+    table: Name = ""
+    num_clean: float = Field(ge=0, allow_inf_nan=False)
+    noisy: tuple[tuple[float, float], ...] = ()
+    counted: bool = True
+    clean_fraction: float | None = Field(None, ge=0, le=1)
+    consistency: bool = False
+    sampling: Sampling = "full"
+    seed: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_say_the_fraction(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("counted", True):
+            return values | {"clean_fraction": values["num_clean"]}
+        return values
+
+    @field_validator("noisy")
+    @classmethod
+    def _in_order(cls, noisy: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if not all(0 < level < math.inf and 0 <= number < math.inf for level, number in noisy):
+            raise ValueError("noisy images have a level > 0, and their number is at least 0")
+        if len({level for level, _ in noisy}) < len(noisy):
+            raise ValueError("a noise level is named twice")
+        return tuple(sorted(part for part in noisy if part[1] > 0))
+
+    @property
+    def num_noisy(self) -> float:
+        """Noisy images of all levels together."""
+        return sum(number for _, number in self.noisy)
+
+    @property
+    def sigma(self) -> float | None:
+        """The noise level, if the noisy images have one only."""
+        return self.noisy[0][0] if len(self.noisy) == 1 else None
+
+    @property
+    def without_seed(self) -> "Setting":
+        """What repeats with other seeds have in common."""
+        return self.model_copy(update={"seed": None})
+
+    def in_images(self, num_images: float) -> "Setting":
+        """Parts of a data set of `num_images` as numbers of images; counts stay as they are."""
+        return self if self.counted else self._with(num_images * self.num_clean, self.noisy, num_images)
+
+    def with_counts(self, counts: "Setting") -> "Setting":
+        """The same setting with the numbers of images of another record of it."""
+        return self._with(counts.num_clean, counts.noisy, 1.0)
+
+    def _with(self, num_clean: float, noisy: Iterable[tuple[float, float]], scale: float) -> "Setting":
+        numbers = tuple((level, scale * number) for level, number in noisy)
+        return self.model_copy(update={"num_clean": num_clean, "noisy": numbers, "counted": True})
+
+    def words(self, shares: bool = False, levels: bool = True) -> str:
+        """The setting in words, "200 clean + 1,800 noisy at 0.3, consistency".
+
+        `shares`: as parts of the data set where those are known, "10% clean + 90% noisy at 0.3". Without
+        `levels` the noise levels are left out.
+        """
+        text: Callable[[float], str] = "{:,.0f}".format
+        clean, noisy = self.num_clean, dict(self.noisy)
+        if self.clean_fraction is not None and (shares or not self.counted):
+            text = percent
+            if self.counted:
+                scale = (1 - self.clean_fraction) / max(self.num_noisy, 1)
+                clean, noisy = self.clean_fraction, {level: scale * number for level, number in self.noisy}
+        if len(noisy) > _MAX_LEVELS_IN_WORDS or not levels:
+            place = f" at {min(noisy):g} to {max(noisy):g}" if noisy and levels else ""
+            parts = [f"{text(sum(noisy.values()))} noisy{place}"] if noisy else []
+        else:
+            parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
+        parts = [f"{text(clean)} clean"] * (clean > 0 or not parts) + parts
+        marks = [f"{self.sampling} sampling"] * (self.sampling != "full") + ["consistency"] * self.consistency
+        return ", ".join([" + ".join(parts), *marks])
+
+    def __str__(self) -> str:
+        return self.words()
+
+    @property
+    def title(self) -> str:
+        """The words with the name of the extra and the seed."""
+        extra = f"{self.table}: " if self.table not in ("", "clean_mix", "only_noisy") else ""
+        return f"{extra}{self}" + ("" if self.seed is None else f" (seed {self.seed})")
+
+    def __lt__(self, other: "Setting") -> bool:
+        return self._order() < other._order()
+
+    def _order(self) -> tuple[Any, ...]:
+        """Clean-only settings first, then by noise; more clean images first; repeats together."""
+        seed = -1 if self.seed is None else self.seed
+        way = self.sampling, self.consistency
+        return self.dataset, self.table, self.noisy != (), self.noisy, -self.num_clean, *way, seed
+
+
+def percent(part: float) -> str:
+    """A part as a percentage with the digits it takes: "10%", "0.1%", "99.95%"; only all of it is "100%"."""
+    slack = 0.5 * min(part, 1 - part)  # percentage points: 0.5 % of the part, or of the rest
+    decimals = next(n for n in range(16) if n == 15 or abs(round(100 * part, n) - 100 * part) <= slack + 1e-9)
+    return f"{round(100 * part, decimals):.{decimals}f}%"
+
+
+class Outcome(BaseModel):
+    """A setting, what was measured of its model, and the seconds of training and sampling."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    setting: Setting
+    evaluation: Evaluation
+    train_seconds: float | None = None
+    sample_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Currency:
+    """What a table, a price or a report counts in: a number of each outcome with its error; less is better.
+
+    `name` is used in the names of files, `title` in words.
+    """
+
+    name: str
+    value: Callable[[Outcome], float | None]
+    error: Callable[[Outcome], float | None]
+    title: Callable[[Outcome], str]
+
+
+FD = Currency("fd", lambda o: o.evaluation.fd, lambda o: o.evaluation.fd_std, lambda o: o.evaluation.metric)
+
+
+def trained_setting(sampler: SamplerSettings, dataset: str) -> Setting:
+    """The setting of a sampled checkpoint, from what the checkpoint records of its training."""
+    info, sample = sampler.info, sampler.sample
+    if info.num_images is None or not info.sigma_tn:
+        raise ValueError("its checkpoint does not say how many images of which noise it was trained on")
+    ends = [0, *(round(part * info.num_images) for part in accumulate(part for _, part in info.sigma_tn))]
+    # Levels were float32: 0.3 and not 0.30000001192.
+    levels = [float(f"{level:.7g}") for level, _ in info.sigma_tn]
+    numbers = dict(zip(levels, (stop - start for start, stop in pairwise(ends)), strict=True))
+    return Setting(
+        dataset=dataset,
+        num_clean=numbers.pop(0.0, 0),
+        noisy=tuple(numbers.items()),
+        consistency=bool(info.consistency),
+        sampling="truncated" if sample.truncate_at else "refined" if sample.refine_at else "full",
+        seed=info.seed,
+    )
+
+
+def save_outcome(path: Path, outcome: Outcome) -> None:
+    """Write an outcome as JSON."""
+    with write_whole(path) as partial:
+        partial.write_text(outcome.model_dump_json(indent=2) + "\n")
+
+
+def load_outcome(path: Path) -> Outcome:
+    """Read an outcome of a study, or a result of `assay evaluate` whose checkpoint knows its training."""
+    try:
+        tree = json.loads(path.read_text())
+        if isinstance(tree, dict) and "setting" in tree:
+            return Outcome.model_validate(tree)
+        evaluation = Evaluation.model_validate(tree)
+    except (ValidationError, ValueError) as error:
+        raise ValueError(f"{path} is not a result of `assay evaluate` or of a study: {error}") from error
+    details = evaluation.details
+    if details is None or details.sampler is None:
+        raise ValueError(f"{path} does not say what its model was trained on: evaluate the checkpoint itself")
+    try:
+        return Outcome(setting=trained_setting(details.sampler, details.reference), evaluation=evaluation)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; train it with this version, or add its row by hand") from error
+
+
+def gather(paths: Iterable[Path]) -> list[Outcome]:
+    """Outcomes from JSON files, sorted; an error if some of one data set and extractor cannot be compared."""
+    found = {str(path): load_outcome(path) for path in paths}
+    groups: dict[tuple[str, str], dict[str, Evaluation]] = {}
+    for path, outcome in found.items():
+        group = groups.setdefault((outcome.setting.dataset, outcome.evaluation.extractor), {})
+        group[path] = outcome.evaluation
+    for group in groups.values():
+        compare(group)
+    return sorted(found.values(), key=lambda outcome: outcome.setting)
+
+
+# --- results.csv -------------------------------------------------------------------------------------------
+
+_SETTING = ["table", "dataset", "sigma", "clean_fraction", "noisy_fraction", "sampling", "consistency"]
+_COUNTS = ["seed", "num_clean", "num_noisy"]
+_FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
+_MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, "details")]
+_SECONDS = ["train_seconds", "sample_seconds"]
+COLUMNS = _SETTING + _MEASURED + _COUNTS + _SECONDS
+_FORMULA = ("=", "+", "-", "@")  # a spreadsheet runs a cell that begins with one of these
+
+
+def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """Write `results.csv`; numbers in full, so that equal outcomes are equal files but for the seconds."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for outcome in outcomes:
+        setting, evaluation = outcome.setting, outcome.evaluation
+        values = {name: getattr(setting, name) for name in _SETTING if name in Setting.model_fields}
+        values |= {name: getattr(evaluation, name) for name in _MEASURED}
+        values |= {name: getattr(outcome, name) for name in _SECONDS}
+        values |= {"seed": setting.seed, "sigma": " ".join(repr(level) for level, _ in setting.noisy)}
+        numbers = " ".join(_number(number) for _, number in setting.noisy) or "0"
+        if setting.counted:
+            values |= {"num_clean": _number(setting.num_clean), "num_noisy": numbers}
+        else:
+            values["noisy_fraction"] = numbers
+        writer.writerow({name: _cell(value) for name, value in values.items()})
+    with write_whole(path) as partial:
+        partial.write_text(buffer.getvalue(), encoding="utf-8")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
+        return "'" + value
+    return "" if value is None else int(value) if isinstance(value, bool) else value
+
+
+def read_outcomes(path: Path) -> dict[int, Outcome]:
+    """Read a table of results; the keys are the lines that the outcomes stand on."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        header = [name.strip().lower() for name in next(reader, [])]
+        rows = {line: row for row in reader if row and (line := reader.line_num)}
+    if not rows:
+        raise ValueError(f"{path} has no rows: expected a header and results")
+    alias = {name: name.replace("fd", "fid") for name in ("fd", "fd_std") if name not in header}
+    _check_header(path, header, alias)
+    found = {}
+    for line, row in rows.items():
+        if len(row) != len(header):
+            raise ValueError(f"{path}, line {line}: {len(row)} values, but the header names {len(header)}")
+        cells = _Cells(f"{path}, line {line}", dict(zip(header, row, strict=True)), alias)
+        try:
+            found[line] = _outcome(cells, path.stem)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise ValueError(f"{path}, line {line}, column {fault['loc'][0]}: {fault['msg']}") from None
+    return found
+
+
+def _check_header(path: Path, header: list[str], alias: Mapping[str, str]) -> None:
+    needed = ["fd", "sigma"]
+    if not {"num_clean", "num_noisy"} <= set(header):
+        needed += ["clean_fraction", "noisy_fraction"]
+    for name in needed:
+        if alias.get(name, name) not in header:
+            known = "fd or fid" if name == "fd" else name
+            raise ValueError(f"{path}: column {known} is missing; the header has {', '.join(header)}")
+    if twice := {name for name in header if header.count(name) > 1}:
+        raise ValueError(f"{path}: column {min(twice)} is named twice")
+
+
+def _outcome(cells: "_Cells", dataset: str) -> Outcome:
+    evaluation: dict[str, Any] = {"metric": "FID" if "fid" in cells.alias.values() else "FD", "extractor": ""}
+    for name in _MEASURED:
+        if name in ("metric", "extractor"):
+            evaluation[name] = cells.text(name) or evaluation[name]
+        else:
+            evaluation[name] = cells.number(name)
+    cells.check("fd", evaluation["fd"], lambda v: v > 0, "a Frechet distance is finite and > 0", required=True)
+    cells.check("fd_std", evaluation["fd_std"], lambda v: v >= 0, "a standard deviation is at least 0")
+    return Outcome(
+        setting=_setting(cells, dataset),
+        evaluation=Evaluation(**evaluation),
+        train_seconds=cells.number("train_seconds"),
+        sample_seconds=cells.number("sample_seconds"),
+    )
+
+
+def _setting(cells: "_Cells", dataset: str) -> Setting:
+    part, count = "a fraction lies in [0, 1]", "a number of images is at least 0"
+    fraction = cells.number("clean_fraction")
+    cells.check("clean_fraction", fraction, lambda v: 0 <= v <= 1, part)
+    counted = fraction is None or cells.number("num_clean") is not None
+    first, second = ("num_clean", "num_noisy") if counted else ("clean_fraction", "noisy_fraction")
+    most, rule = (math.inf, count) if counted else (1.0, part)
+    clean, noisy, levels = cells.number(first), list(cells.numbers(second)), list(cells.numbers("sigma"))
+    cells.check(first, clean, lambda v: 0 <= v <= most, rule, required=True)
+    for number in noisy:
+        cells.check(second, number, lambda v: 0 <= v <= most, rule)
+    if sum(noisy) == 0:
+        levels, noisy = [], []
+        cells.check(first, clean, lambda v: v > 0, "with no noisy images either, there is no data")
+    cells.check(
+        "sigma", min(levels, default=None), lambda v: v > 0, "noisy images need a level > 0", bool(noisy)
+    )
+    if len(levels) != len(noisy):
+        raise ValueError(f"{cells.where}: {len(levels)} levels in sigma, {len(noisy)} numbers in {second}")
+    known: dict[str, Any] = {
+        "noisy": tuple(zip(levels, noisy, strict=True)),
+        "num_clean": clean,
+        "counted": counted,
+    }
+    known |= {"dataset": cells.text("dataset", dataset), "table": cells.text("table")}
+    known |= {"clean_fraction": fraction, "sampling": cells.text("sampling") or "full"}
+    known |= {"consistency": bool(cells.number("consistency")), "seed": cells.number("seed")}
+    return Setting.model_validate(known)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A row of a CSV file by column, which says in every complaint where it stands."""
+
+    where: str
+    cells: Mapping[str, str]
+    alias: Mapping[str, str]  # columns that have another name in this file
+
+    def text(self, name: str, missing: str = "") -> str:
+        """A cell; `missing` if there is no such column."""
+        text = self.cells.get(self.alias.get(name, name), missing).strip()
+        return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
+
+    def number(self, name: str) -> float | None:
+        """A cell as a number, None if it is empty."""
+        return next(self.numbers(name), None)
+
+    def numbers(self, name: str) -> Iterator[float]:
+        """The numbers of a cell."""
+        for text in self.text(name).split():
+            if not is_number(text):
+                raise ValueError(f"{self.where}, column {self.alias.get(name, name)}: {text!r} is not a number")
+            self.check(name, value := float(text), lambda v: True, "expected a finite number")
+            yield value
+
+    def check(
+        self, name: str, value: float | None, good: Callable[[float], bool], rule: str, required: bool = False
+    ) -> None:
+        """Reject a value that breaks a rule, or that is not finite."""
+        if (value is None and not required) or (value is not None and math.isfinite(value) and good(value)):
+            return
+        shown = "empty" if value is None else f"{value:g}"
+        raise ValueError(f"{self.where}, column {self.alias.get(name, name)} is {shown}: {rule}")
