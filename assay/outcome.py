@@ -22,7 +22,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,6 +99,11 @@ class Setting(BaseModel):
         return self.noisy[0][0] if len(self.noisy) == 1 else None
 
     @property
+    def levels(self) -> tuple[float, ...]:
+        """The noise levels, lowest first."""
+        return tuple(level for level, _ in self.noisy)
+
+    @property
     def without_seed(self) -> "Setting":
         """What repeats with other seeds have in common."""
         return self.model_copy(update={"seed": None})
@@ -159,7 +164,7 @@ class Setting(BaseModel):
 def percent(part: float) -> str:
     """A part as a percentage with the digits it takes: "10%", "0.1%", "99.95%"; only all of it is "100%"."""
     slack = 0.5 * min(part, 1 - part)  # percentage points: 0.5 % of the part, or of the rest
-    decimals = next(n for n in range(16) if n == 15 or abs(round(100 * part, n) - 100 * part) <= slack + 1e-9)
+    decimals = next(n for n in range(16) if n == 15 or abs(round(100 * part, n) - 100 * part) <= slack)
     return f"{round(100 * part, decimals):.{decimals}f}%"
 
 
@@ -178,16 +183,29 @@ class Outcome(BaseModel):
 class Currency:
     """What a table, a price or a report counts in: a number of each outcome with its error; less is better.
 
-    `name` is used in the names of files, `title` in words.
+    `name` is used in the names of files, `title` in words, and `form` is how numbers are written.
     """
 
     name: str
     value: Callable[[Outcome], float | None]
     error: Callable[[Outcome], float | None]
     title: Callable[[Outcome], str]
+    form: str = ".3g"
 
 
-FD = Currency("fd", lambda o: o.evaluation.fd, lambda o: o.evaluation.fd_std, lambda o: o.evaluation.metric)
+def metric(name: str) -> Currency:
+    """A metric of `Evaluation` by its name there."""
+    error = next((e for e in (f"{name}_error", f"{name}_std") if e in Evaluation.model_fields), None)
+    title = Evaluation.model_fields[name].title or name
+    return Currency(
+        name,
+        value=lambda outcome: getattr(outcome.evaluation, name),
+        error=lambda outcome: None if error is None else getattr(outcome.evaluation, error),
+        title=lambda outcome: title,
+    )
+
+
+FD = replace(metric("fd"), title=lambda outcome: outcome.evaluation.metric, form=".2f")
 
 
 def trained_setting(sampler: SamplerSettings, dataset: str) -> Setting:
@@ -215,34 +233,61 @@ def save_outcome(path: Path, outcome: Outcome) -> None:
         partial.write_text(outcome.model_dump_json(indent=2) + "\n")
 
 
-def load_outcome(path: Path) -> Outcome:
-    """Read an outcome of a study, or a result of `assay evaluate` whose checkpoint knows its training."""
+def load_outcome(path: Path) -> Outcome | Evaluation:
+    """Read an outcome of a study, or a result of `assay evaluate`."""
     try:
         tree = json.loads(path.read_text())
-        if isinstance(tree, dict) and "setting" in tree:
-            return Outcome.model_validate(tree)
-        evaluation = Evaluation.model_validate(tree)
-    except (ValidationError, ValueError) as error:
-        raise ValueError(f"{path} is not a result of `assay evaluate` or of a study: {error}") from error
-    details = evaluation.details
-    if details is None or details.sampler is None:
-        raise ValueError(f"{path} does not say what its model was trained on: evaluate the checkpoint itself")
-    try:
-        return Outcome(setting=trained_setting(details.sampler, details.reference), evaluation=evaluation)
+        is_outcome = isinstance(tree, dict) and "setting" in tree
+        return Outcome.model_validate(tree) if is_outcome else Evaluation.model_validate(tree)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; train it with this version, or add its row by hand") from error
+        raise ValueError(f"{path} is not a result of `assay evaluate` or of a study: {error}") from error
+
+
+def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
+    """The contents of JSON files and tables by where they come from."""
+    found: dict[str, Outcome | Evaluation] = {}
+    for path in paths:
+        if path.suffix == ".csv":
+            found |= {f"{path}, line {line}": outcome for line, outcome in read_outcomes(path).items()}
+        else:
+            found[str(path)] = load_outcome(path)
+    return found
+
+
+def load_evaluations(paths: Iterable[Path]) -> dict[str, Evaluation]:
+    """Evaluations from JSON files and tables by where they come from."""
+    found = _load_all(paths).items()
+    return {name: each.evaluation if isinstance(each, Outcome) else each for name, each in found}
 
 
 def gather(paths: Iterable[Path]) -> list[Outcome]:
-    """Outcomes from JSON files, sorted; an error if some of one data set and extractor cannot be compared."""
-    found = {str(path): load_outcome(path) for path in paths}
+    """Outcomes from JSON files and tables, sorted.
+
+    Of a result of `assay evaluate` the checkpoint must know its training. An error if some results of one data
+    set and extractor cannot be compared.
+    """
+    found = {
+        name: each if isinstance(each, Outcome) else _outcome_of(each, name)
+        for name, each in _load_all(paths).items()
+    }
     groups: dict[tuple[str, str], dict[str, Evaluation]] = {}
-    for path, outcome in found.items():
+    for name, outcome in found.items():
         group = groups.setdefault((outcome.setting.dataset, outcome.evaluation.extractor), {})
-        group[path] = outcome.evaluation
+        group[name] = outcome.evaluation
     for group in groups.values():
         compare(group)
     return sorted(found.values(), key=lambda outcome: outcome.setting)
+
+
+def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
+    details = evaluation.details
+    if details is None or details.sampler is None:
+        raise ValueError(f"{name} does not say what its model was trained on: evaluate the checkpoint itself")
+    try:
+        setting = trained_setting(details.sampler, details.reference)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; add a row for it by hand") from error
+    return Outcome(setting=setting, evaluation=evaluation)
 
 
 # --- results.csv -------------------------------------------------------------------------------------------
@@ -303,7 +348,7 @@ def read_outcomes(path: Path) -> dict[int, Outcome]:
             raise ValueError(f"{path}, line {line}: {len(row)} values, but the header names {len(header)}")
         cells = _Cells(f"{path}, line {line}", dict(zip(header, row, strict=True)), alias)
         try:
-            found[line] = _outcome(cells, path.stem)
+            found[line] = _read_outcome(cells, path.stem)
         except ValidationError as error:
             fault = error.errors()[0]
             raise ValueError(f"{path}, line {line}, column {fault['loc'][0]}: {fault['msg']}") from None
@@ -322,7 +367,7 @@ def _check_header(path: Path, header: list[str], alias: Mapping[str, str]) -> No
         raise ValueError(f"{path}: column {min(twice)} is named twice")
 
 
-def _outcome(cells: "_Cells", dataset: str) -> Outcome:
+def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
     evaluation: dict[str, Any] = {"metric": "FID" if "fid" in cells.alias.values() else "FD", "extractor": ""}
     for name in _MEASURED:
         if name in ("metric", "extractor"):
@@ -332,14 +377,14 @@ def _outcome(cells: "_Cells", dataset: str) -> Outcome:
     cells.check("fd", evaluation["fd"], lambda v: v > 0, "a Frechet distance is finite and > 0", required=True)
     cells.check("fd_std", evaluation["fd_std"], lambda v: v >= 0, "a standard deviation is at least 0")
     return Outcome(
-        setting=_setting(cells, dataset),
+        setting=_read_setting(cells, dataset),
         evaluation=Evaluation(**evaluation),
         train_seconds=cells.number("train_seconds"),
         sample_seconds=cells.number("sample_seconds"),
     )
 
 
-def _setting(cells: "_Cells", dataset: str) -> Setting:
+def _read_setting(cells: "_Cells", dataset: str) -> Setting:
     part, count = "a fraction lies in [0, 1]", "a number of images is at least 0"
     fraction = cells.number("clean_fraction")
     cells.check("clean_fraction", fraction, lambda v: 0 <= v <= 1, part)

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from assay.study import open_study, run_local
-from assay.study.results import gather
 from assay.study.run import prepare_shared
 
 NUM_ROUNDS = 2
@@ -46,8 +45,8 @@ def study_seconds(folder: Path, num_workers: int, num_threads: int) -> tuple[flo
     started = time.perf_counter()
     run_local(opened, num_workers, num_threads=num_threads)
     seconds = time.perf_counter() - started
-    distances = [line.fid for line in gather(opened)]
-    if len(distances) < len(opened.rows):
+    distances = [outcome.evaluation.fd for _, outcome in opened.outcomes()]
+    if len(distances) < len(opened.arms):
         raise SystemExit(f"a run failed: {opened.failure(opened.jobs[-1])}")
     return seconds, distances
 

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 
 from assay.mixture.rates import Curve
+from assay.outcome import Outcome, Setting, read_outcomes
 from assay.pricing.report import price_report
-from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_results
-from assay.study.report import read_table, report_from_table
-from assay.study.results import (
-    Line,
+from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
+from assay.study.report import report_from_table
+from assay.study.tables import (
+    Average,
+    Role,
     Table,
-    Value,
+    averages,
     format_table,
+    headline_settings,
     headline_sigma,
-    headline_values,
-    read_lines,
-    value_of,
+    headline_title,
 )
 
 HERE = Path(__file__).parent
@@ -38,13 +39,13 @@ HEADLINE = {
     "fashion-mnist": "Fashion-MNIST, 12x12",
     "cifar10": "CIFAR-10 vehicles, 8x8",
 }
-SETTINGS = (
-    "100% clean",
-    "10% clean + 90% noisy",
-    "10% clean",
-    "100% noisy, truncated sampling",
-    "100% noisy, consistency",
-    "100% noisy",
+ROLES: tuple[Role, ...] = (
+    "all_clean",
+    "mix",
+    "few_clean",
+    "noisy_truncated",
+    "noisy_consistent",
+    "noisy",
 )
 ABLATION = {"digits": "digits 8x8", "fashion-mnist": "Fashion-MNIST 8x8"}
 ARMS = {
@@ -69,37 +70,47 @@ def tables(study: str, file: str = "results.csv") -> str:
 
 def headline() -> str:
     """The headline settings of all data sets beside the paper's."""
-    columns = {title: _lines(study) for study, title in HEADLINE.items()}
-    paper = [line for line in read_table(PAPER) if line.dataset == "cifar10"]
+    columns = {title: _outcomes(study) for study, title in HEADLINE.items()}
+    paper = [each for each in read_outcomes(PAPER).values() if each.setting.dataset == "cifar10"]
     columns["the paper's CIFAR-10 (FID: other metric, other scale), 32x32"] = paper
-    rows = [(name, *(str(headline_values(lines)[name]) for lines in columns.values())) for name in SETTINGS]
-    header = ("available data", *(_with_noise(title, lines) for title, lines in columns.items()))
+    titles = {role: headline_title(setting) for role, setting in headline_settings(_settings(paper)).items()}
+    values = [_headline_values(outcomes) for outcomes in columns.values()]
+    rows = [(titles[role], *(str(value[role]) for value in values)) for role in ROLES]
+    header = ("available data", *(_with_noise(title, outcomes) for title, outcomes in columns.items()))
     title = "FD-classifier, mean and deviation over three training seeds"
     return format_table(Table(title, header, tuple(rows)), "markdown").rstrip()
 
 
-def _with_noise(title: str, lines: list[Line]) -> str:
-    return f"{title}, noise {headline_sigma(lines):g}"
+def _settings(outcomes: list[Outcome]) -> list[Setting]:
+    return [outcome.setting for outcome in outcomes]
+
+
+def _headline_values(outcomes: list[Outcome]) -> dict[Role, Average]:
+    values = averages(outcomes)
+    return {role: values[setting] for role, setting in headline_settings(values).items()}
+
+
+def _with_noise(title: str, outcomes: list[Outcome]) -> str:
+    return f"{title}, noise {headline_sigma(_settings(outcomes)):g}"
 
 
 def ordering(study: str) -> str:
     """Each inequality of the paper's ordering, and whether it holds by more than the seeds' deviation."""
-    values = headline_values(_lines(study))
-    mix, clean = values["10% clean + 90% noisy"], values["100% clean"]
-    noisy, truncated, consistent = (
-        values[f"100% noisy{way}"] for way in ("", ", truncated sampling", ", consistency")
-    )
+    values = _headline_values(_outcomes(study))
+    mix, clean, noisy = values["mix"], values["all_clean"], values["noisy"]
+    truncated, consistent = values["noisy_truncated"], values["noisy_consistent"]
     better = min(truncated, consistent, key=lambda value: value.mean)
     claims = [
         ("all clean", clean, "mix", mix),
         ("mix", mix, "noisy-only at its best (truncated or consistent)", better),
         ("noisy-only at its best", better, "noisy-only, full sampling", noisy),
-        ("mix", mix, "clean-only 10 %", values["10% clean"]),
+        ("mix", mix, "clean-only 10 %", values["few_clean"]),
     ]
     return "\n".join(f"- {a} < {b}: {x} against {y}: {_verdict(x, y)}" for a, x, b, y in claims)
 
 
-def _verdict(low: Value, high: Value) -> str:
+def _verdict(low: Average, high: Average) -> str:
+    assert low.std is not None and high.std is not None
     gap, spread = high.mean - low.mean, (low.std**2 + high.std**2) ** 0.5
     if gap > spread:
         return "holds"
@@ -113,7 +124,7 @@ def ablation() -> str:
         base = "noisy only" if table.startswith("noisy") else "clean_mix"
         pairs = [(_arm(data, table), _arm(data, base)) for data in ABLATION]
         rows.append((title, *(f"{value} ({value.mean / first.mean:.2f}x)" for value, first in pairs)))
-    titles = [_with_noise(title, _lines("ablation", f"{data}.csv")) for data, title in ABLATION.items()]
+    titles = [_with_noise(title, _outcomes("ablation", f"{data}.csv")) for data, title in ABLATION.items()]
     found = Table("FD-classifier, three seeds", ("choice", *titles), tuple(rows))
     return format_table(found, "markdown").rstrip()
 
@@ -144,9 +155,9 @@ def additions() -> str:
     ).rstrip()
 
 
-def _arm(data: str, table: str) -> Value:
-    value = value_of(_lines("ablation", f"{data}.csv"), table=table)
-    assert value is not None
+def _arm(data: str, table: str) -> Average:
+    found = averages(_outcomes("ablation", f"{data}.csv"))
+    (value,) = (value for setting, value in found.items() if setting.table == table)
     return value
 
 
@@ -182,10 +193,10 @@ def distortions(study: str) -> str:
 
 def costs(study: str) -> str:
     """What the study took."""
-    lines = _lines(study)
-    trained, sampled = ({getattr(line, f"{what}_seconds") for line in lines} for what in ("train", "sample"))
+    found = _outcomes(study)
+    trained, sampled = ({getattr(each, f"{what}_seconds") for each in found} for what in ("train", "sample"))
     return (
-        f"{len(lines)} settings from {len(trained)} trainings of {statistics.median(trained):.0f} s "
+        f"{len(found)} settings from {len(trained)} trainings of {statistics.median(trained):.0f} s "
         f"(median, one core), {(sum(trained) + sum(sampled)) / 60:.0f} core-minutes in all."
     )
 
@@ -193,10 +204,10 @@ def costs(study: str) -> str:
 def prices(study: str) -> str:
     """Noisy images that replace a clean one, by bounds and by the law, beside the paper's CIFAR-10."""
     tables = {
-        study: read_results(HERE / study / "results.csv")[0],
-        "the paper's CIFAR-10": read_results(PAPER, dataset="cifar10", num_images=PAPER_NUM_IMAGES["cifar10"])[
-            0
-        ],
+        study: read_comparable(HERE / study / "results.csv")[0],
+        "the paper's CIFAR-10": read_comparable(
+            PAPER, dataset="cifar10", num_images=PAPER_NUM_IMAGES["cifar10"]
+        )[0],
     }
     rows = []
     for name, results in tables.items():
@@ -226,8 +237,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
 }
 
 
-def _lines(study: str, file: str = "results.csv") -> list[Line]:
-    return read_lines(HERE / study / file)
+def _outcomes(study: str, file: str = "results.csv") -> list[Outcome]:
+    return list(read_outcomes(HERE / study / file).values())
 
 
 def renew(text: str) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from assay.outcome import write_outcomes
 from assay.study import OpenStudy, open_study
-from assay.study.results import gather, write_results
 from assay.study.run import prepare_shared
 
 SPEC = """\
@@ -55,7 +55,7 @@ def prepared(folder: Path, change: Callable[[str], str] = lambda spec: spec) -> 
 def outcome(opened: OpenStudy) -> str:
     """`results.csv` without the seconds."""
     path = opened.folder / "results.csv"
-    write_results(path, gather(opened))
+    write_outcomes(path, [found for _, found in opened.outcomes()])
     rows = [line.split(",") for line in path.read_text().splitlines()]
     assert rows[0][-2:] == ["train_seconds", "sample_seconds"]
     return "\n".join(",".join(row[:-2]) for row in rows)
@@ -69,5 +69,5 @@ def weights(opened: OpenStudy) -> dict[str, bytes]:
 
 def kept(opened: OpenStudy) -> dict[Path, int]:
     """When each result and final checkpoint was written: what is kept is not written again."""
-    found = [*opened.folder.glob("runs/*/result-*.json"), *opened.folder.glob("runs/*/snapshots/final.*")]
+    found = [*opened.folder.glob("runs/*/outcome-*.json"), *opened.folder.glob("runs/*/snapshots/final.*")]
     return {path: path.stat().st_mtime_ns for path in found}

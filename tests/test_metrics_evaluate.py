@@ -35,10 +35,11 @@ from assay.metrics import (
     reference_from_statistics,
 )
 from assay.metrics.classifier import Classifier, train_classifier
-from assay.metrics.evaluate import load_evaluation, nearest_picture, save_evaluation
+from assay.metrics.evaluate import nearest_picture, save_evaluation
 from assay.metrics.extract import to_bytes
 from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
+from assay.outcome import load_evaluations, load_outcome
 from assay.sample import SampleConfig, spread_labels
 
 ROOT = Path(__file__).parent.parent
@@ -160,7 +161,8 @@ def test_only_inception_is_called_fid() -> None:
 
 def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, pixels: Extractor) -> None:
     measured = evaluate(digits, reference, pixels, num_images=500, num_ranges=3)
-    found = measured.evaluation
+    found, details = measured.evaluation, measured.evaluation.details
+    assert details is not None
     expected = [
         frechet_distance(
             features_to_statistics(images_to_features(pixels, digits, torch.arange(i, i + 500)).features),
@@ -168,23 +170,24 @@ def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, 
         )
         for i in (0, 500, 1000)
     ]
-    assert [part.distance for part in found.ranges] == pytest.approx(expected, rel=1e-9)
-    assert [part.first for part in found.ranges] == [0, 500, 1000]
-    assert found.value == pytest.approx(np.mean(expected)) and found.std == pytest.approx(
-        np.std(expected, ddof=1)
-    )
-    assert (found.metric, found.num_images, found.num_reference) == ("FD-pixels", 500, 1797)
-    assert found.reference_fingerprint == digits.fingerprint
-    assert found.ranges[0].inception_score is None and found.sampler is None
+    assert [part.fd for part in details.ranges] == pytest.approx(expected, rel=1e-9)
+    assert [part.first for part in details.ranges] == [0, 500, 1000]
+    assert found.fd == pytest.approx(np.mean(expected))
+    assert found.fd_std == pytest.approx(np.std(expected, ddof=1))
+    for name in ("kid", "kid_error", "precision", "recall", "density", "coverage"):
+        assert getattr(found, name) == pytest.approx(np.mean([getattr(part, name) for part in details.ranges]))
+    assert (found.metric, found.num_images, details.num_reference) == ("FD-pixels", 500, 1797)
+    assert details.reference_fingerprint == digits.fingerprint
+    assert found.inception_score is None and details.sampler is None
     # Every image is in the training set: all are closer than held-out ones.
-    assert found.memorisation is not None and found.memorisation.share > 0.99
+    assert found.memorised is not None and found.memorised > 0.99
     assert measured.neighbours is not None
     np.testing.assert_array_equal(measured.neighbours.index, np.arange(1500))
 
 
 def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference, pixels: Extractor) -> None:
     values = [
-        evaluate(Part(digits, order), reference, pixels, batch_size=size).evaluation.value
+        evaluate(Part(digits, order), reference, pixels, batch_size=size).evaluation.fd
         for order, size in (
             (torch.arange(300), 128),
             (torch.arange(300), 7),
@@ -202,10 +205,9 @@ def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Ex
     odd = Part(digits, torch.arange(3, len(digits), 4))
     with_held_out = evaluate(odd, training, pixels, held_out=held_out, quantile=0.1).evaluation
     without = evaluate(odd, training, pixels, quantile=0.1).evaluation
-    assert with_held_out.memorisation is not None and without.memorisation is not None
-    assert with_held_out.memorisation.share == pytest.approx(0.1, abs=0.05)
-    assert without.memorisation.share == pytest.approx(0.1, abs=0.05)
-    assert (with_held_out.held_out, without.held_out) == ("odd", "leave one out")
+    for found, held in ((with_held_out, "odd"), (without, "leave one out")):
+        assert found.memorised == pytest.approx(0.1, abs=0.05)
+        assert found.details is not None and found.details.held_out == held
 
 
 def test_reference_is_cached_and_counts_clean_images_only(
@@ -254,8 +256,8 @@ def test_references_from_files_know_their_extractor(
     expected = evaluate(digits, reference, pixels).evaluation
     for name, count in (("ours.npz", 1797), ("edm.npz", None)):
         found = evaluate(digits, reference_from_statistics(tmp_path / name, pixels), pixels).evaluation
-        assert found.value == expected.value and found.num_reference == count
-        assert found.ranges[0].kernel_distance is None and found.memorisation is None
+        assert found.details is not None and found.details.num_reference == count
+        assert found.fd == expected.fd and found.kid is None and found.memorised is None
     other = replace(pixels, sha256="another")
     with pytest.raises(ValueError, match="another extractor"):
         reference_from_statistics(tmp_path / "ours.npz", other)
@@ -289,17 +291,19 @@ def test_results_survive_a_file_and_unequal_ones_are_refused(
     few = evaluate(digits, reference, pixels, num_images=100).evaluation
     many = evaluate(digits, reference, pixels, num_images=200).evaluation
     save_evaluation(tmp_path / "few.json", few)
-    assert load_evaluation(tmp_path / "few.json") == few
+    assert load_outcome(tmp_path / "few.json") == few
     with pytest.raises(ValueError, match="num_images is 100 and 200"):
-        compare([few, many])
-    worse = few.model_copy(update={"value": few.value + 1, "generated": "worse"})
-    assert compare([worse, few]) == [few, worse]
-    for what in ("metric", "extractor_sha256", "reference_fingerprint"):
-        with pytest.raises(ValueError, match=f"cannot be compared: {what}"):
-            compare([few, few.model_copy(update={what: "other"})])
-    (tmp_path / "bad.json").write_text('{"value": 1}')
-    with pytest.raises(ValueError, match=r"bad\.json is not a result"):
-        load_evaluation(tmp_path / "bad.json")
+        compare({"few": few, "many": many})
+    worse = few.model_copy(update={"fd": few.fd + 1})
+    assert compare({"worse": worse, "few": few}) == ["few", "worse"]
+    assert few.details is not None
+    others = [few.model_copy(update={what: "other"}) for what in ("metric", "extractor")]
+    for what in ("extractor_sha256", "reference_fingerprint"):
+        details = few.details.model_copy(update={what: "other"})
+        others.append(few.model_copy(update={"details": details}))
+    for other in others:
+        with pytest.raises(ValueError, match=r"few and other cannot be compared: .* and other"):
+            compare({"few": few, "other": other})
 
 
 @pytest.mark.slow
@@ -399,7 +403,7 @@ def test_evaluate_folder_npz_and_store_agree(tmp_path: Path, digits: Store, cach
     for name in ("folder", "images.npz", "store"):
         result, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
         output = run("evaluate", tmp_path / name, *options, "--output", result, "--nearest", picture)
-        values.append(json.loads(result.read_text())["value"])
+        values.append(json.loads(result.read_text())["fd"])
         assert f"FD-pixels {values[-1]:.4g}" in output
         assert "100.0% of the images are as close" in output
         with Image.open(picture) as opened:
@@ -418,15 +422,16 @@ def test_evaluate_checkpoint_in_three_ranges(
     assert "0.2): --truncate auto is" in output
     output = run("evaluate", checkpoint, *options, "--num-images", 30, "-o", result, "--truncate", 0.1)
     assert "warning" not in output
-    found = load_evaluation(result)
-    assert [part.first for part in found.ranges] == [0, 30, 60] and found.std is not None
-    assert found.sampler is not None
-    assert found.sampler.sample == SampleConfig(num_steps=4, truncate_at=0.1)
+    found = load_evaluations([result])[str(result)]
+    assert found.details is not None and found.details.sampler is not None
+    assert [part.first for part in found.details.ranges] == [0, 30, 60] and found.fd_std is not None
+    assert found.details.sampler.sample == SampleConfig(num_steps=4, truncate_at=0.1)
     # The second range alone, by its seeds, is the same set of images.
     alone = tmp_path / "alone.json"
     arguments = ["--num-images", 30, "--ranges", 1, "--first-seed", 30, "--truncate", 0.1, "-o", alone]
     run("evaluate", checkpoint, *options, *arguments)
-    assert load_evaluation(alone).value == pytest.approx(found.ranges[1].distance, rel=1e-6)
+    (again,) = load_evaluations([alone]).values()
+    assert again.fd == pytest.approx(found.details.ranges[1].fd, rel=1e-6)
 
 
 def distance(output: str, metric: str) -> float:

@@ -41,7 +41,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> OpenStudy:
 
 
 def assert_same(opened: OpenStudy, local: OpenStudy) -> None:
-    assert outcome(opened) == outcome(local) and outcome(opened).count("\n") == len(opened.rows)
+    assert outcome(opened) == outcome(local) and outcome(opened).count("\n") == len(opened.arms)
     assert weights(opened) == weights(local)
     for job in opened.jobs:  # the folder looks as if the study had run here
         mine, theirs = (
@@ -91,7 +91,7 @@ def test_stop_saves_and_either_way_continues(cluster: Cluster, local: OpenStudy,
     assert 50 < step < 400
     again: list[Update] = []
     started = next(job for job in opened.jobs if job.key == state.parent.name)
-    alone = OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.rows, [started])
+    alone = OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.arms, [started])
     run_on_ray(alone, cluster.address, 0, again.append)
     trained = [update.done for update in again if update.phase == "training" and update.done > 0]
     assert trained and min(trained) > step  # Ray continues what Ray began; of the steps it tells some, not all

@@ -61,7 +61,7 @@ def short(spec: str) -> str:
 def assert_same(opened: OpenStudy, undisturbed: OpenStudy) -> None:
     assert outcome(opened) == outcome(undisturbed)
     assert weights(opened) == weights(undisturbed)
-    assert outcome(opened).count("\n") == len(opened.rows) == 7
+    assert outcome(opened).count("\n") == len(opened.arms) == 7
 
 
 def test_one_worker_and_two_give_identical_results(undisturbed: OpenStudy, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_an_unwritable_run_is_reported_and_the_others_go_on(undisturbed: OpenStu
 def test_a_full_disk_is_reported_and_keeps_the_rest(undisturbed: OpenStudy, tmp_path: Path) -> None:
     opened = prepared(tmp_path)
     first = [job for job in opened.jobs if not job.config.data.keep_noisy]
-    run_local(OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.rows, first), 2)
+    run_local(OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.arms, first), 2)
     before = kept(opened)
     limit = 30_000  # bytes: room for results and reasons, none for a state
     options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}

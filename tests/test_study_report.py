@@ -16,10 +16,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from assay.cli import app
+from assay.outcome import metric, read_outcomes
 from assay.pricing import PAPER, Market, Offer, best_plan, fit_law, read_comparable
 from assay.study import open_study
 from assay.study.report import report_from_table, write_report
 from assay.study.run import execute
+from assay.study.tables import averages
 
 COLUMNS = "table,dataset,data,sigma,clean_fraction,noisy_fraction,sampling,consistency,fid,fid_std".split(",")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -126,8 +128,8 @@ def test_page_is_one_small_file_that_loads_nothing(paper: Path) -> None:
 @pytest.mark.slow
 def test_tiny_study_writes_everything(tiny: Path) -> None:
     names = {str(path.relative_to(tiny)) for path in tiny.rglob("*") if "runs" not in path.parts}
-    figures = "fd_by_clean_fraction loss_by_step fd_by_step noise_levels samples samples-100-clean".split()
-    figures += ["samples-10-clean", "samples-10-clean-90-noisy", "samples-100-noisy"]
+    figures = "fd_by_clean_fraction loss_by_step fd_by_step noise_levels samples samples-all_clean".split()
+    figures += ["samples-few_clean", "samples-mix", "samples-noisy"]
     assert {f"figures/{name}.png" for name in figures} <= names
     assert {"results.csv", "training.csv", "tables.md", "tables.tex", "report.html"} <= names
     text = (tiny / "report.html").read_text()
@@ -135,8 +137,12 @@ def test_tiny_study_writes_everything(tiny: Path) -> None:
     assert 'alt="Samples of the model trained on 10% clean + 90% noisy, FD-classifier' in text
     (data,) = embedded(tiny / "report.html")
     lengths = data["panels"]["fd_by_step"]["series"][0]
-    assert lengths["name"] == "0.1 clean + 0.9 noisy at 0.5" and lengths["x"] == [20, 40]
+    assert lengths["name"] == "10% clean + 90% noisy at 0.5" and lengths["x"] == [20, 40]
     assert data["panels"]["loss_by_step"]["series"][0]["x"] == [5, 10, 15, 20]
+    outcomes = list(read_outcomes(tiny / "results.csv").values())
+    mix = next(each for each in outcomes if str(each.setting) == "180 clean + 1,617 noisy at 0.5")
+    for name in ("kid", "precision", "memorised"):
+        assert f"<td>{averages(outcomes, metric(name))[mix.setting.without_seed]}</td>" in text
 
 
 def test_results_alone_give_the_same_report(tiny: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.data.store import PackedImage, write_store
 from assay.study import open_study, read_study
-from assay.study.spec import study_jobs, study_rows
+from assay.study.spec import study_arms, study_jobs
 from tests.studies import SPEC
 
 EXTRA = "[[extra]]\nclean_fraction = 0.1\nsigma = 0.3\n"
@@ -102,11 +102,11 @@ def test_bad_spec_is_refused_with_line_and_cure(old: str, new: str, at: str, cur
 def test_settings_that_the_results_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(SPEC + EXTRA + EXTRA + "train = {lr = 0.1}\n")
-    with pytest.raises(ValueError, match=r"two settings are called 'extreme: 0.1 clean .* another table"):
+    with pytest.raises(ValueError, match=r"two settings are called 'extreme: 10% clean .* another table"):
         read_study(path)
     path.write_text(SPEC + EXTRA + EXTRA)  # the same setting twice is one line
     study = read_study(path)
-    assert len(study_jobs(study, study_rows(study, tmp_path), "data")) == 6
+    assert len(study_jobs(study, study_arms(study, tmp_path), "data")) == 6
 
 
 def test_a_folder_of_another_study_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_folder_of_another_study_is_refused(tmp_path: Path, monkeypatch: pytes
         (SPEC.replace('"mlp"', '"mpl"').encode(), "no network preset is called 'mpl'; there are"),
         (
             SPEC.replace("[0.5]", "[100]").encode(),
-            "noisy only at 100, truncated (seed 0) cannot be sampled: truncate_at = 100",
+            "100% noisy at 100, truncated sampling (seed 0) cannot be sampled: truncate_at = 100",
         ),
         (
             SPEC.encode() + b"[[extra]]\nclean_fraction = 0.5\n",
@@ -161,18 +161,18 @@ def test_rows_are_the_papers_and_share_trainings(tmp_path: Path) -> None:
     grid = "clean_fractions = [1, 0.5, 0]\nsigmas = [0.1, 0.2]\nseeds = [3, 4]"
     path.write_text(SPEC.replace("clean_fractions = [1, 0.1, 0]\nsigmas = [0.5]", grid) + extra)
     study = read_study(path)
-    rows = study_rows(study, tmp_path)
+    rows = study_arms(study, tmp_path)
     # Of each seed: all clean; 0.5 clean alone and with two noises; noisy alone, for each noise once as the
     # mix of nothing clean and in three ways; and the extra.
     assert len(rows) == 2 * (1 + 3 + 2 * 4 + 1)
     jobs = study_jobs(study, rows, "data")
     assert len(jobs) == 2 * (1 + 3 + 2 * 2 + 1)  # plain and truncated share one, consistency has its own
     assert len({job.key for job in jobs}) == len(jobs)
-    assert {row.config.train.num_steps for row in rows if row.table == "extreme"} == {7}
-    assert {row.config.train.num_steps for row in rows if row.table != "extreme"} == {120}
+    assert {row.config.train.num_steps for row in rows if row.setting.table == "extreme"} == {7}
+    assert {row.config.train.num_steps for row in rows if row.setting.table != "extreme"} == {120}
     assert {row.config.train.batch_size for row in rows} == {64}  # what the extra does not set stays
-    assert all((row.config.train.consistency.coefficient > 0) == row.consistency for row in rows)
-    assert {row.sample.truncate_at for row in rows if row.sampling == "truncated"} == {0.1, 0.2}
+    assert all((row.config.train.consistency.coefficient > 0) == row.setting.consistency for row in rows)
+    assert {row.sample.truncate_at for row in rows if row.setting.sampling == "truncated"} == {0.1, 0.2}
 
 
 def test_names_of_jobs_depend_on_what_matters_alone(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_names_of_jobs_depend_on_what_matters_alone(tmp_path: Path) -> None:
         path = tmp_path / "spec.toml"
         path.write_text(spec)
         study = read_study(path)
-        return [job.key for job in study_jobs(study, study_rows(study, tmp_path / store), data)]
+        return [job.key for job in study_jobs(study, study_arms(study, tmp_path / store), data)]
 
     usual = keys(SPEC, "here")
     assert keys(SPEC, "elsewhere") == usual

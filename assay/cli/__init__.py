@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import assay
-from assay.cli import checkpoint, data, evaluate, generate, mixture, net, price, study, train
+from assay.cli import checkpoint, data, evaluate, generate, mixture, net, outcome, price, study, train
 
 
 class ExplainingGroup(TyperGroup):
@@ -117,7 +117,7 @@ app.command("sample")(generate.sample)
 app.add_typer(net.app, name="net")
 app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)
-for command in (evaluate.evaluate, evaluate.compare, evaluate.reference):
+for command in (evaluate.evaluate, evaluate.reference, outcome.compare, outcome.gather):
     app.command()(command)
 app.command("price")(price.price)
 app.command("plan")(price.plan)

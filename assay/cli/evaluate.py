@@ -1,4 +1,4 @@
-"""`assay evaluate`, `assay compare` and `assay reference`: how close generated images come to real ones."""
+"""`assay evaluate` and `assay reference`: how close generated images come to real ones."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from assay.cli.options import BatchSize, Device, takes_sampling
 
 if TYPE_CHECKING:
     from assay.data import Store
-    from assay.metrics.evaluate import Evaluation, RangeResult, Reference
+    from assay.metrics.evaluate import Evaluation, Reference
     from assay.metrics.extract import Extractor
     from assay.sample import SampleConfig
 
@@ -141,27 +141,6 @@ def evaluate(
         console.print(f"nearest images: {nearest}", soft_wrap=True)
 
 
-def compare(
-    results: Annotated[list[Path], typer.Argument(help="JSON files written by `assay evaluate --output`.")],
-) -> None:
-    """Rank results, best first; refused unless all were measured alike.
-
-    Example: `assay compare clean.json mixed.json noisy.json`
-    """
-    from assay.metrics.evaluate import compare as compare_evaluations
-    from assay.metrics.evaluate import load_evaluation
-
-    loaded = {path: load_evaluation(path) for path in results}
-    best, *_ = compare_evaluations(list(loaded.values()))
-    table = Table("result", "of", best.metric, "std", box=None, header_style="bold")
-    for path, found in sorted(loaded.items(), key=lambda item: item[1].value):
-        std = "" if found.std is None else f"{found.std:.3g}"
-        table.add_row(str(path), found.generated, f"{found.value:.4g}", std)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"{best.num_images:,} images each, against {best.reference}")
-
-
 def reference(
     store: Annotated[Path, typer.Argument(help="A store of real images; only the clean ones count.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The npz to write.")],
@@ -216,44 +195,30 @@ def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, 
 
 
 def _print_result(console: Console, found: "Evaluation") -> None:
-    spread = "" if found.std is None else f" ± {found.std:.2g}"
-    ranges = f"{len(found.ranges)} x " if len(found.ranges) > 1 else ""
-    against = "?" if found.num_reference is None else f"{found.num_reference:,}"
-    console.print(f"{found.metric} {found.value:.4g}{spread}", style="bold")
-    console.print(f"{ranges}{found.num_images:,} images against {against} of {found.reference}")
-    rows = [_cells(found.metric, part) for part in found.ranges]
-    table = Table(*rows[0], box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*row.values())
+    from assay.metrics.evaluate import titles
+
+    details = found.details
+    assert details is not None
+    spread = "" if found.fd_std is None else f" ± {found.fd_std:.2g}"
+    ranges = f"{len(details.ranges)} x " if len(details.ranges) > 1 else ""
+    against = "?" if details.num_reference is None else f"{details.num_reference:,}"
+    console.print(f"{found.metric} {found.fd:.4g}{spread}", style="bold")
+    console.print(f"{ranges}{found.num_images:,} images against {against} of {details.reference}")
+    names = titles(details.ranges)
+    table = Table("first", *(names | {"fd": found.metric}).values(), box=None, header_style="bold")
+    for part in details.ranges:
+        table.add_row(f"{part.first:,}", *(part.cell(name) for name in names))
     console.print(table)
-    if found.memorisation is not None:
-        share, quantile = found.memorisation.share, found.memorisation.quantile
+    if details.memorisation is not None:
         console.print(
-            f"memorisation: {share:.1%} of the images are as close to a training image as the closest "
-            f"{quantile:.0%} of held-out ones ({found.held_out})"
+            f"memorised: {found.memorised:.1%} of the images are as close to a training image as the closest "
+            f"{details.memorisation.quantile:.0%} of held-out ones ({details.held_out})"
         )
-    if found.num_images <= found.num_features:
+    if (found.num_images or 0) <= details.num_features:
         console.print(
-            f"note: {found.num_images:,} images for {found.num_features:,} features: mostly bias",
+            f"note: {found.num_images:,} images for {details.num_features:,} features: mostly bias",
             style="yellow",
         )
-
-
-def _cells(metric: str, part: "RangeResult") -> dict[str, str]:
-    """Column -> text for one range of images."""
-    cells = {"first": f"{part.first:,}", metric: f"{part.distance:.4g}"}
-    estimates = {
-        "at infinity": (part.distance_infinity, 1),
-        "KID x 1000": (part.kernel_distance, 1000),
-        "Inception score": (part.inception_score, 1),
-    }
-    for name, (estimate, scale) in estimates.items():
-        if estimate is not None:
-            cells[name] = f"{scale * estimate.value:.4g} ± {scale * estimate.standard_error:.3g}"
-    if part.manifold is not None:
-        for name in ("precision", "recall", "density", "coverage"):
-            cells[name] = f"{getattr(part.manifold, name):.3f}"
-    return cells
 
 
 def _progress() -> Progress:

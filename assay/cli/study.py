@@ -69,7 +69,7 @@ def run(
         num_finished = sum(opened.is_finished(job) for job in opened.jobs)
         if num_finished < len(opened.jobs):
             console.print(
-                f"{opened.study.name}: {len(opened.rows)} settings from {len(opened.jobs)} trainings, "
+                f"{opened.study.name}: {len(opened.arms)} settings from {len(opened.jobs)} trainings, "
                 f"{num_finished} of them finished, into {opened.folder}",
                 soft_wrap=True,
             )
@@ -172,17 +172,15 @@ def status(spec: Spec, output: Folder = None) -> None:
     console = Console()
     opened = _open(spec, output)
     table = Table("setting", "state", "distance")
-    num_results = 0
     for job in opened.jobs:
         if not opened.is_finished(job):
             table.add_row(job.title, opened.failure(job) or "to do", "")
-    for row in opened.rows:
-        result = opened.result(row)
-        if result is not None:
-            num_results += 1
-            table.add_row(row.title, "finished", f"{result.metric} {result.fd:.2f} ± {result.fd_std:.2f}")
+    found = opened.outcomes()
+    for _, outcome in found:
+        evaluation = outcome.evaluation
+        table.add_row(outcome.setting.title, "finished", f"{evaluation.metric} {evaluation.cell('fd')}")
     console.print(table)
-    console.print(f"{num_results} of {len(opened.rows)} results")
+    console.print(f"{len(found)} of {len(opened.arms)} results")
 
 
 @app.command()
@@ -205,7 +203,7 @@ def report(
         assay study report assay/pricing/fid_tables.csv --output out/paper
     """
     from assay.study.report import report_from_table
-    from assay.study.results import format_table, gather, paper_tables
+    from assay.study.tables import format_table, study_tables
 
     if spec.suffix == ".csv":
         folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
@@ -213,8 +211,9 @@ def report(
         return
     opened = _open(spec, output)
     if tables is not None:
-        for table in paper_tables(gather(opened)):
-            typer.echo(format_table(table, tables))
+        if found := [outcome for _, outcome in opened.outcomes()]:
+            for table in study_tables(found):
+                typer.echo(format_table(table, tables))
         return
     _report(opened, Console())
 

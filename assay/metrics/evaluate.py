@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import assay
@@ -356,14 +356,6 @@ def save_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Write the result as JSON."""
     with write_whole(path) as partial:
         partial.write_text(evaluation.model_dump_json(indent=2) + "\n")
-
-
-def load_evaluation(path: Path) -> Evaluation:
-    """Read a result written by `save_evaluation`."""
-    try:
-        return Evaluation.model_validate_json(path.read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a result of `assay evaluate`: {error}") from error
 
 
 def compare(evaluations: Mapping[str, Evaluation]) -> list[str]:

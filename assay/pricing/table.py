@@ -148,7 +148,9 @@ def _arrays(
         "fd": [currency.value(outcome) for outcome in outcomes.values()],
         "fd_std": [currency.error(outcome) for outcome in outcomes.values()],
     }
-    arrays: dict[str, Any] = {key: np.array(column, dtype=np.float64) for key, column in columns.items()}  # None is NaN
+    arrays: dict[str, Any] = {
+        key: np.array(column, dtype=np.float64) for key, column in columns.items()
+    }  # None is NaN
     found = Comparable(
         name, np.array(lines), **arrays, counted=settings[0].counted, has_std=True, dataset=settings[0].dataset
     )

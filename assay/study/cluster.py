@@ -2,7 +2,7 @@
 
 The packed store and the shared files travel through Ray's object store, once to each node. A task
 unpacks them into a folder of its own, with what there is of its run, and does there what a local worker
-does; its run's files come back as its value, and the driver writes them into the study's folder, results
+does; its run's files come back as its value, and the driver writes them into the study's folder, outcomes
 last. So the folder looks as if the study had run here, and either way continues what the other began.
 A task whose node dies is started again on another one.
 """
@@ -204,7 +204,7 @@ def _task(
 
 
 def _keep(outcome: _Outcome, folder: Path, job: Job) -> None:
-    """Write a task's files into the study's folder, results last: a result is all that counts."""
+    """Write a task's files into the study's folder, outcomes last: they are all that counts."""
     run_dir = run_path(folder, job)
     failure_path(folder, job).unlink(missing_ok=True)
     _unpack(outcome.files, run_dir)
@@ -223,8 +223,8 @@ def _pack(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _unpack(files: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Write what `_pack` took, each file whole, results last."""
+    """Write what `_pack` took, each file whole, outcomes last."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sorted(files, key=lambda name: (name.startswith("result-"), name)):
+    for name in sorted(files, key=lambda name: (name.startswith("outcome-"), name)):
         with write_whole(folder / name) as partial:
             files[name].tofile(partial)

@@ -1,12 +1,12 @@
-"""Running a study: each job trains, samples, evaluates, and writes its results whole.
+"""Running a study: each job trains, samples, evaluates, and writes its outcomes whole.
 
     <folder>/study.toml      the spec, copied
     <folder>/data/           known data sets, packed once
     <folder>/shared/         extractor and reference features, computed once
-    <folder>/runs/<job>/     training runs; `samples-<result>.png`, `result-<result>.json`
-    <folder>/results.csv     all rows
+    <folder>/runs/<job>/     training runs; for each way of sampling `samples-*.png` and `outcome-*.json`
+    <folder>/results.csv     all outcomes
 
-A result file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
+An outcome's file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
 """
 
 import shutil
@@ -17,24 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from assay.data import ImageSource, open_store
 from assay.data.picture import image_grid
 from assay.files import hold_lock, remove_leftovers, write_whole
 from assay.metrics import Extractor, Reference, evaluate, load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
+from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting
 from assay.sample import SampleConfig
 from assay.study.spec import (
+    Arm,
     Job,
-    Row,
     Study,
     check_against_data,
     named,
     prepare_store,
     read_study,
+    study_arms,
     study_jobs,
-    study_rows,
 )
 from assay.train import train
 
@@ -55,22 +55,6 @@ class Update:
     reason: str = ""
 
 
-class Result(BaseModel):
-    """What is kept of one sampled and evaluated model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    fd: float
-    fd_std: float
-    metric: str
-    extractor: str
-    num_images: int
-    num_clean: int
-    num_noisy: int
-    train_seconds: float
-    sample_seconds: float
-
-
 @dataclass(frozen=True)
 class OpenStudy:
     """A study in its folder, with its data at hand."""
@@ -79,28 +63,31 @@ class OpenStudy:
     folder: Path
     store: Path
     source: ImageSource
-    rows: list[Row]
+    arms: list[Arm]
     jobs: list[Job]
 
-    def path(self, job: Job, sample: SampleConfig) -> Path:
-        """Where the result of one way of sampling a job lies."""
-        return result_path(self.folder, job, sample)
+    def outcomes(self) -> list[tuple[Arm, Outcome]]:
+        """The finished arms with their outcomes, in the order of the spec."""
+        found = []
+        for arm in self.arms:
+            if (path := self._path(arm)).exists():
+                outcome = load_outcome(path)
+                assert isinstance(outcome, Outcome)
+                setting = arm.setting.with_counts(outcome.setting)
+                found.append((arm, outcome.model_copy(update={"setting": setting})))
+        return found
 
-    def result(self, row: Row) -> Result | None:
-        """The result of a row, if it is there."""
-        path = self._path_of_row(row)
-        return Result.model_validate_json(path.read_text()) if path.exists() else None
+    def picture(self, arm: Arm) -> Path:
+        """The grid of samples of an arm."""
+        return picture_path(self._path(arm))
 
-    def picture(self, row: Row) -> Path:
-        """The grid of samples of a row."""
-        return picture_path(self._path_of_row(row))
-
-    def _path_of_row(self, row: Row) -> Path:
-        return self.path(Job(row.config, self.source.fingerprint, (), self.study.evaluate, ""), row.sample)
+    def _path(self, arm: Arm) -> Path:
+        job = Job(arm.config, self.source.fingerprint, (), self.study.evaluate, "")
+        return outcome_path(self.folder, job, arm.sample)
 
     def is_finished(self, job: Job) -> bool:
-        """Whether every result of a job is there."""
-        return all(self.path(job, sample).exists() for sample in job.samples)
+        """Whether every outcome of a job is there."""
+        return all(outcome_path(self.folder, job, sample).exists() for sample in job.samples)
 
     def failure(self, job: Job) -> str | None:
         """Why the job failed the last time, if it did."""
@@ -118,12 +105,12 @@ def open_study(spec: Path, folder: Path | None = None) -> OpenStudy:
             raise ValueError(f"{folder} holds the study {other!r}, not {study.name!r}: choose another folder")
     with named(spec):
         store, source = prepare_store(study, folder / "data")
-        rows = study_rows(study, store)
-        check_against_data(rows, source)
+        arms = study_arms(study, store)
+        check_against_data(arms, source)
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(spec.read_text())
-    return OpenStudy(study, folder, store, source, rows, study_jobs(study, rows, source.fingerprint))
+    return OpenStudy(study, folder, store, source, arms, study_jobs(study, arms, source.fingerprint))
 
 
 @contextmanager
@@ -160,7 +147,7 @@ def execute(
     """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there."""
     clean = open_store(store)
     run_dir = run_path(folder, job)
-    paths = {sample: result_path(folder, job, sample) for sample in job.samples}
+    paths = {sample: outcome_path(folder, job, sample) for sample in job.samples}
     if all(path.exists() for path in paths.values()):
         return True
     source = job.config.data.model_copy(update={"store": store}).open()
@@ -207,19 +194,13 @@ def execute(
             return False
         with write_whole(picture_path(path)) as partial:
             image_grid(samples.read(torch.arange(min(_NUM_PICTURED, num_total))), 8).save(partial)
-        result = Result(
-            fd=measured.value,
-            fd_std=measured.std or 0.0,
-            metric=measured.metric,
-            extractor=measured.extractor,
-            num_images=measured.num_images,
-            num_clean=int((source.sigma_tn == 0).sum()),
-            num_noisy=int((source.sigma_tn > 0).sum()),
+        outcome = Outcome(
+            setting=trained_setting(settings, study.name),
+            evaluation=measured,
             train_seconds=train_seconds,
             sample_seconds=time.perf_counter() - started,
         )
-        with write_whole(path) as partial:
-            partial.write_text(result.model_dump_json(indent=2))
+        save_outcome(path, outcome)
     shutil.rmtree(run_dir / "state", ignore_errors=True)  # a finished model needs no optimizer
     return True
 
@@ -248,14 +229,14 @@ def run_path(folder: Path, job: Job) -> Path:
     return folder / "runs" / job.key
 
 
-def result_path(folder: Path, job: Job, sample: SampleConfig) -> Path:
-    """Where the result of one way of sampling a job lies."""
-    return run_path(folder, job) / f"result-{job.result_key(sample)}.json"
+def outcome_path(folder: Path, job: Job, sample: SampleConfig) -> Path:
+    """Where the outcome of one way of sampling a job lies."""
+    return run_path(folder, job) / f"outcome-{job.result_key(sample)}.json"
 
 
-def picture_path(result: Path) -> Path:
-    """The grid of samples beside a result."""
-    return result.with_name(result.name.replace("result-", "samples-")).with_suffix(".png")
+def picture_path(outcome: Path) -> Path:
+    """The grid of samples beside an outcome."""
+    return outcome.with_name(outcome.name.replace("outcome-", "samples-")).with_suffix(".png")
 
 
 def failure_path(folder: Path, job: Job) -> Path:

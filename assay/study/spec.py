@@ -12,8 +12,8 @@
                 clean_fraction = 0.01
                 sigma = 0.2
 
-Each setting becomes a `Row` of the results. Rows that differ only in how they are sampled share one
-training, a `Job`.
+Each setting becomes an `Arm`, which gives one outcome. Arms that differ only in how they are sampled share
+one training, a `Job`.
 """
 
 import hashlib
@@ -33,6 +33,7 @@ from pydantic import Field, ValidationError
 from assay.data import ImageSource, open_store
 from assay.data.known import KnownName, get
 from assay.metrics import ExtractorName
+from assay.outcome import Sampling, Setting
 from assay.sample import SampleConfig
 from assay.train.config import (
     ConsistencyConfig,
@@ -46,7 +47,6 @@ from assay.train.config import (
 from assay.train.run import check_run
 
 Baseline = Literal["clean_only", "truncated", "consistency"]
-Sampling = Literal["full", "truncated", "refined"]
 _KNOWN = get_args(KnownName)
 
 
@@ -114,37 +114,12 @@ class Study(Strict):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the results: what was trained on, how it was sampled, and the job that trains it."""
+class Arm:
+    """One model and one way of sampling it. The setting is in parts of the data set, as the study has it."""
 
-    table: str
-    data: Literal["clean_only", "mix"]
-    sigma: float | None
-    clean_fraction: float
-    noisy_fraction: float
-    sampling: Sampling
-    consistency: bool
-    seed: int
+    setting: Setting
     config: RunConfig
     sample: SampleConfig
-
-    @property
-    def title(self) -> str:
-        """The row in words."""
-        extra = "" if self.table in ("clean_mix", "only_noisy") else f"{self.table}: "
-        return f"{extra}{self.setting} (seed {self.seed})"
-
-    @property
-    def setting(self) -> str:
-        """What it is trained on, and how it is sampled."""
-        kind = f"{self.clean_fraction:.3g} clean"
-        if self.data == "mix":
-            kind = f"{kind} + {self.noisy_fraction:.3g} noisy" if self.clean_fraction else "noisy only"
-            kind += f" at {self.sigma:g}"
-        marks = [
-            mark for mark in (self.sampling, "consistency" if self.consistency else "full") if mark != "full"
-        ]
-        return ", ".join([kind, *marks])
 
 
 def read_study(path: Path) -> Study:
@@ -157,7 +132,7 @@ def read_study(path: Path) -> Study:
         raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
     with named(path):
         _check(study)
-        _check_lines_differ(study_rows(study, Path("unused")))
+        _check_settings_differ(study_arms(study, Path("unused")))
     return study
 
 
@@ -196,13 +171,12 @@ def _check(study: Study) -> None:
         )
 
 
-def _check_lines_differ(rows: list[Row]) -> None:
-    """Refuse settings that the results could not tell apart."""
-    there: dict[tuple[object, ...], Row] = {}
-    for row in rows:
-        columns = row.table, row.data, row.sigma, row.clean_fraction, row.sampling, row.consistency, row.seed
-        if there.setdefault(columns, row) != row:
-            raise ValueError(f"two settings are called {row.title!r}: give the extra another table")
+def _check_settings_differ(arms: list[Arm]) -> None:
+    """Reject arms that the results could not tell apart."""
+    there: dict[Setting, Arm] = {}
+    for arm in arms:
+        if there.setdefault(arm.setting, arm) != arm:
+            raise ValueError(f"two settings are called {arm.setting.title!r}: give the extra another table")
 
 
 @contextmanager
@@ -239,34 +213,34 @@ def _where(text: str, loc: tuple[Any, ...]) -> str:
     return found
 
 
-def study_rows(study: Study, store: Path) -> list[Row]:
-    """Every row of the results, in the order of the paper's tables."""
-    rows: list[Row] = []
+def study_arms(study: Study, store: Path) -> list[Arm]:
+    """Every arm, in the order of the paper's tables."""
+    arms: list[Arm] = []
     for seed in study.grid.seeds:
         for fraction in study.grid.clean_fractions:
             if fraction == 1 or (fraction > 0 and "clean_only" in study.grid.baselines):
-                rows.append(
-                    _row(study, store, seed, Extra(table="clean_mix", clean_fraction=fraction, noisy=False))
+                arms.append(
+                    _arm(study, store, seed, Extra(table="clean_mix", clean_fraction=fraction, noisy=False))
                 )
             if fraction == 1:
                 continue
             for sigma in study.grid.sigmas:
                 setting = Extra(table="clean_mix", clean_fraction=fraction, sigma=sigma)
-                rows.append(_row(study, store, seed, setting))
+                arms.append(_arm(study, store, seed, setting))
                 if fraction == 0:
                     only: dict[str, Any] = {"table": "only_noisy", "clean_fraction": 0.0, "sigma": sigma}
-                    rows.append(_row(study, store, seed, Extra(**only)))
+                    arms.append(_arm(study, store, seed, Extra(**only)))
                     if "truncated" in study.grid.baselines:
-                        rows.append(_row(study, store, seed, Extra(**only, sampling="truncated")))
+                        arms.append(_arm(study, store, seed, Extra(**only, sampling="truncated")))
                     if "consistency" in study.grid.baselines:
-                        rows.append(_row(study, store, seed, Extra(**only, consistency=True)))
+                        arms.append(_arm(study, store, seed, Extra(**only, consistency=True)))
     for extra in study.extra:
         for seed in extra.seeds or study.grid.seeds:
-            rows.append(_row(study, store, seed, extra))
-    return rows
+            arms.append(_arm(study, store, seed, extra))
+    return arms
 
 
-def _row(study: Study, store: Path, seed: int, setting: Extra) -> Row:
+def _arm(study: Study, store: Path, seed: int, setting: Extra) -> Arm:
     noisy = setting.noisy and setting.clean_fraction < 1
     sigma = setting.sigma if noisy else None
     general, own = (part.model_dump(mode="json", exclude_unset=True) for part in (study.train, setting.train))
@@ -281,17 +255,20 @@ def _row(study: Study, store: Path, seed: int, setting: Extra) -> Row:
             sample["truncate_at"] = sigma
         case "refined":
             sample |= {"refine_at": sigma, "num_extra": setting.num_extra}
-    return Row(
-        table=setting.table,
-        data="mix" if noisy else "clean_only",
-        sigma=sigma,
-        clean_fraction=setting.clean_fraction,
-        noisy_fraction=round(1 - setting.clean_fraction, 9) if noisy else 0.0,
-        sampling=setting.sampling,
-        consistency=setting.consistency,
-        seed=seed,
-        config=read_config({"data": data, "net": study.net, "train": train}, "train"),
-        sample=SampleConfig(**sample),
+    fraction = setting.clean_fraction
+    return Arm(
+        Setting(
+            dataset=study.name,
+            table=setting.table,
+            num_clean=fraction,
+            noisy=((sigma, round(1 - fraction, 9)),) if sigma is not None else (),
+            counted=False,
+            consistency=setting.consistency,
+            sampling=setting.sampling,
+            seed=seed,
+        ),
+        read_config({"data": data, "net": study.net, "train": train}, "train"),
+        SampleConfig(**sample),
     )
 
 
@@ -329,15 +306,15 @@ def hash_tree(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def study_jobs(study: Study, rows: list[Row], data_fingerprint: str) -> list[Job]:
-    """The trainings behind the rows; rows with the same training share one."""
-    grouped: dict[str, list[Row]] = {}
-    for row in rows:
-        grouped.setdefault(row.config.model_dump_json(), []).append(row)
+def study_jobs(study: Study, arms: list[Arm], data_fingerprint: str) -> list[Job]:
+    """The trainings behind the arms; arms with the same training share one."""
+    grouped: dict[str, list[Arm]] = {}
+    for arm in arms:
+        grouped.setdefault(arm.config.model_dump_json(), []).append(arm)
     jobs = []
     for same in grouped.values():
-        samples = tuple(dict.fromkeys(row.sample for row in same))
-        jobs.append(Job(same[0].config, data_fingerprint, samples, study.evaluate, same[0].title))
+        samples = tuple(dict.fromkeys(arm.sample for arm in same))
+        jobs.append(Job(same[0].config, data_fingerprint, samples, study.evaluate, same[0].setting.title))
     return jobs
 
 
@@ -358,30 +335,31 @@ def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
     return path, open_store(path)
 
 
-def check_against_data(rows: list[Row], source: ImageSource) -> None:
-    """Refuse, before any work, settings that this data cannot give."""
+def check_against_data(arms: list[Arm], source: ImageSource) -> None:
+    """Reject, before any work, settings that this data cannot give."""
     num_there = int((source.sigma_tn == 0).sum())
     if num_there < len(source):
         raise ValueError(
             f"data.store: {num_there} of the {len(source)} images of {source.name} are clean; a study needs "
             "all of them clean, to add the noise itself: pack those alone"
         )
-    for row in rows:
-        num_clean = round(row.clean_fraction * len(source))
-        if row.clean_fraction > 0 and num_clean == 0:
+    for arm in arms:
+        setting, batch_size = arm.setting, arm.config.train.batch_size
+        num_clean = round(setting.num_clean * len(source))
+        if setting.num_clean > 0 and num_clean == 0:
             raise ValueError(
-                f"{row.title}: {row.clean_fraction:g} of {len(source)} images is none; use a larger fraction"
-                + (" in grid.clean_fractions" if row.table in ("clean_mix", "only_noisy") else "")
+                f"{setting.title}: {setting.num_clean:g} of {len(source)} images is none; use a larger fraction"
+                + (" in grid.clean_fractions" if setting.table in ("clean_mix", "only_noisy") else "")
             )
-        num_images = num_clean if row.data == "clean_only" else len(source)
-        if row.config.train.batch_size > num_images:
+        num_images = len(source) if setting.noisy else num_clean
+        if batch_size > num_images:
             raise ValueError(
-                f"{row.title}: its {num_images} images are fewer than train.batch_size = "
-                f"{row.config.train.batch_size}; lower it, or use a larger fraction"
+                f"{setting.title}: its {num_images} images are fewer than train.batch_size = {batch_size}; "
+                "lower it, or use a larger fraction"
             )
-        images = row.config.data.open()
-        check_run(row.config, images)
+        images = arm.config.data.open()
+        check_run(arm.config, images)
         try:
-            row.sample.for_levels(images.sigma_tn.unique().tolist()).sigmas()
+            arm.sample.for_levels(images.sigma_tn.unique().tolist()).sigmas()
         except ValueError as error:
-            raise ValueError(f"{row.title} cannot be sampled: {error}") from None
+            raise ValueError(f"{setting.title} cannot be sampled: {error}") from None

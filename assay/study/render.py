@@ -1,0 +1,256 @@
+"""The page of a report: one HTML file that opens offline and runs no script but its own.
+
+Figures are described once, as `assay.pricing.plot.Panel`; here some 150 lines of JavaScript draw them. Those
+instead of plotly's bundle keep the page near 100 KB instead of 5 MB, follow the reader's light or dark, reflow
+at phone width, and let the page forbid all other scripts (by their hash).
+"""
+
+import base64
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from assay.outcome import Currency, Outcome
+from assay.pricing.law import MIN_ROWS, Law
+from assay.pricing.plot import COLOURS, Panel
+from assay.pricing.report import PriceReport, inverse
+from assay.study.tables import Table, averages, headline, headline_settings, headline_sigma, headline_title
+
+_PAGE = Path(__file__).with_name("page")
+_MAX_FACTOR = 30  # between the ends of a price's interval
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG for the page; `alt` says in words what it shows."""
+
+    title: str
+    alt: str
+    path: Path
+
+    @property
+    def data(self) -> str:
+        """The file as a data URL."""
+        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One data set of a report. `priced` is a sentence when the table allows no comparison at all."""
+
+    name: str
+    slug: str
+    outcomes: list[Outcome]
+    currency: Currency
+    priced: PriceReport | str
+    command: str
+    tables: list[Table]
+    panels: dict[str, Panel]
+    samples: list[Picture]
+    noise: Picture | None
+
+    @property
+    def metric(self) -> str:
+        """What the currency is called."""
+        return self.currency.title(self.outcomes[0])
+
+
+def price_sentence(subject: Subject) -> str:
+    """What a clean image is worth at the headline's noise, or why that is not known."""
+    priced = subject.priced
+    if isinstance(priced, str):
+        return priced
+    bounds = priced.bounds[-1]
+    where, percent = f"at noise {bounds.sigma:g}", f"{priced.confidence:.0%}"
+    low, high = inverse(bounds.lower, bounds.upper)
+    if bounds.contradiction:
+        said = f"The comparisons {where} contradict each other: {bounds.contradiction}."
+    elif math.isinf(low):
+        said = f"Noisy images {where} were worth nothing: they made no model better."
+    elif low <= 1 and math.isinf(high):
+        said = (
+            f"These settings do not yet say what a noisy image {where} is worth: that takes clean-only results "
+            f"between {_percents(priced)}, to be compared with the mix."
+        )
+    else:
+        said = f"One clean image is worth {_between(low, high)} noisy ones {where}"
+        said += f" ({percent} interval: {_between(*inverse(*bounds.interval))})." if bounds.interval else "."
+    if priced.law and not is_open(priced.law, bounds.sigma):
+        low, high = inverse(*priced.law.price_interval(bounds.sigma))
+        said += f" By the fitted law it is {1 / float(priced.law.price(bounds.sigma)):.3g}"
+        said += f" ({percent}: {_between(low, high, 3)})."
+    return said
+
+
+def is_open(law: Law, sigma: float) -> bool:
+    """Whether the law leaves the price open, by more than a factor that anybody could act upon."""
+    low, high = law.price_interval(sigma)
+    return high > _MAX_FACTOR * low
+
+
+def _between(low: float, high: float, digits: int = 4) -> str:
+    return f"between {low:.{digits}g} and {high:.{digits}g}" if math.isfinite(high) else f"at least {low:.4g}"
+
+
+def _percents(priced: PriceReport) -> str:
+    """The part of the data set in which clean-only results would narrow the price: above the mixes' own."""
+    mixed = priced.results.num_noisy > 0
+    total = (priced.results.num_clean + priced.results.num_noisy)[mixed].max()
+    return f"{priced.results.num_clean[mixed].min() / total:.0%} and 100%"
+
+
+def page(title: str, subjects: list[Subject]) -> str:
+    """The page. It may run and load nothing but what it carries: its policy names its script by hash."""
+    style, script = ((_PAGE / name).read_text() for name in ("report.css", "report.js"))
+    environment = Environment(
+        loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(
+        title=title,
+        style=style,
+        script=script,
+        style_hash=_csp_hash(style),
+        script_hash=_csp_hash(script),
+        subjects=[_shown(subject) for subject in subjects],
+    )
+
+
+def _csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _shown(subject: Subject) -> dict[str, Any]:
+    """A subject as the template wants it: words, cells, and plain values for the script."""
+    priced, values = subject.priced, averages(subject.outcomes, subject.currency)
+    roles = headline_settings(values)
+    shown_values = {role: (headline_title(setting), values[setting]) for role, setting in roles.items()}
+    worst = max((value.mean for _, value in shown_values.values()), default=1.0)
+    data: dict[str, Any] = {
+        "panels": {name: _plain_panel(panel) for name, panel in subject.panels.items()},
+        "metric": subject.metric, "command": subject.command, "law": None, "bounds": [],
+    }  # fmt: skip
+    shown: dict[str, Any] = {
+        "subject": subject, "metric": subject.metric, "sigma": headline_sigma(values),
+        "headline": headline(subject.outcomes, subject.currency),
+        "bars": [
+            (title, str(value), f"{100 * value.mean / worst:.2f}", role == "mix")
+            for role, (title, value) in shown_values.items()
+        ],
+        "mix": shown_values.get("mix"), "alone": shown_values.get("few_clean"),
+        "prices": price_sentence(subject), "worth": None, "price_rows": [], "fitted": [], "notes": [],
+        "law": None, "missing": priced if isinstance(priced, str) else "",
+        "facts": _facts(subject.outcomes), "data": data,
+    }  # fmt: skip
+    if isinstance(priced, str):
+        return shown
+    bounds = priced.bounds[-1]
+    low, high = inverse(bounds.lower, bounds.upper)
+    if not bounds.contradiction and math.isfinite(low) and (low > 1 or math.isfinite(high)):
+        shown["worth"] = (f"{low:.3g}–{high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
+    shown |= {"price_rows": _price_rows(priced), "percent": f"{priced.confidence:.0%}"}
+    shown["notes"] = [f"At noise {b.sigma:g}: {b.contradiction}." for b in priced.bounds if b.contradiction]
+    shown["notes"] += [
+        f"At noise {b.sigma:g} the paper's box and the paper's table differ; the bounds are the table's."
+        for b in priced.bounds
+        if priced.differs_from_box(b)
+    ]
+    data["bounds"] = [
+        {"sigma": b.sigma, "low": ends[0], "high": ends[1]}
+        for b in priced.bounds
+        if (ends := b.interval or ((b.lower, b.upper) if not b.contradiction else None))
+    ]
+    if priced.law and priced.left_out:
+        error, outside = priced.left_out.error, priced.left_out.extrapolates
+        shown["law"] = priced.law.as_dict()
+        shown["left_out"] = f"{np.median(error):.1%}", len(error), sum(map(bool, outside))
+        shown["fitted"] = [
+            (str(priced.results.setting(i)), *(f"{row[k]:.4g}" for k in ("fd", "fitted", "left_out")),
+             f"{row['left_out'] / row['fd'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
+            for i, row in enumerate(priced.fitted_rows())
+        ]  # fmt: skip
+        sigmas = [b.sigma for b in priced.bounds if not is_open(priced.law, b.sigma)]
+        if not priced.results.counted:
+            shown["missing"] = "The table gives fractions: a plan must know of how many images."
+        elif sigmas:
+            data["law"] = _plain_law(priced.law, sigmas)
+        else:
+            shown["missing"] = (
+                "The law fitted to these results leaves open what a noisy image is worth, so any plan would be "
+                "a guess. More training, more seeds or more values in grid.clean_fractions would tell."
+            )
+    else:
+        shown["missing"] = (
+            f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only "
+            f"and mixed, at least 10% clean); this table has {len(priced.results)}. More values in "
+            "grid.clean_fractions give it both."
+        )
+    return shown
+
+
+def _facts(outcomes: Sequence[Outcome]) -> list[str]:
+    """How the numbers came about."""
+    facts = [f"{len(outcomes)} results"]
+    settings = [outcome.setting for outcome in outcomes]
+    if num_images := outcomes[0].evaluation.num_images:
+        seeds = len({setting.seed for setting in settings})
+        facts.append(f"{seeds} training seed{'s' if seeds > 1 else ''}")
+        facts.append(f"{num_images:,} samples for each distance")
+    if total := max((s.num_clean + s.num_noisy for s in settings if s.counted), default=0):
+        facts.append(f"up to {total:,.0f} training images")
+    if hours := sum((o.train_seconds or 0) + (o.sample_seconds or 0) for o in outcomes) / 3600:
+        facts.append(f"{hours:.1f} hours" if hours > 1 else f"{60 * hours:.0f} minutes of computing")
+    return facts
+
+
+def _price_rows(priced: PriceReport) -> list[tuple[str, ...]]:
+    rows = []
+    for b in priced.bounds:
+        bounds = "contradictory" if b.contradiction else _ends(inverse(b.lower, b.upper))
+        cells = [f"{b.sigma:g}", bounds, "–", "–", ""]
+        if b.interval:
+            cells[2] = _ends(inverse(*b.interval))
+        if priced.law:
+            ends = _ends(inverse(*priced.law.price_interval(b.sigma)))
+            price = 1 / float(priced.law.price(b.sigma))
+            cells[3] = "open" if is_open(priced.law, b.sigma) else f"{price:.3g} ({ends})"
+        if box := priced.box(b):
+            cells[4] = _ends(box)
+        rows.append(tuple(cells))
+    return rows
+
+
+def _ends(ends: tuple[float, float]) -> str:
+    if math.isinf(ends[0]):
+        return "worth nothing"
+    return f"{ends[0]:.3g} – {ends[1]:.3g}" if math.isfinite(ends[1]) else f"≥ {ends[0]:.3g}"
+
+
+def _plain_law(law: Law, sigmas: Iterable[float]) -> dict[str, Any]:
+    """What the page needs to predict and plan as `assay.pricing.plan` does.
+
+    `ranks` are the places of an interval's ends among the sorted draws.
+    """
+    return {
+        "parameters": law.as_dict(), "confidence": law.confidence, "seen": law.seen,
+        "ranks": law._interval(np.arange(len(law.draws), dtype=float)),
+        "sigmas": [(sigma, float(law.price(sigma))) for sigma in sigmas],
+        "draws": [[float(f"{v:.9g}") for v in draw] for draw in law.draws],
+        "scatter": [float(f"{v:.9g}") for v in law.scatter],
+    }  # fmt: skip
+
+
+def _plain_panel(panel: Panel) -> dict[str, Any]:
+    """A panel as plain values for the script; colours by number, for light and dark differ. No infinities."""
+    plain = asdict(panel)
+    for series in plain["series"]:
+        series["colour"] = COLOURS.index(series["colour"])
+        for key in ("x", "y", "low", "high"):
+            values = np.asarray(series[key], float).tolist()
+            series[key] = [float(f"{v:.6g}") if math.isfinite(v) else None for v in values]
+    return plain

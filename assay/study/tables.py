@@ -1,0 +1,236 @@
+"""Outcomes as the paper's tables and as sentences, counted in any `Currency`.
+
+Outcomes alike but for the training seed are repeats: tables and sentences show their mean, with the
+deviation over seeds (or over ranges of samples, if there is one seed).
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.metrics.evaluate import titles
+from assay.outcome import FD, Currency, Outcome, Setting, metric, percent
+
+Role = Literal["all_clean", "noisy", "noisy_truncated", "noisy_consistent", "few_clean", "mix"]
+
+
+@dataclass(frozen=True)
+class Average:
+    """A mean over repeats and their standard deviation, if known; `form` is how both are written."""
+
+    mean: float
+    std: float | None
+    form: str = ".2f"
+
+    def __str__(self) -> str:
+        return f"{self.mean:{self.form}}" + ("" if self.std is None else f" ± {self.std:{self.form}}")
+
+
+def averages(outcomes: Iterable[Outcome], currency: Currency = FD) -> dict[Setting, Average]:
+    """The mean over seeds of each setting that was measured in this currency; settings have no seed."""
+    repeats: dict[Setting, dict[int | None, tuple[float, float | None]]] = {}
+    for outcome in outcomes:
+        if (value := currency.value(outcome)) is not None:
+            setting = outcome.setting
+            repeats.setdefault(setting.without_seed, {})[setting.seed] = value, currency.error(outcome)
+    return {setting: _average(list(found.values()), currency.form) for setting, found in repeats.items()}
+
+
+def _average(found: Sequence[tuple[float, float | None]], form: str) -> Average:
+    values = [value for value, _ in found]
+    return Average(statistics.fmean(values), found[0][1] if len(found) == 1 else statistics.stdev(values), form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text cells, to be set in any format."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def study_tables(outcomes: Sequence[Outcome], currency: Currency = FD) -> list[Table]:
+    """The paper's tables (headline, only noisy, clean and noisy mixed), the extras, and all metrics."""
+    values, name = averages(outcomes, currency), currency.title(outcomes[0])
+    found = [
+        _headline_table(values, name),
+        _only_noisy_table(values, name),
+        _clean_mix_table(values, name),
+        _extras_table(values, name),
+    ]
+    tables = [table for table in found if table is not None]
+    every = metrics_table(outcomes)
+    return [*tables, every] if len(every.header) > 2 or not tables else tables
+
+
+def headline_sigma(settings: Iterable[Setting]) -> float:
+    """The noise level the headline speaks of: the highest of the grid."""
+    return max((s.sigma for s in settings if s.table == "clean_mix" and s.sigma), default=math.nan)
+
+
+def headline_settings(settings: Iterable[Setting]) -> dict[Role, Setting]:
+    """Those of the settings that the headline compares, by their role; not all of them need to be there."""
+    settings = list(settings)
+    sigma = headline_sigma(settings)
+    fractions = {s.clean_fraction for s in settings if s.table == "clean_mix" and s.clean_fraction}
+    few = min(fractions - {1.0}, default=math.nan)
+
+    def in_grid(setting: Setting, fraction: float, noisy: bool) -> bool:
+        found = setting.table, setting.clean_fraction, setting.sigma
+        return found == ("clean_mix", fraction, sigma if noisy else None) and bool(setting.noisy) == noisy
+
+    def only_noisy(setting: Setting, sampling: str = "full", consistency: bool = False) -> bool:
+        found = setting.table, setting.sigma, setting.sampling, setting.consistency
+        return found == ("only_noisy", sigma, sampling, consistency)
+
+    roles: dict[Role, Callable[[Setting], bool]] = {
+        "all_clean": lambda s: in_grid(s, 1.0, noisy=False),
+        "noisy": only_noisy,
+        "noisy_truncated": lambda s: only_noisy(s, sampling="truncated"),
+        "noisy_consistent": lambda s: only_noisy(s, consistency=True),
+        "few_clean": lambda s: in_grid(s, few, noisy=False),
+        "mix": lambda s: in_grid(s, few, noisy=True),
+    }
+    found = {role: next(filter(has_role, settings), None) for role, has_role in roles.items()}
+    return {role: setting for role, setting in found.items() if setting is not None}
+
+
+def headline_title(setting: Setting) -> str:
+    """A setting of the headline, whose noise level is named elsewhere: "10% clean + 90% noisy"."""
+    return setting.words(shares=True, levels=False)
+
+
+def headline(outcomes: Sequence[Outcome], currency: Currency = FD) -> str:
+    """The result in words."""
+    values = averages(outcomes, currency)
+    roles = headline_settings(values)
+    if "mix" not in roles:
+        return "The headline setting has not been run yet."
+    mix = roles["mix"]
+    parts = [
+        f"{headline_title(mix)} images at noise {mix.sigma:g} reach {currency.title(outcomes[0])} {values[mix]}"
+    ]
+    if "all_clean" in roles:
+        parts.append(f"all clean ones {values[roles['all_clean']]}")
+    if "few_clean" in roles:
+        parts.append(f"the {headline_title(roles['few_clean'])} ones alone {values[roles['few_clean']]}")
+    noisy = [values[setting] for role, setting in roles.items() if role.startswith("noisy")]
+    if noisy:
+        parts.append(f"noisy ones alone {min(noisy, key=lambda value: value.mean)} at best")
+    return "; ".join(parts) + "."
+
+
+def _headline_table(values: Mapping[Setting, Average], name: str) -> Table | None:
+    """Table 1: the headline settings at the highest noise of the grid."""
+    roles = headline_settings(values).values()
+    if len(roles) < 2:
+        return None
+    rows = tuple((headline_title(setting), str(values[setting])) for setting in roles)
+    dataset = next(iter(roles)).dataset
+    return Table(f"{name} at noise {headline_sigma(values):g}", ("available data", dataset), rows)
+
+
+def _only_noisy_table(values: Mapping[Setting, Average], name: str) -> Table | None:
+    """Table 2: noisy images alone, by noise level and way of sampling or training."""
+    alone: dict[tuple[tuple[float, ...], str, bool], Average] = {
+        (s.levels, s.sampling, s.consistency): value for s, value in values.items() if s.table == "only_noisy"
+    }
+    if not alone:
+        return None
+    clean = headline_settings(values).get("all_clean")
+    rows: list[tuple[str, ...]] = [] if clean is None else [("0", str(values[clean]), "NA", "NA")]
+    for levels in sorted({key[0] for key in alone}):
+        ways = [("full", False), ("truncated", False), ("full", True)]
+        rows.append((_levels(levels), *(str(alone.get((levels, *way), "NA")) for way in ways)))
+    header = ("noise level", "full sampling", "truncated sampling", "consistency + full sampling")
+    return Table(f"{name} from noisy images alone", header, tuple(rows))
+
+
+def _clean_mix_table(values: Mapping[Setting, Average], name: str) -> Table | None:
+    """Table 3: clean images alone and mixed with noisy ones, by clean fraction."""
+    mixed = {
+        (s.levels, s.clean_fraction): value
+        for s, value in values.items()
+        if s.table == "clean_mix" and s.clean_fraction is not None
+    }
+    fractions = sorted({p for _, p in mixed}, reverse=True)
+    if not fractions:
+        return None
+    rows = []
+    for levels in sorted({levels for levels, _ in mixed} | {()}):
+        # All images clean: the same model, whatever the rest would have been.
+        cells = [str(mixed.get((() if p == 1 else levels, p), "NA")) for p in fractions]
+        rows.append((f"p clean, rest noisy at {_levels(levels)}" if levels else "p clean", *cells))
+    header = ("available data", *(f"p = {percent(p)}" for p in fractions))
+    return Table(f"{name} as the mix of clean and noisy images changes", header, tuple(rows))
+
+
+def _extras_table(values: Mapping[Setting, Average], name: str) -> Table | None:
+    """What the spec's `[[extra]]` settings gave."""
+    rows = []
+    for s, value in values.items():
+        if s.table not in ("", "clean_mix", "only_noisy"):
+            fraction = "" if s.clean_fraction is None else f"{s.clean_fraction:.3g}"
+            way = "consistency" if s.consistency else s.sampling
+            rows.append((s.table, fraction, _levels(s.levels), way, str(value)))
+    header = ("setting", "clean fraction", "noise level", "way", name)
+    return Table(f"{name} of further settings", header, tuple(rows)) if rows else None
+
+
+def metrics_table(outcomes: Sequence[Outcome]) -> Table:
+    """Every setting with all that was measured of it."""
+    names = titles(outcome.evaluation for outcome in outcomes)
+    columns = {name: averages(outcomes, FD if name == "fd" else metric(name)) for name in names}
+    rows: dict[Setting, tuple[str, ...]] = {}
+    for setting in columns["fd"]:
+        # Noisy images alone stand in two of the paper's tables.
+        same = setting.model_copy(update={"table": ""}) if setting.table == "only_noisy" else setting
+        same = same.model_copy(update={"table": ""}) if same.table == "clean_mix" else same
+        rows[same] = (same.title, *(str(column.get(setting, "")) for column in columns.values()))
+    header = ("setting", *(FD.title(outcomes[0]) if name == "fd" else title for name, title in names.items()))
+    return Table("All metrics", header, tuple(rows.values()))
+
+
+def _levels(levels: Sequence[float]) -> str:
+    return " + ".join(f"{level:g}" for level in levels)
+
+
+def format_table(table: Table, form: Literal["text", "markdown", "latex"]) -> str:
+    """The table as plain text, Markdown or LaTeX (booktabs)."""
+    rows = [table.header, *table.rows]
+    match form:
+        case "text":
+            widths = [max(len(row[i]) for row in rows) for i in range(len(table.header))]
+            body = [
+                "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+            ]
+            return "\n".join([table.title, "", *(line.rstrip() for line in body)]) + "\n"
+        case "markdown":
+            marked = ["| " + " | ".join(_markdown(cell) for cell in row) + " |" for row in rows]
+            rule = "|" + "---|" * len(table.header)
+            return "\n".join([f"**{_markdown(table.title)}**", "", marked[0], rule, *marked[1:]]) + "\n"
+        case "latex":
+            head, *body = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in rows]
+            lines = [r"\begin{table}", rf"\caption{{{_latex(table.title)}}}"]
+            lines += [rf"\begin{{tabular}}{{l{'c' * (len(table.header) - 1)}}}", r"\toprule", head, r"\midrule"]
+            lines += [*body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+            return "\n".join(lines) + "\n"
+
+
+_IN_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "*": r"\*"})
+_IN_LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {special: f"\\{special}" for special in "%&_#${}"}
+)
+
+
+def _markdown(text: str) -> str:
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN))
+
+
+def _latex(text: str) -> str:
+    return text.translate(_IN_LATEX)

@@ -1,0 +1,314 @@
+"""Outcomes: words for settings, records through JSON and CSV, old tables, results gathered by hand."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from assay.checkpoint import CheckpointInfo
+from assay.cli import app
+from assay.metrics.evaluate import Details, Evaluation
+from assay.metrics.generated import SamplerSettings
+from assay.outcome import (
+    COLUMNS,
+    Outcome,
+    Setting,
+    gather,
+    load_outcome,
+    metric,
+    percent,
+    read_outcomes,
+    save_outcome,
+    trained_setting,
+    write_outcomes,
+)
+from assay.pricing import PAPER
+from assay.sample import SampleConfig
+from assay.study.tables import averages
+
+STUDIES = Path(__file__).parent.parent / "studies"
+
+
+# --- words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "words", "shares"),
+    [
+        (Setting(num_clean=200, noisy=((0.3, 1800),), clean_fraction=0.1),
+         "200 clean + 1,800 noisy at 0.3", "10% clean + 90% noisy at 0.3"),
+        (Setting(num_clean=200, clean_fraction=0.1), "200 clean", "10% clean"),
+        (Setting(num_clean=0, noisy=((0.3, 2000),), clean_fraction=0, sampling="truncated"),
+         "2,000 noisy at 0.3, truncated sampling", "100% noisy at 0.3, truncated sampling"),
+        (Setting(num_clean=2, noisy=((0.3, 1998),), clean_fraction=0.001, consistency=True),
+         "2 clean + 1,998 noisy at 0.3, consistency", "0.1% clean + 99.9% noisy at 0.3, consistency"),
+        (Setting(num_clean=0.001, noisy=((0.3, 0.999),), counted=False),
+         "0.1% clean + 99.9% noisy at 0.3", "0.1% clean + 99.9% noisy at 0.3"),
+        (Setting(num_clean=50, noisy=((0.5, 30), (0.1, 20)), clean_fraction=0.5),
+         "50 clean + 20 noisy at 0.1 + 30 noisy at 0.5", "50% clean + 20% noisy at 0.1 + 30% noisy at 0.5"),
+        (Setting(num_clean=50, noisy=tuple((level / 10, 25) for level in range(1, 5))),
+         "50 clean + 100 noisy at 0.1 to 0.4", "50 clean + 100 noisy at 0.1 to 0.4"),
+    ],
+)  # fmt: skip
+def test_words(setting: Setting, words: str, shares: str) -> None:
+    assert str(setting) == words and setting.words(shares=True) == shares
+
+
+def test_title_names_the_extra_and_the_seed() -> None:
+    setting = Setting(table="clamped levels", num_clean=200, seed=3)
+    assert setting.title == "clamped levels: 200 clean (seed 3)"
+    assert setting.model_copy(update={"table": "clean_mix", "seed": None}).title == "200 clean"
+
+
+@given(st.floats(1e-12, 1 - 1e-12))
+def test_no_part_is_written_as_none_or_all_of_it(part: float) -> None:
+    value = float(percent(part).removesuffix("%")) / 100
+    assert 0 < value < 1 and value == pytest.approx(part, rel=0.006)
+    assert 1 - value == pytest.approx(1 - part, rel=0.006)
+
+
+def test_percentages_are_short() -> None:
+    parts = {0: "0%", 1: "100%", 0.1: "10%", 0.29: "29%", 1 / 3: "33.3%", 0.001: "0.1%", 0.9995: "99.95%"}
+    assert {part: percent(part) for part in parts} == parts
+
+
+def test_repeats_are_settings_alike_but_for_the_seed() -> None:
+    first, second = (Setting(num_clean=10, noisy=((0.1, 5),), seed=seed) for seed in (0, 1))
+    assert first != second and first.without_seed == second.without_seed
+    assert hash(first.without_seed) == hash(second.without_seed)
+    fewer, clean = Setting(num_clean=5, noisy=((0.1, 5),), seed=0), Setting(num_clean=3, seed=0)
+    assert sorted([second, fewer, first, clean]) == [clean, first, second, fewer]
+
+
+def test_levels_are_sorted_and_empty_ones_dropped() -> None:
+    assert Setting(num_clean=1, noisy=((0.5, 2), (0.1, 3), (0.2, 0))).noisy == ((0.1, 3), (0.5, 2))
+    for noisy in (((0.1, 1), (0.1, 2)), ((0.0, 1),), ((0.1, -1),)):
+        with pytest.raises(ValueError, match=r"noise level|noisy images"):
+            Setting(num_clean=1, noisy=noisy)
+
+
+# --- records -----------------------------------------------------------------------------------------------
+
+amounts = st.one_of(st.integers(1, 10**9).map(float), st.floats(1e-3, 1e9))
+levels = st.dictionaries(st.floats(1e-4, 1e3), amounts, max_size=4).map(lambda found: tuple(found.items()))
+parts = st.floats(1e-9, 1)
+names = st.text(max_size=12) | st.sampled_from(["=1+1", "'=x", "''@x", "-1", "+", "'quoted'", "a,b", 'c"d'])
+common = {
+    "dataset": names, "table": names, "consistency": st.booleans(),
+    "sampling": st.sampled_from(["full", "truncated", "refined"]), "seed": st.none() | st.integers(0, 2**31),
+}  # fmt: skip
+settings = st.one_of(
+    st.builds(
+        Setting, num_clean=amounts, noisy=levels, clean_fraction=st.none() | st.floats(0, 1), **common
+    ),
+    st.builds(
+        lambda clean, noisy, **rest: Setting(num_clean=clean, noisy=noisy, counted=False, **rest),
+        parts, st.lists(st.tuples(parts, parts), max_size=2, unique_by=lambda pair: pair[0]).map(tuple),
+        **common,
+    ),
+)  # fmt: skip
+finite = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+measured = {name: finite for name in Evaluation.model_fields if name not in ("details", "fd", "fd_std")}
+measured |= {"fd": st.floats(1e-9, 1e9), "fd_std": st.none() | st.floats(0, 1e9)}
+measured |= {"metric": st.just("FD-pixels"), "extractor": st.just("pixels")}
+measured |= {"num_images": st.none() | st.integers(1, 10**6)}
+outcomes = st.builds(
+    Outcome,
+    setting=settings,
+    evaluation=st.builds(Evaluation, **measured),
+    train_seconds=finite,
+    sample_seconds=finite,
+)
+
+
+@given(st.lists(outcomes, min_size=1, max_size=4))
+def test_records_survive_json_and_csv(tmp_path_factory: pytest.TempPathFactory, written: list[Outcome]) -> None:
+    folder = tmp_path_factory.mktemp("records")
+    save_outcome(folder / "one.json", written[0])
+    assert load_outcome(folder / "one.json") == written[0]
+    path = folder / "results.csv"
+    write_outcomes(path, written)
+    back = list(read_outcomes(path).values())
+    assert back == written
+    before = path.read_bytes()
+    write_outcomes(path, back)
+    assert path.read_bytes() == before
+
+
+def test_cells_that_a_spreadsheet_would_run_are_text(tmp_path: Path) -> None:
+    evaluation = Evaluation(fd=1.0, metric="FD", extractor="pixels")
+    for name in ("=HYPERLINK(1)", "+1", "-1", "@x"):
+        write_outcomes(
+            tmp_path / "t.csv", [Outcome(setting=Setting(dataset=name, num_clean=1), evaluation=evaluation)]
+        )
+        with open(tmp_path / "t.csv", newline="") as file:
+            assert next(csv.DictReader(file))["dataset"] == f"'{name}"
+        (back,) = read_outcomes(tmp_path / "t.csv").values()
+        assert back.setting.dataset == name
+
+
+def test_the_papers_table_is_read() -> None:
+    found = read_outcomes(PAPER)
+    assert len(found) == len(PAPER.read_text().splitlines()) - 1
+    first = found[2]
+    assert first.setting == Setting(dataset="cifar10", table="clean_mix", num_clean=1, counted=False)
+    assert (first.evaluation.metric, first.evaluation.fd, first.evaluation.fd_std) == ("FID", 1.99, 0.02)
+    mixed = next(each for each in found.values() if each.setting.sigma == 0.2)
+    assert str(mixed.setting) == "90% clean + 10% noisy at 0.2"
+
+
+OLD = """\
+table,dataset,data,sigma,clean_fraction,noisy_fraction,sampling,consistency,fid,fid_std,seed,num_clean,num_noisy,num_images,metric,extractor,train_seconds,sample_seconds
+clean_mix,demo,clean_only,,0.1,0.0,full,0,9.137,1.12,0,200,0,1000,FD-classifier,classifier,46.8,4.3
+only_noisy,demo,mix,0.3,0.0,1.0,full,1,5.70,0.42,0,0,2000,1000,FD-classifier,classifier,69.0,4.5
+"""
+
+
+def test_tables_of_older_versions_are_read(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text(OLD)
+    clean, noisy = read_outcomes(tmp_path / "old.csv").values()
+    assert clean.setting == Setting(
+        dataset="demo", table="clean_mix", num_clean=200, clean_fraction=0.1, seed=0
+    )
+    assert noisy.setting.noisy == ((0.3, 2000),) and noisy.setting.consistency
+    found = noisy.evaluation
+    assert (found.fd, found.fd_std, found.metric, found.num_images) == (5.7, 0.42, "FD-classifier", 1000)
+    assert found.kid is None and noisy.train_seconds == 69
+
+
+def test_headers_may_be_in_any_case(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("Sigma, Num_Clean ,num_noisy,FD\n,10,0,2.5\n\n0.1 0.2,10,5 6,1.5\n")
+    found = read_outcomes(path)
+    assert list(found) == [2, 4]  # the line, not the row
+    assert found[4].setting == Setting(dataset="mine", num_clean=10, noisy=((0.1, 5), (0.2, 6)))
+    assert found[2].evaluation.metric == "FD" and found[2].evaluation.fd_std is None
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (",10,0,2.5,full,0,0.5", r"line 2, column seed: .*integer"),
+        (",10,0,2.5,slow,0,0", r"line 2, column sampling: .*'full'"),
+        ("0.1 0.2,10,5,2.5,full,0,0", r"line 2: 2 levels in sigma, 1 numbers in num_noisy"),
+        ("0.1,-1,5,2.5,full,0,0", r"column num_clean is -1: a number of images"),
+        (",0,0,2.5,full,0,0", r"column num_clean is 0: .*no data"),
+        (",,0,2.5,full,0,0", r"column num_clean is empty"),
+        (",1,0,inf,full,0,0", r"column fd is inf"),
+    ],
+)
+def test_bad_cells_are_named(tmp_path: Path, row: str, words: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"sigma,num_clean,num_noisy,fd,sampling,consistency,seed\n{row}\n")
+    with pytest.raises(ValueError, match=words):
+        read_outcomes(path)
+
+
+def test_a_column_named_twice_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("sigma,num_clean,num_noisy,fd,FD\n,1,0,2,3\n")
+    with pytest.raises(ValueError, match="column fd is named twice"):
+        read_outcomes(tmp_path / "t.csv")
+
+
+def test_every_metric_is_a_column_and_a_currency() -> None:
+    assert set(Evaluation.model_fields) - {"details"} <= set(COLUMNS)
+    evaluation = Evaluation(fd=2.0, fd_std=0.5, kid=0.01, kid_error=0.002, metric="FD-x", extractor="x")
+    outcome = Outcome(setting=Setting(num_clean=1), evaluation=evaluation)
+    kid, recall = metric("kid"), metric("recall")
+    assert (kid.title(outcome), kid.value(outcome), kid.error(outcome)) == ("KID", 0.01, 0.002)
+    assert recall.value(outcome) is None and averages([outcome], recall) == {}
+    assert str(averages([outcome], kid)[outcome.setting]) == "0.01 ± 0.002"
+
+
+# --- gathering ---------------------------------------------------------------------------------------------
+
+
+def evaluated(fd: float, reference: str = "digits", **info: object) -> Evaluation:
+    """A result of `assay evaluate` of a checkpoint with this info."""
+    sampler = SamplerSettings(
+        sample=SampleConfig(), first_seed=0, checkpoint_sha256="", info=CheckpointInfo.model_validate(info)
+    )
+    details = Details(
+        extractor_sha256="x",
+        extractor_accuracy=None,
+        num_features=64,
+        generated="final.safetensors",
+        reference=reference,
+        reference_fingerprint="r",
+        num_reference=1797,
+        sampler=sampler,
+        ranges=(),
+        training=None,
+        held_out=None,
+        memorisation=None,
+        assay_version="0",
+    )
+    return Evaluation(
+        fd=fd, fd_std=0.1, metric="FD-pixels", extractor="pixels", num_images=100, details=details
+    )
+
+
+def save(path: Path, evaluation: Evaluation) -> Path:
+    path.write_text(evaluation.model_dump_json())
+    return path
+
+
+def test_a_checkpoint_knows_its_setting() -> None:
+    levels = ((0.0, 180 / 1797), (0.30000001192092896, 1617 / 1797))
+    info = CheckpointInfo(sigma_tn=levels, num_images=1797, seed=2, consistency=True)
+    for sample, sampling in (
+        (SampleConfig(), "full"),
+        (SampleConfig(truncate_at=0.3), "truncated"),
+        (SampleConfig(refine_at=0.3), "refined"),
+    ):
+        sampler = SamplerSettings(sample=sample, first_seed=0, checkpoint_sha256="", info=info)
+        assert trained_setting(sampler, "digits") == Setting(
+            dataset="digits", num_clean=180, noisy=((0.3, 1617),), consistency=True, sampling=sampling, seed=2
+        )
+
+
+def test_gathered_results_can_be_priced(tmp_path: Path) -> None:
+    results = {
+        "all": evaluated(2.0, sigma_tn=((0.0, 1.0),), num_images=1000, seed=0),
+        "half": evaluated(4.0, sigma_tn=((0.0, 1.0),), num_images=500, seed=0),
+        "few": evaluated(9.0, sigma_tn=((0.0, 1.0),), num_images=100, seed=0),
+        "mix": evaluated(3.0, sigma_tn=((0.0, 0.1), (0.5, 0.9)), num_images=1000, seed=0),
+    }
+    paths = [str(save(tmp_path / f"{name}.json", found)) for name, found in results.items()]
+    output = tmp_path / "results.csv"
+    done = CliRunner().invoke(app, ["gather", *paths, "-o", str(output)])
+    assert done.exit_code == 0 and "100 clean + 900 noisy at 0.5 (seed 0)" in done.output
+    assert [str(each.setting) for each in read_outcomes(output).values()] == [
+        "1,000 clean", "500 clean", "100 clean", "100 clean + 900 noisy at 0.5",
+    ]  # fmt: skip
+    priced = CliRunner().invoke(app, ["price", str(output), "--json"])
+    assert priced.exit_code == 0, priced.output
+    (row,) = json.loads(priced.output)[0]["prices"]
+    # Better than 500 clean images, worse than 1000: 500 <= 100 + 900 c <= 1000.
+    assert (row["noisy_per_clean_low"], row["noisy_per_clean_high"]) == pytest.approx((1, 2.25))
+    # A table can be gathered again, with one more result.
+    more = save(tmp_path / "more.json", evaluated(3.1, sigma_tn=((0.5, 1.0),), num_images=900, seed=0))
+    assert len(gather([output, more])) == 5
+    ranked = CliRunner().invoke(app, ["compare", *paths], env={"COLUMNS": "300"})
+    assert ranked.exit_code == 0 and "100 images each, against digits" in ranked.output
+    assert [line.split()[0] for line in ranked.output.splitlines()[1:5]] == [paths[i] for i in (0, 3, 1, 2)]
+
+
+def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
+    levels = ((0.0, 1.0),)
+    good = save(tmp_path / "good.json", evaluated(2.0, sigma_tn=levels, num_images=10))
+    with pytest.raises(ValueError, match=r"old\.json: its checkpoint does not say how many images"):
+        gather([good, save(tmp_path / "old.json", evaluated(2.0, sigma_tn=levels))])
+    images = evaluated(2.0).model_copy(update={"details": None})
+    with pytest.raises(ValueError, match=r"images\.json does not say what its model was trained on"):
+        gather([save(tmp_path / "images.json", images)])
+    fewer = evaluated(2.0, sigma_tn=levels, num_images=10).model_copy(update={"num_images": 50})
+    with pytest.raises(ValueError, match=r"good\.json and .*fewer\.json cannot be compared: num_images"):
+        gather([good, save(tmp_path / "fewer.json", fewer)])
+    (tmp_path / "bad.json").write_text('{"value": 1}')
+    with pytest.raises(ValueError, match=r"bad\.json is not a result"):
+        gather([tmp_path / "bad.json"])
