@@ -44,7 +44,7 @@ class CheckpointInfo(BaseModel):
     dataset: str | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept
     label_names: tuple[str, ...] = ()
-    value_range: tuple[float, float] | None = None  # the data's own values of -1 and 1
+    physical_range: tuple[float, float] | None = None  # what -1 and 1 are in the units of the data
     source: str | None = None  # where foreign weights came from
 
     @property

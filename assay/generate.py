@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.checkpoint import find_checkpoint, load_checkpoint
-from assay.data.export import ExportDType, Format, Target, ValueRange, open_target
+from assay.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from assay.data import Store, open_store
+from assay.data.export import ExportDType, Format, PhysicalRange, Target, open_target
+from assay.data.view import image_seeds, stream
 from assay.devices import NumDevices, open_fabric
 from assay.files import sha256
-from assay.sample import SampleConfig, spread_labels
+from assay.noise import per_image
+from assay.sample import SampleConfig, SeededNoise, padded_batches, sample_posterior, spread_labels
 
 Progress = Callable[[int, int], None]  # images made, images to make
 
@@ -39,7 +42,7 @@ def sample_to_files(
     label: int | None = None,
     format: Format = "png",
     dtype: ExportDType | None = None,
-    value_range: ValueRange | None = None,
+    physical_range: PhysicalRange | None = None,
     batch_size: int = 64,
     device: str = "auto",
     devices: NumDevices = 1,
@@ -47,7 +50,7 @@ def sample_to_files(
 ) -> Generated:
     """Generate one image per seed; files are named by seed (see `open_target` for `output` and formats).
 
-    `label` generates one class; by default classes are drawn evenly. `value_range` overrides the one that
+    `label` generates one class; by default classes are drawn evenly. `physical_range` overrides the one that
     the checkpoint records.
     """
     checkpoint = find_checkpoint(checkpoint)
@@ -62,7 +65,7 @@ def sample_to_files(
             else f"label = {label}: {checkpoint} was trained without classes"
         )
     shape = loaded.config.image_shape
-    target = open_target(output, shape[0], value_range or loaded.info.value_range, format, dtype)
+    target = open_target(output, shape[0], physical_range or loaded.info.physical_range, format, dtype)
     classes = None
     if num_classes:
         even = spread_labels([1.0] * num_classes, seeds)
@@ -78,6 +81,90 @@ def sample_to_files(
     columns = {"seeds": list(seeds)} | ({} if classes is None else {"label": classes.numpy()})
     names = [f"{seed:06d}" for seed in seeds]
     return _run(target, job, names, columns, make, device, devices, progress)
+
+
+def denoise_to_files(
+    checkpoint: Path,
+    store: Path,
+    output: Path,
+    num_samples: int = 0,
+    sample: SampleConfig = SampleConfig(),  # noqa: B008
+    seed: int = 0,
+    format: Format = "tiff",
+    dtype: ExportDType | None = None,
+    batch_size: int = 64,
+    device: str = "auto",
+    devices: NumDevices = 1,
+    progress: Progress = lambda done, total: None,
+) -> Generated:
+    """Denoise the images of a store, each from its own noise level, in the store's own units.
+
+    By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
+    `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`); `sample`
+    gives their `num_steps`, `sigma_min`, `rho` and `truncate_at`. Clean images stay as they are.
+
+    Files are named by the image's number in the store (and draw); `images.csv` in the folder, or columns of
+    an npz, tell which file each came from.
+    """
+    checkpoint = find_checkpoint(checkpoint)
+    loaded, images = load_checkpoint(checkpoint), open_store(store)
+    _check_denoising(loaded, images, num_samples)
+    sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
+    lowest = sample.truncate_at if isinstance(sample.truncate_at, float) else sample.sigma_min
+    label = None
+    if num_classes := loaded.config.num_classes:
+        label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
+    target = open_target(output, images.image_shape[0], images.physical_range, format, dtype)
+    job = {"checkpoint": sha256(checkpoint)[:16], "store": images.fingerprint[:16], "num_samples": num_samples}
+    if num_samples:
+        job |= {"seed": seed, "num_steps": sample.num_steps, "lowest": lowest, "rho": sample.rho}
+    # One position per image and draw. Seeds are not those of noise that a view may have added to the images.
+    num_draws = max(num_samples, 1)
+    number = torch.arange(len(images)).repeat_interleave(num_draws)
+    draw = torch.arange(num_draws).repeat(len(images))
+    seeds = torch.empty_like(number)
+    for k in range(num_draws):
+        seeds[draw == k] = image_seeds(stream(seed, "posterior", k).initial_seed(), number[draw == k])
+
+    def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
+        denoiser = loaded.denoiser.to(on).eval()
+        for index, padded in padded_batches(len(mine), batch_size):
+            at = torch.tensor([mine[i] for i in padded])
+            x_tn, sigma_tn = images.read(number[at]).to(on), images.sigma_tn[number[at]].to(on)
+            level = sigma_tn.where(sigma_tn > 0, lowest)  # a clean image goes along, and is put back below
+            classes = None if label is None else label[number[at]].to(on)
+            if num_samples:
+                noise = SeededNoise(seeds[at].tolist(), images.image_shape, on)
+                grid = sample.num_steps, lowest, sample.rho
+                x_0 = sample_posterior(denoiser, x_tn, level, noise, *grid, classes)
+            else:
+                with torch.no_grad():
+                    x_0 = denoiser(x_tn, level, classes)
+            yield x_0.where(per_image(sigma_tn, x_tn) > 0, x_tn)[: len(index)]
+
+    names = [f"{i:06d}" for i in number.tolist()]
+    if num_samples:
+        names = [f"{name}-{k:03d}" for name, k in zip(names, draw.tolist(), strict=True)]
+    columns = {"source": images.source_names(number.tolist()), "sigma_tn": images.sigma_tn[number].numpy()}
+    return _run(target, job, names, columns, make, device, devices, progress)
+
+
+def _check_denoising(checkpoint: Checkpoint, store: Store, num_samples: int) -> None:
+    """Reject images that the network is not for; warn if their values may mean something else to it."""
+    if num_samples < 0:
+        raise ValueError(f"num_samples = {num_samples}: expected a number of draws, or 0 for the mean")
+    shape, trained_on = checkpoint.config.image_shape, checkpoint.info.physical_range
+    if store.image_shape != shape:
+        raise ValueError(
+            f"{store.path} has images of shape {store.image_shape}, the network is for {shape}: pack them at "
+            "that size, or use another checkpoint"
+        )
+    if trained_on not in (None, store.physical_range):
+        warnings.warn(
+            f"{store.path} has black and white at {store.physical_range}, the training data had them at "
+            f"{trained_on}: make sure that they mean the same",
+            stacklevel=1,
+        )
 
 
 def warn_of_full_sampling(sample: SampleConfig, lowest_sigma_tn: float | None) -> None:

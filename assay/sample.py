@@ -6,6 +6,8 @@ The caller owns the sigma grid, a decreasing tensor that ends with 0; stepping o
 denoiser's prediction from the level before. So truncated sampling (Appendix, Algorithm 2) is only a
 grid: one whose last level before 0 is sigma_tn returns D(x, sigma_tn) exactly.
 
+`sample_posterior` starts from a noisy image instead and returns a clean image that could be behind it.
+
 Images own their seeds: image 17 is the same bits in any batch size.
 """
 
@@ -19,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from assay.denoise import Denoiser, check_label, check_label_shape
+from assay.noise import per_image
 
 Solver = Literal["euler", "heun"]
 Level = float | Literal["auto"]  # a noise level, or the training data's
@@ -173,8 +176,6 @@ def generate(
     `label` (num_seeds,) names the class of each seed's image. The same seed gives the same bits in
     every batch size on the CPU.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}: need at least 1")
     if label is not None and len(label) != len(seeds):
         raise ValueError(f"label has {len(label)} entries for {len(seeds)} seeds; expected one per seed")
     check_sigmas(sigmas)
@@ -182,16 +183,67 @@ def generate(
     if label is not None and num_classes is not None:
         check_label_shape(label, num_classes, len(seeds))
         check_label(label, num_classes)
-    # Matrix products of fewer than four rows a thread sum in another order: smaller batches are
-    # padded with copies of their last image, which are then dropped.
-    smallest = 8 * torch.get_num_threads()
-    for start in range(0, len(seeds), batch_size):
-        index = list(range(start, min(start + batch_size, len(seeds))))
-        padded = index + index[-1:] * (smallest - len(index))
+    for index, padded in padded_batches(len(seeds), batch_size):
         noise = SeededNoise([seeds[i] for i in padded], image_shape, device)
         batch_label = None if label is None else label[padded].to(device)
         images = solve(denoiser, noise() * sigmas[0].item(), sigmas, solver, batch_label, churn, noise)
         yield SampledBatch([seeds[i] for i in index], images[: len(index)])
+
+
+def padded_batches(num_images: int, batch_size: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Positions of batches, and the same padded with copies of the last, whose images are to be dropped.
+
+    Matrix products of fewer than four rows a thread sum in another order. Padded, an image has the same bits
+    in every batch size on the CPU.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size}: need at least 1")
+    smallest = 8 * torch.get_num_threads()
+    for start in range(0, num_images, batch_size):
+        index = list(range(start, min(start + batch_size, num_images)))
+        yield index, index + index[-1:] * (smallest - len(index))
+
+
+@torch.no_grad()
+def sample_posterior(
+    denoiser: Denoiser,
+    x_tn: Tensor,
+    sigma_tn: Tensor,
+    noise: Callable[[], Tensor],
+    num_steps: int = 18,
+    sigma_min: float = 0.002,
+    rho: float = 7.0,
+    label: Tensor | None = None,
+) -> Tensor:
+    """A draw of x_0 given x_tn (B, ...), images with noise of levels `sigma_tn` (B,) > 0.
+
+    The reverse diffusion started at x_tn ends in such a draw. Between levels a > b it is a step of the flow
+    from a to b, independent noise back to a, and again the flow from a to b: a symmetric splitting, whose
+    error falls with the square of the number of steps. Flows that follow each other are joined, so each
+    step costs two evaluations. The levels of an image fall from sigma_tn to `sigma_min` as in EDM's grid; an
+    image at or below `sigma_min` gets its posterior mean. `noise` returns unit noise of x_tn's shape.
+    """
+    if num_steps < 2:
+        raise ValueError(f"num_steps = {num_steps}: need at least 2")
+    low = sigma_tn.clamp(max=sigma_min)
+    # Powers as exp and log: torch rounds a power differently at the end of a batch than inside it.
+    first, last = ((level.cpu().double().log() / rho).exp() for level in (sigma_tn, low))
+    position = torch.linspace(0, 1, num_steps, dtype=first.dtype)[:, None]
+    levels = ((first + position * (last - first)).log() * rho).exp().to(sigma_tn)
+    levels[0], levels[-1] = sigma_tn, low  # exactly, not up to rounding
+
+    def slope(x: Tensor, sigma: Tensor) -> Tensor:
+        return (x - denoiser(x, sigma, label)) / per_image(sigma, x)
+
+    def flow(x: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+        step, first = per_image(sigma_next - sigma, x), slope(x, sigma)
+        return x + step * (first + slope(x + step * first, sigma_next)) / 2
+
+    x = flow(x_tn, levels[0], levels[1])
+    for above, here, below in zip(levels[:-1], levels[1:], [*levels[2:], levels[-1]], strict=True):
+        x = x + per_image((above**2 - here**2).clamp(min=0).sqrt(), x) * noise()
+        x = flow(x, above, below)
+    return denoiser(x, levels[-1], label)
 
 
 def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -> Tensor:

@@ -17,7 +17,7 @@ class Points:
     image_shape = (2, 1, 1)
     class_names = ("left", "right")
     num_classes = 2
-    value_range = (-1.0, 1.0)
+    physical_range = (-1.0, 1.0)
 
     def __init__(self, num: int, clean_fraction: float = 1.0, sigma: float = 0.3, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)

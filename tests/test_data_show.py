@@ -95,8 +95,7 @@ def test_pack_files_of_mixed_quality(tmp_path: Path) -> None:
         "--sigma-file",
         tmp_path / "sigma.csv",
         "--range",
-        0,
-        1,
+        "0,1",
     ]
     assert "broken.tiff is not an image" in run(*command, code=1)
     text = run(*command, "--skip-bad")
@@ -106,6 +105,9 @@ def test_pack_files_of_mixed_quality(tmp_path: Path) -> None:
     assert json.loads((store.path / "meta.json").read_text())["num_clean"] == 2
     text = run("show", store.path, "--png", tmp_path / "a.png")
     assert "0.4" in text and "8.6 dB" in text and "20.0 dB" in text
+    assert "black and white are 0 and 1 in the files: a sigma of 1 is 0.5 there" in text
+    assert store.physical_range == (0, 1)
+    assert "the suffix .png" in run("show", store.path, "--png", tmp_path / "q.txt", code=1)
 
 
 def test_pack_options_reach_the_store(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Arrays:
         self.image_shape = (images.shape[1], images.shape[2], images.shape[3])
         self.class_names: tuple[str, ...] = ("even", "odd")
         self.num_classes = 2
-        self.value_range = (-1.0, 1.0)
+        self.physical_range = (-1.0, 1.0)
         self.sigma_tn = torch.zeros(len(images)) if sigma_tn is None else sigma_tn
         self.label = torch.arange(len(images)) % 2
         self.fingerprint = str(images.sum().item())

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
+from astropy.io import fits
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -18,8 +21,10 @@ from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.cli import app
 from assay.cli.generate import parse_seeds
 from assay.cli.options import _SAMPLING
+from assay.data import Store
+from assay.data.pack import Conversion, pack
 from assay.data.picture import to_uint8
-from assay.data.readers import read_folder
+from assay.data.readers import read_any, read_folder
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
 
@@ -42,8 +47,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
+
+
 def sample(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["sample", *map(str, arguments)], env={"COLUMNS": "300"})
+    return invoke("sample", *arguments)
 
 
 def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, tmp_path: Path) -> None:
@@ -72,7 +81,7 @@ def test_every_setting_of_a_sampler_is_an_option() -> None:
     assert _SAMPLING.keys() == SampleConfig.model_fields.keys()
     for name, (_, _, default, *_) in _SAMPLING.items():
         assert default == getattr(SampleConfig(), name)
-    for command in ("sample", "evaluate"):
+    for command in ("sample", "evaluate"):  # and some in `denoise`
         text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output
         assert all(option in text for option, *_ in _SAMPLING.values())
 
@@ -188,6 +197,152 @@ def test_numbers_out_of_range_are_rejected_by_their_option(
     assert done.exit_code == 1 and re.search(rf"{option} {least - 1}\S*: input should be", done.output), (
         done.output
     )
+
+
+# --- in the units of the data --------------------------------------------------------------------------------
+
+
+def gaussian_checkpoint(
+    folder: Path, channels: int = 1, physical_range: tuple[float, float] | None = (0, 4095)
+) -> Path:
+    """A new network predicts zeros, so its denoiser is exact for images of independent pixels N(0, 0.5^2)."""
+    config = MLPConfig(image_shape=(channels, 4, 6), width=8, num_blocks=1)
+    info = CheckpointInfo(sigma_tn=((0.0, 0.5), (0.2, 0.5)), clean_fraction=0.5, physical_range=physical_range)
+    path = folder / f"gaussian-{channels}.safetensors"
+    save_checkpoint(path, build_denoiser(config), config, info)
+    return path
+
+
+def noisy_store(folder: Path, channels: int = 1) -> Store:
+    """Images in units of 0 .. 4095, clean or with noise of several levels."""
+    generator = np.random.default_rng(0)
+    np.save(folder / "scans.npy", generator.uniform(0, 4095, (12, 4, 6, channels)).astype(np.float32))
+    levels = [0, 0.05, 0.2, 0.8] * 3
+    lines = [f"scans.npy[{i}],{level}" for i, level in enumerate(levels)]
+    (folder / "levels.csv").write_text("\n".join(["filename,sigma", *lines]) + "\n")
+    conversion = Conversion(value_range=(0, 4095))
+    return pack(read_any(str(folder / "scans.npy")), folder / "store", conversion, folder / "levels.csv").store
+
+
+def posterior_mean(store: Store) -> np.ndarray:
+    """E[x_0 | x_tn] in the store's units, (N, H, W, C)."""
+    x, sigma = store.read(torch.arange(len(store))).double(), store.sigma_tn.double().view(-1, 1, 1, 1)
+    return ((0.25 / (0.25 + sigma**2) * x + 1) * 4095 / 2).permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_denoised_images_are_the_posterior_mean_in_every_format(channels: int, tmp_path: Path) -> None:
+    checkpoint, store = gaussian_checkpoint(tmp_path, channels), noisy_store(tmp_path, channels)
+    expected = posterior_mean(store)
+    np.testing.assert_allclose(expected[0], np.load(tmp_path / "scans.npy")[0], rtol=1e-5)  # a clean image
+    read = {
+        "npy": np.load,
+        "tiff": tifffile.imread,
+        "fits": lambda path: fits.getdata(path) if channels == 1 else np.moveaxis(fits.getdata(path), -3, -1),
+    }
+    for name, suffix in (("npy", "npy"), ("tiff", "tif"), ("fits", "fits")):
+        folder, file = tmp_path / name, tmp_path / f"all.{suffix}"
+        assert invoke("denoise", checkpoint, store.path, "-o", folder, "--format", name).exit_code == 0
+        done = invoke("denoise", checkpoint, store.path, "-o", file, "--batch-size", 5)
+        assert done.exit_code == 0 and "12 images" in done.output, done.output
+        stack = np.stack([read[name](folder / f"{i:06d}.{suffix}") for i in range(12)])
+        assert stack.dtype.newbyteorder("=") == np.float32
+        np.testing.assert_allclose(stack.reshape(expected.shape), expected, rtol=1e-5, atol=0.01)
+        np.testing.assert_array_equal(read[name](file), stack)
+    table = (tmp_path / "npy" / "images.csv").read_text().splitlines()
+    assert table[0] == "filename,source,sigma_tn" and table[2].startswith("000001.npy,scans.npy[1],0.05")
+    assert (
+        invoke("denoise", checkpoint, store.path, "-o", tmp_path / "a.npz", "--dtype", "uint16").exit_code == 0
+    )
+    archive = np.load(tmp_path / "a.npz")
+    assert archive["images"].dtype == np.uint16 and archive["sigma_tn"].tolist() == store.sigma_tn.tolist()
+    np.testing.assert_array_equal(archive["images"], np.rint(expected.clip(0, 65535)))
+
+
+def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: Path) -> None:
+    checkpoint, store = gaussian_checkpoint(tmp_path), noisy_store(tmp_path)
+    options = ("denoise", checkpoint, store.path, "--steps", 24)
+    assert invoke(*options, "-o", tmp_path / "draws.npy", "--samples", 25, "--batch-size", 999).exit_code == 0
+    draws = np.load(tmp_path / "draws.npy").reshape(12, 25, 24)
+    mean, sigma = posterior_mean(store).reshape(12, 1, 24), store.sigma_tn.double().numpy()
+    spread = np.sqrt(0.25 * sigma**2 / (0.25 + sigma**2)) * 4095 / 2
+    np.testing.assert_array_equal(draws[::4], np.repeat(draws[::4, :1], 25, 1))  # clean images have no spread
+    for level in np.unique(sigma[sigma > 0]):  # 1800 values each: standard errors 0.024 and 0.017
+        error = (draws - mean)[sigma == level] / spread[sigma == level, None, None]
+        assert error.mean() == pytest.approx(0, abs=0.08) and error.std() == pytest.approx(1, abs=0.07)
+    # Fewer draws, in a folder and in other batches, are the first of these.
+    folder = ("-o", tmp_path / "few", "--samples", 2, "--format", "npy", "--batch-size", 5)
+    assert invoke(*options, *folder).exit_code == 0
+    for i, k in ((1, 0), (1, 1), (11, 1)):
+        np.testing.assert_array_equal(np.load(tmp_path / f"few/{i:06d}-{k:03d}.npy").ravel(), draws[i, k])
+    assert not np.array_equal(draws[1, 0], draws[1, 1])
+    done = invoke(*options, *folder, "--seed", 1)
+    assert done.exit_code == 1 and "seed: 0 there, 1 here" in done.output
+
+
+def test_samples_are_written_in_the_units_of_the_data(tmp_path: Path) -> None:
+    path = gaussian_checkpoint(tmp_path)
+    options = (path, "--seeds", "0-7", "--steps", "5")
+    images = next(generate(load_checkpoint(path).denoiser.eval(), range(8), (1, 4, 6), edm_sigmas(5))).images[
+        :, 0
+    ]
+    for name, low, high, more in [
+        ("own.tif", 0, 4095, ()),
+        ("given.tif", -7, 3, ("--range", "-7,3")),
+        ("small.npy", -1, 1, ("--range", "-1,1")),
+    ]:
+        done = sample(*options, "-o", tmp_path / name, *more)
+        assert done.exit_code == 0, done.output
+        found = (tifffile.imread if name.endswith("tif") else np.load)(tmp_path / name)
+        np.testing.assert_allclose(found, low + (images.numpy() + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)
+    assert sample(*options, "-o", tmp_path / "deep.tif", "--dtype", "uint16").exit_code == 0
+    assert tifffile.imread(tmp_path / "deep.tif").dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-o", "x.bmp"), r"x.bmp: .bmp files are not written"),
+        (("-o", "x", "--dtype", "float32"), "PNG holds 8-bit .* not --dtype float32; use --format tiff"),
+        (("-o", "x.npy", "--range", "0,1", "--dtype", "uint16"), "--dtype uint16 .* ranges from 0 to 1: use"),
+        (("-o", "x.npy", "--range", "0 1"), "--range 0 1: expected two numbers with a comma"),
+        (("-o", "x.npy", "--range", "1,0"), "--range 1,0: the first number must be below the second"),
+    ],
+)
+def test_files_that_cannot_hold_the_images_are_rejected_before_any_work(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = gaussian_checkpoint(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = sample(path, *arguments)
+    assert done.exit_code == 1 and re.search(message, done.output), done.output
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_units_must_be_known_and_shapes_must_agree(tmp_path: Path) -> None:
+    unknown, store = gaussian_checkpoint(tmp_path, physical_range=None), noisy_store(tmp_path)
+    done = sample(unknown, "-o", tmp_path / "x.npy")
+    assert done.exit_code == 1 and "give --range" in done.output
+    other = gaussian_checkpoint(tmp_path, 3)
+    done = invoke("denoise", other, store.path, "-o", tmp_path / "y")
+    assert done.exit_code == 1 and "images of shape (1, 4, 6), the network is for (3, 4, 6)" in done.output
+    elsewhere = gaussian_checkpoint(tmp_path, physical_range=(0, 1))
+    done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "y")
+    assert done.exit_code == 0 and "(0.0, 4095.0)" in done.output and "mean the same" in done.output
+    done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "z", "--samples", -1)
+    assert done.exit_code == 1 and "--samples -1: expected" in done.output
+
+
+def test_a_run_folder_stands_for_its_final_checkpoint(checkpoints: Path, tmp_path: Path) -> None:
+    final = tmp_path / "run/snapshots/final.safetensors"
+    final.parent.mkdir(parents=True)
+    done = sample(tmp_path / "run", "-o", tmp_path / "x")
+    assert done.exit_code == 1 and "without snapshots/final.safetensors" in done.output
+    shutil.copy(checkpoints / "mixed.safetensors", final.with_name("000000100.safetensors"))
+    done = sample(tmp_path / "run", "-o", tmp_path / "x")
+    assert done.exit_code == 1 and "has not finished" in done.output and "000000100.safetensors" in done.output
+    final.with_name("000000100.safetensors").rename(final)
+    assert sample(tmp_path / "run", "-o", tmp_path / "x", "--seeds", "0", "--steps", "4").exit_code == 0
 
 
 def test_seeds_are_parsed() -> None:

@@ -1,3 +1,4 @@
+import itertools
 import math
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from assay.denoise import MixtureDenoiser, Preconditioned
-from assay.sample import Churn, SeededNoise, edm_sigmas, generate, refined_sigmas, solve
+from assay.sample import Churn, SeededNoise, edm_sigmas, generate, refined_sigmas, sample_posterior, solve
 
 F64 = torch.float64
 GOLDEN = np.load(Path(__file__).parent / "golden" / "edm_sampler.npz")
@@ -198,3 +199,70 @@ def labelled(label: list[int]) -> object:
 def test_bad_input_is_named(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def gaussian_posterior(std: float, sigma: float, num_steps: int) -> tuple[float, float]:
+    """Mean (as a factor of x_tn) and variance that `sample_posterior` gives data from N(0, std^2).
+
+    All is linear in x_tn and in the noise of each step, so one unit in each gives both exactly.
+    """
+    oracle = MixtureDenoiser(torch.zeros(1, 1, dtype=F64), std=std)
+    units = torch.eye(num_steps, dtype=F64).unbind(1)  # row 0: x_tn; row k: the noise of step k
+    draws = iter([unit[:, None] for unit in units[1:]])
+    x_tn = units[0][:, None]
+    found = sample_posterior(
+        oracle, x_tn, torch.full((num_steps,), sigma, dtype=F64), lambda: next(draws), num_steps
+    )
+    return found[0].item(), found[1:].square().sum().item()
+
+
+@pytest.mark.parametrize(("std", "sigma"), [(0.5, 0.2), (0.5, 0.5), (0.1, 0.5), (0.05, 0.05)])
+def test_posterior_draws_have_the_posterior_mean_and_variance_to_second_order(std: float, sigma: float) -> None:
+    mean = std**2 / (std**2 + sigma**2)
+    variance = mean * sigma**2 - 0.002**2  # the last step drops the noise that is left at sigma_min
+    error = [gaussian_posterior(std, sigma, num_steps) for num_steps in (16, 32, 64)]
+    of_mean = [abs(found / mean - 1) for found, _ in error]
+    of_variance = [abs(found / variance - 1) for _, found in error]
+    assert max(of_mean[2], of_variance[2]) < 0.02
+    for errors in (of_mean, of_variance):
+        assert all(small < 1e-3 or large / small > 3 for large, small in itertools.pairwise(errors)), errors
+
+
+def test_posterior_draws_of_a_mixture_follow_bayes() -> None:
+    """Between two atoms: the draws choose each as often as the posterior does, and spread around it."""
+    atoms, weights, std, sigma = (
+        torch.tensor([[-0.6], [0.6]], dtype=F64),
+        torch.tensor([0.3, 0.7], dtype=F64),
+        0.2,
+        0.5,
+    )
+    oracle = MixtureDenoiser(atoms, weights, std)
+    x_tn, num_draws = torch.full((40_000, 1), -0.1, dtype=F64), 40_000
+    generator = torch.Generator().manual_seed(0)
+    noise = lambda: torch.randn(num_draws, 1, generator=generator, dtype=F64)  # noqa: E731
+    x_0 = sample_posterior(oracle, x_tn, torch.full((num_draws,), sigma, dtype=F64), noise, num_steps=40)[:, 0]
+    total = std**2 + sigma**2
+    odds = weights * torch.exp(-((x_tn[0] - atoms[:, 0]) ** 2) / (2 * total))
+    share = (odds / odds.sum())[1].item()
+    centre = atoms[:, 0] + std**2 / total * (x_tn[0] - atoms[:, 0])
+    spread = std * sigma / math.sqrt(total)
+    edges = torch.linspace(-1.2, 1.2, 25, dtype=F64)
+    below = torch.special.ndtr((edges[:, None] - centre) / spread)
+    expected = (below @ torch.tensor([1 - share, share], dtype=F64)).diff()
+    observed = torch.histogram(x_0.float(), edges.float()).hist / num_draws
+    # Sampling error of a bin is sqrt(p / n) < 0.0025; the rest is the error of 40 steps.
+    assert (observed - expected).abs().max() < 0.008
+    assert (x_0 > 0).double().mean().item() == pytest.approx(share, abs=0.02)
+
+
+def test_posterior_of_mixed_levels_is_that_of_each_alone() -> None:
+    oracle = MixtureDenoiser(torch.tensor([[-0.5, 0.2], [0.4, -0.3]]), std=0.3)
+    x_tn, sigma_tn = torch.tensor([[0.3, 0.1], [-0.7, 0.9], [0.2, -0.4]]), torch.tensor([0.2, 0.8, 0.001])
+    together = sample_posterior(oracle, x_tn, sigma_tn, SeededNoise([1, 2, 3], (2,), "cpu"), 6)
+    for i in range(3):
+        noise = SeededNoise([i + 1], (2,), "cpu")
+        alone = sample_posterior(oracle, x_tn[i : i + 1], sigma_tn[i : i + 1], noise, 6)
+        torch.testing.assert_close(together[i : i + 1], alone)
+    torch.testing.assert_close(together[2:], oracle(x_tn[2:], sigma_tn[2:]))  # below sigma_min: the mean
+    with pytest.raises(ValueError, match="num_steps = 1"):
+        sample_posterior(oracle, x_tn, sigma_tn, lambda: x_tn, 1)

@@ -1,13 +1,12 @@
 """`assay data`: pack images into a store, get known data sets, show what a store holds."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from assay.cli.options import advance, open_console, open_progress, output_option, parse_pair
 
 if TYPE_CHECKING:
     from assay.data.pack import PackReport
@@ -16,9 +15,7 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images that know their noise."
 )
 
-Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="STORE", help="The store to make (a directory).")
-]
+Output = Annotated[Path, output_option("The store to make (a folder).", metavar="STORE")]
 
 
 @app.command()
@@ -38,7 +35,10 @@ def pack(
         Literal["keep", "grey", "colour"], typer.Option(help="What to convert images to.")
     ] = "keep",
     value_range: Annotated[
-        tuple[float, float] | None, typer.Option("--range", help="The pixel values of black and white.")
+        str | None,
+        typer.Option(
+            "--range", metavar="LOW,HIGH", help="The pixel values of black and white, e.g. 0,4095 or -1,1."
+        ),
     ] = None,
     dtype: Annotated[
         Literal["uint8", "float16", "float32"] | None,
@@ -75,10 +75,11 @@ def pack(
     if sigma is not None and sigma_file is not None:
         raise ValueError("--sigma and --sigma-file say the same thing twice: give one")
     _check_new(output)
-    conversion = Conversion(_parse_size(size), fit, colour, value_range, dtype)
+    pair = parse_pair(value_range, "value_range")
+    conversion = Conversion(_parse_size(size), fit, colour, pair, dtype)
     raw = read_any(source, split, layout)
-    with _progress() as bar:
-        report = pack_images(raw, output, conversion, sigma_file or sigma, skip_bad, _advance(bar, "packing"))
+    with open_progress() as bar:
+        report = pack_images(raw, output, conversion, sigma_file or sigma, skip_bad, advance(bar, "packing"))
     _print_report(report)
 
 
@@ -109,8 +110,8 @@ def get(
     from assay.data.known import get as get_known
 
     _check_new(output)
-    with _progress() as bar:
-        report = get_known(name, output, split, source, _advance(bar, name), size, classes or (), num_images)
+    with open_progress() as bar:
+        report = get_known(name, output, split, source, advance(bar, name), size, classes or (), num_images)
     _print_report(report)
 
 
@@ -118,7 +119,7 @@ def get(
 def show(
     store: Annotated[Path, typer.Argument(help="A store made by `pack` or `get`.")],
     png: Annotated[
-        Path | None, typer.Option(help="Save a picture: a row of images for each noise level.")
+        Path | None, output_option("Save a picture (.png): a row of images for each noise level.", "--png")
     ] = None,
     noise: Annotated[
         list[float] | None,
@@ -136,8 +137,10 @@ def show(
 
     if noise and png is None:
         raise ValueError("--noise changes the picture: name its file with --png")
+    if png is not None and png.suffix.lower() != ".png":
+        raise ValueError(f"--png {png}: the picture is a PNG; give its name the suffix .png")
     opened = open_store(store)
-    console = Console()
+    console = open_console()
     if verify:
         opened.verify()
     channels, height, width = opened.image_shape
@@ -145,14 +148,17 @@ def show(
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
     console.print(
         f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}, "
-        f"{megabytes:.1f} MB" + (", checksums agree" if verify else ""),
-        highlight=False,
+        f"{megabytes:.1f} MB" + (", checksums agree" if verify else "")
+    )
+    low, high = opened.physical_range or opened.meta.value_range
+    console.print(
+        f"black and white are {low:g} and {high:g} in the files: a sigma of 1 is {(high - low) / 2:g} there"
     )
     if opened.num_classes:
         counts = opened.label[opened.label >= 0].bincount(minlength=opened.num_classes).tolist()
         pairs = [f"{name} {count:,}" for name, count in zip(opened.class_names, counts, strict=True)]
         more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
-        console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}", highlight=False)
+        console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}")
     num_annotated = int((opened.usable_from > opened.sigma_tn).sum())
     for name, levels in {"sigma_tn": opened.sigma_tn, "usable from": opened.usable_from}.items():
         if name == "usable from" and num_annotated == 0:
@@ -170,7 +176,7 @@ def show(
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as partial:
             picture.save(partial, format="PNG")
-        console.print(f"picture: {png}", highlight=False, soft_wrap=True)
+        console.print(f"picture: {png}")
 
 
 def _parse_size(text: str | None) -> tuple[int, int] | None:
@@ -188,18 +194,8 @@ def _check_new(output: Path) -> None:
         raise FileExistsError(f"{output} exists already; remove it or choose another name")
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
-
-
-def _advance(bar: Progress, name: str) -> Callable[[int, int], None]:
-    task = bar.add_task(name, total=None)
-    return lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def _print_report(report: "PackReport") -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = open_console()
     for problem in report.skipped:
         console.print(f"skipped: {problem.reason}", style="yellow", markup=False)
     for warning in report.warnings:

@@ -37,7 +37,7 @@ Cache = Annotated[
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "assay"
 
 
-@takes_sampling
+@takes_sampling()
 def evaluate(
     generated: Annotated[
         Path, typer.Argument(help="A checkpoint, a run folder, a folder of images, an npz or zip, or a store.")

@@ -34,7 +34,7 @@ DType = Annotated[
         "Default: uint8 for PNG and npz, float32 for the others."
     ),
 ]
-ValueRange = Annotated[
+PhysicalRange = Annotated[
     str | None,
     typer.Option(
         "--range",
@@ -44,7 +44,7 @@ ValueRange = Annotated[
 ]
 
 
-@takes_sampling
+@takes_sampling()
 def sample(
     checkpoint: Checkpoint,
     output: Output,
@@ -55,7 +55,7 @@ def sample(
     ] = None,
     format: Format = "png",
     dtype: DType = None,
-    value_range: ValueRange = None,
+    physical_range: PhysicalRange = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     devices: Devices = "1",
@@ -80,11 +80,60 @@ def sample(
             label,
             format,
             dtype,
-            parse_pair(value_range, "value_range"),
+            parse_pair(physical_range, "physical_range"),
             batch_size,
             device,
             parse_devices(devices),
             advance(bar, "sampling"),
+        )
+    console.print(f"{done.num_images} images in {done.path}")
+
+
+@takes_sampling("num_steps", "truncate_at", "sigma_min", "rho")
+def denoise(
+    checkpoint: Checkpoint,
+    store: Annotated[Path, typer.Argument(help="A store of noisy images.")],
+    output: Output,
+    sample: "SampleConfig",
+    num_samples: Annotated[
+        int,
+        typer.Option("--samples", help="Draws from the posterior of each image. Default: its mean instead."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    format: Format = "tiff",
+    dtype: DType = None,
+    batch_size: BatchSize = 64,
+    device: Device = "auto",
+    devices: Devices = "1",
+) -> None:
+    """Remove the noise from a store's images, each at its own noise level. Run again to resume.
+
+    Writes the posterior mean of each image (the best guess in squared error), or with --samples several
+    clean images that could be behind it. Values are in the units of the store.
+
+    Examples:
+
+        assay denoise runs/mix stores/scans -o denoised/
+
+        assay denoise runs/mix stores/scans -o draws.npz --samples 8 --dtype float32
+    """
+    from assay.generate import denoise_to_files
+
+    console = open_console()
+    with open_progress(console) as bar:
+        done = denoise_to_files(
+            checkpoint,
+            store,
+            output,
+            num_samples,
+            sample,
+            seed,
+            format,
+            dtype,
+            batch_size,
+            device,
+            parse_devices(devices),
+            advance(bar, "denoising"),
         )
     console.print(f"{done.num_images} images in {done.path}")
 

@@ -74,41 +74,42 @@ _SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
 }
 
 
-def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `SampleConfig`; the command gets them as its argument `sample`."""
-    signature = inspect.signature(command)
-    assert "sample" in signature.parameters, f"{command.__name__} has no argument `sample`"
-    options = [
-        inspect.Parameter(
-            field,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[
-                kind | None, typer.Option(option, help=text, metavar=metavar, rich_help_panel="Sampling")
-            ],
-        )
-        for field, (option, kind, default, text, metavar) in _SAMPLING.items()
-    ]
+def takes_sampling(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `SampleConfig`, or `only` some; it gets them as its argument `sample`."""
+    fields = only or tuple(_SAMPLING)
 
-    @wraps(command)
-    def wrapped(**values: Any) -> None:
-        command(sample=sample_config({field: values.pop(field) for field in _SAMPLING}), **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = []
+        for field in fields:
+            option, kind, default, text, metavar = _SAMPLING[field]
+            setting = typer.Option(option, help=text, metavar=metavar, rich_help_panel="Sampling")
+            kind = Annotated[kind | None, setting]
+            options.append(
+                inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            )
 
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "sample"]
-    wrapped.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    del wrapped.__wrapped__  # typer reads the hints of the wrapper, not of the command
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options]} | {"return": None}
-    return wrapped
+        @wraps(command)
+        def wrapped(**values: Any) -> None:
+            command(sample=sample_config({field: values.pop(field) for field in fields}), **values)
+
+        signature = inspect.signature(command)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "sample"]
+        wrapped.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        del wrapped.__wrapped__  # typer reads the hints of the wrapper, not of the command
+        wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options]} | {"return": None}
+        return wrapped
+
+    return decorate
 
 
 def sample_config(given: dict[str, Any]) -> "SampleConfig":
     """The settings of these options; a level is a number or "auto"."""
     from assay.sample import SampleConfig
 
-    if given["num_extra"] and given["refine_at"] is None:
+    if given.get("num_extra") and given["refine_at"] is None:
         given["refine_at"] = "auto"
     for field in ("truncate_at", "refine_at"):
-        if given[field] not in (None, "auto"):
+        if given.get(field, "auto") not in (None, "auto"):
             try:
                 given[field] = float(given[field])
             except ValueError:

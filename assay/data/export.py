@@ -8,6 +8,7 @@ A job that makes many images writes each file whole, under the image's own name.
 only what is missing, and what was asked for stands in a hidden file that no reader of images sees.
 """
 
+import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,22 +26,22 @@ from assay.files import differences, read_json, remove_leftovers, write_whole
 
 Format = Literal["png", "tiff", "npy", "fits"]
 ExportDType = Literal["uint8", "uint16", "float32"]
-ValueRange = tuple[float, float]
+PhysicalRange = tuple[float, float]
 _SUFFIX = {"png": ".png", "tiff": ".tif", "npy": ".npy", "fits": ".fits"}
 _KIND = {".png": "grid", ".npz": "npz", ".npy": "npy", ".tif": "tiff", ".tiff": "tiff", ".fits": "fits"}
 _JOB = ".job.json"
 
 
-def to_values(images: Tensor, dtype: ExportDType, value_range: ValueRange | None) -> np.ndarray:
+def to_values(images: Tensor, dtype: ExportDType, physical_range: PhysicalRange | None) -> np.ndarray:
     """(B, C, H, W) in [-1, 1] -> (B, H, W, C) as a file holds them.
 
-    In the data's units the value is low + (x + 1) (high - low) / 2, with `value_range` = (low, high).
+    In the data's units the value is low + (x + 1) (high - low) / 2, with `physical_range` = (low, high).
     """
     images = images.detach().float().cpu().permute(0, 2, 3, 1)
     if dtype == "uint8":
         return to_uint8(images).numpy()
-    assert value_range is not None, "`open_target` asks for it"
-    low, high = value_range
+    assert physical_range is not None, "`open_target` asks for it"
+    low, high = physical_range
     values = low + (images.double().numpy() + 1) * ((high - low) / 2)
     return np.rint(values.clip(0, 65535)).astype(np.uint16) if dtype == "uint16" else values.astype(np.float32)
 
@@ -53,7 +54,7 @@ class Target:
     kind: Literal["folder", "grid", "npz", "npy", "tiff", "fits"]
     format: Format  # of one image's file
     dtype: ExportDType
-    value_range: ValueRange | None
+    physical_range: PhysicalRange | None
 
     @property
     def folder(self) -> Path:
@@ -93,7 +94,7 @@ class Target:
             partial.write_text(json.dumps(self._full(job), indent=2))
 
     def _full(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        values = {"dtype": self.dtype, "value_range": self.value_range and list(self.value_range)}
+        values = {"dtype": self.dtype, "physical_range": self.physical_range and list(self.physical_range)}
         return {**job, "format": self.format, **(values if self.dtype != "uint8" else {"dtype": "uint8"})}
 
     def missing(self, names: Sequence[str]) -> list[int]:
@@ -104,16 +105,21 @@ class Target:
 
     def write(self, names: Sequence[str], images: Tensor) -> None:
         """One file per image (B, C, H, W) in [-1, 1]."""
-        for name, values in zip(names, to_values(images, self.dtype, self.value_range), strict=True):
+        for name, values in zip(names, to_values(images, self.dtype, self.physical_range), strict=True):
             with write_whole(self.file(name)) as partial:
                 _save(partial, values, self.format)
 
     def collect(self, names: Sequence[str], columns: Mapping[str, Any]) -> None:
-        """Make one file of all images, unless the folder is what was asked for.
+        """Finish a job. A folder gets `images.csv` with the columns; a file is made of all images.
 
-        An npz holds `images` (N, H, W, C) and `columns`; npy, TIFF and FITS hold the images as one stack.
+        An npz holds `images` (N, H, W, C) and the columns; npy, TIFF and FITS hold the images as one stack.
         """
         if self.kind == "folder":
+            files = [self.file(name).name for name in names]
+            with write_whole(self.path / "images.csv") as part, open(part, "w", newline="") as table:
+                writer = csv.writer(table)
+                writer.writerow(["filename", *columns])
+                writer.writerows(zip(files, *columns.values(), strict=True))
             return
         stack = np.stack([np.load(self.file(name)) for name in names])
         stack = stack[..., None] if stack.ndim == 3 else stack
@@ -133,7 +139,7 @@ class Target:
 def open_target(
     path: Path,
     num_channels: int,
-    value_range: ValueRange | None,
+    physical_range: PhysicalRange | None,
     format: Format = "png",
     dtype: ExportDType | None = None,
 ) -> Target:
@@ -154,13 +160,13 @@ def open_target(
         raise ValueError(
             f"{path}: a PNG holds 8-bit grey or colour, not {what}; use format = tiff, npy or fits"
         )
-    if dtype != "uint8" and value_range is None:
+    if dtype != "uint8" and physical_range is None:
         raise ValueError(
             f"dtype = {dtype} is in the units of the training data, which the checkpoint does not record: give "
-            "`value_range`, the values of black and white, or use dtype = uint8"
+            "`physical_range`, the values of black and white, or use dtype = uint8"
         )
-    if dtype == "uint16" and value_range is not None:
-        low, high = value_range
+    if dtype == "uint16" and physical_range is not None:
+        low, high = physical_range
         if low < 0 or high > 65535 or high - low < 255:
             raise ValueError(
                 f"dtype = uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to "
@@ -168,7 +174,7 @@ def open_target(
             )
     if "fits" in (kind, format if kind == "folder" else ""):
         _astropy()
-    return Target(path, kind, format if kind == "folder" else "npy", dtype, value_range)
+    return Target(path, kind, format if kind == "folder" else "npy", dtype, physical_range)
 
 
 def _save(path: Path, values: np.ndarray, format: str) -> None:

@@ -163,12 +163,16 @@ class _Packer:
         """Load and convert one image after the other."""
         for i, level in sorted(self.levels.items()):
             try:
-                values = self.convert(self.load(i), self.raw.names[i], level.sigma_tn)
+                pixels = self.load(i)
+                values = self.convert(pixels, self.raw.names[i], level.sigma_tn)
             except ValueError as error:
                 self.refuse([Problem(self.raw.names[i], str(error))])
             else:
                 label = int(self.raw.label[i])
-                yield PackedImage(self.raw.names[i], values, level.sigma_tn, label, level.usable_from)
+                physical_range = self.range_of(pixels, self.raw.names[i])
+                yield PackedImage(
+                    self.raw.names[i], values, level.sigma_tn, label, level.usable_from, physical_range
+                )
             if self.progress is not None:
                 self.progress(i + 1, len(self.raw.names))
 
@@ -184,6 +188,16 @@ class _Packer:
                 f"{name} cannot be read ({error.strerror or error}): make it readable, or --skip-bad"
             ) from error
 
+    def range_of(self, pixels: np.ndarray, name: str) -> tuple[float, float]:
+        """The values of black and white in a file."""
+        if self.conversion.value_range is not None:
+            return self.conversion.value_range
+        if pixels.dtype not in (np.uint8, np.uint16):
+            raise ValueError(
+                f"{name} has {pixels.dtype} pixels: name the values of black and white with --range"
+            )
+        return 0.0, float(np.iinfo(pixels.dtype).max)
+
     def convert(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
         """Pixels (H, W, 1 .. 4) as they are in the file -> values (C, H, W) of the store."""
         if sigma > 0 and is_transparent(pixels):
@@ -192,13 +206,7 @@ class _Packer:
             )
         pixels = flatten(pixels, name)
         eight_bit = pixels.dtype == np.uint8
-        value_range = self.conversion.value_range
-        if value_range is None:
-            if pixels.dtype not in (np.uint8, np.uint16):
-                raise ValueError(
-                    f"{name} has {pixels.dtype} pixels: name the values of black and white with --range"
-                )
-            value_range = (0.0, float(np.iinfo(pixels.dtype).max))
+        value_range = self.range_of(pixels, name)
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
             raise ValueError(f"{name} has pixels that are NaN or infinite: mend it, or --skip-bad")
         resampled = self.fit(self.recolour(pixels, name, sigma), name, sigma)

@@ -11,7 +11,8 @@
 
     x = 2 (value - low) / (high - low) - 1,
 
-and clips nothing: the noise of a noisy image leaves [-1, 1]. An image that is blurred, compressed or of
+and clips nothing: the noise of a noisy image leaves [-1, 1]. `physical_range` are black and white in the files
+that were packed, so that results can be given in their units. An image that is blurred, compressed or of
 another kind can still teach the levels where noise hides that: `usable_from` >= sigma_tn says from which
 level on. It must get noise up to that level before training, which `assay.data.usable` adds.
 
@@ -49,7 +50,7 @@ class ImageSource(Protocol):
     image_shape: tuple[int, int, int]  # (C, H, W)
     class_names: tuple[str, ...]  # empty if the images have no classes
     num_classes: int
-    value_range: tuple[float, float] | None  # the physical values of -1 and 1, None if images differ
+    physical_range: tuple[float, float] | None  # -1 and 1 in the units of the files; None if these differ
     sigma_tn: Tensor  # (N,) float32, the noise level of each image
     label: Tensor  # (N,) int64, the class of each image, -1 for none
     fingerprint: str  # hash of all that `read`, `sigma_tn` and `label` return
@@ -72,6 +73,7 @@ class StoreMeta(BaseModel):
     image_shape: tuple[int, int, int]
     dtype: DType
     value_range: tuple[float, float]
+    physical_range: tuple[float, float] | None = None  # None: the value range
     class_names: tuple[str, ...]
     num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
@@ -87,7 +89,7 @@ class Store:
         self.image_shape = meta.image_shape
         self.class_names = meta.class_names
         self.num_classes = len(meta.class_names)
-        self.value_range: tuple[float, float] | None = meta.value_range
+        self.physical_range: tuple[float, float] | None = meta.physical_range or meta.value_range
         self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
         self._names = _map_column(path, "names.npy", (meta.num_images,), None)
         self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))
@@ -155,6 +157,7 @@ class PackedImage:
     sigma_tn: float
     label: int
     usable_from: float | None = None  # the same as sigma_tn
+    physical_range: tuple[float, float] | None = None  # the same as the store's value range
 
 
 def write_store(
@@ -175,6 +178,7 @@ def write_store(
     usable: list[float] = []
     labels: list[int] = []
     names: list[bytes] = []
+    ranges: set[tuple[float, float] | None] = set()
     with explain_full_disk(path), write_whole_directory(path) as partial:
         # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
         with open(partial / "images.npy", "wb") as file:
@@ -190,6 +194,7 @@ def write_store(
                 usable.append(image.sigma_tn if image.usable_from is None else image.usable_from)
                 labels.append(image.label)
                 names.append(image.name.encode())
+                ranges.add(image.physical_range)
             if not sigmas:
                 raise ValueError(f"{path}: there are no images to store")
             file.seek(0)
@@ -221,6 +226,7 @@ def write_store(
             image_shape=image_shape,
             dtype=dtype,
             value_range=value_range,
+            physical_range=ranges.pop() if len(ranges) == 1 else None,
             class_names=tuple(class_names),
             num_clean=int((usable_from == 0).sum()),
             checksums={file: sha256(partial / file) for file in _COLUMNS + (_USABLE_FROM,) * is_annotated},

@@ -58,7 +58,7 @@ class View:
         self.sigma_tn = target
         self.label = source.label[index]
         self.image_shape, self.class_names = source.image_shape, source.class_names
-        self.num_classes, self.value_range = source.num_classes, source.value_range
+        self.num_classes, self.physical_range = source.num_classes, source.physical_range
         # In double precision: then sqrt(target^2) is target, bit for bit.
         self._added = (target.double() ** 2 - before.double() ** 2).sqrt()
         self.image_number: Tensor = source.image_number[index] if isinstance(source, View) else index
@@ -124,8 +124,8 @@ class Joined:
         self.name = " + ".join(source.name for source in sources)
         self.image_shape, self.class_names = first.image_shape, classes.class_names
         self.num_classes = classes.num_classes
-        ranges = {source.value_range for source in sources}
-        self.value_range = ranges.pop() if len(ranges) == 1 else None
+        ranges = {source.physical_range for source in sources}
+        self.physical_range = ranges.pop() if len(ranges) == 1 else None
         self.sigma_tn = torch.cat([source.sigma_tn for source in sources])
         self.usable_from = torch.cat([usable_from(source) for source in sources])
         self.label = torch.cat([source.label for source in sources])

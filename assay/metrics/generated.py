@@ -125,7 +125,7 @@ class ImageFiles:
         if pixels.dtype not in (np.uint8, np.uint16):
             raise ValueError(
                 f"{self.raw.names[i]} has {pixels.dtype} pixels, whose black and white are not known: pack the "
-                "images with `assay data pack --range LOW HIGH` and evaluate the store"
+                "images with `assay data pack --range LOW,HIGH` and evaluate the store"
             )
         x = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1) * (2 / np.iinfo(pixels.dtype).max) - 1
         if tuple(x.shape) != self.image_shape:

@@ -386,7 +386,7 @@ class Run:
             seed=self.config.train.seed,
             consistency=self.config.train.consistency.coefficient > 0,
             num_images_seen=self.step * self.config.train.batch_size,
-            value_range=self.source.value_range,
+            physical_range=self.source.physical_range,
             label_names=self.source.class_names,
         )
         save_checkpoint(path, self.ema, self.net_config, info)
