@@ -206,7 +206,7 @@ def gaussian_checkpoint(
     folder: Path, channels: int = 1, physical_range: tuple[float, float] | None = (0, 4095)
 ) -> Path:
     """A new network predicts zeros, so its denoiser is exact for images of independent pixels N(0, 0.5^2)."""
-    config = MLPConfig(image_shape=(channels, 4, 6), width=8, num_blocks=1)
+    config = MLPConfig(image_shape=(channels, 8, 6), width=8, num_blocks=1)
     info = CheckpointInfo(sigma_tn=((0.0, 0.5), (0.2, 0.5)), clean_fraction=0.5, physical_range=physical_range)
     path = folder / f"gaussian-{channels}.safetensors"
     save_checkpoint(path, build_denoiser(config), config, info)
@@ -216,7 +216,7 @@ def gaussian_checkpoint(
 def noisy_store(folder: Path, channels: int = 1) -> Store:
     """Images in units of 0 .. 4095, clean or with noise of several levels."""
     generator = np.random.default_rng(0)
-    np.save(folder / "scans.npy", generator.uniform(0, 4095, (12, 4, 6, channels)).astype(np.float32))
+    np.save(folder / "scans.npy", generator.uniform(0, 4095, (12, 8, 6, channels)).astype(np.float32))
     levels = [0, 0.05, 0.2, 0.8] * 3
     lines = [f"scans.npy[{i}],{level}" for i, level in enumerate(levels)]
     (folder / "levels.csv").write_text("\n".join(["filename,sigma", *lines]) + "\n")
@@ -263,11 +263,11 @@ def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: 
     checkpoint, store = gaussian_checkpoint(tmp_path), noisy_store(tmp_path)
     options = ("denoise", checkpoint, store.path, "--steps", 24)
     assert invoke(*options, "-o", tmp_path / "draws.npy", "--samples", 25, "--batch-size", 999).exit_code == 0
-    draws = np.load(tmp_path / "draws.npy").reshape(12, 25, 24)
-    mean, sigma = posterior_mean(store).reshape(12, 1, 24), store.sigma_tn.double().numpy()
+    draws = np.load(tmp_path / "draws.npy").reshape(12, 25, 48)
+    mean, sigma = posterior_mean(store).reshape(12, 1, 48), store.sigma_tn.double().numpy()
     spread = np.sqrt(0.25 * sigma**2 / (0.25 + sigma**2)) * 4095 / 2
     np.testing.assert_array_equal(draws[::4], np.repeat(draws[::4, :1], 25, 1))  # clean images have no spread
-    for level in np.unique(sigma[sigma > 0]):  # 1800 values each: standard errors 0.024 and 0.017
+    for level in np.unique(sigma[sigma > 0]):  # 3600 values each: standard errors 0.017 and 0.012
         error = (draws - mean)[sigma == level] / spread[sigma == level, None, None]
         assert error.mean() == pytest.approx(0, abs=0.08) and error.std() == pytest.approx(1, abs=0.07)
     # Fewer draws, in a folder and in other batches, are the first of these.
@@ -283,7 +283,7 @@ def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: 
 def test_samples_are_written_in_the_units_of_the_data(tmp_path: Path) -> None:
     path = gaussian_checkpoint(tmp_path)
     options = (path, "--seeds", "0-7", "--steps", "5")
-    images = next(generate(load_checkpoint(path).denoiser.eval(), range(8), (1, 4, 6), edm_sigmas(5))).images[
+    images = next(generate(load_checkpoint(path).denoiser.eval(), range(8), (1, 8, 6), edm_sigmas(5))).images[
         :, 0
     ]
     for name, low, high, more in [
@@ -325,7 +325,7 @@ def test_units_must_be_known_and_shapes_must_agree(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "give --range" in done.output
     other = gaussian_checkpoint(tmp_path, 3)
     done = invoke("denoise", other, store.path, "-o", tmp_path / "y")
-    assert done.exit_code == 1 and "images of shape (1, 4, 6), the network is for (3, 4, 6)" in done.output
+    assert done.exit_code == 1 and "images of shape (1, 8, 6), the network is for (3, 8, 6)" in done.output
     elsewhere = gaussian_checkpoint(tmp_path, physical_range=(0, 1))
     done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "y")
     assert done.exit_code == 0 and "(0.0, 4095.0)" in done.output and "mean the same" in done.output
