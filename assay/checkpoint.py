@@ -1,12 +1,13 @@
 """Checkpoints: ours are safe and whole, the published ones load.
 
 Ours is one `.safetensors` file: the weights under their published names, and in its header, as JSON, a
-format version, the network's config and what is known of its training. It opens with nothing else at
-hand. Files of EDM and ambient-laws come in through `import_checkpoint` and leave through
-`export_checkpoint`; both keep a network as flat constructor arguments (`img_resolution`,
-`model_type`, ...) beside weights with the same names.
+format version, the network's config and what is known of its training, and a checksum over all of these,
+which is compared whenever the file is opened. It opens with nothing else at hand. Files of EDM and
+ambient-laws come in through `import_checkpoint` and leave through `export_checkpoint`; both keep a network
+as flat constructor arguments (`img_resolution`, `model_type`, ...) beside weights with the same names.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,17 +18,18 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.denoise import Preconditioned
-from assay.files import reason, write_whole, write_whole_directory
+from assay.files import naming, read_json, reason, write_whole, write_whole_directory
 from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
 from assay.nets.layers import resample_kernel
 from assay.unpickle import Plain, read_pickle
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no checksum
 _HEADER = "assay"  # the key of our JSON in a safetensors header
+_CHECKSUM = "sha256"  # the key of the checksum in that JSON
 
 
 class CheckpointInfo(BaseModel):
@@ -71,16 +73,46 @@ def save_checkpoint(
         "config": config.model_dump(mode="json"),
         "info": (info or CheckpointInfo()).model_dump(mode="json"),
     }
-    with write_whole(Path(path)) as partial:
-        partial.write_bytes(save(_state(denoiser), metadata={_HEADER: json.dumps(header)}))
+    save_tensors(Path(path), _state(denoiser), header)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors to a safetensors file; a full disk is an OSError here as it is everywhere else."""
-    try:
-        save_file(dict(tensors), path, metadata)
-    except SafetensorError as error:
-        raise OSError(f"{path} could not be written ({error}): is there room on the disk?") from error
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and a header of plain values to a safetensors file, with a checksum over both.
+
+    Whole or not at all; an older file of that name is replaced.
+    """
+    signed = {**header, _CHECKSUM: _digest(tensors, header)}
+    with write_whole(path) as partial:
+        try:  # in one text: several are written in any order, and the same tensors must give the same bytes
+            save_file(dict(tensors), partial, {_HEADER: json.dumps(signed)})
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else 0, str(error)) from error
+
+
+def load_tensors(path: Path, since_version: int = 0) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header that `save_tensors` wrote; raises ValueError if anything has changed.
+
+    A file whose header has a `format_version` before `since_version` may lack the checksum.
+    """
+    tensors, metadata = _read_safetensors(path)
+    if _HEADER not in metadata:
+        raise ValueError(f"{path} was not written by Assay: foreign weights go through `assay import`")
+    with naming(path, "restore it, or make it again"):
+        header = json.loads(metadata[_HEADER])
+        checksum = header.pop(_CHECKSUM, None)
+        has_none = checksum is None and header.get("format_version", since_version) < since_version
+        if not has_none and checksum != _digest(tensors, header):
+            raise ValueError(f"{path} is damaged: its checksum does not match; restore it, or make it again")
+    return tensors, header
+
+
+def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    shapes = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
+    digest = hashlib.sha256(json.dumps([header, shapes], sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -102,17 +134,11 @@ def find_checkpoint(path: Path) -> Path:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Open a file that `save_checkpoint` wrote, or the final one of a run folder; errors name what is wrong."""
     path = find_checkpoint(Path(path))
-    weights, metadata = _read_safetensors(path)
-    if _HEADER not in metadata:
-        raise ValueError(
-            f"{path} has no config of Assay's in its header; foreign weights go through `assay import`"
-        )
-    try:
-        header = json.loads(metadata[_HEADER])
-        version = header["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} has a damaged header: {error}") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    weights, header = load_tensors(path, since_version=2)
+    version = header.get("format_version")
+    if not isinstance(version, int):
+        raise ValueError(f"{path} has a damaged header: it has no format_version; make it again")
+    if version > FORMAT_VERSION:
         raise ValueError(
             f"{path} has checkpoint format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
         )
@@ -120,7 +146,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
         config = NET_CONFIG.validate_python(header["config"])
         info = CheckpointInfo.model_validate(header["info"])
     except (ValidationError, KeyError) as error:
-        raise ValueError(f"{path} has a header that does not describe a network: {reason(error)}") from error
+        raise ValueError(
+            f"{path} has a header that does not describe a network ({reason(error)}): make it again"
+        ) from error
     return Checkpoint(_fill(config, weights, path), config, info)
 
 
@@ -160,8 +188,7 @@ def export_checkpoint(checkpoint: Checkpoint, path: Path, to: ExportFormat) -> N
         case "ambient-laws-hf":
             with write_whole_directory(path) as partial:
                 (partial / "config.json").write_text(config)
-                weights = save(_state(checkpoint.denoiser), metadata={"format": "pt"})
-                (partial / "model.safetensors").write_bytes(weights)
+                save_file(_state(checkpoint.denoiser), partial / "model.safetensors", {"format": "pt"})
         case "edm-state-dict":
             if path.suffix not in (".pt", ".pth"):
                 raise ValueError(f"{path}: a state dict is written to a .pt or .pth file")
@@ -249,13 +276,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The arguments of a network."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: it should hold the network's arguments")
-    try:
-        arguments = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise ValueError(f"{path} holds a {type(arguments).__name__}, not the arguments of a network")
-    return arguments
+    return read_json(path, "write the network's arguments to it as JSON")
 
 
 def _download(repository: str) -> Path:
@@ -339,20 +360,30 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors of a file and its header's metadata."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist or is not a file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated, damaged or not a safetensors file ({error})") from error
+    cure = "it is truncated, damaged or not a safetensors file; get it again"
+    with naming(path, cure), safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def _fill(config: NetConfig, weights: Mapping[str, Tensor], path: Path) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
+    levels = len(config.channel_mult) if isinstance(config, UNetConfig | ADMConfig) else 1
+    if config.num_blocks * levels > len(weights):  # before building them takes for ever
+        raise ValueError(
+            f"{path}: its config says {config.num_blocks} blocks, has {len(weights)} tensors: get it again"
+        )
     try:
         with torch.device("meta"):
             denoiser = build_denoiser(config)
-    except (ValueError, TypeError, RuntimeError) as error:  # the last two: sizes that overflow
-        raise ValueError(f"{path}: no network can be built from its config ({error})") from error
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+        ArithmeticError,
+    ) as error:  # the last three: sizes that overflow
+        raise ValueError(
+            f"{path}: no network can be built from its config ({reason(error)}): check it, or get it again"
+        ) from error
     expected = denoiser.state_dict()
     taps = config.resample_filter if isinstance(config, UNetConfig) else (1, 1)
     for key, slot in expected.items():

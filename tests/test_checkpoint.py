@@ -1,6 +1,7 @@
 """Checkpoints: round trips are exact, published files load, and what does not fit is named."""
 
 import json
+import struct
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -24,6 +26,7 @@ from assay.checkpoint import (
     info_from_name,
     load_checkpoint,
     save_checkpoint,
+    save_tensors,
 )
 from assay.cli import app
 from assay.nets import ADMConfig, DiTConfig, MLPConfig, NetConfig, UNetConfig, build_denoiser, preset
@@ -73,14 +76,35 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     save_checkpoint(path, build_denoiser(config), config)
     before = path.read_bytes()
 
-    def full(self: Path, data: bytes) -> int:
-        self.open("wb").write(data[:100])
-        raise OSError("disk full")
+    def full(tensors: object, file: Path, metadata: object) -> None:
+        file.write_bytes(before[:100])
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("assay.checkpoint.save_file", full)
+    with pytest.raises(OSError, match=r"x\.safetensors could not be written: the disk is full"):
         save_checkpoint(path, build_denoiser(config, seed=1), config)
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_any_change_to_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    config, path = CONFIGS[4], tmp_path / "x.safetensors"
+    save_checkpoint(path, build_denoiser(config), config, CheckpointInfo(dataset="digits"))
+    whole = path.read_bytes()
+    (header_size,) = struct.unpack("<Q", whole[:8])
+    for at in (8 + header_size, len(whole) - 1, *(8 + i for i in range(0, header_size, 7))):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=r"x\.safetensors"):
+            load_checkpoint(path)
+    path.write_bytes(whole.replace(b"digits", b"widgit"))
+    with pytest.raises(ValueError, match="checksum does not match; restore it, or make it again"):
+        load_checkpoint(path)
+    path.write_bytes(whole.replace(rb"\"format_version\": 2", rb"\"format_version\": 1"))
+    with pytest.raises(ValueError, match="checksum"):  # a file of the first format has none
+        load_checkpoint(path)
+    weights = load_file(path)
+    header = json.dumps({"format_version": 1, "config": config.model_dump(mode="json"), "info": {}})
+    save_file(weights, path, {"assay": header})
+    assert load_checkpoint(path).config == config
 
 
 def rewritten(tmp_path: Path, change: Any) -> Path:
@@ -94,7 +118,7 @@ def rewritten(tmp_path: Path, change: Any) -> Path:
         "info": CheckpointInfo().model_dump(mode="json"),
     }
     change(weights, header)
-    save_file(weights, path, {"assay": json.dumps(header)})
+    save_tensors(path, weights, header)
     return path
 
 
@@ -143,7 +167,7 @@ def test_files_that_are_no_checkpoints_are_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for end in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:end])
-        with pytest.raises(ValueError, match=r"x\.safetensors is truncated"):
+        with pytest.raises(ValueError, match=r"x\.safetensors cannot be read .*truncated"):
             load_checkpoint(path)
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="assay import"):
@@ -329,7 +353,11 @@ def test_imports_a_repository_from_the_offline_cache(tmp_path: Path, monkeypatch
 def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         import_checkpoint(tmp_path)
-    bad = [("{", "not JSON"), ("[]", "holds a list"), ('{"img_resolution": 8}', "img_channels")]
+    bad = [
+        ("{", r"cannot be read .* as JSON"),
+        ("[]", "holds a list"),
+        ('{"img_resolution": 8}', "img_channels"),
+    ]
     for text, complaint in bad:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=complaint):

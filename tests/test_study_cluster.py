@@ -86,8 +86,8 @@ def test_stop_saves_and_either_way_continues(cluster: Cluster, local: OpenStudy,
     assert signal.getsignal(signal.SIGTERM) is handler
     ends = [update for update in seen if update.phase in ("done", "stopped", "failed")]
     assert [update.phase for update in ends] == ["stopped"] * 3 and not kept(opened)
-    (state,) = {path.parent for path in opened.folder.glob("runs/*/state/*")}
-    step = max(int(path.name) for path in state.iterdir())
+    (state,) = {path.parent for path in opened.folder.glob("runs/*/state/*.safetensors")}
+    step = max(int(path.stem) for path in state.iterdir())
     assert 50 < step < 400
     again: list[Update] = []
     started = next(job for job in opened.jobs if job.key == state.parent.name)

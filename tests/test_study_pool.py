@@ -151,7 +151,7 @@ def test_killing_workers_at_any_moment_fails_their_jobs_alone(undisturbed: OpenS
 def test_control_c_leaves_everything_resumable(undisturbed: OpenStudy, tmp_path: Path) -> None:
     opened = prepared(tmp_path)
     with started(ASSAY, "study", "run", opened.folder, "--workers", "2", start_new_session=True) as process:
-        while not list(opened.folder.glob("runs/*/state/*")):
+        while not list(opened.folder.glob("runs/*/state/*.safetensors")):
             assert process.poll() is None
             time.sleep(0.02)
         refusal = r"is being run by process \d+ on .*: wait for it, or stop it"
@@ -162,12 +162,12 @@ def test_control_c_leaves_everything_resumable(undisturbed: OpenStudy, tmp_path:
     assert process.returncode == 130
     assert said.rstrip().endswith("Stopped; what was done is saved. The same command continues.")
     before = kept(opened)
-    states = list(opened.folder.glob("runs/*/state/*"))
+    states = list(opened.folder.glob("runs/*/state/*.safetensors"))
     first_steps: dict[str, int] = {}
     run_local(opened, 2, lambda update: first_steps.setdefault(update.job, update.done) and None)
     for state in states:
         job = state.parents[1].name
-        assert first_steps[job] == max(int(s.name) for s in states if s.parents[1].name == job) + 1
+        assert first_steps[job] == max(int(s.stem) for s in states if s.parents[1].name == job) + 1
     assert before.items() <= kept(opened).items()
     assert_same(opened, undisturbed)
 

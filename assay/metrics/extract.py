@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +21,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from assay.checkpoint import save_tensors
+from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
 from assay.data.picture import to_uint8
 from assay.files import sha256, write_whole
@@ -304,11 +304,14 @@ def _classifier(
 ) -> Extractor:
     key = hashlib.sha256(f"{VERSION} {reference.fingerprint}".encode()).hexdigest()[:16]
     path = cache / f"classifier-{key}.safetensors"
-    if not path.is_file():
-        trained = train_classifier(reference, to_bytes, progress=progress)
-        state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
-        with write_whole(path) as partial:
-            save_tensors(partial, state, {"accuracy": repr(trained.accuracy)})
+    if path.is_file():
+        try:
+            return _read_classifier(path, reference.image_shape, device)
+        except ValueError as error:
+            warnings.warn(f"{error}; training the classifier again", stacklevel=2)
+    trained = train_classifier(reference, to_bytes, progress=progress)
+    state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
+    save_tensors(path, state, {"accuracy": trained.accuracy})
     return _read_classifier(path, reference.image_shape, device)
 
 
@@ -324,10 +327,8 @@ def _classifier_of_statistics(path: Path, cache: Path, device: torch.device | st
 
 
 def _read_classifier(path: Path, image_shape: tuple[int, int, int], device: torch.device | str) -> Extractor:
-    with safe_open(path, "pt") as file:
-        accuracy = float(file.metadata()["accuracy"])
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    state, header = load_tensors(path)
     network = Classifier(image_shape, len(state["head.bias"]))
     network.load_state_dict(state)
     folded = fold_norms(network.eval().requires_grad_(False)).to(device)
-    return Extractor("classifier", folded, sha256(path), image_shape, accuracy, device)
+    return Extractor("classifier", folded, sha256(path), image_shape, header["accuracy"], device)

@@ -1,56 +1,49 @@
 """Everything a run needs to continue bit for bit: weights, EMA, optimizer, counters.
 
 The loader and all randomness are functions of (seed, step), so the step stands for the data position
-and the random state. A state is a directory `state/<step>/` of `tensors.safetensors` and `state.json`
-with its checksum, whole or absent; the last two are kept, and a damaged newest one falls back.
+and the random state. A state is one file `state/<step>.safetensors`, whole or absent, with a checksum
+over all that is in it. The last two are kept; if the newest is damaged, the one before is used.
 """
 
-import json
-import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from assay.checkpoint import save_tensors
-from assay.files import sha256, write_whole_directory
+from assay.checkpoint import load_tensors, save_tensors
 
 _KEPT = 2
 
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
     """Write the state after `step` steps and remove all but the last two."""
-    target = folder / f"{step:09d}"
+    target = folder / f"{step:09d}.safetensors"
     if target.exists():  # a run that was stopped twice at the same step
         return
-    with write_whole_directory(target) as partial:
-        save_tensors(partial / "tensors.safetensors", tensors)
-        checksum = sha256(partial / "tensors.safetensors")
-        (partial / "state.json").write_text(json.dumps({"step": step, "sha256": checksum, **info}))
+    save_tensors(target, tensors, {"step": step, **info})
     for old in _states(folder)[:-_KEPT]:
-        shutil.rmtree(old)
+        old.unlink()
 
 
 def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest undamaged state as (tensors, info), or None. Damaged ones are removed with a warning."""
     for path in reversed(_states(folder)):
         try:
-            info = json.loads((path / "state.json").read_text())
-            if sha256(path / "tensors.safetensors") != info["sha256"]:
-                raise ValueError("its checksum does not match")
-            return load_file(path / "tensors.safetensors"), info
-        except (OSError, ValueError, KeyError) as error:
-            warnings.warn(f"{path} is damaged ({error}): continuing from the state before", stacklevel=2)
-            shutil.rmtree(path, ignore_errors=True)
+            tensors, info = load_tensors(path)
+            if info.get("step") != int(path.stem):
+                raise ValueError(f"it is the state of step {info.get('step')}")
+            return tensors, info
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{path} is damaged ({error}): resuming from the state before", stacklevel=2)
+            path.unlink()
     return None
 
 
 def _states(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.name.isdigit()) if folder.exists() else []
+    return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdigit())
 
 
 def pack_tensors(model: nn.Module, ema: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
