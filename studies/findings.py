@@ -138,11 +138,14 @@ def additions() -> str:
 
     clamped = effect("clamped levels", "clean_mix")
     interpolated = effect("augmentation, interpolating noise", "augmentation, clean images only")
-    consistent = effect("noisy only", "noisy only, consistency")
     rows = [
         ("levels below an image's noise clamped to it", "the law truncated to levels it may serve", clamped),
         ("augmentation interpolates noisy images", "noisy images are never resampled", interpolated),
-        ("consistency loss biased, 2 to 3 times the cost", "unbiased, 1.5 times the cost", consistent),
+        (
+            "consistency loss biased, gradient into both levels, 2 to 3 times the cost",
+            "unbiased, the higher level teaches, cost in [bench](bench)",
+            "both can be trained (`train.consistency.method`)",
+        ),
         ("one noise level, rounded to 8 bits", "any level per image, float files", "exact in tests"),
         ("a restart repeats or loses work", "killed anywhere, the same bits", "over 100 kills in a test"),
         ("a box of prices", "bounds, law, planner, all with intervals", "`assay price --paper`"),

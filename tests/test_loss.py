@@ -13,6 +13,7 @@ from assay.loss import (
     edm_weight,
     edm_weight_x_0,
     kernel_step,
+    original_consistency_loss,
 )
 from assay.noise import LogNormal, draw_sigma
 
@@ -141,8 +142,8 @@ def consistency_of(
 ) -> Tensor:
     x, sigma_start, generator = gaussian_batch(num, seed)
     high, low = levels.draw(sigma_start, torch.rand(2, num, generator=generator))
-    eps = torch.randn(num_steps + 2, num, 2, generator=generator, dtype=F64)
-    return consistency_loss(denoiser, x, sigma_start, high, low, eps)
+    eps = torch.randn(2, num, 2, generator=generator, dtype=F64)
+    return consistency_loss(denoiser, x, sigma_start, high, low, eps, num_steps=num_steps)
 
 
 class Shifted(nn.Module):
@@ -190,7 +191,7 @@ def test_consistency_on_a_mixture_is_small_beside_a_perturbed_denoiser() -> None
     for min_ratio in (0.5, 0.9):
         levels = ConsistencyLevels(0.02, "log", min_ratio)
         high, low = levels.draw(sigma_start, torch.rand(2, num, generator=generator))
-        eps = torch.randn(10, num, 2, generator=generator, dtype=F64)
+        eps = torch.randn(2, num, 2, generator=generator, dtype=F64)
         at_oracle = consistency_loss(oracle(), x, sigma_start, high, low, eps)
         means.append(at_oracle.mean().abs().item())
         error = (at_oracle.std() / math.sqrt(num)).item()
@@ -226,12 +227,98 @@ def test_the_higher_level_teaches_and_the_lower_learns() -> None:
     x, sigma_start, generator = gaussian_batch(16, 9)
     high, low = torch.full((16,), 0.2, dtype=F64), torch.full((16,), 0.05, dtype=F64)
     loss = consistency_loss(
-        model, x, sigma_start, high, low, torch.randn(3, 16, 2, generator=generator, dtype=F64)
+        model, x, sigma_start, high, low, torch.randn(2, 16, 2, generator=generator, dtype=F64)
     )
     torch.testing.assert_close(loss, torch.full((16,), 0.16, dtype=F64))
     loss.mean().backward()
     assert model.above.grad is None or model.above.grad == 0
     assert model.below.grad.item() == pytest.approx(2 * (0.1 - 0.5))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "num_steps", "least"),
+    [(0.2, 0.02, 3, 0.955), (0.23, 0.02, 3, 0.95), (0.2, 0.02, 4, 0.975)],
+)
+def test_the_walk_keeps_the_spread_of_gaussian_detail_within_5_percent(
+    start: float, end: float, num_steps: int, least: float
+) -> None:
+    """For Gaussian data the walk is linear: a point one deviation from the mean ends as far as the spread."""
+    std = torch.logspace(-3, 0.5, 100, dtype=F64)[:, None]  # of the data: every kind of detail
+    true_start, true_end = (std**2 + start**2).sqrt(), (std**2 + end**2).sqrt()
+
+    def exact(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return x_t * std**2 / (std**2 + sigma_t[:, None] ** 2)
+
+    seen: list[Tensor] = []
+
+    def watched(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        seen.append(x_t)
+        return exact(x_t, sigma_t)
+
+    first, last = (torch.full((100,), level, dtype=F64) for level in (start, end))
+    eps = torch.zeros(2, 100, 1, dtype=F64)
+    consistency_loss(watched, true_start, first, last, 0.9 * last, eps, num_steps=num_steps)
+    kept = seen[num_steps] / true_end  # what the teacher sees
+    assert least < kept.min() < least + 0.005 and kept.max() < 1.001
+
+    x = torch.ones_like(std)  # the stochastic walk that this replaced, in three kernel steps from 0.2 to 0.02
+    levels = torch.logspace(math.log10(0.2), math.log10(0.02), 4, dtype=F64)
+    variance = std**2 + 0.2**2
+    for high, low in zip(levels[:-1], levels[1:], strict=True):
+        gain = kernel_step(x, exact(x, high.expand(100)), high.expand(100), low.expand(100), 0 * x)
+        spread = kernel_step(0 * x, 0 * x, high.expand(100), low.expand(100), x)
+        variance = gain**2 * variance + spread**2
+    assert (variance / (std**2 + 0.02**2)).sqrt().min() == pytest.approx(0.736, abs=0.002)
+
+
+def test_only_one_draw_carries_the_gradient_of_both() -> None:
+    """Doubling one draw's gradient has the expectation of the product's own."""
+    model = Shifted(0.4)
+    x, sigma_start, generator = gaussian_batch(20_000, 12)
+    high, low = 0.5 * sigma_start, 0.3 * sigma_start
+    eps = torch.randn(2, 20_000, 2, generator=generator, dtype=F64)
+    ours = torch.autograd.grad(consistency_loss(model, x, 1.0001 * high, high, low, eps).mean(), model.size)[0]
+    teacher = model(x, high).detach()
+    first, second = (teacher - model(kernel_step(x, teacher, high, low, draw), low) for draw in eps)
+    full = torch.autograd.grad((first * second).mean(), model.size)[0]
+    assert ours.item() == pytest.approx(full.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("through_draws", [False, True])
+def test_the_original_loss_is_biased_by_the_variance_of_its_mean_and_teaches_both_levels(
+    through_draws: bool,
+) -> None:
+    """At the exact denoiser of Gaussian data, with small steps, it is Var[h'' | x'] / K and not zero."""
+    num, num_steps, std = 4000, 8, 0.5
+    x, start, generator = gaussian_batch(num, 13)
+    high, low = 0.25 * start, 0.24 * start
+    values = []
+    for num_samples in (1, 4, 16):
+        walk_eps = torch.randn(num_steps, num, 2, generator=generator, dtype=F64)
+        draw_eps = torch.randn(1, num_samples, num, 2, generator=generator, dtype=F64)
+        loss = original_consistency_loss(GAUSSIAN, x, start, high, low, walk_eps, draw_eps)
+        values.append(loss.mean().item())
+        gone = high[0] ** 2 - low[0] ** 2
+        bias = gone * (std**2 / (std**2 + low[0] ** 2)) ** 2 / num_samples
+        assert values[-1] == pytest.approx(bias.item(), rel=0.08)
+
+    model = Shifted(0.4)
+    draw_eps = torch.randn(2, 4, num, 2, generator=generator, dtype=F64)
+    loss = original_consistency_loss(
+        model, x, start, high, low, x[None, :].expand(2, -1, -1), draw_eps, through_draws=through_draws
+    )
+    (gradient,) = torch.autograd.grad(loss.mean(), model.size)
+    # h' - mean h'' holds size (low - high): a gradient into both sides sees the difference of the two alone.
+    assert abs(gradient) < 0.01
+
+
+def test_the_original_code_teaches_nothing_where_its_levels_coincide() -> None:
+    x, start, generator = gaussian_batch(8, 14)
+    draw_eps = torch.randn(3, 4, 8, 2, generator=generator, dtype=F64)
+    loss = original_consistency_loss(
+        Shifted(0.4), x, start, start, start, x[:0, None].reshape(0, 8, 2), draw_eps, through_draws=True
+    )
+    torch.testing.assert_close(loss, torch.zeros(8, dtype=F64))
 
 
 def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
@@ -251,13 +338,13 @@ def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
 
 
 def test_what_would_broadcast_is_refused() -> None:
-    x, levels, eps = torch.zeros(4, 1, 2, 2), torch.ones(4), torch.zeros(3, 4, 1, 2, 2)
+    x, levels, eps = torch.zeros(4, 1, 2, 2), torch.ones(4), torch.zeros(2, 4, 1, 2, 2)
 
     def mean_only(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
         return x_t.mean((1, 2, 3), keepdim=True)
 
     def student_mean_only(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        return mean_only(x_t, sigma_t) if len(x_t) == 8 else x_t
+        return mean_only(x_t, sigma_t) if torch.is_grad_enabled() else x_t
 
     def same(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
         return x_t
@@ -269,7 +356,7 @@ def test_what_would_broadcast_is_refused() -> None:
         ambient_loss(mean_only, x, 0 * levels, levels, eps[0])
     with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
         consistency_loss(mean_only, x, levels, levels / 2, levels / 4, eps)
-    with pytest.raises(ValueError, match=r"x_0_hat has shape \(8, 1, 1, 1\); expected \(8, 1, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
         consistency_loss(student_mean_only, x, levels, levels / 2, levels / 4, eps)
     with pytest.raises(ValueError, match=r"sigma_tn has shape \(4,\), sigma_t \(4, 1\); expected \(B,\)"):
         edm_weight_x_0(levels[:, None], 0 * levels)
@@ -290,9 +377,9 @@ def test_the_ends_of_the_unit_interval_give_levels_in_order(spacing: str, last: 
 def test_bad_shapes_of_the_consistency_loss_are_named() -> None:
     x, start, _ = gaussian_batch(2, 11)
     half, tenth = torch.full((2,), 0.5, dtype=F64), torch.full((2,), 0.1, dtype=F64)
-    eps = torch.zeros(3, 2, 2, dtype=F64)
-    with pytest.raises(ValueError, match=r"eps has shape \(2, 2, 2\); expected .* num_steps >= 1"):
-        consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:2])
+    eps = torch.zeros(2, 2, 2, dtype=F64)
+    with pytest.raises(ValueError, match=r"eps has shape \(1, 2, 2\); expected \(2, 2, 2\)"):
+        consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:1])
     with pytest.raises(ValueError, match=r"sigma_low has shape \(2, 1\)"):
         consistency_loss(GAUSSIAN, x, start, half, tenth[:, None], eps)
 

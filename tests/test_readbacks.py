@@ -62,8 +62,10 @@ def test_the_counter_sees_reads() -> None:
         {"clip_grad": 1.0, "class_conditional": True},
         {"accumulate": 2, "weight": "x_0", "pairing": "sigma_first"},
         {"consistency": {"coefficient": 1.0}},
+        {"consistency": {"coefficient": 1.0, "method": "published", "num_steps": 2, "num_samples": 2}},
+        {"consistency": {"coefficient": 1.0, "method": "original_code", "num_steps": 2, "num_samples": 2}},
     ],
-    ids=lambda settings: next(iter(settings)),
+    ids=["plain", "accumulated", "consistency", "published", "original_code"],
 )
 def test_a_training_step_reads_nothing_until_logging_asks(settings: dict[str, Any], tmp_path: Path) -> None:
     """Steps 2 to 8 are counted; the ninth is logged. Progress is told after every step, without its loss."""
@@ -91,9 +93,9 @@ def test_the_networks_read_nothing(name: str) -> None:
     assert reads(lambda: denoiser(x, sigma_t, label).sum().backward()) == []
 
 
-@pytest.mark.parametrize("solver", ["euler", "heun"])
-@pytest.mark.parametrize("churn", [None, Churn(10)])
-def test_a_sampler_step_reads_nothing(solver: Solver, churn: Churn | None) -> None:
+@pytest.mark.parametrize("solver", ["euler", "heun", "multistep"])
+def test_a_sampler_step_reads_nothing(solver: Solver) -> None:
+    churn = Churn(10) if solver != "multistep" else None
     denoiser = build_denoiser(preset("mlp", (1, 8, 8), 10)).eval()
     x, label = torch.randn(4, 1, 8, 8), torch.arange(4)
     noise = lambda: torch.randn(4, 1, 8, 8)  # noqa: E731

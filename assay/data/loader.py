@@ -34,8 +34,8 @@ class Batch:
     """One rank's share of a global batch; all that a loss needs.
 
     `index` (B,), `x_tn` (B, C, H, W), `sigma_tn` and `sigma_t` (B,), unit noise `eps` (B, C, H, W),
-    `label` (B,) with -1 for none, `augment_label` (B, 9) or None. For the consistency loss, where it is on:
-    more unit noise `walk_eps` (num_draws, B, C, H, W) and `walk_uniform` (2, B) in [0, 1).
+    `label` (B,) with -1 for none, `augment_label` (B, 9) or None. For the consistency loss of the
+    first W images, where it is on: unit noise `walk_eps` (num_draws, W, C, H, W) and `walk_uniform` (2, W).
     """
 
     index: Tensor
@@ -103,8 +103,11 @@ class Loader:
             lambda epoch: torch.randperm(len(source), generator=stream(seed, "epoch", epoch))
         )
 
-    def batch(self, step: int, num_walk_draws: int = 0) -> Batch:
-        """This rank's share of the batch number `step`, for any step >= 0 in any order."""
+    def batch(self, step: int, num_walks: int = 0, num_draws: int = 0) -> Batch:
+        """This rank's share of the batch number `step`, for any step >= 0 in any order.
+
+        With randomness for the consistency loss of `num_walks` images, `num_draws` images of noise each.
+        """
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
         sigma_tn = self.source.sigma_tn[index]
@@ -114,21 +117,26 @@ class Loader:
             x_tn=x_tn,
             sigma_tn=sigma_tn,
             sigma_t=sigma_t,
-            eps=self._draw("eps", step, 1)[0],
+            eps=self._draw("eps", step, 1, self.batch_size)[0],
             label=self.source.label[index],
             augment_label=augment_label,
-            walk_eps=self.noise(step, num_walk_draws) if num_walk_draws else None,
-            walk_uniform=self.uniform(step, 2) if num_walk_draws else None,
+            walk_eps=self.noise(step, num_draws, num_walks) if num_walks else None,
+            walk_uniform=self.uniform(step, 2, num_walks) if num_walks else None,
         )
 
-    def noise(self, step: int, num_draws: int) -> Tensor:
-        """More unit noise for this rank's images, (num_draws, B, C, H, W), apart from the batch's own."""
-        return self._draw("noise", step, num_draws)
+    @property
+    def num_mine(self) -> int:
+        """How many images of a batch are this rank's."""
+        return len(range(self.batch_size)[self._mine])
 
-    def uniform(self, step: int, num_draws: int) -> Tensor:
-        """Uniform numbers in [0, 1) for this rank's images, (num_draws, B)."""
+    def noise(self, step: int, num_draws: int, num_images: int) -> Tensor:
+        """More unit noise for this rank's first images, (num_draws, num_images, C, H, W)."""
+        return self._draw("noise", step, num_draws, num_images * self._world_size)
+
+    def uniform(self, step: int, num_draws: int, num_images: int) -> Tensor:
+        """Uniform numbers in [0, 1) for this rank's first images, (num_draws, num_images)."""
         generator = stream(self.seed, "uniform", step)
-        return torch.rand(num_draws, self.batch_size, generator=generator)[:, self._mine]
+        return torch.rand(num_draws, num_images * self._world_size, generator=generator)[:, self._mine]
 
     def _draw_pairs(self, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Image, level and augmentation for the _NUM_AHEAD global batches of a chunk of steps."""
@@ -152,14 +160,17 @@ class Loader:
             start, count = start + len(pieces[-1]), count - len(pieces[-1])
         return torch.cat(pieces)
 
-    def _draw(self, name: str, step: int, num_draws: int) -> Tensor:
-        """Unit noise (num_draws, B, C, H, W); position p of the global batch lies in block p % num_blocks."""
-        position = range(self.batch_size)[self._mine]
+    def _draw(self, name: str, step: int, num_draws: int, num_images: int) -> Tensor:
+        """Unit noise (num_draws, B, C, H, W) for this rank's share of the first `num_images` of a global batch.
+
+        Position p of the global batch lies in block p % num_blocks.
+        """
+        position = range(num_images)[self._mine]
         noise = torch.empty(num_draws, len(position), *self.source.image_shape)
         period = math.lcm(self._world_size, self._num_blocks)  # after which ranks and blocks meet again
         for local in range(min(period // self._world_size, len(position))):
             block, place = position[local] % self._num_blocks, position[local] // self._num_blocks
-            size = len(range(block, self.batch_size, self._num_blocks))
+            size = len(range(block, num_images, self._num_blocks))
             generator = stream(self.seed, name, step, block)
             drawn = torch.randn(num_draws, size, *self.source.image_shape, generator=generator)
             noise[:, local :: period // self._world_size] = drawn[:, place :: period // self._num_blocks]

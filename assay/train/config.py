@@ -175,11 +175,18 @@ class AugmentConfig(Strict):
 
 
 class ConsistencyConfig(Strict):
-    """The consistency loss: below sigma_tn learn from one's own predictions above (see `assay.loss`)."""
+    """The consistency loss: below sigma_tn learn from one's own predictions above (see `assay.loss`).
+
+    "product" is ours. "published" is the paper's, at levels as published, and "original_code" what its code
+    computes (one level drawn for both ends, so that only draws below sigma_tn count; gradient through the
+    sampling): both to be compared with, at the paper's `num_steps = 8` and `num_samples = 32`.
+    """
 
     coefficient: float = Field(0.0, ge=0)
+    method: Literal["product", "published", "original_code"] = "product"
     sub_batch: float = Field(0.125, gt=0, le=1)  # share of each batch it is computed on
-    num_steps: int = Field(3, ge=1)  # kernel steps from sigma_tn down to s'
+    num_steps: int = Field(3, ge=1)  # of the walk down to s'
+    num_samples: int = Field(32, ge=1)  # to estimate the expectation at s''; "product" takes two
     start: float = Field(0.0, ge=0, lt=1)  # share of training before it is switched on; configuration D: 0.8
     sigma_min: float = Field(0.002, gt=0)
     spacing: Literal["log", "linear"] = "log"
@@ -188,6 +195,17 @@ class ConsistencyConfig(Strict):
     def is_on(self, step: int, num_steps: int) -> bool:
         """Whether it is part of the loss at this step of a run."""
         return self.coefficient > 0 and step >= self.start * num_steps
+
+    @property
+    def num_draws(self) -> int:
+        """How often it draws noise for an image."""
+        match self.method:
+            case "product":
+                return 1 + 2
+            case "published":
+                return 1 + self.num_steps + self.num_samples
+            case "original_code":
+                return 1 + self.num_steps * self.num_samples
 
 
 class TrainConfig(Strict):

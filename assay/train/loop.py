@@ -17,10 +17,19 @@ from assay.data import Batch, ImageSource
 from assay.data.view import stream
 from assay.denoise import Denoiser
 from assay.devices import NumDevices
-from assay.loss import ConsistencyLevels, ambient_loss, consistency_loss, edm_weight, edm_weight_x_0
-from assay.noise import per_image
-from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig
+from assay.loss import (
+    ConsistencyLevels,
+    ambient_loss,
+    consistency_loss,
+    edm_weight,
+    edm_weight_x_0,
+    original_consistency_loss,
+)
+from assay.noise import LogNormal, add_noise
+from assay.train.config import RunConfig, TrainConfig
 from assay.train.run import Progress, TrainResult, flushed_denormals, open_run
+
+_RAISED = 1.15  # where a walk begins, over the level it begins below
 
 
 @flushed_denormals()
@@ -81,25 +90,41 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
 
 
 def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: TrainConfig) -> Tensor:
-    """The consistency loss on the first images of a batch, times its coefficient.
-
-    Noisy images start from where they are; clean ones first get noise up to the data's `highest_level`, so
-    that every image can serve.
-    """
+    """The consistency loss on the first images of a batch, times its coefficient."""
     assert batch.walk_eps is not None and batch.walk_uniform is not None
-    chosen: ConsistencyConfig = settings.consistency
-    mine = slice(max(1, round(chosen.sub_batch * len(batch.index))))
+    chosen, eps, uniform = settings.consistency, batch.walk_eps, batch.walk_uniform
+    mine = slice(eps.shape[1])
     x_tn, sigma_tn = batch.x_tn[mine], batch.sigma_tn[mine]
-    eps = batch.walk_eps[:, mine]
-    sigma_start = torch.where(sigma_tn > chosen.sigma_min, sigma_tn, torch.full_like(sigma_tn, highest_level))
-    x_start = x_tn + per_image((sigma_start**2 - sigma_tn**2).sqrt(), x_tn) * eps[0]
-    levels = ConsistencyLevels(chosen.sigma_min, chosen.spacing, chosen.min_ratio)
-    high, low = levels.draw(sigma_start, batch.walk_uniform[:, mine])
     denoiser = informed(model, None if batch.augment_label is None else batch.augment_label[mine])
     label = batch.label[mine] if settings.class_conditional else None
-    return (
-        chosen.coefficient * consistency_loss(denoiser, x_start, sigma_start, high, low, eps[1:], label).mean()
-    )
+    match chosen.method:
+        case "product":
+            # Clean images get noise up to the data's highest level, so that every image can serve. All get a
+            # little on top: an image's own noise never changes, and would start it on the same way each time.
+            top = torch.where(sigma_tn > chosen.sigma_min, sigma_tn, torch.full_like(sigma_tn, highest_level))
+            levels = ConsistencyLevels(chosen.sigma_min, chosen.spacing, chosen.min_ratio)
+            high, low = levels.draw(top, uniform)
+            start = _RAISED * top
+            x_start = add_noise(x_tn, sigma_tn, start, eps[0])
+            loss = consistency_loss(denoiser, x_start, start, high, low, eps[1:], label, chosen.num_steps)
+        case "published":
+            start = batch.sigma_t[mine]
+            high, low = ConsistencyLevels(chosen.sigma_min, "linear", chosen.min_ratio).draw(start, uniform)
+            x_start = add_noise(x_tn, sigma_tn, start, eps[0])
+            walk_eps, draw_eps = eps[1:].split([chosen.num_steps, chosen.num_samples])
+            loss = original_consistency_loss(
+                denoiser, x_start, start, high, low, walk_eps, draw_eps[None], label
+            )
+        case "original_code":
+            law = LogNormal(settings.sigma_mean, settings.sigma_std)
+            low = law.inverse_survival(uniform[0].clamp_min(2.0**-24))
+            high = torch.maximum(low, sigma_tn)
+            x_high = add_noise(x_tn, sigma_tn, high, eps[0])
+            draw_eps = eps[1:].unflatten(0, (chosen.num_steps, chosen.num_samples))
+            loss = original_consistency_loss(
+                denoiser, x_high, high, high, low, eps[:0], draw_eps, label, through_draws=True
+            )
+    return chosen.coefficient * loss.mean()
 
 
 def informed(model: nn.Module, augment_label: Tensor | None) -> Denoiser:

@@ -190,8 +190,8 @@ class Run:
 
         def prepare(place: int) -> Batch:
             walks = settings.consistency.is_on(place // settings.accumulate, settings.num_steps)
-            batch = self.loader.batch(place, settings.consistency.num_steps + 3 if walks else 0)
-            return batch.to(self.fabric.device)
+            num_walks = max(1, round(settings.consistency.sub_batch * self.loader.num_mine)) if walks else 0
+            return self.loader.batch(place, num_walks, settings.consistency.num_draws).to(self.fabric.device)
 
         places = range(self.step * settings.accumulate, settings.num_steps * settings.accumulate)
         if self.fabric.device.type == "cpu":
