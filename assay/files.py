@@ -30,10 +30,11 @@ _SECONDS_UNTIL_WARNED = 5.0
 
 
 @contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
+def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write a file to; on success it becomes `path`, on error it vanishes.
 
-    An existing file is replaced. Missing parent directories are made.
+    An existing file is replaced. Missing parent directories are made. `flush=False` does not wait for the disk
+    (often 10 ms): the process may still be killed at any moment, but a power cut can leave the file empty.
     """
     path = Path(path)
     with explain_full_disk(path):
@@ -46,14 +47,16 @@ def write_whole(path: Path) -> Iterator[Path]:
         try:
             os.truncate(partial, 0)  # the leftover of a killed writer
             yield partial
-            _flush(partial)
+            if flush:
+                _flush(partial)
             os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
         finally:
             _unlock(descriptor)
-        _flush(path.parent)
+        if flush:
+            _flush(path.parent)
 
 
 @contextmanager

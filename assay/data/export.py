@@ -10,6 +10,7 @@ only what is missing, and what was asked for stands in a hidden file that no rea
 
 import csv
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,15 +99,16 @@ class Target:
         return {**job, "format": self.format, **(values if self.dtype != "uint8" else {"dtype": "uint8"})}
 
     def missing(self, names: Sequence[str]) -> list[int]:
-        """The positions in `names` whose image is not in the folder yet."""
+        """The positions in `names` whose image is not in the folder yet, or is empty after a power cut."""
         suffix = _SUFFIX[self.format]
-        present = {path.name for path in self.folder.glob(f"*{suffix}")} if self.folder.exists() else set()
+        found = os.scandir(self.folder) if self.folder.exists() else ()
+        present = {file.name for file in found if file.stat().st_size}
         return [position for position, name in enumerate(names) if name + suffix not in present]
 
     def write(self, names: Sequence[str], images: Tensor) -> None:
         """One file per image (B, C, H, W) in [-1, 1]."""
         for name, values in zip(names, to_values(images, self.dtype, self.physical_range), strict=True):
-            with write_whole(self.file(name)) as partial:
+            with write_whole(self.file(name), flush=False) as partial:
                 _save(partial, values, self.format)
 
     def collect(self, names: Sequence[str], columns: Mapping[str, Any]) -> None:
