@@ -95,7 +95,7 @@ def test_rates_draws_its_picture(tmp_path: Path) -> None:
         (["simulate", "out.csv", "--mixture", "empty.json"], "holds no mixture"),
         (["simulate", "out.csv", "--atoms", "0;1", "--sigma", "-1"], "finite and >= 0"),
         (["fit", "gone.csv", "--k", "2"], "gone.csv does not exist: check the path"),
-        (["bounds", "--delta", "2"], "delta = 2"),
+        (["bounds", "--delta", "2"], "--delta 2"),
         (["rates", "--sigma", "0.5"], "sigma >= 1"),
     ],
 )

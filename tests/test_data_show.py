@@ -107,7 +107,7 @@ def test_pack_files_of_mixed_quality(tmp_path: Path) -> None:
     assert "0.4" in text and "8.6 dB" in text and "20.0 dB" in text
     assert "black and white are 0 and 1 in the files: a sigma of 1 is 0.5 there" in text
     assert store.physical_range == (0, 1)
-    assert "the suffix .png" in run("show", store.path, "--png", tmp_path / "q.txt", code=1)
+    assert "ends in .png" in run("show", store.path, "--png", tmp_path / "q.txt", code=1)
 
 
 def test_pack_options_reach_the_store(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def get(
 def show(
     store: Annotated[Path, typer.Argument(help="A store made by `pack` or `get`.")],
     png: Annotated[
-        Path | None, output_option("Save a picture (.png): a row of images for each noise level.", "--png")
+        Path | None,
+        output_option("Save a picture with a row per noise level.", "--png", suffix=".png"),
     ] = None,
     noise: Annotated[
         list[float] | None,
@@ -137,8 +138,6 @@ def show(
 
     if noise and png is None:
         raise ValueError("--noise changes the picture: name its file with --png")
-    if png is not None and png.suffix.lower() != ".png":
-        raise ValueError(f"--png {png}: the picture is a PNG; give its name the suffix .png")
     opened = open_store(store)
     console = open_console()
     if verify:

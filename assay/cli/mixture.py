@@ -127,8 +127,9 @@ def rates(
 
     Example: `assay mixture rates --k 2 --sigma 2 --out rates.png`
     """
+    from assay.figure import save_png
     from assay.files import write_whole
-    from assay.mixture.plot import plot_rates
+    from assay.mixture.plot import rates_panel
     from assay.mixture.rates import measure_rates
 
     sizes = [round(value) for value in _numbers(num_samples)]
@@ -163,7 +164,7 @@ def rates(
         ]
         with write_whole(csv) as partial:
             partial.write_text("\n".join(["curve,num_samples,error", *lines]) + "\n")
-    plot_rates(result, out)
+    save_png([rates_panel(result)], out)
     console.print(f"plot: {out}", soft_wrap=True)
 
 

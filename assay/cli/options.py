@@ -26,22 +26,24 @@ BatchSize = Annotated[
 ]
 
 
-def check_output(path: Path | None) -> Path | None:
-    """Reject, before any work, a file or folder that cannot be written."""
-    if path is None:
-        return None
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return path
-    except OSError as error:
-        reason = "it is not a folder" if not folder.is_dir() else (error.strerror or str(error)).lower()
-        raise typer.BadParameter(f"{path} cannot be written, because of {folder}: {reason}") from None
+def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
+    """An option that names a file or folder to write; what cannot be written is rejected before any work."""
+    names = names or ("--output", "-o")
 
+    def check(path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        if suffix and path.suffix.lower() != suffix:
+            raise ValueError(f"{names[0]} {path}: give the file a name that ends in {suffix}")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return path
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower() if folder.is_dir() else "it is not a folder"
+            raise ValueError(f"{names[0]} {path}: nothing can be written to {folder} ({reason})") from None
 
-def output_option(help: str, *names: str, **settings: Any) -> Any:
-    """An option that names a file or folder to write."""
-    return typer.Option(*(names or ("--output", "-o")), help=help, callback=check_output, **settings)
+    return typer.Option(*names, help=help, callback=check, **settings)
 
 
 _LEVEL = "SIGMA|auto"

@@ -13,6 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from assay.cli.options import output_option
+
 if TYPE_CHECKING:
     from assay.pricing.bounds import Pair
     from assay.pricing.plan import Plan
@@ -32,7 +34,7 @@ MinClean = Annotated[float, typer.Option(help="Only rows with at least this frac
 Confidence = Annotated[float, typer.Option(help="Confidence of the intervals.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
-Plot = Annotated[Path | None, typer.Option(help="Also draw a figure: a .png or .html file.")]
+Plot = Annotated[Path | None, output_option("Also draw a figure.", "--plot", suffix=".png", metavar="FILE.png")]
 
 
 def price(
@@ -70,6 +72,7 @@ def price(
     from assay.pricing import PAPER, price_report, read_comparable
 
     console = Console()
+    _check_form(as_json, as_csv)
     if effective:
         _effective(console, effective, k, as_json, as_csv)
         return
@@ -78,9 +81,10 @@ def price(
     with console.status("pricing"):
         reports = [price_report(results, confidence, joint) for results in found]
     if plot:
-        from assay.pricing.plot import price_panels, save_plot
+        from assay.figure import save_png
+        from assay.pricing.plot import price_panels
 
-        save_plot([panel for report in reports for panel in price_panels(report)], plot)
+        save_png([panel for report in reports for panel in price_panels(report)], plot)
     if as_json or as_csv:
         flat = [row for report in reports for row in report.price_rows()]
         _print_values(flat, [report.as_dict() for report in reports], as_json)
@@ -133,6 +137,7 @@ def plan(
     from assay.pricing.report import plan_rows
     from assay.pricing.table import PAPER, PAPER_NUM_IMAGES
 
+    _check_form(as_json, as_csv)
     path = _table_path(table, paper or table is None)
     if path == PAPER:
         dataset = dataset or "cifar10"
@@ -163,9 +168,10 @@ def plan(
     else:
         raise ValueError("give either --budget or --target-fd")
     if plot:
-        from assay.pricing.plot import plan_panels, save_plot
+        from assay.figure import save_png
+        from assay.pricing.plot import plan_panels
 
-        save_plot(plan_panels(law, market, best.cost if budget is None else budget, best), plot)
+        save_png(plan_panels(law, market, best.cost if budget is None else budget, best), plot)
     if as_json or as_csv:
         everything = {
             "dataset": found[0].name, "cost": best.cost, "have_clean": have_clean, "purchases": plan_rows(best),
@@ -196,6 +202,11 @@ def _effective(console: Console, samples: list[str], k: int | None, as_json: boo
     console.print(
         f"n_d = {n_d:,.1f} for finding the subspace, n_l = {n_l:,.1f} for estimating {k} atoms in it."
     )
+
+
+def _check_form(as_json: bool, as_csv: bool) -> None:
+    if as_json and as_csv:
+        raise ValueError("--json and --csv are two forms of the same output: give one of them")
 
 
 def _table_path(table: Path | None, paper: bool) -> Path:

@@ -1,6 +1,6 @@
 """The page of a report: one HTML file that opens offline and runs no script but its own.
 
-Figures are described once, as `assay.pricing.plot.Panel`; here some 150 lines of JavaScript draw them. Those
+Figures are described once, as `assay.figure.Panel`; here some 150 lines of JavaScript draw them. Those
 instead of plotly's bundle keep the page near 100 KB instead of 5 MB, follow the reader's light or dark, reflow
 at phone width, and let the page forbid all other scripts (by their hash).
 """
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from assay.figure import COLOURS, Panel
 from assay.outcome import Currency, Outcome
 from assay.pricing.law import MIN_ROWS, Law
-from assay.pricing.plot import COLOURS, Panel
 from assay.pricing.report import PriceReport, inverse
 from assay.study.tables import Table, averages, headline, headline_settings, headline_sigma, headline_title
 

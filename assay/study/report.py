@@ -23,10 +23,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from assay.data.show import noise_picture
+from assay.figure import COLOURS, Panel, Series, save_png
 from assay.files import write_whole
 from assay.outcome import FD, Currency, Outcome, Setting, read_outcomes, write_outcomes
 from assay.pricing import PAPER, comparable, price_report
-from assay.pricing.plot import COLOURS, Panel, Series, price_panels, save_plot
+from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
 from assay.pricing.table import PAPER_NUM_IMAGES
 from assay.study.render import Picture, Subject, is_open, page, price_sentence
@@ -93,7 +94,7 @@ def report_from_table(table: Path, folder: Path, currency: Currency = FD) -> Wri
             partial.write_text("\n".join(format_table(each, form) for each in tables))  # type: ignore[arg-type]
     for subject in subjects:
         for name, panel in subject.panels.items():
-            save_plot([panel], folder / "figures" / f"{subject.slug}{name}.png")
+            save_png([panel], folder / "figures" / f"{subject.slug}{name}.png")
         _write_samples(subject, folder / "figures" / f"{subject.slug}samples.png")
     path = folder / "report.html"
     several = "The paper's tables" if _is_paper(table) else table.stem

@@ -73,7 +73,9 @@ function chart(host, panel) {
     const path = (list, key) => list.map((p, i) => `${i ? "L" : "M"}${x.at(p.x).toFixed(1)} ${y.at(p[key]).toFixed(1)}`).join("");
     for (const series of shown) {
       const group = make("g", { class: `c${series.colour}` }), list = points(series);
-      if (series.kind === "line") group.append(make("path", { d: path(list, "y"), fill: "none", stroke: "currentColor", "stroke-width": series.width }));
+      if (series.kind === "line" || series.kind === "dashed") group.append(make("path", {
+        d: path(list, "y"), fill: "none", stroke: "currentColor", "stroke-width": series.width, "stroke-dasharray": series.kind === "dashed" ? "5 4" : "none",
+      }));
       if (series.kind === "band") {
         const whole = list.filter((p) => known(p.low, panel.log_y) && known(p.high, panel.log_y));
         if (whole.length) group.append(make("path", { d: path(whole, "low") + path(whole.reverse(), "high").replace("M", "L") + "Z", fill: "currentColor", opacity: 0.16 }));
