@@ -46,7 +46,8 @@ _MAX_LEVELS_IN_WORDS = 3
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    printable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())
 
 
 Name = Annotated[str, AfterValidator(_one_line)]
@@ -340,35 +341,35 @@ def read_outcomes(path: Path) -> dict[int, Outcome]:
         rows = {line: row for row in reader if row and (line := reader.line_num)}
     if not rows:
         raise ValueError(f"{path} has no rows: expected a header and results")
-    alias = {name: name.replace("fd", "fid") for name in ("fd", "fd_std") if name not in header}
-    _check_header(path, header, alias)
-    found = {}
+    called = {name: name.replace("fd", "fid") for name in ("fd", "fd_std") if name not in header}
+    names = [next((ours for ours, theirs in called.items() if theirs == name), name) for name in header]
+    _check_header(path, names, header)
+    dataset, found = "" if "dataset" in header else path.stem, {}
     for line, row in rows.items():
         if len(row) != len(header):
             raise ValueError(f"{path}, line {line}: {len(row)} values, but the header names {len(header)}")
-        cells = _Cells(f"{path}, line {line}", dict(zip(header, row, strict=True)), alias)
+        filled = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
         try:
-            found[line] = _read_outcome(cells, path.stem)
+            found[line] = _read_outcome(_Cells(f"{path}, line {line}", filled, called), dataset)
         except ValidationError as error:
             fault = error.errors()[0]
             raise ValueError(f"{path}, line {line}, column {fault['loc'][0]}: {fault['msg']}") from None
     return found
 
 
-def _check_header(path: Path, header: list[str], alias: Mapping[str, str]) -> None:
+def _check_header(path: Path, names: list[str], header: list[str]) -> None:
     needed = ["fd", "sigma"]
-    if not {"num_clean", "num_noisy"} <= set(header):
+    if not {"num_clean", "num_noisy"} <= set(names):
         needed += ["clean_fraction", "noisy_fraction"]
-    for name in needed:
-        if alias.get(name, name) not in header:
-            known = "fd or fid" if name == "fd" else name
-            raise ValueError(f"{path}: column {known} is missing; the header has {', '.join(header)}")
-    if twice := {name for name in header if header.count(name) > 1}:
+    if missing := [name for name in needed if name not in names]:
+        name = "fd or fid" if missing[0] == "fd" else missing[0]
+        raise ValueError(f"{path}: column {name} is missing; the header has {', '.join(header)}")
+    if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: column {min(twice)} is named twice")
 
 
 def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
-    evaluation: dict[str, Any] = {"metric": "FID" if "fid" in cells.alias.values() else "FD", "extractor": ""}
+    evaluation: dict[str, Any] = {"metric": "FID" if "fd" in cells.called else "FD", "extractor": ""}
     for name in _MEASURED:
         if name in ("metric", "extractor"):
             evaluation[name] = cells.text(name) or evaluation[name]
@@ -408,7 +409,7 @@ def _read_setting(cells: "_Cells", dataset: str) -> Setting:
         "num_clean": clean,
         "counted": counted,
     }
-    known |= {"dataset": cells.text("dataset", dataset), "table": cells.text("table")}
+    known |= {"dataset": cells.text("dataset") or dataset, "table": cells.text("table")}
     known |= {"clean_fraction": fraction, "sampling": cells.text("sampling") or "full"}
     known |= {"consistency": bool(cells.number("consistency")), "seed": cells.number("seed")}
     return Setting.model_validate(known)
@@ -416,26 +417,28 @@ def _read_setting(cells: "_Cells", dataset: str) -> Setting:
 
 @dataclass(frozen=True)
 class _Cells:
-    """A row of a CSV file by column, which says in every complaint where it stands."""
+    """The filled cells of a row by column; every complaint says where it stands and what the file calls it."""
 
     where: str
     cells: Mapping[str, str]
-    alias: Mapping[str, str]  # columns that have another name in this file
+    called: Mapping[str, str]  # columns that have another name in this file
 
-    def text(self, name: str, missing: str = "") -> str:
-        """A cell; `missing` if there is no such column."""
-        text = self.cells.get(self.alias.get(name, name), missing).strip()
+    def text(self, name: str) -> str:
+        """A cell, "" if it is empty."""
+        text = self.cells.get(name, "")
         return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
 
     def number(self, name: str) -> float | None:
         """A cell as a number, None if it is empty."""
-        return next(self.numbers(name), None)
+        return next(self.numbers(name), None) if name in self.cells else None
 
     def numbers(self, name: str) -> Iterator[float]:
         """The numbers of a cell."""
         for text in self.text(name).split():
             if not is_number(text):
-                raise ValueError(f"{self.where}, column {self.alias.get(name, name)}: {text!r} is not a number")
+                raise ValueError(
+                    f"{self.where}, column {self.called.get(name, name)}: {text!r} is not a number"
+                )
             self.check(name, value := float(text), lambda v: True, "expected a finite number")
             yield value
 
@@ -446,4 +449,4 @@ class _Cells:
         if (value is None and not required) or (value is not None and math.isfinite(value) and good(value)):
             return
         shown = "empty" if value is None else f"{value:g}"
-        raise ValueError(f"{self.where}, column {self.alias.get(name, name)} is {shown}: {rule}")
+        raise ValueError(f"{self.where}, column {self.called.get(name, name)} is {shown}: {rule}")

@@ -34,7 +34,7 @@ _SECONDS_TO_SAVE = 60.0  # for running tasks after a stop; then they are cancell
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _Ended:
     """How a task ended, and the files of its run."""
 
     end: Update
@@ -132,9 +132,9 @@ def _run(
         for future in ray.wait(list(running), timeout=0.2)[0]:
             job = running.pop(future)
             try:
-                outcome = ray.get(future)
-                _keep(outcome, opened.folder, job)
-                end = outcome.end
+                ended = ray.get(future)
+                _keep(ended, opened.folder, job)
+                end = ended.end
             except (ray.exceptions.RayError, OSError) as error:  # out of retries, cancelled; or no room here
                 cancelled = isinstance(error, ray.exceptions.RayError) and deadline < math.inf
                 reason = "" if cancelled else f"{type(error).__name__}: {error}"
@@ -171,7 +171,7 @@ def _task(
     store: Mapping[str, np.ndarray],
     shared: Mapping[str, np.ndarray],
     run: Mapping[str, np.ndarray],
-) -> _Outcome:
+) -> _Ended:
     """One job on a node, in a folder that goes when it ends."""
     import ray
 
@@ -188,7 +188,7 @@ def _task(
 
     tell(Update(job.key, "training", 0, job.config.train.num_steps))
     if stopping:  # cancelled too late
-        return _Outcome(Update(job.key, "stopped", 0, 1), {})
+        return _Ended(Update(job.key, "stopped", 0, 1), {})
     with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
         folder = Path(temporary)
         run_dir = run_path(folder, job)
@@ -200,15 +200,15 @@ def _task(
             end = Update(job.key, "done" if finished else "stopped", 1, 1)
         except Exception as error:
             end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
-        return _Outcome(end, _pack(run_dir))
+        return _Ended(end, _pack(run_dir))
 
 
-def _keep(outcome: _Outcome, folder: Path, job: Job) -> None:
+def _keep(ended: _Ended, folder: Path, job: Job) -> None:
     """Write a task's files into the study's folder, outcomes last: they are all that counts."""
     run_dir = run_path(folder, job)
     failure_path(folder, job).unlink(missing_ok=True)
-    _unpack(outcome.files, run_dir)
-    if outcome.end.phase == "done":
+    _unpack(ended.files, run_dir)
+    if ended.end.phase == "done":
         shutil.rmtree(run_dir / "state", ignore_errors=True)
 
 
