@@ -369,14 +369,12 @@ def _check_header(path: Path, names: list[str], header: list[str]) -> None:
 
 
 def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
-    evaluation: dict[str, Any] = {"metric": "FID" if "fd" in cells.called else "FD", "extractor": ""}
-    for name in _MEASURED:
-        if name in ("metric", "extractor"):
-            evaluation[name] = cells.text(name) or evaluation[name]
-        else:
-            evaluation[name] = cells.number(name)
-    cells.check("fd", evaluation["fd"], lambda v: v > 0, "a Frechet distance is finite and > 0", required=True)
-    cells.check("fd_std", evaluation["fd_std"], lambda v: v >= 0, "a standard deviation is at least 0")
+    names = {"metric": "FID" if "fd" in cells.called else "FD", "extractor": ""}
+    measured = {name: cells.number(name) for name in _MEASURED if name in cells.cells and name not in names}
+    rule = "a Frechet distance is finite and > 0"
+    cells.check("fd", measured.get("fd"), lambda v: v > 0, rule, required=True)
+    cells.check("fd_std", measured.get("fd_std"), lambda v: v >= 0, "a standard deviation is at least 0")
+    evaluation: dict[str, Any] = measured | {name: cells.text(name) or known for name, known in names.items()}
     return Outcome(
         setting=_read_setting(cells, dataset),
         evaluation=Evaluation(**evaluation),

@@ -293,6 +293,10 @@ def test_gathered_results_can_be_priced(tmp_path: Path) -> None:
     # A table can be gathered again, with one more result.
     more = save(tmp_path / "more.json", evaluated(3.1, sigma_tn=((0.5, 1.0),), num_images=900, seed=0))
     assert len(gather([output, more])) == 5
+    reported = CliRunner().invoke(app, ["study", "report", str(output)], env={"COLUMNS": "300"})
+    assert reported.exit_code == 0 and (tmp_path / "report.html").exists()
+    assert "The best of 4 settings is 1,000 clean: FD-pixels 2.00 ± 0.10." in reported.output
+    assert "One clean image is worth between 1 and 2.25 noisy ones at noise 0.5" in reported.output
     ranked = CliRunner().invoke(app, ["compare", *paths], env={"COLUMNS": "300"})
     assert ranked.exit_code == 0 and "100 images each, against digits" in ranked.output
     assert [line.split()[0] for line in ranked.output.splitlines()[1:5]] == [paths[i] for i in (0, 3, 1, 2)]

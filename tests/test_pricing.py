@@ -588,6 +588,27 @@ def test_repeats_are_averaged_and_rows_chosen(tmp_path: Path) -> None:
         read_comparable(path, dataset="cifar")
 
 
+def test_rows_with_several_noise_levels_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = ",20,0,2.0\n,10,0,3.0\n0.1,5,20,2.5\n"
+    path.write_text("sigma,num_clean,num_noisy,fd\n" + rows + "0.1 0.2,5,10 10,2.7\n")
+    (results,) = read_comparable(path)
+    assert len(results) == 3 and results.num_many_levels == 1
+    assert "1 row(s) of t have several noise levels" in run("price", str(path))
+    path.write_text("sigma,num_clean,num_noisy,fd\n0.1 0.2,5,10 10,2.7\n")
+    with pytest.raises(ValueError, match="all usable rows of t have several noise levels"):
+        read_comparable(path)
+
+
+def test_rows_measured_in_different_ways_are_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    head = "sigma,num_clean,num_noisy,fd,num_images,metric\n"
+    for cells, words in (("100,FD", "num_images is 50 in line 2 and 100 in line 3"), ("50,KD", "metric is FD")):
+        path.write_text(f"{head},20,0,2.0,50,FD\n,10,0,3.0,{cells}\n")
+        with pytest.raises(ValueError, match=f"t cannot be compared, column {words}"):
+            read_comparable(path)
+
+
 @pytest.mark.parametrize("nothing", ["", "0"])
 def test_rows_without_a_standard_deviation_are_not_exact(tmp_path: Path, nothing: str) -> None:
     path = tmp_path / "t.csv"

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from assay.pricing.table import Comparable
 
 TableFile = Annotated[
-    Path | None, typer.Argument(help="CSV with columns sigma, fid (or fd), and fractions or numbers of images.")
+    Path | None,
+    typer.Argument(
+        help="CSV of results: of a study, of `assay gather`, or with sigma, fd, num_clean and num_noisy."
+    ),
 ]
 Paper = Annotated[bool, typer.Option("--paper", help="Use the paper's tables, which ship with the package.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]
@@ -182,7 +185,7 @@ def plan(
         return
     console = Console()
     _print_plan(console, best, found[0].name, confidence)
-    _warn_of_stds(console, found[0])
+    _warn_of_rows(console, found[0])
     if plot:
         console.print(f"wrote {plot}", soft_wrap=True)
 
@@ -268,7 +271,7 @@ def _print_report(console: Console, report: "PriceReport") -> None:
         columns["paper's box"] = [_ends(box) if box else "-" for box in boxes]
     title = f"{results.name}: noisy images for one clean image, 1/c"
     console.print(_sheet(title, columns))
-    _warn_of_stds(console, results)
+    _warn_of_rows(console, results)
     for b in report.bounds:
         low, high = inverse(b.lower, b.upper)
         for sign, end, pair in ((">=", low, b.upper_pair), ("<=", high, b.lower_pair)):
@@ -380,7 +383,13 @@ def _warn(console: Console, *texts: str, before: str = "") -> None:
         console.print(before + "; ".join(texts), style="yellow", markup=False, highlight=False)
 
 
-def _warn_of_stds(console: Console, results: "Comparable") -> None:
+def _warn_of_rows(console: Console, results: "Comparable") -> None:
+    if results.num_many_levels:
+        _warn(
+            console,
+            f"{results.num_many_levels} row(s) of {results.name} have several noise levels and are left out: a "
+            "price compares clean images with noisy ones of one level.",
+        )
     if results.num_without_std:
         _warn(
             console,

@@ -29,8 +29,8 @@ class Comparable:
 
     `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `line` is the line
     of the file an outcome stands on. `has_std` is false when no standard deviation is known; where some are,
-    the `num_without_std` outcomes that lack one have the largest of the others. `from_paper` says whether
-    the file is the paper's.
+    the `num_without_std` outcomes that lack one have the largest of the others; `num_many_levels` others with
+    several noise levels were left out. `from_paper` says whether the file is the paper's.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Comparable:
     counted: bool
     has_std: bool
     num_without_std: int = 0
+    num_many_levels: int = 0
     dataset: str = ""
     from_paper: bool = False
 
@@ -95,7 +96,6 @@ def comparable(
         for line, setting in settings.items()
         if setting.num_clean > 0
         and _clean_fraction(setting) >= min_clean_fraction - 1e-9
-        and len(setting.noisy) <= 1
         and (setting.sampling, setting.consistency) == ("full", False)
         and table in (None, setting.table)
         and dataset in (None, setting.dataset)
@@ -103,7 +103,7 @@ def comparable(
     if not kept:
         raise ValueError(
             f"{where}: none of the lines {min(settings)} to {max(settings)} has full sampling, no consistency "
-            f"loss, clean images, at most one noise level and clean_fraction >= {min_clean_fraction:g}"
+            f"loss, clean images and clean_fraction >= {min_clean_fraction:g}"
         )
     groups: dict[tuple[str, str], list[int]] = {}
     for line in kept:
@@ -127,6 +127,10 @@ def _arrays(
     outcomes: Mapping[int, Outcome], name: str, where: str, num_images: float | None, currency: Currency
 ) -> Comparable:
     """Outcomes of one data set and extractor as arrays, repeats averaged."""
+    num_all = len(outcomes)
+    outcomes = {line: outcome for line, outcome in outcomes.items() if len(outcome.setting.noisy) <= 1}
+    if not outcomes:
+        raise ValueError(f"{where}: all usable rows of {name} have several noise levels; a price needs one")
     settings = [outcome.setting for outcome in outcomes.values()]
     if num_images is not None:
         settings = [setting.in_images(num_images) for setting in settings]
@@ -152,7 +156,13 @@ def _arrays(
         key: np.array(column, dtype=np.float64) for key, column in columns.items()
     }  # None is NaN
     found = Comparable(
-        name, np.array(lines), **arrays, counted=settings[0].counted, has_std=True, dataset=settings[0].dataset
+        name,
+        np.array(lines),
+        **arrays,
+        counted=settings[0].counted,
+        has_std=True,
+        num_many_levels=num_all - len(outcomes),
+        dataset=settings[0].dataset,
     )
     title = currency.title(outcomes[lines[0]])
     found = _merge_repeats(found, np.array([setting.seed for setting in settings], dtype=object), where, title)

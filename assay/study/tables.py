@@ -109,7 +109,11 @@ def headline(outcomes: Sequence[Outcome], currency: Currency = FD) -> str:
     values = averages(outcomes, currency)
     roles = headline_settings(values)
     if "mix" not in roles:
-        return "The headline setting has not been run yet."
+        if any(setting.table == "clean_mix" for setting in values):
+            return "The headline setting has not been run yet."
+        best = min(values, key=lambda setting: values[setting].mean)
+        name = currency.title(outcomes[0])
+        return f"The best of {len(values)} settings is {best.title}: {name} {values[best]}."
     mix = roles["mix"]
     parts = [
         f"{headline_title(mix)} images at noise {mix.sigma:g} reach {currency.title(outcomes[0])} {values[mix]}"
