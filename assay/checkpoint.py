@@ -21,10 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assay.denoise import Preconditioned
+from assay.denoise import Denoiser, Preconditioned
 from assay.files import naming, read_json, reason, write_whole, write_whole_directory
 from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
 from assay.nets.layers import resample_kernel
+from assay.sample import Guided, SampleConfig
 from assay.unpickle import Plain, read_pickle
 
 FORMAT_VERSION = 2  # 1 had no checksum
@@ -62,6 +63,28 @@ class Checkpoint:
     denoiser: Preconditioned
     config: NetConfig
     info: CheckpointInfo
+
+    def sampler(self, sample: SampleConfig, device: torch.device | str) -> Denoiser:
+        """The denoiser on a device, guided if `sample` says so."""
+        denoiser = self.denoiser.to(device).eval()
+        if sample.guidance == 1:
+            return denoiser
+        if sample.guide is None:
+            if not self.config.num_classes or not self.config.label_dropout:
+                missing = "label_dropout" if self.config.num_classes else "classes"
+                raise ValueError(
+                    f"guidance = {sample.guidance:g} compares with images of no class, but the network was trained "
+                    f"without {missing}: give `guide`, the checkpoint of a weaker model"
+                )
+            return Guided(denoiser, sample.guidance)
+        guide = load_checkpoint(sample.guide)
+        for name in ("image_shape", "num_classes"):
+            theirs, ours = getattr(guide.config, name), getattr(self.config, name)
+            if theirs != ours and not (name == "num_classes" and theirs == 0):
+                raise ValueError(
+                    f"guide = {sample.guide} has {name} = {theirs}, the model {ours}: it cannot guide it"
+                )
+        return Guided(denoiser, sample.guidance, guide.denoiser.to(device).eval())
 
 
 def save_checkpoint(

@@ -71,10 +71,12 @@ def sample_to_files(
         even = spread_labels([1.0] * num_classes, seeds)
         classes = even if label is None else torch.full_like(even, label)
     job = {"checkpoint": sha256(checkpoint)[:16], "class": label, **sample.model_dump(mode="json")}
+    if sample.guide is not None:
+        job["guide"] = sha256(find_checkpoint(sample.guide))[:16]
 
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
-        denoiser = loaded.denoiser.to(on).eval()
+        denoiser = loaded.sampler(sample, on)
         for batch in sample.generate(denoiser, [seeds[i] for i in mine], shape, of_mine, batch_size, on):
             yield batch.images
 

@@ -14,7 +14,8 @@ Images own their seeds: image 17 is the same bits in any batch size.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,7 +25,10 @@ from assay.denoise import Denoiser, check_label, check_label_shape
 from assay.noise import per_image
 
 Solver = Literal["euler", "heun", "multistep"]
+Precision = Literal["32", "64", "bf16"]
 Level = float | Literal["auto"]  # a noise level, or the training data's
+
+_NO_CHURN = "churn disturbs the flow that the multistep solver follows: use solver = heun or euler"
 
 
 def edm_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
@@ -111,7 +115,7 @@ def solve(
     if churn is not None and noise is None:
         raise ValueError("churn adds noise: give `noise`, a callable that returns unit noise like x")
     if churn is not None and solver == "multistep":
-        raise ValueError("churn disturbs the flow that the multistep solver follows: use heun")
+        raise ValueError(_NO_CHURN)
     levels = sigmas.tolist()
     before: tuple[Tensor, float] | None = None
 
@@ -203,11 +207,13 @@ def generate(
     churn: Churn | None = None,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
+    precision: Precision = "32",
 ) -> Iterator[SampledBatch]:
     """Yield one image per seed, in batches, so that the caller can show progress and save as it goes.
 
     `label` (num_seeds,) names the class of each seed's image. The same seed gives the same bits in
-    every batch size on the CPU.
+    every batch size on the CPU. With `precision` "64" the flow is integrated in float64 (as EDM does) around
+    a network in float32; with "bf16" the network computes in bfloat16 where that is safe.
     """
     if label is not None and len(label) != len(seeds):
         raise ValueError(f"label has {len(label)} entries for {len(seeds)} seeds; expected one per seed")
@@ -216,11 +222,35 @@ def generate(
     if label is not None and num_classes is not None:
         check_label_shape(label, num_classes, len(seeds))
         check_label(label, num_classes)
+
+    def predict(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
+            return denoiser(x_t.float(), sigma_t.float(), label).to(x_t.dtype)
+
     for index, padded in padded_batches(len(seeds), batch_size):
         noise = SeededNoise([seeds[i] for i in padded], image_shape, device)
         batch_label = None if label is None else label[padded].to(device)
-        images = solve(denoiser, noise() * sigmas[0].item(), sigmas, solver, batch_label, churn, noise)
+        start = noise().to(torch.float64 if precision == "64" else torch.float32) * sigmas[0].item()
+        images = solve(predict, start, sigmas, solver, batch_label, churn, noise).float()
         yield SampledBatch([seeds[i] for i in index], images[: len(index)])
+
+
+class Guided:
+    """A denoiser pushed away from a weaker one: D_weak + scale (D - D_weak), for scale > 1.
+
+    The weaker one is `guide` (auto-guidance: a smaller network, or an earlier snapshot of the same run), or
+    the denoiser itself without the class (classifier-free guidance).
+    """
+
+    def __init__(self, denoiser: Denoiser, scale: float, guide: Denoiser | None = None) -> None:
+        self.denoiser, self.scale, self.guide = denoiser, scale, guide
+        self.num_classes = getattr(denoiser, "num_classes", None)
+
+    def __call__(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        """`x_t` (B, ...), `sigma_t` (B,), `label` (B,) -> guided `x_0_hat` (B, ...)."""
+        guide, guide_label = (self.denoiser, None) if self.guide is None else (self.guide, label)
+        weak = guide(x_t, sigma_t, guide_label if getattr(guide, "num_classes", 1) else None)
+        return weak + self.scale * (self.denoiser(x_t, sigma_t, label) - weak)
 
 
 def padded_batches(num_images: int, batch_size: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -296,6 +326,9 @@ class SampleConfig(BaseModel):
     `truncate_at` = sigma_tn stops there and returns the prediction (Appendix, Algorithm 2). `refine_at` =
     sigma_tn puts it on the grid and spends `num_extra` more steps below it (configuration C). Both may be
     "auto": the lowest, or the highest, noise level of the training data (see `for_levels`).
+
+    `guidance` > 1 pushes images away from those of a weaker model (see `Guided`): the checkpoint `guide`, or
+    the same model without its class. `Checkpoint.sampler` applies it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -312,6 +345,16 @@ class SampleConfig(BaseModel):
     churn_low: float = Field(0.0, ge=0)
     churn_high: float = Field(1000.0, gt=0)  # above every grid; JSON has no infinity
     churn_noise: float = Field(1.0, ge=0)
+    guidance: float = Field(1.0, ge=1)
+    guide: Path | None = None
+    precision: Precision = "32"
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Reject settings that contradict each other."""
+        if self.solver == "multistep" and self.churn:
+            raise ValueError(_NO_CHURN)
+        if self.guide is not None and self.guidance == 1:
+            raise ValueError(f"guide = {self.guide} has no effect at guidance = 1: give e.g. guidance = 2")
 
     def for_levels(self, sigma_tn: Iterable[float]) -> "SampleConfig":
         """The same for a model of data with these noise levels: "auto" becomes a number. Checks the grid."""
@@ -364,5 +407,14 @@ class SampleConfig(BaseModel):
         """One image per seed, in batches (see `generate`)."""
         churn = Churn(self.churn, self.churn_low, self.churn_high, self.churn_noise) if self.churn else None
         return generate(
-            denoiser, seeds, image_shape, self.sigmas(), self.solver, label, churn, batch_size, device
+            denoiser,
+            seeds,
+            image_shape,
+            self.sigmas(),
+            self.solver,
+            label,
+            churn,
+            batch_size,
+            device,
+            self.precision,
         )

@@ -50,7 +50,13 @@ _LEVEL = "SIGMA|auto"
 _SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
     # field of SampleConfig: option, type, default, help, metavar
     "num_steps": ("--steps", int, 18, "Steps from noise to image.", None),
-    "solver": ("--solver", str, "heun", "How to step: heun (second order) or euler.", None),
+    "solver": (
+        "--solver",
+        str,
+        "heun",
+        "How to step: heun, multistep (half of heun's evaluations at the same number of steps) or euler.",
+        "heun|multistep|euler",
+    ),
     "truncate_at": (
         "--truncate",
         str,
@@ -70,6 +76,21 @@ _SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
     "churn_low": ("--churn-low", float, 0.0, "Lowest level at which noise is added back (S_min).", None),
     "churn_high": ("--churn-high", float, 1000.0, "Highest level at which noise is added back (S_max).", None),
     "churn_noise": ("--churn-noise", float, 1.0, "Scale of the noise added back (S_noise).", None),
+    "guidance": ("--guidance", float, 1.0, "Push images away from a weaker model's: 1 is off, 2 strong.", None),
+    "guide": (
+        "--guide",
+        Path,
+        None,
+        "The weaker model's checkpoint; default: the same model without class.",
+        None,
+    ),
+    "precision": (
+        "--precision",
+        str,
+        "32",
+        "32, 64 (steps in float64, as EDM) or bf16 (the network in bfloat16).",
+        "32|64|bf16",
+    ),
     "sigma_min": ("--sigma-min", float, 0.002, "Lowest level of the grid.", None),
     "sigma_max": ("--sigma-max", float, 80.0, "Level at which sampling starts.", None),
     "rho": ("--rho", float, 7.0, "Spacing of the grid: higher puts more steps at low levels.", None),

@@ -80,7 +80,7 @@ def sample_checkpoint(
         label = spread_labels(frequencies, range(first_seed, first_seed + num_images))
     samples = Samples(
         name=path.name,
-        denoiser=checkpoint.denoiser.to(device).eval(),
+        denoiser=checkpoint.sampler(sample, device),
         image_shape=checkpoint.config.image_shape,
         num_images=num_images,
         first_seed=first_seed,
