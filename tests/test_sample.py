@@ -127,7 +127,7 @@ def test_guidance_by_class_sharpens_a_mixture() -> None:
 
     class ByClass(nn.Module):
         num_classes = 2
-        each = [MixtureDenoiser(torch.tensor([[mean]]), std=0.5) for mean in (-0.5, 0.5)]
+        each = tuple(MixtureDenoiser(torch.tensor([[mean]]), std=0.5) for mean in (-0.5, 0.5))
         both = MixtureDenoiser(torch.tensor([[-0.5], [0.5]]), std=0.5)
 
         def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:

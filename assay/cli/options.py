@@ -81,7 +81,7 @@ _SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
         "--guide",
         Path,
         None,
-        "The weaker model's checkpoint; default: the same model without class.",
+        "The weaker model's checkpoint; default: this model without class.",
         None,
     ),
     "precision": (
