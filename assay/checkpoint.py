@@ -73,7 +73,7 @@ class Checkpoint:
             if not self.config.num_classes or not self.config.label_dropout:
                 missing = "label_dropout" if self.config.num_classes else "classes"
                 raise ValueError(
-                    f"guidance = {sample.guidance:g} compares with images of no class, but this model was trained "
+                    f"guidance = {sample.guidance:g} needs images of no class, but the model was trained "
                     f"without {missing}: give `guide`, the checkpoint of a weaker model"
                 )
             return Guided(denoiser, sample.guidance)
