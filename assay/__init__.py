@@ -1,8 +1,44 @@
 """Assay trains diffusion models on imperfect images and says what each image is worth.
 
-The modules, in the order in which they build on each other: `files`, `unpickle`, `noise`,
-`denoise`, `nets`, `loss`, `sample`, `data`, `checkpoint`, `train`, `metrics`, `pricing`,
-`mixture`, `study`, `cli`. Importing `assay` alone loads none of them.
+For a notebook or a script these names are enough; each has an example in its docstring:
+
+    from_arrays, open_store        images with their noise levels, from arrays or from files
+    part, simulate, split_held_out  which of them to use; noise to simulate; images kept for evaluation
+    fit, load                      train a `Model`, or open one; it can sample, denoise, score and evaluate
+    open_study                     a grid of trainings
+    NoisyMixture                   the theory's estimator
+
+They are imported when first used. The modules, in the order in which they build on each other: `files`,
+`unpickle`, `noise`, `denoise`, `nets`, `loss`, `sample`, `data`, `checkpoint`, `devices`, `generate`, `train`,
+`metrics`, `model`, `outcome`, `pricing`, `mixture`, `study`, `cli`.
 """
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.2.0"
+
+_WHERE = {
+    "from_arrays": "assay.data.arrays",
+    "open_store": "assay.data",
+    "part": "assay.data",
+    "simulate": "assay.data",
+    "split_held_out": "assay.data",
+    "ImageSource": "assay.data",
+    "Model": "assay.model",
+    "fit": "assay.model",
+    "load": "assay.model",
+    "open_study": "assay.study",
+    "NoisyMixture": "assay.mixture",
+}
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'assay' has no attribute {name!r}; it has {', '.join(_WHERE)}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])
