@@ -145,7 +145,7 @@ def fit(
 
     >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
     >>> assay.fit(images, num_steps=2, batch_size=16, progress=False)
-    <arrays: mlp for 1 x 8 x 8, 602,432 weights; noise: 1 of the images at 0>
+    <arrays: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 1 of the images at 0>
     """
     tree = preset_tree(preset) if preset else {}
     tree = {
