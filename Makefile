@@ -1,8 +1,10 @@
 # Two commands are all the set-up: `make demo` runs the main job, `make test` the checks.
-# Both build .venv on first use; a second run reinstalls nothing.
+# Both build .venv on first use, `make demo` with no more than it needs; a second run reinstalls nothing.
 
 PYTHON ?= python3
 BIN := .venv/bin
+# constraints.txt pins every version; torch there is the CPU build, so no CUDA packages arrive.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two test processes share two cores: one thread each, or both crawl.
 export OMP_NUM_THREADS ?= 1
 
@@ -13,22 +15,27 @@ demo: .venv/installed
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: .venv/installed
+lint: .venv/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
+# All cores: nproc would answer with OMP_NUM_THREADS.
 bench: .venv/bench-installed
-	@for script in bench/*.py; do echo "== $$script"; OMP_NUM_THREADS=$$(nproc) $(BIN)/python $$script || exit 1; done
+	@threads=$$(getconf _NPROCESSORS_ONLN); for script in bench/*.py; do \
+		echo "== $$script"; OMP_NUM_THREADS=$$threads $(BIN)/python $$script || exit 1; done
 
-# constraints.txt pins every version; torch there is the CPU build, so no CUDA packages arrive.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
+	touch $@
+
+.venv/dev-installed: .venv/installed
+	$(PIP) -e '.[dev]'
 	touch $@
 
 .venv/bench-installed: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(PIP) -e '.[bench]'
 	touch $@
 
 clean:

@@ -24,7 +24,10 @@ class ExplainingGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Bad values, files, missing extras and divergence are explained on stderr."""
         command: Any = self
-        for word in [*ctx._protected_args, *ctx.args]:
+        first = getattr(ctx, "_protected_args", None) or getattr(
+            ctx, "protected_args", []
+        )  # by click's version
+        for word in [*first, *ctx.args]:
             if word not in getattr(command, "commands", {}):
                 break
             command = command.commands[word]
