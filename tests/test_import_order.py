@@ -1,8 +1,10 @@
 """The layout of the package is a promise: each module imports only those above it in this list."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,21 @@ def test_imports_only_what_stands_above(source: Path) -> None:
     assert room in ORDER, f"{source} is not in the list of modules: add it where it belongs"
     below = {other for other in imported_rooms(ROOT / source) if ORDER.index(other) > ORDER.index(room)}
     assert not below, f"assay/{source} imports {below}, which stand below it"
+
+
+def test_what_is_imported_at_once_is_a_core_dependency() -> None:
+    """`make demo` installs no extras, so these are imported inside functions only."""
+    with open(ROOT.parent / "pyproject.toml", "rb") as file:
+        declared = {
+            re.split(r"[^\w-]", text)[0].lower() for text in tomllib.load(file)["project"]["dependencies"]
+        }
+    called = {"PIL": "pillow", "sklearn": "scikit-learn", "lightning_fabric": "lightning-fabric", "ot": "pot"}
+    for source in SOURCES:
+        for node in ast.parse((ROOT / source).read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - {"assay"} - sys.stdlib_module_names:
+                assert called.get(top, top) in declared, f"assay/{source} imports {top}"
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
