@@ -312,13 +312,14 @@ def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
         values = {name: getattr(setting, name) for name in _SETTING if name in Setting.model_fields}
         values |= {name: getattr(evaluation, name) for name in _MEASURED}
         values |= {name: getattr(outcome, name) for name in _SECONDS}
-        values |= {"seed": setting.seed, "sigma": " ".join(repr(level) for level, _ in setting.noisy)}
+        values |= {"consistency": int(setting.consistency), "seed": setting.seed}
+        values |= {"sigma": " ".join(repr(level) for level, _ in setting.noisy)}
         numbers = " ".join(_number(number) for _, number in setting.noisy) or "0"
         if setting.counted:
             values |= {"num_clean": _number(setting.num_clean), "num_noisy": numbers}
         else:
             values["noisy_fraction"] = numbers
-        writer.writerow({name: _cell(value) for name, value in values.items()})
+        writer.writerow({name: csv_cell(value) for name, value in values.items()})
     with write_whole(path) as partial:
         partial.write_text(buffer.getvalue(), encoding="utf-8")
 
@@ -327,10 +328,11 @@ def _number(value: float) -> str:
     return str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
 
 
-def _cell(value: object) -> object:
+def csv_cell(value: object) -> object:
+    """A value for a CSV file: text that a spreadsheet would run begins with an apostrophe."""
     if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
         return "'" + value
-    return "" if value is None else int(value) if isinstance(value, bool) else value
+    return "" if value is None else value
 
 
 def read_outcomes(path: Path) -> dict[int, Outcome]:

@@ -600,6 +600,13 @@ def test_rows_with_several_noise_levels_are_left_out_and_counted(tmp_path: Path)
         read_comparable(path)
 
 
+def test_names_in_printed_csv_are_not_formulas(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("dataset,sigma,num_clean,num_noisy,fd\n=1+1,,20,0,2.0\n=1+1,,10,0,3.0\n=1+1,0.1,5,20,2.5\n")
+    (row,) = csv.DictReader(run("price", str(path), "--csv").splitlines())
+    assert row["dataset"] == "'=1+1" and float(row["sigma"]) == 0.1
+
+
 def test_rows_measured_in_different_ways_are_not_compared(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     head = "sigma,num_clean,num_noisy,fd,num_images,metric\n"

@@ -234,11 +234,13 @@ def _print_values(rows: Sequence[dict[str, Any]], everything: Any, as_json: bool
     if as_json:
         typer.echo(json.dumps(_finite(everything), indent=2, allow_nan=False))
         return
+    from assay.outcome import csv_cell
+
     text = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     typer.echo(text.getvalue(), nl=False)
 
 

@@ -58,7 +58,7 @@ _NUM_BLOCKS = 8  # of the smallest size
 
 
 def check_extrapolation(num_images: int, num_features: int) -> None:
-    """Refuse so few images that FD does not fall as 1/n in the smallest blocks."""
+    """Reject too few images, for which FD does not fall as 1/n in the smallest blocks."""
     needed = 2 * _NUM_BLOCKS * num_features
     if num_images < needed:
         raise ValueError(
@@ -232,7 +232,7 @@ class Memorisation:
     """How much closer to the training images generated images are than real images not trained on.
 
     `share` of them are closer than `threshold`, the `quantile` of the held-out images' distances. A model that
-    learnt the distribution has share ~ quantile, one that copies has share ~ 1.
+    learned the distribution has share ~ quantile, one that copies has share ~ 1.
     """
 
     share: float

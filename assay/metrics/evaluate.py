@@ -90,7 +90,7 @@ def reference_from_images(
     if len(index) < MIN_IMAGES:
         raise ValueError(
             f"{source.name} has {len(index)} clean images: a reference needs at least {MIN_IMAGES}; noisy "
-            "images do not count, since a model that learnt well does not look like them"
+            "images do not count, since a good model does not look like them"
         )
     key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"features-{extractor.name}-{key}"

@@ -176,7 +176,7 @@ def joint_bounds(results: Comparable) -> JointBounds:
     A better FD means a larger effective size, which is linear in the prices: each bound is a linear
     programme. When the comparisons contradict each other, the smallest margin at which they agree is used.
     """
-    price_bounds(results)  # refuses tables without pairs
+    price_bounds(results)  # rejects tables without pairs
     programme = _Programme(results, 0.0)
     point, margin, too_small = programme.solve(), 0.0, 0.0
     if point is None:
