@@ -370,6 +370,80 @@ def test_fine_tuning_starts_from_the_checkpoint(tmp_path: Path) -> None:
         train(other, tmp_path / "third", points)
 
 
+def test_a_continued_run_is_the_long_run_bit_for_bit(tmp_path: Path) -> None:
+    points, net = Points(50, 0.2), {**TINY_NET, "dropout": 0.2}
+    settings: dict[str, Any] = {"consistency": {"coefficient": 0.5}, "log_every": 3}
+    whole = train(config(net, num_steps=30, **settings), tmp_path / "whole", points)
+    first = train(config(net, num_steps=12, **settings), tmp_path / "first", points)
+    again = {"continue_from": str(tmp_path / "first"), **settings}
+    steps = iter(range(100))  # stopped once on the way
+    train(config(net, num_steps=30, **again), tmp_path / "longer", points, should_stop=lambda: next(steps) == 5)
+    shutil.rmtree(tmp_path / "first")  # which is not needed any more
+    longer = train(config(net, num_steps=30, **again), tmp_path / "longer", points)
+    assert longer.finished and longer.checkpoint.read_bytes() == whole.checkpoint.read_bytes()
+    assert metrics(tmp_path / "longer") == [line for line in metrics(tmp_path / "whole") if line["step"] > 12]
+    (parent,) = json.loads((tmp_path / "longer/config.json").read_text())["lineage"]
+    assert parent["step"] == first.step == 12
+    assert "train.num_steps: 12 there, 30 here" in parent["changed"]
+
+
+def test_a_run_goes_on_under_other_settings_and_its_lineage_is_kept(tmp_path: Path) -> None:
+    points = Points(50, 0.2)
+    train(config(num_steps=10), tmp_path / "a", points)
+    changed = {"lr": 1e-4, "weight_decay": 0.1, "weight_decay_kind": "l2", "consistency": {"coefficient": 1.0}}
+    train(config(num_steps=15, continue_from=str(tmp_path / "a"), **changed), tmp_path / "b", points)
+    last = train(config(num_steps=20, continue_from=str(tmp_path / "b")), tmp_path / "c", Points(60, 0.5))
+    assert load_checkpoint(last.checkpoint).info.num_images_seen == 160
+    lineage = json.loads((tmp_path / "c/config.json").read_text())["lineage"]
+    assert [parent["step"] for parent in lineage] == [10, 15]
+    assert any(change.startswith("train.lr: 0.001 there, 0.0001 here") for change in lineage[0]["changed"])
+    for folder, settings, message in [
+        ("nowhere", {}, "no run with a saved state in that folder"),
+        ("c", {"num_steps": 20}, "at step 20 already: set train.num_steps above"),
+        ("c", {"batch_size": 4, "num_steps": 30}, "batch_size: 8 there, 4 here"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train(config(continue_from=str(tmp_path / folder), **settings), tmp_path / "d", points)
+    with pytest.raises(ValueError, match="width: 16 there, 8 here"):
+        wider = {**TINY_NET, "width": 8}
+        train(config(wider, num_steps=30, continue_from=str(tmp_path / "c")), tmp_path / "d", points)
+
+
+def test_l2_in_adam_is_torchs(tmp_path: Path) -> None:
+    points, chosen = Points(64), config(num_steps=1, weight_decay=0.3, weight_decay_kind="l2", lr_ramp_images=0)
+    train(chosen, tmp_path / "run", points)
+    denoiser = build_denoiser(chosen.net_config(points), seed=0)
+    optimizer = torch.optim.Adam(denoiser.parameters(), 1e-3, weight_decay=0.3, fused=True)
+    losses(denoiser, Loader(points, 8).batch(0), chosen.train, 0.5).mean().backward()
+    optimizer.step()
+    state = load_file(tmp_path / f"run/state/{1:09d}.safetensors")
+    for key, value in denoiser.state_dict().items():
+        torch.testing.assert_close(state[f"model/{key}"], value)
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_the_same(tmp_path: Path) -> None:
+    points = Points(50, 0.2)
+    plain = train(config(num_steps=6), tmp_path / "plain", points)
+    compiled = train(config(num_steps=6, compile=True), tmp_path / "compiled", points)
+    first, second = weights(plain.checkpoint), weights(compiled.checkpoint)
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        torch.testing.assert_close(second[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_gpu_switches_are_on_while_training_only(tmp_path: Path) -> None:
+    def switches() -> tuple[bool, ...]:
+        backends = torch.backends
+        return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+
+    before, seen = switches(), set()
+    for tf32 in (True, False):
+        chosen = config(num_steps=1, tf32=tf32, cudnn_benchmark=tf32)
+        train(chosen, tmp_path / str(tf32), Points(50), on_progress=lambda p: seen.add(switches()))
+    assert seen == {(True, True, True), (False, False, False)} and switches() == before
+
+
 def test_every_option_trains(tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [
         {"pairing": "sigma_first"},

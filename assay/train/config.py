@@ -217,15 +217,21 @@ class TrainConfig(Strict):
     seed: int = 0
     precision: Literal["32", "bf16", "fp16"] = "32"
     init_from: Path | None = None  # a checkpoint to fine-tune
+    continue_from: Path | None = None  # a run's folder: go on from its last state, under these settings
 
     lr: float = Field(1e-3, gt=0)
     lr_ramp_images: int = Field(10_000, ge=0)
     lr_decay: Literal["none", "cosine"] = "none"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)  # configuration E
+    weight_decay_kind: Literal["decoupled", "l2"] = "decoupled"  # AdamW; l2 in Adam's gradient is the original
     clip_grad: float | None = Field(None, gt=0)
     ema_half_life_images: int = Field(500_000, ge=0)
     ema_ramp: float | None = Field(0.05, gt=0)  # the half-life is at most this share of the images seen
+
+    compile: bool = False  # torch.compile: minutes at the start, then faster steps on most GPUs
+    tf32: bool = False  # faster float32 products on GPUs, with 10 bits of mantissa; EDM's choice is off
+    cudnn_benchmark: bool = True  # on GPUs, try which convolution is fastest
 
     pairing: Pairing = "image_first"
     sigma_mean: float = -1.2  # of log sigma_t

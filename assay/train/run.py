@@ -91,8 +91,24 @@ def open_run(
     fabric = open_fabric(device, devices, num_nodes, _PRECISION[config.train.precision])
     check_ranks(config, fabric.world_size)
     busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
-    with hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext():
+    with (
+        _gpu_switches(config),
+        hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext(),
+    ):
         yield Run(config, run_dir, source, fabric)
+
+
+@contextmanager
+def _gpu_switches(config: RunConfig) -> Iterator[None]:
+    """Let GPUs be as fast as the config allows; a CPU does not care."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    matmul.allow_tf32 = cudnn.allow_tf32 = config.train.tf32
+    cudnn.benchmark = config.train.cudnn_benchmark
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 def check_run(config: RunConfig, source: ImageSource) -> None:
@@ -128,6 +144,15 @@ def check_ranks(config: RunConfig, num_ranks: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Continued:
+    """The state of the run to go on from, and what is recorded of it."""
+
+    state: tuple[dict[str, Tensor], dict[str, Any]]
+    lineage: list[dict[str, Any]]
+    same_data: bool
+
+
 class Run:
     """Everything around the loop: built or resumed on creation, saved as it goes."""
 
@@ -136,6 +161,7 @@ class Run:
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
         self.sample = config.sample.for_levels(source.sigma_tn.unique().tolist())
         self.net_config = config.net_config(source)
+        self.continued = self._find_continued()
         if self.fabric.is_global_zero:
             remove_leftovers(run_dir)
             self._claim_folder()
@@ -144,7 +170,9 @@ class Run:
         if settings.init_from is not None:
             self._load_weights(settings.init_from)
         self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(self.fabric.device)
-        optimizer = torch.optim.AdamW(
+        if settings.compile:  # after the copy: the average stays a plain module with the same names
+            self.denoiser.compile()
+        optimizer = (torch.optim.AdamW if settings.weight_decay_kind == "decoupled" else torch.optim.Adam)(
             self.denoiser.parameters(),
             settings.lr,
             settings.betas,
@@ -210,7 +238,7 @@ class Run:
         Where `found_inf` is 1 the fused optimizer changes neither weights nor moments nor its count of
         steps. With fp16 the gradients' scaler skips by itself, and learns from it.
         """
-        norm = torch.tensor(math.nan) if grad_norm is None else grad_norm.detach()
+        norm = torch.tensor(math.nan, device=self.fabric.device) if grad_norm is None else grad_norm.detach()
         self._norms.append(norm)
         if self.config.train.precision != "fp16":
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
@@ -311,6 +339,7 @@ class Run:
             "data": {"name": self.source.name, "num_images": len(self.source)},
             "config": self.config.model_dump(mode="json"),
             "net": self.net_config.model_dump(mode="json"),
+            "lineage": [] if self.continued is None else self.continued.lineage,
         }
         with write_whole(path) as partial:
             partial.write_text(json.dumps(record, indent=2))
@@ -326,20 +355,59 @@ class Run:
                 )
         self.denoiser.load_state_dict(theirs)
 
+    def _find_continued(self) -> "_Continued | None":
+        """The run to go on from, if there is one and this run has not begun; checked against this one."""
+        folder, settings = self.config.train.continue_from, self.config.train
+        if folder is None or (self.run_dir / "config.json").exists():
+            return None
+        state = load_state(folder / "state", remove_damaged=False)
+        if state is None or not (folder / "config.json").is_file():
+            raise ValueError(
+                f"train.continue_from = {folder}: there is no run with a saved state in that folder"
+            )
+        theirs = json.loads((folder / "config.json").read_bytes())
+        step, here = state[1]["step"], self.config.model_dump(mode="json")
+        different = differences(theirs["net"], self.net_config.model_dump(mode="json"))
+        for name in ("batch_size", "accumulate"):  # steps are counted in batches
+            if theirs["config"]["train"][name] != here["train"][name]:
+                different.append(
+                    f"train.{name}: {theirs['config']['train'][name]} there, {here['train'][name]} here"
+                )
+        if different:
+            raise ValueError(
+                f"train.continue_from = {folder} is of another network or batch ({'; '.join(different)})"
+            )
+        if step >= settings.num_steps:
+            raise ValueError(
+                f"train.continue_from = {folder} is at step {step} already: set train.num_steps above that"
+            )
+        parent = {
+            "fingerprint": theirs["fingerprint"],
+            "step": step,
+            "changed": differences(theirs["config"], here),
+        }
+        same_data = theirs["fingerprint"]["data"] == self.source.fingerprint
+        return _Continued(state, [*theirs.get("lineage", []), parent], same_data)
+
     def _resume(self) -> None:
         if self.was_finished:  # its states may be gone, and nothing is left to do
             self.step = self.config.train.num_steps
             return
-        state = load_state(self.run_dir / "state")
+        state = self.continued.state if self.continued is not None else load_state(self.run_dir / "state")
         if state is None:
+            if self.config.train.continue_from is not None:
+                raise ValueError(f"{self.run_dir} has lost its states: remove it and continue again")
             return
         tensors, info = state
         unpack_tensors(tensors, self.denoiser, self.ema, self.optimizer)
         self.step, self.num_skipped = info["step"], info["num_skipped"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
-        if self.fabric.is_global_zero:
+        if self.fabric.is_global_zero and (self.continued is None or self.continued.same_data):
             self.by_sigma.totals = torch.tensor(info["by_sigma"], dtype=torch.float64)
+        if self.continued is not None:
+            self._save_state()  # from here on the run needs nothing of the other
+            self.continued = None
 
     def _save_state(self) -> None:
         totals = self._sum_over_ranks(self.by_sigma.totals)

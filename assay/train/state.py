@@ -28,8 +28,8 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Map
         old.unlink()
 
 
-def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest undamaged state as (tensors, info), or None. Damaged ones are removed with a warning."""
+def load_state(folder: Path, remove_damaged: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest undamaged state as (tensors, info), or None. A warning tells of damaged ones."""
     for path in reversed(_states(folder)):
         try:
             tensors, info = load_tensors(path)
@@ -38,7 +38,8 @@ def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
             return tensors, info
         except (OSError, ValueError) as error:
             warnings.warn(f"{path} is damaged ({error}): resuming from the state before", stacklevel=2)
-            path.unlink()
+            if remove_damaged:
+                path.unlink()
     return None
 
 
