@@ -10,6 +10,7 @@ commands as `results.csv`, written and read here alone. Its columns:
     clean_fraction, noisy_fraction    parts of the data set
     sampling, consistency, seed       full, truncated or refined; 0 or 1; of training (optional)
     fd, fd_std, metric                the distance, its deviation over ranges of samples, and its name
+    score, score_error, ...           the held-out score in nats per dimension (see `Evaluation`)
     extractor, num_images, kid, ...   the other fields of `Evaluation`; empty where not measured
     train_seconds, sample_seconds     what it took
 
@@ -38,7 +39,7 @@ from pydantic import (
 )
 
 from assay.files import is_number, write_whole
-from assay.metrics.evaluate import Evaluation, compare
+from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
 from assay.metrics.generated import SamplerSettings
 
 Sampling = Literal["full", "truncated", "refined"]
@@ -184,13 +185,17 @@ class Outcome(BaseModel):
 class Currency:
     """What a table, a price or a report counts in: a number of each outcome with its error; less is better.
 
-    `name` is used in the names of files, `title` in words, and `form` is how numbers are written.
+    `name` is that of its column and in the names of files, `title` in words, and `form` is how numbers are
+    written. `num_images` must agree where outcomes are compared. A `shared_error` is one of images that
+    all models were measured on, which more runs do not shrink.
     """
 
     name: str
     value: Callable[[Outcome], float | None]
     error: Callable[[Outcome], float | None]
     title: Callable[[Outcome], str]
+    num_images: Callable[[Outcome], int | None] = lambda outcome: outcome.evaluation.num_images
+    shared_error: bool = False
     form: str = ".3g"
 
 
@@ -207,6 +212,14 @@ def metric(name: str) -> Currency:
 
 
 FD = replace(metric("fd"), title=lambda outcome: outcome.evaluation.metric, form=".2f")
+SCORE = replace(
+    metric("score"),
+    error=lambda outcome: outcome.evaluation.score_paired_error or outcome.evaluation.score_error,
+    num_images=lambda outcome: outcome.evaluation.score_images,
+    shared_error=True,
+    form=".3f",
+)
+CURRENCIES = {currency.name: currency for currency in (SCORE, FD)}
 
 
 def trained_setting(sampler: SamplerSettings, dataset: str) -> Setting:
@@ -296,7 +309,7 @@ def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
 _SETTING = ["table", "dataset", "sigma", "clean_fraction", "noisy_fraction", "sampling", "consistency"]
 _COUNTS = ["seed", "num_clean", "num_noisy"]
 _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
-_MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, "details")]
+_MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
 _SECONDS = ["train_seconds", "sample_seconds"]
 COLUMNS = _SETTING + _MEASURED + _COUNTS + _SECONDS
 _FORMULA = ("=", "+", "-", "@")  # a spreadsheet runs a cell that begins with one of these
@@ -360,22 +373,24 @@ def read_outcomes(path: Path) -> dict[int, Outcome]:
 
 
 def _check_header(path: Path, names: list[str], header: list[str]) -> None:
-    needed = ["fd", "sigma"]
+    needed = ["sigma"] if "score" in names else ["fd", "sigma"]
     if not {"num_clean", "num_noisy"} <= set(names):
         needed += ["clean_fraction", "noisy_fraction"]
     if missing := [name for name in needed if name not in names]:
-        name = "fd or fid" if missing[0] == "fd" else missing[0]
+        name = "score, fd or fid" if missing[0] == "fd" else missing[0]
         raise ValueError(f"{path}: column {name} is missing; the header has {', '.join(header)}")
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: column {min(twice)} is named twice")
 
 
 def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
-    names = {"metric": "FID" if "fd" in cells.called else "FD", "extractor": ""}
+    names = {"metric": "FID" if "fd" in cells.called and "fd" in cells.cells else "FD", "extractor": ""}
     measured = {name: cells.number(name) for name in _MEASURED if name in cells.cells and name not in names}
-    rule = "a Frechet distance is finite and > 0"
-    cells.check("fd", measured.get("fd"), lambda v: v > 0, rule, required=True)
-    cells.check("fd_std", measured.get("fd_std"), lambda v: v >= 0, "a standard deviation is at least 0")
+    needs_fd, rule = "score" not in measured, "a Frechet distance is finite and > 0"
+    cells.check("fd", measured.get("fd"), lambda v: v > 0, rule, required=needs_fd)
+    cells.check("score", measured.get("score"), lambda v: v > 0, "a score is finite and > 0")
+    for name in ("fd_std", "score_error", "score_paired_error"):
+        cells.check(name, measured.get(name), lambda v: v >= 0, "a standard deviation is at least 0")
     evaluation: dict[str, Any] = measured | {name: cells.text(name) or known for name, known in names.items()}
     return Outcome(
         setting=_read_setting(cells, dataset),

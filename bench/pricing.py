@@ -39,7 +39,7 @@ def all_pairs(results: Comparable) -> list[tuple[float, float]]:
     for sigma in np.unique(results.sigma[results.sigma > 0]):
         mixed = results.take(results.sigma == sigma)
         bound = (clean.num_clean - mixed.num_clean[:, None]) / mixed.num_noisy[:, None]
-        clean_wins = clean.fd <= mixed.fd[:, None]
+        clean_wins = clean.value <= mixed.value[:, None]
         found.append((max(bound[~clean_wins].max(), 0.0), min(bound[clean_wins].min(), 1.0)))
     return found
 

@@ -7,7 +7,6 @@ the committed numbers give, so no figure in a README can differ from them.
 """
 
 import csv
-import math
 import re
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ import numpy as np
 
 from assay.mixture.rates import Curve
 from assay.outcome import Outcome, Setting, read_outcomes
-from assay.pricing.report import price_report
+from assay.pricing.report import between, price_report
 from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
 from assay.study.report import report_from_table
 from assay.study.tables import (
@@ -205,7 +204,7 @@ def costs(study: str) -> str:
 
 
 def prices(study: str) -> str:
-    """Noisy images that replace a clean one, by bounds and by the law, beside the paper's CIFAR-10."""
+    """Noisy images that replace a clean one, by bounds, learning curve and law, beside the paper's CIFAR-10."""
     tables = {
         study: read_comparable(HERE / study / "results.csv")[0],
         "the paper's CIFAR-10": read_comparable(
@@ -216,15 +215,14 @@ def prices(study: str) -> str:
     for name, results in tables.items():
         for row in price_report(results).price_rows():
             bounds = row["contradiction"] or _range(row, "noisy_per_clean")
-            law = f"{row['law']:.2f} ({_range(row, 'law')})"
-            rows.append((name, f"{row['sigma']:g}", bounds, _range(row, "interval"), law))
-    header = ("data", "noise", "bounds", "95 % of the bounds", "law (95 %)")
+            fits = [f"{row[fit]:.2f} ({_range(row, fit)})" for fit in ("curve", "law")]
+            rows.append((name, f"{row['sigma']:g}", bounds, _range(row, "interval"), *fits))
+    header = ("data", "noise", "bounds", "95 % of the bounds", "learning curve (95 %)", "law (95 %)")
     return format_table(Table("Noisy images for one clean image", header, tuple(rows)), "markdown").rstrip()
 
 
 def _range(row: dict[str, Any], name: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{low:.3g} to {high:.3g}" if math.isfinite(high) else f"{low:.3g} or more"
+    return between(row[f"{name}_low"], row[f"{name}_high"])
 
 
 BLOCKS: dict[str, Callable[..., str]] = {

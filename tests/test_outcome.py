@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo
 from assay.cli import app
-from assay.metrics.evaluate import Details, Evaluation
+from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation
 from assay.metrics.generated import SamplerSettings
 from assay.outcome import (
     COLUMNS,
@@ -112,8 +112,10 @@ settings = st.one_of(
     ),
 )  # fmt: skip
 finite = st.none() | st.floats(allow_nan=False, allow_infinity=False)
-measured = {name: finite for name in Evaluation.model_fields if name not in ("details", "fd", "fd_std")}
-measured |= {"fd": st.floats(1e-9, 1e9), "fd_std": st.none() | st.floats(0, 1e9)}
+measured = {name: finite for name in Evaluation.model_fields if name not in NOT_COLUMNS}
+measured |= {"fd": st.floats(1e-9, 1e9), "score": st.none() | st.floats(1e-9, 1e9)}
+measured |= dict.fromkeys(("fd_std", "score_error", "score_paired_error"), st.none() | st.floats(0, 1e9))
+measured |= dict.fromkeys(("score_images", "score_step"), st.none() | st.integers(1, 10**6))
 measured |= {"metric": st.just("FD-pixels"), "extractor": st.just("pixels")}
 measured |= {"num_images": st.none() | st.integers(1, 10**6)}
 outcomes = st.builds(
@@ -215,7 +217,7 @@ def test_a_column_named_twice_is_rejected(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_a_column_and_a_currency() -> None:
-    assert set(Evaluation.model_fields) - {"details"} <= set(COLUMNS)
+    assert set(Evaluation.model_fields) - set(NOT_COLUMNS) <= set(COLUMNS)
     evaluation = Evaluation(fd=2.0, fd_std=0.5, kid=0.01, kid_error=0.002, metric="FD-x", extractor="x")
     outcome = Outcome(setting=Setting(num_clean=1), evaluation=evaluation)
     kid, recall = metric("kid"), metric("recall")
@@ -296,7 +298,7 @@ def test_gathered_results_can_be_priced(tmp_path: Path) -> None:
     reported = CliRunner().invoke(app, ["study", "report", str(output)], env={"COLUMNS": "300"})
     assert reported.exit_code == 0 and (tmp_path / "report.html").exists()
     assert "The best of 4 settings is 1,000 clean: FD-pixels 2.00 ± 0.10." in reported.output
-    assert "One clean image is worth between 1 and 2.25 noisy ones at noise 0.5" in reported.output
+    assert "noisy images at noise 0.5 replace a clean one (" in reported.output
     ranked = CliRunner().invoke(app, ["compare", *paths], env={"COLUMNS": "300"})
     assert ranked.exit_code == 0 and "100 images each, against digits" in ranked.output
     assert [line.split()[0] for line in ranked.output.splitlines()[1:5]] == [paths[i] for i in (0, 3, 1, 2)]

@@ -44,7 +44,9 @@ def table(rows: list[tuple[float, float, float, float]], std: float = 0.0) -> Co
     """A table of (sigma, num_clean, num_noisy, fd)."""
     sigma, clean, noisy, fd = np.array(rows, float).T
     line = np.arange(2, 2 + len(rows))
-    return Comparable("made", line, sigma, clean, noisy, fd, np.full(len(rows), std), True, std > 0)
+    return Comparable(
+        "made", line, sigma, clean, noisy, fd, np.full(len(rows), std), True, std > 0, np.ones(len(rows), int)
+    )
 
 
 def law_of(**changes: float) -> Law:
@@ -102,8 +104,8 @@ def all_pairs(results: Comparable, z: float) -> tuple[float, float]:
         if results.num_noisy[a] or not results.num_noisy[m]:
             continue
         bound = (results.num_clean[a] - results.num_clean[m]) / results.num_noisy[m]
-        margin = z * math.hypot(results.fd_std[a], results.fd_std[m])
-        fd_a, fd_m = results.fd[a], results.fd[m]
+        margin = z * math.hypot(results.std[a], results.std[m])
+        fd_a, fd_m = results.value[a], results.value[m]
         tie = fd_a == fd_m - margin and results.num_clean[a] > results.num_clean[m]
         if fd_a < fd_m - margin or tie:
             upper = min(upper, bound)
@@ -120,7 +122,7 @@ def test_bounds_are_those_of_all_pairs(seed: int, z: float, decimals: int) -> No
     noisy = np.where(np.arange(n) % 2, 0.0, rng.integers(1, 9, n))
     fd = np.round(rng.uniform(1, 2, n), decimals)  # ties are common
     rows = list(zip(np.where(noisy > 0, 0.1, 0.0), rng.integers(1, 9, n), noisy, fd, strict=True))
-    results = replace(table(rows, std=1.0), fd_std=rng.choice([0.01, 0.05, 0.1], n))
+    results = replace(table(rows, std=1.0), std=rng.choice([0.01, 0.05, 0.1], n))
     clean, mixed = np.flatnonzero(noisy == 0), np.flatnonzero(noisy > 0)
     assert _tightest(results, clean, mixed, z)[:2] == all_pairs(results, z)
     size, extra = results.num_clean[mixed][:, None], noisy[mixed][:, None]
@@ -135,7 +137,7 @@ def test_many_standard_deviations_only_widen_the_interval() -> None:
     clean = rng.uniform(1, 9, n)
     fd = 1 + 2 / (clean + 0.5 * noisy)
     rows = list(zip(np.where(noisy > 0, 0.1, 0.0), clean, noisy, fd, strict=True))
-    results = replace(table(rows, std=1.0), fd_std=rng.uniform(0.001, 0.01, n))
+    results = replace(table(rows, std=1.0), std=rng.uniform(0.001, 0.01, n))
     ours = _tightest(results, np.flatnonzero(noisy == 0), np.flatnonzero(noisy > 0), 3.0)
     exact = all_pairs(results, 3.0)
     assert ours[0] <= exact[0] and ours[1] >= exact[1]
@@ -146,7 +148,7 @@ def test_contradicting_evidence_is_named() -> None:
     rows = [(0, 10, 0, 3.0), (0, 20, 0, 2.0), (0.1, 5, 20, 1.9), (0.1, 5, 10, 3.1)]  # c >= 0.75 and c <= 0.5
     (bounds,) = price_bounds(table(rows, std=0.001))
     assert (bounds.lower, bounds.upper) == (0.75, 0.5)
-    assert "c >= 0.75" in str(bounds.contradiction) and "c <= 0.5" in str(bounds.contradiction)
+    assert "w >= 0.75" in str(bounds.contradiction) and "w <= 0.5" in str(bounds.contradiction)
     assert "beyond doubt" in str(bounds.contradiction) and bounds.interval is None
     assert bounds.lower_pair and bounds.upper_pair
     assert (bounds.lower_pair.better, bounds.lower_pair.worse) == (2, 1)
@@ -169,7 +171,7 @@ def test_interval_of_bounds_covers_the_true_price() -> None:
     fd = 2 + 0.3 * (base.num_clean + c * base.num_noisy) ** -1.5
     covered, width, naive = [], [], []
     for _ in range(num_tables):
-        (bounds,) = price_bounds(replace(base, fd=fd + std * rng.standard_normal(len(fd))))
+        (bounds,) = price_bounds(replace(base, value=fd + std * rng.standard_normal(len(fd))))
         low, high = bounds.interval or (1.0, 0.0)
         covered.append(low <= c <= high)
         width.append(high - low)
@@ -185,7 +187,7 @@ def test_interval_of_bounds_is_no_wider_than_it_must_be() -> None:
     base = table([(0, 10 + 20 * (c + 1e-9), 0, 2.0), (0, 5, 0, 9.0), (0.1, 10, 20, 2.0)], std)
     covered = []
     for _ in range(num_tables):
-        (bounds,) = price_bounds(replace(base, fd=base.fd + std * rng.standard_normal(3)))
+        (bounds,) = price_bounds(replace(base, value=base.value + std * rng.standard_normal(3)))
         low, high = bounds.interval or (1.0, 0.0)
         covered.append(low <= c <= high)
     assert abs(np.mean(covered) - 0.95) < 3 * math.sqrt(0.95 * 0.05 / num_tables)
@@ -205,7 +207,7 @@ def test_joint_bounds_are_those_of_all_pairs() -> None:
     # Every pair as its own constraint: n_j + c_j m_j - n_i - c_i m_i <= 0 where i is better.
     matrix, limit = [[-1.0, 1.0]], [0.0]
     for i, j in itertools.permutations(range(len(results)), 2):
-        if results.fd[i] < results.fd[j]:
+        if results.value[i] < results.value[j]:
             row = [0.0, 0.0]
             for which, sign in ((i, -1), (j, 1)):
                 if results.sigma[which]:
@@ -229,7 +231,7 @@ def test_joint_bounds_say_which_pairs_contradict() -> None:
     found = joint_bounds(PAPER_RESULTS["cifar10"])
     results = PAPER_RESULTS["cifar10"]
     assert 0 < found.margin < 2
-    assert found.violated and all(results.fd[p.better] < results.fd[p.worse] for p in found.violated)
+    assert found.violated and all(results.value[p.better] < results.value[p.worse] for p in found.violated)
     assert (np.diff(found.lower) <= 1e-9).all() and (np.diff(found.upper) <= 1e-9).all()
 
 
@@ -251,7 +253,7 @@ def test_law_predicts_the_held_out_extremes_better_than_the_baseline() -> None:
         law.predict(extremes.num_clean[i], [(extremes.num_noisy[i], extremes.sigma[i])]) for i in range(2)
     ]
     measured = [3.56, 3.53]
-    ours = np.abs([p.fd / m - 1 for p, m in zip(predictions, measured, strict=True)])
+    ours = np.abs([p.value / m - 1 for p, m in zip(predictions, measured, strict=True)])
     assert ours.max() < 0.05
     assert all(p.low < m < p.high for p, m in zip(predictions, measured, strict=True))
     assert ["noise" in p.extrapolates[0] for p in predictions] == [True, False]
@@ -260,7 +262,7 @@ def test_law_predicts_the_held_out_extremes_better_than_the_baseline() -> None:
     columns = results.num_clean, results.num_noisy, results.sigma
     start = np.log([1.5, 0.3, 2, 0.1, 1])
     fit = least_squares(
-        lambda t: np.log(baseline(t, *columns) / results.fd), start, loss="soft_l1", f_scale=0.02
+        lambda t: np.log(baseline(t, *columns) / results.value), start, loss="soft_l1", f_scale=0.02
     )
     theirs = baseline(fit.x, np.array([0.1, 0.01]), np.array([0.9, 0.99]), np.array([0.4, 0.2]))
     np.testing.assert_allclose(theirs, [3.55, 3.09], atol=0.02)
@@ -272,7 +274,7 @@ def test_left_out_rows_of_the_paper(dataset: str) -> None:
     results = PAPER_RESULTS[dataset]
     left_out = leave_one_out(results, fit_law(results, num_draws=2))
     assert np.median(left_out.error) <= 0.03
-    assert np.median(np.abs(left_out.fitted / results.fd - 1)) <= 0.015
+    assert np.median(np.abs(left_out.fitted / results.value - 1)) <= 0.015
     # The only row at 10 % clean-only cannot be predicted from the others, and that is said.
     alone = int(np.flatnonzero((results.num_noisy == 0) & (results.num_clean == 0.1))[0])
     assert "effective size 0.1 below the table's 0.3" in left_out.extrapolates[alone]
@@ -286,12 +288,12 @@ def test_fit_is_the_minimum_that_scipy_finds() -> None:
 
     def square_roots(t: np.ndarray) -> np.ndarray:
         """Numbers whose squares add up to the cost: soft L1 of the residuals, and the prior."""
-        residual = (data.log_fd(t)[0] - data.target) / data.scale
+        residual = (data.log_value(t)[0] - data.target) / data.scale
         return np.append(np.sqrt(2 * (np.sqrt(1 + residual**2) - 1)), (t - data.prior) / data.prior_std)
 
     step = 1e-6
-    numeric = [data.log_fd(theta + step * e)[0] - data.log_fd(theta - step * e)[0] for e in np.eye(6)]
-    np.testing.assert_allclose(data.log_fd(theta)[1], np.stack(numeric, 1) / (2 * step), atol=1e-7)
+    numeric = [data.log_value(theta + step * e)[0] - data.log_value(theta - step * e)[0] for e in np.eye(6)]
+    np.testing.assert_allclose(data.log_value(theta)[1], np.stack(numeric, 1) / (2 * step), atol=1e-7)
     other = least_squares(square_roots, theta + 0.05 * np.array([1, -1, 1, -1, 1, -1]), x_scale="jac")
     assert (square_roots(theta) ** 2).sum() <= (square_roots(other.x) ** 2).sum() * (1 + 1e-6)
     np.testing.assert_allclose(theta, other.x, atol=0.01)
@@ -304,10 +306,10 @@ def test_formula_needs_only_the_numbers_of_as_dict() -> None:
     effective = clean + sum(n * (1 + (s / p["sigma_floor"]) ** 2) ** -p["steepness"] for n, s in noisy)
     unit = p["num_images"]
     fd = p["floor"] + p["amplitude"] * (effective / unit) ** -p["exponent"] + p["details"] / (clean / unit)
-    assert law.predict(clean, noisy).fd == pytest.approx(fd, rel=1e-12)
-    assert float(law.fd(0.2, 0.3, 0.05)) == pytest.approx(law.predict(0.2, [(0.3, 0.05)]).fd, rel=1e-12)
-    assert law.predict(0.0, noisy).fd == math.inf
-    price = law.price(np.linspace(0, 1, 50))
+    assert law.predict(clean, noisy).value == pytest.approx(fd, rel=1e-12)
+    assert float(law.value(0.2, 0.3, 0.05)) == pytest.approx(law.predict(0.2, [(0.3, 0.05)]).value, rel=1e-12)
+    assert law.predict(0.0, noisy).value == math.inf
+    price = law.weight(np.linspace(0, 1, 50))
     assert price[0] == 1 and (np.diff(price) < 0).all()
 
 
@@ -316,22 +318,22 @@ def test_law_does_not_depend_on_units() -> None:
     parts, fd_unit = PAPER_RESULTS["cifar10"], 7.0
     counts = replace(
         parts, num_clean=parts.num_clean * 60_000, num_noisy=parts.num_noisy * 60_000,
-        fd=parts.fd * fd_unit, fd_std=parts.fd_std * fd_unit,
+        value=parts.value * fd_unit, std=parts.std * fd_unit,
     )  # fmt: skip
     a, b = fit_law(parts, num_draws=50), fit_law(counts, num_draws=50)
     one, other = a.predict(0.2, [(0.5, 0.15)]), b.predict(12_000, [(30_000, 0.15)])
     np.testing.assert_allclose(
-        [other.fd, other.low, other.high], np.array([one.fd, one.low, one.high]) * fd_unit, rtol=1e-5
+        [other.value, other.low, other.high], np.array([one.value, one.low, one.high]) * fd_unit, rtol=1e-5
     )
 
 
 def test_an_outlier_barely_moves_the_law() -> None:
     results = PAPER_RESULTS["cifar10"]
-    fd = results.fd.copy()
+    fd = results.value.copy()
     fd[10] *= 1.5
-    clean, spoilt = fit_law(results, num_draws=2), fit_law(replace(results, fd=fd), num_draws=2)
+    clean, spoilt = fit_law(results, num_draws=2), fit_law(replace(results, value=fd), num_draws=2)
     # The mean of the logarithms would move by 0.4 / 21 = 2 % everywhere.
-    assert abs(float(spoilt.fd(0.5, 0.5, 0.2) / clean.fd(0.5, 0.5, 0.2)) - 1) < 0.01
+    assert abs(float(spoilt.value(0.5, 0.5, 0.2) / clean.value(0.5, 0.5, 0.2)) - 1) < 0.01
 
 
 @pytest.mark.slow
@@ -340,19 +342,19 @@ def test_law_intervals_cover_at_their_rate(noise: float) -> None:
     """200 tables with known law and noise: prices and new runs fall into their 90 % intervals at that rate."""
     rng, base, num_tables = np.random.default_rng(3), PAPER_RESULTS["cifar10"], 200
     truth = fit_law(base, num_draws=2)
-    fd = truth.fd(base.num_clean, base.num_noisy, base.sigma)
+    fd = truth.value(base.num_clean, base.num_noisy, base.sigma)
     sigmas, settings_ = (
         (0.05, 0.1, 0.2, 0.4),
         ((0.4, 0.6, 0.1), (0.2, 0.8, 0.2), (0.1, 0.9, 0.4), (0.05, 0.95, 0.2)),
     )
     prices, runs = [], []
     for i in range(num_tables):
-        seen = replace(base, fd=fd * np.exp(noise * rng.standard_normal(len(fd))), fd_std=noise * fd)
+        seen = replace(base, value=fd * np.exp(noise * rng.standard_normal(len(fd))), std=noise * fd)
         law = fit_law(seen, confidence=0.9, num_draws=200, seed=i)
-        ends = [law.price_interval(sigma) for sigma in sigmas]
-        prices.append([low <= truth.price(s) <= high for (low, high), s in zip(ends, sigmas, strict=True)])
+        ends = [law.weight_interval(sigma) for sigma in sigmas]
+        prices.append([low <= truth.weight(s) <= high for (low, high), s in zip(ends, sigmas, strict=True)])
         guesses = [law.predict(clean, [(noisy, sigma)]) for clean, noisy, sigma in settings_]
-        new = [float(truth.fd(*s)) * math.exp(noise * rng.standard_normal()) for s in settings_]
+        new = [float(truth.value(*s)) * math.exp(noise * rng.standard_normal()) for s in settings_]
         runs.append([g.low <= fd <= g.high for g, fd in zip(guesses, new, strict=True)])
     # One column has a standard error of 0.021; the four of a table depend on each other.
     for covered in (np.mean(prices, 0), np.mean(runs, 0)):
@@ -377,7 +379,7 @@ def test_theory_finds_the_k_that_made_the_table(k: int) -> None:
     truth = law_of(steepness=2 * k - 1, sigma_floor=0.3, num_images=1.0)
     rows = [(0.0, p, 0.0) for p in np.linspace(0.1, 1, 8)]
     rows += [(s, p, 1 - p) for s in sigmas for p in (0.1, 0.2, 0.3, 0.5, 0.8)]
-    results = table([(s, c, n, float(truth.fd(c, n, s))) for s, c, n in rows])
+    results = table([(s, c, n, float(truth.value(c, n, s))) for s, c, n in rows])
     best = fit_theory(results)[0]
     assert best.k == k
     assert best.sigma_floor == pytest.approx(0.3, rel=0.05)
@@ -416,8 +418,8 @@ def grid(law: Law, market: Market, budget: float, num: int = 61) -> float:
     first = np.minimum(y * left / b.unit_price, b.max_images)
     second = np.minimum((left - first * b.unit_price) / c.unit_price, c.max_images)
     with np.errstate(divide="ignore"):
-        effective = clean + law.price(b.sigma) * first + law.price(c.sigma) * second
-        return float(np.where(clean > 0, law.fd_of_sizes(clean, effective), np.inf).min())
+        effective = clean + law.weight(b.sigma) * first + law.weight(c.sigma) * second
+        return float(np.where(clean > 0, law.value_of_sizes(clean, effective), np.inf).min())
 
 
 @settings(max_examples=150, deadline=None)
@@ -426,19 +428,19 @@ def test_plan_beats_brute_force_and_keeps_its_budget(law: Law, market: Market, b
     plan = best_plan(law, market, budget)
     assert plan.cost <= budget * (1 + 1e-9)
     assert all(0 <= p.num_images <= p.offer.max_images for p in plan.purchases)
-    assert plan.prediction.fd <= grid(law, market, budget) * (1 + 1e-12)
+    assert plan.prediction.value <= grid(law, market, budget) * (1 + 1e-12)
     # It is no better than it should be: the counts really give this FD.
     noisy = [(p.num_images, p.offer.sigma) for p in plan.purchases[1:]]
     clean = plan.purchases[0].num_images + market.have_clean
-    effective = clean + sum(n * float(law.price(s)) for n, s in noisy)
-    assert plan.prediction.fd == pytest.approx(float(law.fd_of_sizes(clean, effective)), rel=1e-12)
+    effective = clean + sum(n * float(law.weight(s)) for n, s in noisy)
+    assert plan.prediction.value == pytest.approx(float(law.value_of_sizes(clean, effective)), rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
 @given(LAWS, MARKETS, st.floats(10, 1e5), st.floats(1, 3))
 def test_more_money_never_predicts_worse(law: Law, market: Market, budget: float, more: float) -> None:
-    less_fd = best_plan(law, market, budget).prediction.fd
-    assert best_plan(law, market, budget * more).prediction.fd <= less_fd * (1 + 1e-12)
+    less_fd = best_plan(law, market, budget).prediction.value
+    assert best_plan(law, market, budget * more).prediction.value <= less_fd * (1 + 1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -461,28 +463,28 @@ def test_break_even_is_where_buying_stops(law: Law, market: Market, budget: floa
 @given(LAWS, MARKETS, st.floats(100, 1e5))
 def test_cheapest_plan_is_the_best_plan_read_backwards(law: Law, market: Market, budget: float) -> None:
     best = best_plan(law, market, budget)
-    back = cheapest_plan(law, market, best.prediction.fd)
-    assert back.prediction.fd <= best.prediction.fd
+    back = cheapest_plan(law, market, best.prediction.value)
+    assert back.prediction.value <= best.prediction.value
     assert back.cost <= best.cost * (1 + 1e-6)
     if back.cost > 1:
         cheaper = best_plan(law, market, back.cost * 0.99)
-        assert cheaper.prediction.fd >= best.prediction.fd * (1 - 1e-12)
+        assert cheaper.prediction.value >= best.prediction.value * (1 - 1e-12)
 
 
 def test_next_dollar_is_the_derivative() -> None:
     law, market = law_of(), Market(Offer(0.0, 1.0), (Offer(0.1, 0.2), Offer(0.2, 0.05, 30_000)), 500)
     plan = best_plan(law, market, 10_000)
     counts = np.array([p.num_images for p in plan.purchases])
-    prices = law.price([0.0, 0.1, 0.2])
+    prices = law.weight([0.0, 0.1, 0.2])
     for which, purchase in enumerate(plan.purchases[:2]):
         more = counts.copy()
         more[which] += 0.01 / purchase.offer.unit_price
-        fd = [float(law.fd_of_sizes(500 + n[0], 500 + prices @ n)) for n in (counts, more)]
+        fd = [float(law.value_of_sizes(500 + n[0], 500 + prices @ n)) for n in (counts, more)]
         assert purchase.next_dollar == pytest.approx((fd[0] - fd[1]) / 0.01, rel=1e-3)
     assert plan.purchases[0].next_dollar == pytest.approx(plan.purchases[1].next_dollar, rel=1e-6)
     assert plan.purchases[2].next_dollar == 0 and plan.purchases[2].num_images == 30_000
     line = budget_line(law, market, 10_000, np.linspace(0, 1, 101))
-    assert plan.prediction.fd <= line.min() and line[0] > plan.prediction.fd
+    assert plan.prediction.value <= line.min() and line[0] > plan.prediction.value
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,10 @@ def test_next_dollar_is_the_derivative() -> None:
         (lambda: Market(Offer(0.0, 1.0), (), -1), "-1 clean images at hand"),
         (lambda: best_plan(law_of(), Market(Offer(0.0, 1.0)), -1), "budget = -1"),
         (lambda: best_plan(law_of(), Market(Offer(0.0, 1.0)), 0), "buys no clean image"),
-        (lambda: cheapest_plan(law_of(), Market(Offer(0.0, 1.0)), 1.7), "target FD 1.7 is out of reach.* 1.8"),
+        (
+            lambda: cheapest_plan(law_of(), Market(Offer(0.0, 1.0)), 1.7),
+            "a target of 1.7 is out of reach.* 1.8",
+        ),
         (lambda: fit_law(PAPER_RESULTS["cifar10"], confidence=1.0), "confidence = 1"),
         (lambda: price_bounds(PAPER_RESULTS["cifar10"], confidence=95), "confidence = 95"),
     ],
@@ -527,7 +532,7 @@ def test_a_good_table_is_read(tmp_path: Path) -> None:
         ("", "no rows"),
         (HEADER, "no rows"),
         (GOOD.replace("sigma", "noise"), "column sigma is missing.*noise"),
-        (GOOD.replace("fid,", "score,"), "column fd or fid is missing"),
+        (GOOD.replace("fid,", "result,"), "column score, fd or fid is missing"),
         (GOOD.replace("clean_fraction", "p"), "column clean_fraction is missing"),
         (GOOD + "0.1,0.5,0.5,2.6,0.1\n", "lines 4, 5 give FID 2.5, 2.6"),
         (GOOD + "0.1,1.5,0.5,2.6,0.1\n", r"line 5, column clean_fraction is 1.5.*\[0, 1\]"),
@@ -579,9 +584,9 @@ def test_repeats_are_averaged_and_rows_chosen(tmp_path: Path) -> None:
     a, b = read_comparable(path)
     assert (a.name, b.name) == ("digits a", "digits b")
     assert a.counted and a.has_std and not b.has_std
-    np.testing.assert_allclose(a.fd, [2.3, 4, 3])
+    np.testing.assert_allclose(a.value, [2.3, 4, 3])
     rounding = 0.1**2 / 12
-    np.testing.assert_allclose(a.fd_std, np.sqrt([0.09, 0.09 + rounding, 0.01 + rounding]), rtol=1e-12)
+    np.testing.assert_allclose(a.std, np.sqrt([0.09, 0.09 + rounding, 0.01 + rounding]), rtol=1e-12)
     with pytest.raises(ValueError, match=r"digits a has one usable row \(line 10\)"):
         read_comparable(path, table="extreme")
     with pytest.raises(ValueError, match="column dataset has no 'cifar'; it has digits"):
@@ -625,11 +630,11 @@ def test_rows_without_a_standard_deviation_are_not_exact(tmp_path: Path, nothing
     path.write_text("sigma,num_clean,num_noisy,fd,fd_std\n" + rows)
     (results,) = read_comparable(path)
     assert results.has_std and results.num_without_std == 1
-    np.testing.assert_allclose(results.fd_std, [0.3, 0.1, 0.3, 0.2], rtol=1e-12)
+    np.testing.assert_allclose(results.std, [0.3, 0.1, 0.3, 0.2], rtol=1e-12)
     assert 0 < joint_bounds(results).margin < 1
     assert "1 row(s) of t have no standard deviation" in run("price", str(path), "--joint")
     assert json.loads(run("price", str(path), "--json"))[0]["num_without_std"] == 1
-    exact = replace(results, fd_std=np.array([0, 0.1, 0.3, 0.2]))
+    exact = replace(results, std=np.array([0, 0.1, 0.3, 0.2]))
     with pytest.raises(ValueError, match="line 2 has a standard deviation of 0"):
         joint_bounds(exact)
 
@@ -642,13 +647,13 @@ def test_single_runs_are_as_uncertain_as_the_repeats_of_others(tmp_path: Path) -
     )
     (results,) = read_comparable(path)
     run_std = math.sqrt(0.02)  # of 2.01 and 2.21; their mean has this over the root of 2
-    np.testing.assert_allclose(results.fd_std, [0.1, run_std, run_std], rtol=1e-6)
+    np.testing.assert_allclose(results.std, [0.1, run_std, run_std], rtol=1e-6)
     assert results.has_std and results.num_without_std == 2
 
 
 def test_a_zero_as_rounded_as_its_distance_is_a_measurement() -> None:
     assert [results.num_without_std for results in PAPER_RESULTS.values()] == [0, 0, 0]
-    assert PAPER_RESULTS["celeba_hq"].fd_std.min() == pytest.approx(0.01 / math.sqrt(12))  # 2.68 and 0.00
+    assert PAPER_RESULTS["celeba_hq"].std.min() == pytest.approx(0.01 / math.sqrt(12))  # 2.68 and 0.00
 
 
 def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
@@ -657,7 +662,7 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     truth = law_of(details=1e-12)
     sigma = rng.choice([0.0, 0.05, 0.1, 0.2], n)
     clean, noisy = rng.uniform(100, 60_000, n), np.where(sigma > 0, rng.uniform(100, 60_000, n), 0)
-    fd = truth.fd(clean, noisy, sigma)
+    fd = truth.value(clean, noisy, sigma)
     path = tmp_path / "big.csv"
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -666,12 +671,12 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     (results,) = read_comparable(path, min_clean_fraction=0.0)
     assert len(results) == n
     for bounds in price_bounds(results):
-        true = float(truth.price(bounds.sigma))
+        true = float(truth.weight(bounds.sigma))
         assert bounds.lower <= true <= bounds.upper and bounds.upper - bounds.lower < 1e-3
     law = fit_law(results, num_draws=100)
-    assert law.fd(20_000, 30_000, 0.1) == pytest.approx(float(truth.fd(20_000, 30_000, 0.1)), rel=1e-3)
+    assert law.value(20_000, 30_000, 0.1) == pytest.approx(float(truth.value(20_000, 30_000, 0.1)), rel=1e-3)
     plan = best_plan(law, Market(Offer(0.0, 1.0), (Offer(0.1, 0.2),)), 10_000)
-    assert plan.prediction.fd < float(truth.fd(10_000, 0, 0))
+    assert plan.prediction.value < float(truth.value(10_000, 0, 0))
 
 
 # --- Commands -------------------------------------------------------------------------------------------------
@@ -703,11 +708,11 @@ def test_plan_command_for_a_budget_and_for_a_target(tmp_path: Path) -> None:
     offers = ["--clean-price", "1.0", "--noisy-price", "0.2@0.1", "--noisy-price", "0.05@0.2"]
     plot = tmp_path / "plan.png"
     output = run("plan", "--budget", "10000", *offers, "--have-clean", "500", "--plot", str(plot))
-    assert "noise 0.2" in output and "Predicted FD" in output and "extrapolation" in output
+    assert "noise 0.2" in output and "Predicted FID" in output and "extrapolation" in output
     assert plot.read_bytes()[:4] == b"\x89PNG"
     best = json.loads(run("plan", "--budget", "10000", *offers, "--have-clean", "500", "--json"))
     assert best["purchases"][0]["max_images"] is None  # infinity is not JSON
-    back = json.loads(run("plan", "--target-fd", str(best["fd"]), *offers, "--have-clean", "500", "--json"))
+    back = json.loads(run("plan", "--target", str(best["value"]), *offers, "--have-clean", "500", "--json"))
     assert back["cost"] == pytest.approx(10_000, rel=1e-6)
     limited = run("plan", "--budget", "10000", *offers, "--max-noisy", "1000@0.2", "--csv")
     rows = list(csv.DictReader(limited.splitlines()))
@@ -729,11 +734,11 @@ def test_theory_command() -> None:
         (["price", "--paper", "--plot", "x.gif"], "--plot x.gif: give the file a name that ends in .png"),
         (["price", "--paper", "--json", "--csv"], "give one of them"),
         (["price", "--effective", "5@1"], "--effective needs --k"),
-        (["plan"], "either --budget or --target-fd"),
+        (["plan"], "either --budget or --target"),
         (["plan", "--budget", "10", "--noisy-price", "0.2"], "--noisy-price '0.2': expected PRICE@SIGMA"),
         (["plan", "--budget", "10", "--noisy-price", "-1@0.2"], "price -1 of noisy images at 0.2"),
         (["plan", "--budget", "10", "--max-noisy", "5@0.2"], "no --noisy-price offers that level"),
-        (["plan", "--target-fd", "1.0"], "target FD 1 is out of reach"),
+        (["plan", "--target", "1.0"], "a target of 1 is out of reach"),
     ],
 )
 def test_commands_explain_what_is_wrong(arguments: list[str], words: str) -> None:

@@ -96,10 +96,11 @@ def test_paper_words_and_tables(paper: Path) -> None:
     assert "10% clean + 90% noisy images at noise 0.2 reach FID 2.81 ± 0.02" in cifar
     assert "the 10% clean ones alone 11.92" in celeba and "all clean ones 1.41" in imagenet
     # The paper's boxes hold for CelebA and ImageNet; for CIFAR-10 its table gives other bounds.
-    for line, ends in zip(
-        written.prices.splitlines(), ("3.5 and 4.5", "1.5 and 1.75", "1.5 and 1.75"), strict=True
-    ):
-        assert f"worth between {ends} noisy ones at noise 0.2 (95% interval: between " in line
+    for line, price in zip(written.prices.splitlines(), ("3.36", "1.73", "1.54"), strict=True):
+        assert f"By FID, {price} noisy images at noise 0.2 replace a clean one (" in line
+        assert "95% interval from 11 runs" in line and "each setting ran once" in line
+    cells = re.findall(r"<th scope=\"row\">0\.2</th><td>(.*?)</td>", paper.read_text())
+    assert [cell for cell in cells if "–" in cell] == ["3.5 – 4.5", "1.5 – 1.75", "1.5 – 1.75"]
     markdown, latex = ((paper.parent / name).read_text() for name in ("tables.md", "tables.tex"))
     assert "| p clean, rest noisy at 0.2 | 1.99 ± 0.02 |" in markdown and r"2.81 $\pm$ 0.02" in latex
     assert len(written.tables) == 10  # four of CIFAR-10, three each of the others
@@ -158,7 +159,7 @@ def test_results_alone_give_the_same_report(tiny: Path, tmp_path: Path) -> None:
 def test_too_few_settings_say_what_is_missing(tiny: Path) -> None:
     written = report_from_table(tiny / "results.csv", tiny)
     text = written.path.read_text()
-    assert "a law at least 5 comparable settings" in text and "this table has 3" in text
+    assert "3 usable rows" in text and "at least 5 settings" in text
     assert embedded(written.path)[0]["law"] is None
 
 
@@ -167,8 +168,9 @@ def test_bounds_stand_in_for_a_law(tmp_path: Path) -> None:
     written = report_from_table(
         table(tmp_path / "t.csv", [*rows, ("clean_mix", "mix", 0.5, 0.1, 3.0)]), tmp_path
     )
-    # Better than half the images clean, worse than all: 0.5 <= 0.1 + 0.9 c <= 1.
-    assert "One clean image is worth between 1 and 2.25 noisy ones at noise 0.5" in written.prices
+    # Better than half the images clean, worse than all: 0.5 <= 0.1 + 0.9 w <= 1.
+    assert ">1 – 2.25<" in written.path.read_text()
+    assert "1.5 noisy images at noise 0.5 replace a clean one" in written.prices
     (bounds,) = embedded(written.path)[0]["bounds"]
     assert bounds["low"] == pytest.approx(4 / 9) and bounds["high"] == pytest.approx(1)
 
@@ -176,11 +178,11 @@ def test_bounds_stand_in_for_a_law(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("clean_mix", "clean_only", None, 1.0, 2.0), ("clean_mix", "mix", 0.5, 0.1, 3.0)], "do not yet say"),
+        ([("clean_mix", "clean_only", None, 1.0, 2.0), ("clean_mix", "mix", 0.5, 0.1, 3.0)], "do not decide"),
         ([("clean_mix", "clean_only", None, 1.0, 2.0)], "Nothing to price yet"),
         ([("only_noisy", "mix", 0.5, 0.0, 9.0), ("only_noisy", "mix", 1.0, 0.0, 20.0)], "Nothing to price yet"),
         ([("clean_mix", "clean_only", None, p, 5 * p) for p in (0.1, 0.5, 1.0)]
-         + [("clean_mix", "mix", 0.5, 0.1, 9.0)], "were worth nothing"),
+         + [("clean_mix", "mix", 0.5, 0.1, 9.0)], "more clean images make it worse"),
         ([("clean_mix", "clean_only", None, p, 2 / p) for p in (0.1, 0.5, 1.0)]
          + [("clean_mix", "mix", 0.5, 0.1, 10.0), ("clean_mix", "mix", 0.5, 0.5, 1.9)], "contradict"),
     ],
@@ -250,7 +252,7 @@ def agrees_with_the_command(page: Any, subject: int) -> dict[str, Any]:
     done = CliRunner().invoke(app, [*command[1:], "--json"])
     assert done.exit_code == 0, done.output
     plan: dict[str, Any] = json.loads(done.output)
-    for name, key in (("fd", "fd"), ("low", "fd_low"), ("high", "fd_high")):
+    for name, key in (("value", "value"), ("low", "value_low"), ("high", "value_high")):
         assert number(page, name, subject) == pytest.approx(plan[key], rel=1e-6)
     for kind in plan["purchases"]:
         sigma = f"{kind['sigma']:g}"
@@ -268,12 +270,12 @@ def test_planner_gives_what_assay_plan_gives(browser: Any, paper: Path) -> None:
     for subject in (1, 2, 3):
         agrees_with_the_command(page, subject)
     form = page.locator("#subject-1 form")
-    before = number(page, "fd")
+    before = number(page, "value")
     slider = form.get_by_label("Budget", exact=True).and_(page.locator("[type=range]"))
     slider.focus()
     for _ in range(60):
         page.keyboard.press("ArrowRight")
-    assert agrees_with_the_command(page, 1)["fd"] < before, "more money, better models"
+    assert agrees_with_the_command(page, 1)["value"] < before, "more money, better models"
     # Nothing at hand, no limits, and one level off the market.
     form.get_by_label("Clean images at hand").fill("0")
     for box in form.get_by_label("At most").all():
@@ -308,7 +310,7 @@ def test_planner_of_the_library_agrees_with_the_page(browser: Any, paper: Path) 
     )
     law = fit_law(read_comparable(PAPER, dataset="imagenet", num_images=1_300_000)[0])
     plan = best_plan(law, Market(Offer(0.0, clean), offers, have), budget)
-    assert number(page, "fd", 3) == pytest.approx(plan.prediction.fd, rel=1e-9)
+    assert number(page, "value", 3) == pytest.approx(plan.prediction.value, rel=1e-9)
     assert [number(page, f"buy-{kind.offer.sigma:g}", 3) for kind in plan.purchases] == pytest.approx(
         [kind.num_images for kind in plan.purchases], rel=1e-9
     )

@@ -465,6 +465,17 @@ def test_every_option_trains(tmp_path: Path) -> None:
     assert (tmp_path / "6/snapshots/000000010.safetensors").exists()
 
 
+def test_weights_are_kept_after_the_steps_asked_for(tmp_path: Path) -> None:
+    points, asked = Points(50, 0.2), config(num_steps=6)
+    result = train(asked, tmp_path / "run", points, snapshot_steps={2, 5, 6})
+    names = sorted(path.stem for path in result.checkpoint.parent.iterdir())
+    assert names == ["000000002", "000000005", "final"]
+    plain = train(config(num_steps=6, snapshot_every=5), tmp_path / "plain", points)
+    for name in ("000000005", "final"):
+        there, here = (weights(run.checkpoint.with_name(f"{name}.safetensors")) for run in (plain, result))
+        assert all(torch.equal(there[key], here[key]) for key in there)
+
+
 # --- it fails with a sentence that helps ---------------------------------------------------------------------
 
 

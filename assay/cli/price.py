@@ -6,14 +6,17 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from assay.cli.options import output_option
+
+Currency = Literal["score", "fd"]
 
 if TYPE_CHECKING:
     from assay.pricing.bounds import Pair
@@ -24,8 +27,12 @@ if TYPE_CHECKING:
 TableFile = Annotated[
     Path | None,
     typer.Argument(
-        help="CSV of results: of a study, of `assay gather`, or with sigma, fd, num_clean and num_noisy."
+        help="CSV of results: of a study, of `assay gather`, or with sigma, fd or score, num_clean, num_noisy."
     ),
+]
+By = Annotated[
+    Currency | None,
+    typer.Option(help="Compare runs by the held-out score or by FD. Default: the score if the table has it."),
 ]
 Paper = Annotated[bool, typer.Option("--paper", help="Use the paper's tables, which ship with the package.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]
@@ -45,12 +52,15 @@ def price(
     paper: Paper = False,
     dataset: Dataset = None,
     table_name: TableName = None,
+    by: By = None,
     min_clean_fraction: MinClean = 0.1,
     confidence: Confidence = 0.95,
     joint: Annotated[
         bool, typer.Option("--joint", help="Also bound all prices at once, from all pairs.")
     ] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Also show every row beside the law.")] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Also show every mix beside the curve and every row beside the law.")
+    ] = False,
     effective: Annotated[
         list[str] | None,
         typer.Option(metavar="COUNT@SIGMA", help="Only the theory: n_d and n_l of samples. Repeat; needs --k."),
@@ -62,16 +72,18 @@ def price(
 ) -> None:
     """How many noisy images replace a clean one, from a table of results.
 
-    Bounds come from comparing clean-only with mixed rows; the law is fitted to all rows.
+    Bounds compare clean-only with mixed rows, the curve asks how many clean images alone would do as well as a
+    mix, the law is fitted to all rows. All three give the same quantity, by the score or by FD.
 
     Examples:
 
         assay price --paper
 
-        assay price results.csv --dataset digits --plot price.png
+        assay price results.csv --by score --dataset digits --plot price.png
 
         assay price --effective 6000@1 --effective 54000@2 --k 3
     """
+    from assay.outcome import CURRENCIES
     from assay.pricing import PAPER, price_report, read_comparable
 
     console = Console()
@@ -80,7 +92,13 @@ def price(
         _effective(console, effective, k, as_json, as_csv)
         return
     path = _table_path(table, paper)
-    found = read_comparable(path, table=table_name, dataset=dataset, min_clean_fraction=min_clean_fraction)
+    found = read_comparable(
+        path,
+        table=table_name,
+        dataset=dataset,
+        min_clean_fraction=min_clean_fraction,
+        currency=by and CURRENCIES[by],
+    )
     with console.status("pricing"):
         reports = [price_report(results, confidence, joint) for results in found]
     if plot:
@@ -107,12 +125,15 @@ def plan(
     paper: Paper = False,
     dataset: Dataset = None,
     table_name: TableName = None,
+    by: By = None,
     min_clean_fraction: MinClean = 0.1,
     num_images: Annotated[
         float | None, typer.Option(help="Size of the full data set, for tables that give fractions.")
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Money to spend.")] = None,
-    target_fd: Annotated[float | None, typer.Option(help="Not a budget: the cheapest mix for this FD.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Not a budget: the cheapest mix for this score or FD.")
+    ] = None,
     clean_price: Annotated[float, typer.Option(help="Price of a clean image.")] = 1.0,
     noisy_price: Annotated[
         list[str] | None, typer.Option(metavar="PRICE@SIGMA", help="Price of noisy images at a level. Repeat.")
@@ -126,7 +147,7 @@ def plan(
     as_csv: AsCsv = False,
     plot: Plot = None,
 ) -> None:
-    """Which images to buy: the best mix for a budget, or the cheapest mix for a target FD.
+    """Which images to buy: the best mix for a budget, or the cheapest mix for a target score or FD.
 
     Predicts with the law fitted to a table of results; without a table, to the paper's CIFAR-10.
 
@@ -134,9 +155,10 @@ def plan(
 
         assay plan --budget 10000 --clean-price 1.0 --noisy-price 0.2@0.1 --noisy-price 0.05@0.2
 
-        assay plan results.csv --num-images 5000 --target-fd 9.5 --noisy-price 0.1@0.5 --max-noisy 4000@0.5
+        assay plan results.csv --num-images 5000 --target 9.5 --noisy-price 0.1@0.5 --max-noisy 4000@0.5
     """
-    from assay.pricing import Market, Offer, best_plan, cheapest_plan, fit_law, read_comparable
+    from assay.outcome import CURRENCIES
+    from assay.pricing import Market, Offer, best_plan, cheapest_plan, price_report, read_comparable
     from assay.pricing.report import plan_rows
     from assay.pricing.table import PAPER, PAPER_NUM_IMAGES
 
@@ -152,7 +174,12 @@ def plan(
     offers = tuple(Offer(sigma, unit_price, limits.get(sigma, math.inf)) for sigma, unit_price in prices)
     market = Market(Offer(0.0, clean_price), offers, have_clean)
     found = read_comparable(
-        path, table=table_name, dataset=dataset, num_images=num_images, min_clean_fraction=min_clean_fraction
+        path,
+        table=table_name,
+        dataset=dataset,
+        num_images=num_images,
+        min_clean_fraction=min_clean_fraction,
+        currency=by and CURRENCIES[by],
     )
     if len(found) > 1:
         names = ", ".join(results.name for results in found)
@@ -163,13 +190,16 @@ def plan(
         )
     if not found[0].counted:
         raise ValueError(f"{path} gives fractions in column clean_fraction: say of how many with --num-images")
-    law = fit_law(found[0], confidence)
-    if budget is not None and target_fd is None:
+    report = price_report(found[0], confidence)
+    if report.law is None:
+        raise ValueError(report.no_law)
+    law = report.law
+    if budget is not None and target is None:
         best = best_plan(law, market, budget)
-    elif target_fd is not None and budget is None:
-        best = cheapest_plan(law, market, target_fd)
+    elif target is not None and budget is None:
+        best = cheapest_plan(law, market, target)
     else:
-        raise ValueError("give either --budget or --target-fd")
+        raise ValueError("give either --budget or --target")
     if plot:
         from assay.figure import save_png
         from assay.pricing.plot import plan_panels
@@ -177,15 +207,15 @@ def plan(
         save_png(plan_panels(law, market, best.cost if budget is None else budget, best), plot)
     if as_json or as_csv:
         everything = {
-            "dataset": found[0].name, "cost": best.cost, "have_clean": have_clean, "purchases": plan_rows(best),
-            "fd": best.prediction.fd, "fd_low": best.prediction.low, "fd_high": best.prediction.high,
-            "confidence": confidence, "extrapolates": best.prediction.extrapolates, "law": law.as_dict(),
+            "dataset": found[0].name, "by": found[0].metric, "cost": best.cost, "have_clean": have_clean,
+            "purchases": plan_rows(best), "value": best.prediction.value, "value_low": best.prediction.low,
+            "value_high": best.prediction.high, "confidence": confidence, "fit": report.fit_sentence(),
+            "extrapolates": best.prediction.extrapolates, "doubts": report.doubts(), "law": law.as_dict(),
         }  # fmt: skip
         _print_values(plan_rows(best), everything, as_json)
         return
     console = Console()
-    _print_plan(console, best, found[0].name, confidence)
-    _warn_of_rows(console, found[0])
+    _print_plan(console, best, report)
     if plot:
         console.print(f"wrote {plot}", soft_wrap=True)
 
@@ -262,31 +292,36 @@ def _print_report(console: Console, report: "PriceReport") -> None:
     columns = {
         "sigma": [f"{b.sigma:g}" for b in report.bounds],
         "bounds": [_ends(inverse(b.lower, b.upper)) for b in report.bounds],
-        f"interval {percent}": [_ends(inverse(*b.interval)) if b.interval else "-" for b in report.bounds],
+        f"bounds {percent}": [_ends(inverse(*b.interval)) if b.interval else "-" for b in report.bounds],
     }
     if joint := report.joint:
         columns["joint"] = [_ends(inverse(*ends)) for ends in zip(joint.lower, joint.upper, strict=True)]
+    if curve := report.curve:
+        columns["curve"] = ["-" if c.worth is None else f"{inverse(c.worth, c.worth)[0]:.3g}" for c in curve]
+        columns[f"curve {percent}"] = [_ends(inverse(*c.interval), 3) if c.interval else "-" for c in curve]
     if law:
-        columns["law"] = [f"{1 / law.price(b.sigma):.3f}" for b in report.bounds]
-        columns[f"law {percent}"] = [_ends(inverse(*law.price_interval(b.sigma)), 3) for b in report.bounds]
+        worths = [report.law_worth(b.sigma) for b in report.bounds]
+        columns["law"] = [f"{inverse(worth, worth)[0]:.3g}" for worth, _ in worths]
+        columns[f"law {percent}"] = [_ends(inverse(*ends), 3) for _, ends in worths]
     if any(boxes := [report.box(b) for b in report.bounds]):
         columns["paper's box"] = [_ends(box) if box else "-" for box in boxes]
-    title = f"{results.name}: noisy images for one clean image, 1/c"
-    console.print(_sheet(title, columns))
-    _warn_of_rows(console, results)
+    console.print(
+        _sheet(f"{results.name}, by {results.called}: noisy images that replace a clean one", columns)
+    )
+    for b in report.bounds:
+        _say(console, report.sentence(b.sigma))
     for b in report.bounds:
         low, high = inverse(b.lower, b.upper)
         for sign, end, pair in ((">=", low, b.upper_pair), ("<=", high, b.lower_pair)):
-            if pair:
-                _say(console, f"sigma {b.sigma:g}: 1/c {sign} {end:.4g}, since {_pair(results, pair)}")
+            if pair and math.isfinite(end):
+                _say(console, f"sigma {b.sigma:g}: bound {sign} {end:.4g}, since {_pair(results, pair)}")
+    _warn(console, *(f"{doubt}." for doubt in report.doubts()), between="\n")
     for b in report.bounds:
-        if b.contradiction:
-            _warn(console, f"sigma {b.sigma:g}: the evidence contradicts itself: {b.contradiction}.")
         if (box := report.box(b)) and report.differs_from_box(b):
             ours = _ends(inverse(b.lower, b.upper))
             _warn(console, f"sigma {b.sigma:g}: the paper's box says {_ends(box)}, but its table gives {ours}.")
     if joint and joint.violated:
-        unit = "standard errors" if results.has_std else "in FD"
+        unit = "standard errors" if results.has_std else f"in {results.metric}"
         _warn(
             console,
             f"All pairs together contradict each other; the joint bounds take only those more than "
@@ -294,24 +329,23 @@ def _print_report(console: Console, report: "PriceReport") -> None:
         )
         for pair in joint.violated:
             _say(console, f"  {_pair(results, pair)}")
-    if not law or not report.left_out:
-        _say(console, f"{len(results)} rows are too few for a law.")
+    if not law:
         return
-    p, error, outside = law.as_dict(), report.left_out.error, report.left_out.extrapolates
+    p = law.as_dict()
     unit = f"units of {law.num_images:,.0f} images" if results.counted else "parts of the data set"
+    weights = ", ".join(
+        f"{law.weight(b.sigma):.3g} {_ends(law.weight_interval(b.sigma), 3)} at {b.sigma:g}"
+        for b in report.bounds
+    )
     _say(
         console,
-        f"law: FD = {p['floor']:.4g} + {p['amplitude']:.4g} n_eff^-{p['exponent']:.3g} + "
+        f"law: {results.metric} = {p['floor']:.4g} + {p['amplitude']:.4g} n_eff^-{p['exponent']:.3g} + "
         f"{p['details']:.3g} / n_clean,  n_eff = n_clean + c n_noisy,\n"
-        f"     c = (1 + (sigma / {p['sigma_floor']:.3g})^2)^-{p['steepness']:.3g},  n in {unit}",
+        f"     c = (1 + (sigma / {p['sigma_floor']:.3g})^2)^-{p['steepness']:.3g},  n in {unit}\n"
+        f"     The weight c is {weights}: what a noisy image adds to n_eff, and not the price above,\n"
+        "     since n_clean counts once more in the last term. `assay plan` uses the whole law.",
     )
-    inside = max((e for e, reasons in zip(error, outside, strict=True) if not reasons), default=math.nan)
-    _say(
-        console,
-        f"Left out one at a time, rows are missed by {sorted(error)[len(error) // 2]:.2%} in the median and by "
-        f"{inside:.1%} at most, not counting {sum(map(bool, outside))} that are extrapolations "
-        f"(up to {max(error):.0%}).",
-    )
+    _say(console, report.fit_sentence())
     theory = report.theory[0]
     _say(
         console,
@@ -321,13 +355,26 @@ def _print_report(console: Console, report: "PriceReport") -> None:
 
 
 def _print_rows(console: Console, report: "PriceReport") -> None:
-    rows = report.fitted_rows()
+    """Every mix beside the clean images that do as well, and every row beside the law."""
+    results, percent = report.results, f"{report.confidence:.0%}"
+    if mixes := [mix for curve in report.curve for mix in curve.mixes]:
+        columns = {
+            "mix": [str(results.setting(mix.row)) for mix in mixes],
+            results.metric: [f"{results.value[mix.row]:.4g}" for mix in mixes],
+            "clean images that do as well": [
+                "beyond the curve" if mix.outside else f"{mix.num_images:,.4g}" for mix in mixes
+            ],
+            percent: [_ends((mix.low, mix.high)) if results.has_std else "-" for mix in mixes],
+        }
+        console.print(_sheet(f"{results.name}: every mix on the clean-only curve", columns))
+    if not (rows := report.fitted_rows()):
+        return
     names = {"line": "line", "clean": "num_clean", "noisy": "num_noisy", "sigma": "sigma"}
-    names |= {"FD": "fd", "law": "fitted", "left out": "left_out"}
+    names |= {results.metric: "value", "law": "fitted", "left out": "left_out"}
     columns = {title: [f"{row[name]:,.4g}" for row in rows] for title, name in names.items()}
-    columns["error"] = [f"{row['left_out'] / row['fd'] - 1:+.1%}" for row in rows]
+    columns["error"] = [f"{row['left_out'] / row['value'] - 1:+.1%}" for row in rows]
     columns["note"] = ["extrapolation" if row["extrapolates"] else "" for row in rows]
-    console.print(_sheet(f"{report.results.name}: every row beside the law", columns))
+    console.print(_sheet(f"{results.name}: every row beside the law", columns))
 
 
 def _print_extremes(console: Console, reports: "list[PriceReport]") -> None:
@@ -342,37 +389,42 @@ def _print_extremes(console: Console, reports: "list[PriceReport]") -> None:
             guess = law.predict(results.num_clean[i], [(results.num_noisy[i], results.sigma[i])])
             _say(
                 console,
-                f"not in the fit, {results.name}, {results.setting(i)}: predicted {guess.fd:.2f} "
-                f"{_ends((guess.low, guess.high), 3)}, measured {results.fd[i]:.2f} "
-                f"({guess.fd / results.fd[i] - 1:+.1%})",
+                f"not in the fit, {results.name}, {results.setting(i)}: predicted {guess.value:.2f} "
+                f"{_ends((guess.low, guess.high), 3)}, measured {results.value[i]:.2f} "
+                f"({guess.value / results.value[i] - 1:+.1%})",
             )
             _warn(console, *guess.extrapolates, before="  an extrapolation: ")
 
 
-def _print_plan(console: Console, best: "Plan", name: str, confidence: float) -> None:
-    kinds = best.purchases
+def _print_plan(console: Console, best: "Plan", report: "PriceReport") -> None:
+    kinds, results = best.purchases, report.results
     columns = {
         "kind": [f"noise {kind.offer.sigma:g}" if kind.offer.sigma else "clean" for kind in kinds],
         "unit price": [f"{kind.offer.unit_price:g}" for kind in kinds],
         "buy": [f"{math.floor(kind.num_images + 1e-6):,}" for kind in kinds],
         "cost": [f"{kind.cost:,.2f}" for kind in kinds],
-        "FD per next 1.00": [f"-{kind.next_dollar:.3g}" if kind.next_dollar else "sold out" for kind in kinds],
+        f"{results.metric} per next 1.00": [
+            f"-{kind.next_dollar:.3g}" if kind.next_dollar else "sold out" for kind in kinds
+        ],
         "not worth it above": [
             f"{p:.3g}" if math.isfinite(p := kind.break_even) else "any price" for kind in kinds
         ],
     }
-    console.print(_sheet(f"What to buy for {best.cost:,.2f} (law of {name})", columns))
+    console.print(_sheet(f"What to buy for {best.cost:,.2f} (by {results.called} of {results.name})", columns))
     if best.have_clean:
         _say(console, f"The {best.have_clean:,.0f} clean images at hand are used as well.")
-    fd = best.prediction
-    _say(console, f"Predicted FD {fd.fd:.3f}; {confidence:.0%} of runs in [{fd.low:.3f}, {fd.high:.3f}].")
-    _warn(console, *fd.extrapolates, before="This is an extrapolation: ")
+    guess = best.prediction
+    interval = f"{report.confidence:.0%} of runs in [{guess.low:.3f}, {guess.high:.3f}]"
+    _say(console, f"Predicted {results.metric} {guess.value:.3f}; {interval}.")
+    _say(console, f"By the law fitted to {len(results)} settings. {report.fit_sentence()}")
+    _warn(console, *guess.extrapolates, before="This is an extrapolation: ")
+    _warn(console, *(f"{doubt}." for doubt in report.doubts()), between="\n")
 
 
 def _sheet(title: str, columns: dict[str, list[str]]) -> Table:
     sheet = Table(*columns, title=title, box=SIMPLE_HEAD)
     for row in zip(*columns.values(), strict=True):
-        sheet.add_row(*row)
+        sheet.add_row(*map(Text, row))  # not markup, as "[1, 2]" would be
     return sheet
 
 
@@ -380,31 +432,18 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
-def _warn(console: Console, *texts: str, before: str = "") -> None:
+def _warn(console: Console, *texts: str, before: str = "", between: str = "; ") -> None:
     if texts:
-        console.print(before + "; ".join(texts), style="yellow", markup=False, highlight=False)
-
-
-def _warn_of_rows(console: Console, results: "Comparable") -> None:
-    if results.num_many_levels:
-        _warn(
-            console,
-            f"{results.num_many_levels} row(s) of {results.name} have several noise levels and are left out: a "
-            "price compares clean images with noisy ones of one level.",
-        )
-    if results.num_without_std:
-        _warn(
-            console,
-            f"{results.num_without_std} row(s) of {results.name} have no standard deviation and were given the "
-            "largest of the others: fill them in for narrower intervals.",
-        )
+        console.print(before + between.join(texts), style="yellow", markup=False, highlight=False)
 
 
 def _ends(ends: tuple[float, float], digits: int = 4) -> str:
+    if math.isinf(ends[0]):
+        return "worth nothing"
     return "[" + ", ".join(f"{end:.{digits}g}" for end in ends) + "]"
 
 
 def _pair(results: "Comparable", pair: "Pair") -> str:
     sure = "" if pair.probability is None else f", p = {pair.probability:.2f}"
-    better, worse = (f"{results.fd[i]:.4g} ({results.setting(i)})" for i in (pair.better, pair.worse))
-    return f"FD {better} <= {worse}{sure}"
+    better, worse = (f"{results.value[i]:.4g} ({results.setting(i)})" for i in (pair.better, pair.worse))
+    return f"{results.metric} {better} <= {worse}{sure}"

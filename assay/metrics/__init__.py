@@ -15,7 +15,7 @@ from assay.metrics.evaluate import (
 )
 from assay.metrics.extract import Extractor, ExtractorName, Images, images_to_features, load_extractor
 from assay.metrics.generated import ImageFiles, Samples, open_images
-from assay.metrics.score import Score, ScoreConfig, load_score, save_score, score
+from assay.metrics.score import Score, ScoreConfig, load_score, paired_errors, save_score, score
 from assay.metrics.statistics import FeatureStatistics, features_to_statistics, merge_statistics
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "manifold_overlap",
     "merge_statistics",
     "open_images",
+    "paired_errors",
     "reference_from_images",
     "reference_from_statistics",
     "save_score",

@@ -40,6 +40,7 @@ from assay.metrics.distance import (
 )
 from assay.metrics.extract import Extractor, Features, Images, Progress, images_to_features
 from assay.metrics.generated import SamplerSettings
+from assay.metrics.score import Score
 from assay.metrics.statistics import (
     FeatureStatistics,
     features_to_statistics,
@@ -122,7 +123,7 @@ class Measures(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    fd: float = Field(title="FD")
+    fd: float | None = Field(None, title="FD")
     fd_infinity: float | None = Field(None, title="FD at infinity")
     fd_infinity_error: float | None = None
     kid: float | None = Field(None, title="KID")
@@ -175,11 +176,25 @@ class Evaluation(Measures):
     """
 
     fd_std: float | None = None  # standard deviation over the ranges (n - 1), None if there is one
-    metric: str  # FID only for `inception`
-    extractor: str
+    metric: str = ""  # FID only for `inception`
+    extractor: str = ""
     num_images: int | None = None  # in each range
+    score: float | None = Field(None, title="score")  # held-out score, nats per dimension, at `score_step`
+    score_error: float | None = None  # standard error over the held-out images
+    score_paired_error: float | None = None  # the same without what all models of a study share
+    score_split: float | None = None  # a noise level, and the parts of the score below and above it
+    score_below: float | None = None
+    score_above: float | None = None
+    score_images: int | None = None
+    score_step: int | None = None  # the stopping time with the best score on other held-out images
+    score_final: float | None = None  # the score at the end of training
+    score_final_error: float | None = None
     memorised: float | None = Field(None, title="memorised")  # share of the images
     details: Details | None = None
+    score_record: Score | None = None
+
+
+NOT_COLUMNS = ("details", "score_record")  # of `results.csv`
 
 
 def titles(measures: Iterable[Measures]) -> dict[str, str]:
@@ -261,7 +276,7 @@ def evaluate(
     )
     evaluation = Evaluation(
         **_means(ranges),
-        fd_std=statistics.stdev(part.fd for part in ranges) if num_ranges > 1 else None,
+        fd_std=statistics.stdev(part.fd or 0.0 for part in ranges) if num_ranges > 1 else None,
         metric=extractor.metric,
         extractor=extractor.name,
         num_images=num_images,
@@ -352,6 +367,15 @@ def nearest_picture(
     return captioned_rows(rows)
 
 
+def with_score(evaluation: Evaluation, record: Score, split: float | None = None) -> Evaluation:
+    """The evaluation with a held-out score, and its parts below and above the level `split`."""
+    parts = {} if split is None else {"score_above": record.part(split).value, "score_split": split}
+    if split is not None and split > record.covers[0]:  # else nothing below is covered
+        parts["score_below"] = record.part(high=split).value
+    found = _named("score", record.nats_per_dim) | parts
+    return evaluation.model_copy(update=found | {"score_images": len(record.index), "score_record": record})
+
+
 def save_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Write the result as JSON."""
     with write_whole(path) as partial:
@@ -372,4 +396,12 @@ def compare(evaluations: Mapping[str, Evaluation]) -> list[str]:
                 raise ValueError(
                     f"{name} and {other_name} cannot be compared: {what} is {a} and {b}; evaluate both alike"
                 )
-    return sorted(evaluations, key=lambda name: evaluations[name].fd)
+    for _, other in others:
+        if first.score_record and other.score_record:
+            first.score_record.minus(other.score_record)  # an error if they were not scored alike
+    measure = "score" if all(each.fd is None for each in evaluations.values()) else "fd"
+    return sorted(evaluations, key=lambda name: _or_infinity(getattr(evaluations[name], measure)))
+
+
+def _or_infinity(value: float | None) -> float:
+    return math.inf if value is None else value

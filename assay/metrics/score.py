@@ -27,10 +27,11 @@ sigma_tn^2 (1 - r) per dimension. Taking out that known excess leaves the error 
 
 import base64
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 from torch import Tensor
 
+from assay.checkpoint import CheckpointInfo, load_checkpoint
 from assay.data import ImageSource
 from assay.data.view import image_seeds, stream
 from assay.denoise import Denoiser, x_tn_from_x_0
@@ -112,6 +114,7 @@ class Score(BaseModel):
     index: tuple[int, ...]  # (N,) which held-out images
     sigma_tn: tuple[float, ...]  # (N,) their own noise
     errors: str  # (N, num_levels) float32 in base64: each level's share of an image's score, in nats
+    info: CheckpointInfo | None = None  # what is known of the model's training
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -143,13 +146,16 @@ class Score(BaseModel):
 
     def minus(self, other: "Score", low: float = 0.0, high: float = math.inf) -> Estimate:
         """How much higher (worse) this model scores than another on the same images and noise."""
+        self._check_alike(other)
+        return self._integrate(self._errors - other._errors, low, high)
+
+    def _check_alike(self, other: "Score") -> None:
         for what in ("fingerprint", "config", "index", "sigma_tn"):
             if getattr(self, what) != getattr(other, what):
                 raise ValueError(
                     f"{self.model} and {other.model} were not scored alike ({what} differs): score both on the "
                     "same held-out images with the same settings"
                 )
-        return self._integrate(self._errors - other._errors, low, high)
 
     def curve(self, num_bins: int = 32) -> Curve:
         """Error by level, in bins of equal width in log sigma over the levels that are covered."""
@@ -277,6 +283,33 @@ def score(
         sigma_tn=tuple(sigma_tn.tolist()),
     )
     return _record(fields, errors.numpy())
+
+
+def score_checkpoint(path: Path, source: ImageSource, **options: Any) -> Score:
+    """Score a checkpoint; `options` as for `score`."""
+    loaded = load_checkpoint(path)
+    if loaded.config.image_shape != source.image_shape:
+        raise ValueError(
+            f"{path} makes images of shape {loaded.config.image_shape}, those of {source.name} have "
+            f"{source.image_shape}: score it on images of the size and colours it was trained on"
+        )
+    denoiser = loaded.denoiser.to(options.get("device", "cpu")).eval()
+    found = score(denoiser, source, **{"model": path.name, **options})
+    return found.model_copy(update={"info": loaded.info})
+
+
+def paired_errors(scores: Sequence[Score]) -> list[float]:
+    """The standard error of each score once what all models share is taken out, in nats per dimension.
+
+    Easy and hard images are so for every model. What remains is the error of the difference from the mean over
+    the models. Of two models these add in squares to the error of their difference, or to more.
+    """
+    first, *others = scores
+    for other in others:
+        first._check_alike(other)
+    shared = sum(each._errors for each in scores) / len(scores)
+    inflation = math.sqrt(len(scores) / max(len(scores) - 1, 1))  # the mean has a share of every model
+    return [inflation * each._integrate(each._errors - shared, 0.0, math.inf).standard_error for each in scores]
 
 
 def save_score(path: Path, found: Score) -> None:

@@ -1,31 +1,30 @@
-"""Bounds on the price of a noisy image, from comparisons of trained models alone.
+"""Bounds on the worth of a noisy image, from comparisons of trained models alone.
 
-If FD depends on the data only through the effective size n_clean + c(sigma) n_noisy, a clean-only row with a
-images and a mixed row with n_clean and n_noisy give
+A noisy image is worth w clean ones when n_clean clean and n_noisy noisy images give the result of
+a = n_clean + w n_noisy clean images alone; 1 / w noisy images then replace a clean one. This is the paper's c.
+If w depends on sigma alone and results (FD, the score: lower is better) fall with more clean images, a
+clean-only row with a images and a mixed row give
 
-    FD_clean <= FD_mixed:  a >= n_clean + c n_noisy,   so   c <= (a - n_clean) / n_noisy,
-    FD_clean >  FD_mixed:  a <= n_clean + c n_noisy,   so   c >= (a - n_clean) / n_noisy.
+    v_clean <= v_mixed:  a >= n_clean + w n_noisy,   so   w <= (a - n_clean) / n_noisy,
+    v_clean >  v_mixed:  a <= n_clean + w n_noisy,   so   w >= (a - n_clean) / n_noisy.
 
 A tie is taken for the larger clean-only row (the paper's convention): it counts for the upper bound only, and
 where a <= n_clean, as when noisy images neither helped nor harmed, it says nothing. The tightest of all
-pairs is reported; 1 / c is the number of noisy images that replace one clean image.
+pairs is reported.
 
-With standard deviations, a pair holds with probability Phi(z), z = |FD_clean - FD_mixed| / sqrt(std_clean^2 +
+With standard deviations, a pair holds with probability Phi(z), z = |v_clean - v_mixed| / sqrt(std_clean^2 +
 std_mixed^2). The interval at a confidence 1 - alpha uses only the pairs with z above the quantile of
-alpha / K, where K counts the pairs that could exclude a price in (0, 1): the true price violates at most
+alpha / K, where K counts the pairs that could exclude a worth in (0, 1): the true one violates at most
 one direction of each, so the interval misses it with probability at most alpha.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.stats import norm
 
-from assay.pricing.table import Array, Comparable
-
-Rows = NDArray[np.int64]
+from assay.pricing.table import Array, Comparable, Rows
 
 _MAX_STD_LEVELS = 64  # more distinct standard deviations are rounded up, which only widens the interval
 _NUM_SHOWN = 10  # contradicting pairs to show
@@ -42,9 +41,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class PriceBounds:
-    """lower <= c(sigma) <= upper, with the pair that gives each; no pair where only 0 <= c <= 1 is known.
+    """lower <= w(sigma) <= upper, with the pair that gives each; no pair where only 0 <= w <= 1 is known.
 
-    `interval` covers c at the confidence asked for; None without standard deviations, or when
+    `interval` covers w at the confidence asked for; None without standard deviations, or when
     even pairs beyond doubt contradict each other. `contradiction` says in words what does not fit.
     """
 
@@ -59,10 +58,10 @@ class PriceBounds:
 
 @dataclass(frozen=True)
 class JointBounds:
-    """Bounds on all prices at once: lower and upper (S,) for `sigma` (S,).
+    """Bounds on the worth at all levels at once: lower and upper (S,) for `sigma` (S,).
 
-    `margin` is the smallest difference in FD, in standard errors (in FD without standard deviations), that had
-    to be asked of a comparison to make all of them agree; `violated` are those that did not.
+    `margin` is the smallest difference between two results, in standard errors (in plain units without them),
+    that had to be asked of a comparison to make all of them agree; `violated` are those that did not.
     """
 
     sigma: Array
@@ -73,7 +72,7 @@ class JointBounds:
 
 
 def price_bounds(results: Comparable, confidence: float = 0.95) -> list[PriceBounds]:
-    """Bounds on c for each sigma of the table, from all pairs of a clean-only and a mixed row."""
+    """Bounds on w for each sigma of the table, from all pairs of a clean-only and a mixed row."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
     clean, sigmas = _clean_rows(results), np.unique(results.sigma[results.num_noisy > 0])
@@ -90,18 +89,18 @@ def _bounds_of(results: Comparable, clean: Rows, mixed: Rows, confidence: float)
     lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
     contradiction, interval = None, None
     if upper < 0:
-        contradiction = f"c <= {upper:.3g}: noisy images made the model worse"
+        contradiction = f"w <= {upper:.3g}: noisy images made the model worse"
     elif lower > 1:
-        contradiction = f"c >= {lower:.3g}: a noisy image did better than a clean one"
+        contradiction = f"w >= {lower:.3g}: a noisy image did better than a clean one"
     elif lower > upper:
-        contradiction = f"one pair says c >= {lower:.3g}, another c <= {upper:.3g}"
+        contradiction = f"one pair says w >= {lower:.3g}, another w <= {upper:.3g}"
     if results.has_std:
         z = norm.isf((1 - confidence) / max(1, _num_informative(results, clean, mixed)))
         sure_lower, sure_upper, *_ = _tightest(results, clean, mixed, float(z))
         if max(sure_lower, 0.0) <= min(sure_upper, 1.0):
             interval = max(sure_lower, 0.0), min(sure_upper, 1.0)
         else:
-            contradiction = f"{contradiction or 'no price fits'}, beyond doubt at {confidence:.0%}"
+            contradiction = f"{contradiction or 'no worth fits'}, beyond doubt at {confidence:.0%}"
     sigma = float(results.sigma[mixed[0]])
     return PriceBounds(sigma, lower, upper, lower_pair, upper_pair, interval, contradiction)
 
@@ -111,7 +110,7 @@ def _clean_rows(results: Comparable) -> Rows:
 
 
 def _num_informative(results: Comparable, clean: Rows, mixed: Rows) -> int:
-    """Number of pairs with n_clean < a < n_clean + n_noisy; all others agree with every c in (0, 1)."""
+    """Number of pairs with n_clean < a < n_clean + n_noisy; all others agree with every w in (0, 1)."""
     a, slack = np.sort(results.num_clean[clean]), 1e-9 * results.num_clean.max()
     low, high = results.num_clean[mixed], results.num_clean[mixed] + results.num_noisy[mixed]
     return int((np.searchsorted(a, high - slack) - np.searchsorted(a, low + slack)).clip(0).sum())
@@ -122,42 +121,42 @@ def _tightest(
 ) -> tuple[float, float, Pair | None, Pair | None]:
     """Tightest lower and upper bound from pairs that differ by more than z standard errors, and the pairs.
 
-    Rows sorted by FD make this O(n log n): among the clean-only rows that beat a mixed one the smallest
+    Rows sorted by result make this O(n log n): among the clean-only rows that beat a mixed one the smallest
     matters, among those that it beats the largest. One pass for each distinct standard deviation.
     """
     lower, upper = 0.0, 1.0
     lower_pair = upper_pair = None
-    std = results.fd_std[clean] if z else np.zeros(len(clean))
+    std = results.std[clean] if z else np.zeros(len(clean))
     levels = np.unique(std)
     if len(levels) > _MAX_STD_LEVELS:
         levels = np.quantile(std, np.linspace(0, 1, _MAX_STD_LEVELS + 1)[1:], method="higher")
     level_of = np.searchsorted(levels, std)
-    fd, num_clean, num_noisy = results.fd[mixed], results.num_clean[mixed], results.num_noisy[mixed]
+    value, num_clean, num_noisy = results.value[mixed], results.num_clean[mixed], results.num_noisy[mixed]
     for level, level_std in enumerate(levels):
         rows = clean[level_of == level]
-        rows = rows[np.lexsort([results.num_clean[rows], results.fd[rows]])]
+        rows = rows[np.lexsort([results.num_clean[rows], results.value[rows]])]
         if not rows.size:
             continue
-        a, clean_fd = results.num_clean[rows], results.fd[rows]
-        margin = z * np.hypot(level_std, results.fd_std[mixed])
-        num_beat = np.searchsorted(clean_fd, fd - margin)
-        num_not_beaten = np.searchsorted(clean_fd, fd + margin, side="right")
+        a, clean_value = results.num_clean[rows], results.value[rows]
+        margin = z * np.hypot(level_std, results.std[mixed])
+        num_beat = np.searchsorted(clean_value, value - margin)
+        num_not_beaten = np.searchsorted(clean_value, value + margin, side="right")
         smallest = np.append(np.inf, np.minimum.accumulate(a))[num_beat]
-        # Complex numbers are ordered by (real, imaginary): the first row tied in FD and larger than n_clean.
-        tie = np.searchsorted(clean_fd + 1j * a, fd - margin + 1j * num_clean, side="right").clip(
+        # Complex numbers are ordered by (real, imaginary): the first row that ties and is larger than n_clean.
+        tie = np.searchsorted(clean_value + 1j * a, value - margin + 1j * num_clean, side="right").clip(
             max=len(a) - 1
         )
-        tied = (clean_fd[tie] == fd - margin) & (a[tie] > num_clean)
+        tied = (clean_value[tie] == value - margin) & (a[tie] > num_clean)
         smallest = np.where(tied, np.minimum(smallest, a[tie]), smallest)
         largest = np.append(np.maximum.accumulate(a[::-1])[::-1], -np.inf)[num_not_beaten]
         above, below = (smallest - num_clean) / num_noisy, (largest - num_clean) / num_noisy
         if above.min() < upper or (upper_pair is None and above.min() <= upper):
             best = int(above.argmin())
-            row = rows[(a == smallest[best]) & (clean_fd <= fd[best])][0]
+            row = rows[(a == smallest[best]) & (clean_value <= value[best])][0]
             upper, upper_pair = float(above[best]), _pair(results, int(row), int(mixed[best]))
         if below.max() > lower or (lower_pair is None and below.max() >= lower):
             best = int(below.argmax())
-            row = rows[(a == largest[best]) & (clean_fd > fd[best])][-1]
+            row = rows[(a == largest[best]) & (clean_value > value[best])][-1]
             lower, lower_pair = float(below[best]), _pair(results, int(mixed[best]), int(row))
     return lower, upper, lower_pair, upper_pair
 
@@ -165,28 +164,28 @@ def _tightest(
 def _pair(results: Comparable, better: int, worse: int) -> Pair:
     if not results.has_std:
         return Pair(better, worse, None)
-    std = np.hypot(results.fd_std[better], results.fd_std[worse])
-    gap = results.fd[worse] - results.fd[better]
+    std = np.hypot(results.std[better], results.std[worse])
+    gap = results.value[worse] - results.value[better]
     return Pair(better, worse, float(norm.cdf(gap / std)) if std > 0 else float(gap > 0))
 
 
 def joint_bounds(results: Comparable) -> JointBounds:
-    """Bounds from all comparisons, also between two mixtures, with c(sigma) falling in sigma.
+    """Bounds from all comparisons, also between two mixtures, with w(sigma) falling in sigma.
 
-    A better FD means a larger effective size, which is linear in the prices: each bound is a linear
+    A better result means a larger effective size, which is linear in the worths: each bound is a linear
     programme. When the comparisons contradict each other, the smallest margin at which they agree is used.
     """
     price_bounds(results)  # rejects tables without pairs
     programme = _Programme(results, 0.0)
     point, margin, too_small = programme.solve(), 0.0, 0.0
     if point is None:
-        std = results.fd_std if results.has_std else np.ones(len(results))
+        std = results.std if results.has_std else np.ones(len(results))
         if not std.all():  # rows without any doubt would contradict each other at every margin
             raise ValueError(
                 f"{results.name}: line {results.line[std.argmin()]} has a standard deviation of 0, but the "
                 "comparisons contradict each other: give it the standard deviation of a row like it"
             )
-        margin = float(2 * np.ptp(results.fd) / std.min())  # nothing is compared: surely feasible
+        margin = float(2 * np.ptp(results.value) / std.min())  # nothing is compared: surely feasible
         while margin > 1.01 * too_small:
             middle = float(np.sqrt(margin * max(too_small, 1e-4 * margin)))
             trial = _Programme(results, middle)
@@ -194,7 +193,7 @@ def joint_bounds(results: Comparable) -> JointBounds:
                 too_small = middle
             else:
                 programme, point, margin = trial, found, middle
-    assert point is not None, "without comparisons any price is feasible"
+    assert point is not None, "without comparisons any worth is feasible"
     ends = [[programme.solve(which, sign) for which in range(len(point))] for sign in (1, -1)]
     lower, upper = (np.array([end[w] for w, end in enumerate(row) if end is not None]) for row in ends)
     pairs = zip(*_Programme(results, 0.0).violated(point, _NUM_SHOWN), strict=True)
@@ -205,9 +204,9 @@ def joint_bounds(results: Comparable) -> JointBounds:
 
 
 class _Programme:
-    """The linear programme over the prices c (S,): surely better rows have the larger effective size.
+    """The linear programme over the worths w (S,): surely better rows have the larger effective size.
 
-    Row i is surely better than row j if FD_i + w_i < FD_j - w_j. Of these up to n^2 constraints only those
+    Row i is surely better than row j if v_i + w_i < v_j - w_j. Of these up to n^2 constraints only those
     that a solution violates are added, the worst ones first, until it violates none.
     """
 
@@ -216,20 +215,20 @@ class _Programme:
         scale, num_sigmas = results.num_clean.max(), len(self.sigma)
         self._size = results.num_clean / scale
         self._noisy = (results.sigma[:, None] == self.sigma) * results.num_noisy[:, None] / scale  # (n, S)
-        std = results.fd_std if results.has_std else np.ones(len(results))
+        std = results.std if results.has_std else np.ones(len(results))
         half = margin * std / np.sqrt(2)  # two rows alike then differ by `margin` standard errors
-        self._best, self._worst = results.fd - half, results.fd + half
+        self._best, self._worst = results.value - half, results.value + half
         self._order = np.argsort(-self._best, kind="stable")
         clean = _clean_rows(results)
-        # Pairs with clean-only rows enter as limits on c, which also carries the convention on ties.
+        # Pairs with clean-only rows enter as limits on w, which also carries the convention on ties.
         mixed = [np.flatnonzero(results.sigma == level) for level in self.sigma]
         self._box = [_tightest(results, clean, rows, margin)[:2] for rows in mixed]
-        # c falls in sigma: c_2 - c_1 <= 0 and so on.
+        # w falls in sigma: w_2 - w_1 <= 0 and so on.
         self._matrix = (np.eye(num_sigmas, k=1) - np.eye(num_sigmas))[:-1]
         self._limit = np.zeros(num_sigmas - 1)
 
     def solve(self, which: int = 0, sign: int = 0) -> Array | None:
-        """Prices (S,) that make price `which` smallest (sign 1) or largest (-1); None if none is feasible."""
+        """Worths (S,) that make `which` smallest (sign 1) or largest (-1); None if none is feasible."""
         if any(low > high for low, high in self._box):
             return None
         objective = np.zeros(len(self.sigma))
@@ -241,14 +240,14 @@ class _Programme:
             better, worse = self.violated(done.x)
             if not better.size:
                 return done.x
-            # n_worse + c n_noisy,worse <= n_better + c n_noisy,better
+            # n_worse + w n_noisy,worse <= n_better + w n_noisy,better
             self._matrix = np.vstack([self._matrix, self._noisy[worse] - self._noisy[better]])
             self._limit = np.append(self._limit, self._size[better] - self._size[worse])
 
-    def violated(self, price: Array, num_pairs: int = 20) -> tuple[Rows, Rows]:
-        """The pairs (better, worse) that these prices order most wrongly, at most one for each better row."""
-        size = self._size + self._noisy @ price
-        largest = np.maximum.accumulate(size[self._order])  # among the rows of the worst FD
+    def violated(self, worth: Array, num_pairs: int = 20) -> tuple[Rows, Rows]:
+        """The pairs (better, worse) that these worths order most wrongly, at most one for each better row."""
+        size = self._size + self._noisy @ worth
+        largest = np.maximum.accumulate(size[self._order])  # among the rows of the worst results
         holder = np.maximum.accumulate(np.where(size[self._order] == largest, np.arange(len(size)), 0))
         num_beaten = np.searchsorted(-self._best[self._order], -self._worst)
         beaten = np.flatnonzero(num_beaten)

@@ -1,9 +1,12 @@
-"""Which images to buy: the mix with the lowest FD for a budget, or the cheapest mix for an FD.
+"""Which images to buy: the mix with the best predicted result for a budget, or the cheapest for a target.
 
 The law depends on n_clean and on n_eff = n_clean + sum c(sigma) n_noisy(sigma) alone. So money for noisy
 images goes to the kind with the most c per dollar first, then to the next when that one runs out: n_eff is a
-concave, piecewise linear function of the money m spent on clean images. FD is convex and falling in both
+concave, piecewise linear function of the money m spent on clean images. The law is convex and falling in both
 counts, hence convex in m: on each linear piece its minimum is an end or the root of its derivative.
+
+The planner uses the whole law, with its weight c and its term in n_clean, and not the price that `assay price`
+shows for the mixes of the table: what one more image is worth depends on those already bought.
 """
 
 import math
@@ -40,7 +43,7 @@ class Offer:
 class Purchase:
     """What to buy of one offer, and what it is worth there.
 
-    `next_dollar` is the fall in FD that one more dollar on this kind buys (0 when it is sold out).
+    `next_dollar` is the fall in the result that one more dollar on this kind buys (0 when it is sold out).
     `break_even` is the unit price above which none of it is worth buying, all other prices unchanged.
     """
 
@@ -57,7 +60,7 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best mix: purchases (clean first), their cost, and the FD it should reach."""
+    """The best mix: purchases (clean first), their cost, and the result it should reach."""
 
     purchases: tuple[Purchase, ...]
     have_clean: float
@@ -86,7 +89,7 @@ class Market:
 
 
 def best_plan(law: Law, market: Market, budget: float) -> Plan:
-    """The mix that minimises the predicted FD for at most `budget`."""
+    """The mix that minimises the predicted result for at most `budget`."""
     if not 0 <= budget < math.inf:
         raise ValueError(f"budget = {budget:g}: a budget is finite and at least 0")
     counts = _solve(law, market, budget)
@@ -105,16 +108,16 @@ def best_plan(law: Law, market: Market, budget: float) -> Plan:
     return Plan(tuple(purchases), market.have_clean, cost, prediction)
 
 
-def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
-    """The mix of least cost whose predicted FD is `target_fd` or better."""
+def cheapest_plan(law: Law, market: Market, target: float) -> Plan:
+    """The mix of least cost whose predicted result is `target` or better."""
     floor = law.as_dict()["floor"]
-    if not target_fd > floor:
+    if not target > floor:
         raise ValueError(
-            f"target FD {target_fd:g} is out of reach: by the law no amount of data gets below {floor:.4g}"
+            f"a target of {target:g} is out of reach: by the law no amount of data gets below {floor:.4g}"
         )
 
     def excess(budget: float) -> float:
-        return _fd(law, market, _solve(law, market, budget)) - target_fd
+        return _value(law, market, _solve(law, market, budget)) - target
 
     if excess(0.0) <= 0:
         return best_plan(law, market, 0.0)
@@ -123,7 +126,7 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
         high *= 2
         if high > 1e30:
             raise ValueError(
-                f"target FD {target_fd:g} is out of reach: too close to the law's floor {floor:.6g}"
+                f"a target of {target:g} is out of reach: too close to the law's floor {floor:.6g}"
             )
     while excess(low) <= 0:
         low /= 2
@@ -134,9 +137,9 @@ def cheapest_plan(law: Law, market: Market, target_fd: float) -> Plan:
 
 
 def budget_line(law: Law, market: Market, budget: float, share: ArrayLike) -> Array:
-    """FD (n,) when these shares (n,) of the budget go to clean images, the rest to noisy ones, best first."""
+    """Results (n,) when these shares (n,) of the budget go to clean images, the rest to the best noisy ones."""
     parts = budget * np.asarray(share, float)
-    return np.array([_fd(law, market, _spend(law, market, budget, part)) for part in parts])
+    return np.array([_value(law, market, _spend(law, market, budget, part)) for part in parts])
 
 
 def _spend(law: Law, market: Market, budget: float, on_clean: float) -> Array:
@@ -155,28 +158,28 @@ def _spend(law: Law, market: Market, budget: float, on_clean: float) -> Array:
 
 def _order(law: Law, offers: Sequence[Offer]) -> list[int]:
     """Indices of the noisy offers, most effective images per dollar first."""
-    return sorted(range(len(offers)), key=lambda i: -float(law.price(offers[i].sigma)) / offers[i].unit_price)
+    return sorted(range(len(offers)), key=lambda i: -float(law.weight(offers[i].sigma)) / offers[i].unit_price)
 
 
 def _sizes(law: Law, market: Market, counts: Array) -> tuple[float, float]:
     num_clean = market.have_clean + counts[0]
-    return num_clean, num_clean + float(law.price([offer.sigma for offer in market.noisy]) @ counts[1:])
+    return num_clean, num_clean + float(law.weight([offer.sigma for offer in market.noisy]) @ counts[1:])
 
 
-def _fd(law: Law, market: Market, counts: Array) -> float:
+def _value(law: Law, market: Market, counts: Array) -> float:
     num_clean, effective = _sizes(law, market, counts)
-    return float(law.fd_of_sizes(num_clean, effective)) if num_clean > 0 else math.inf
+    return float(law.value_of_sizes(num_clean, effective)) if num_clean > 0 else math.inf
 
 
 def _gains(law: Law, market: Market, counts: Array) -> Array:
-    """Fall in FD per image of each offer (1 + num offers,)."""
+    """Fall in the result per image of each offer (1 + num offers,)."""
     by_clean, by_effective = law.slopes(*_sizes(law, market, counts))
-    noisy = law.price([offer.sigma for offer in market.noisy]) * by_effective
+    noisy = law.weight([offer.sigma for offer in market.noisy]) * by_effective
     return -np.append(by_clean + by_effective, noisy)
 
 
 def _solve(law: Law, market: Market, budget: float) -> Array:
-    """Counts (1 + num offers,) that minimise FD within the budget."""
+    """Counts (1 + num offers,) that minimise the result within the budget."""
     ends, left = [0.0, min(budget, market.clean.max_images * market.clean.unit_price)], budget
     for which in _order(law, market.noisy):
         left -= market.noisy[which].max_images * market.noisy[which].unit_price
@@ -189,15 +192,15 @@ def _solve(law: Law, market: Market, budget: float) -> Array:
         inside = [w for w in _order(law, market.noisy) if 0 < on_piece[1 + w] < market.noisy[w].max_images]
 
         def slope(on_clean: float, inside: list[int] = inside) -> float:
-            """Derivative of -FD by the money spent on clean images instead of on the noisy kind in play."""
+            """Fall in the result per unit of money moved from the noisy kind in play to clean images."""
             gains = _gains(law, market, _spend(law, market, budget, on_clean))
             lost = max((gains[1 + w] / market.noisy[w].unit_price for w in inside), default=0.0)
             return float(gains[0] / market.clean.unit_price - lost)
 
-        start = max(low, 1e-12 * high) if market.have_clean == 0 else low  # without clean images FD is infinite
+        start = max(low, 1e-12 * high) if market.have_clean == 0 else low  # without clean images it is infinite
         if slope(start) > 0 > slope(high):
             best.append(_spend(law, market, budget, brentq(slope, start, high, xtol=1e-14 * high, rtol=1e-14)))
-    return min(best, key=lambda counts: _fd(law, market, counts))
+    return min(best, key=lambda counts: _value(law, market, counts))
 
 
 def _break_even(law: Law, market: Market, budget: float, which: int) -> float:

@@ -1,29 +1,227 @@
-"""All that a table says about prices, in one object, and the same as plain rows for JSON and CSV."""
+"""All that a table says about prices, in one object, in words, and as plain rows for JSON and CSV.
 
+The price of a noisy image has one meaning here: how many of them replace a clean one, 1 / w with the w of
+`bounds`. Bounds compare rows, the curve inverts the clean-only rows, the law is fitted to all rows; for the law
+it is computed for the mixes of the table, as for the curve. The law's own weight c is shown under its name.
+"""
+
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from assay.pricing.bounds import JointBounds, Pair, PriceBounds, joint_bounds, price_bounds
-from assay.pricing.law import MIN_ROWS, Law, LeftOut, TheoryFit, fit_law, fit_theory, leave_one_out
+from assay.pricing.curve import CurvePrice, EqualClean, curve_prices, pooled_worth
+from assay.pricing.law import (
+    MIN_ROWS,
+    Law,
+    LeftOut,
+    TheoryFit,
+    fit_law,
+    fit_theory,
+    leave_one_out,
+    too_few_rows,
+)
 from assay.pricing.plan import Plan
 from assay.pricing.table import PAPER_BOXES, Comparable
 
 _BOX_ROUNDING = 0.005  # the paper rounds 7/6 to 1.17
+_MAX_FACTOR = 30.0  # between the ends of an interval that anybody could act upon
+_NUM_DEVIATIONS, _SMALL_MISS = 3.0, 0.05  # a row fits badly beyond both; the latter for results far apart
+_NUM_NAMED = 5  # of these rows
+_SURELY = 4.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The price at a level, as noisy images for one clean one (NaN if only its ends are known)."""
+
+    price: float
+    ends: tuple[float, float] | None
+    num_runs: int
+    how: str
+    contradiction: str | None
 
 
 @dataclass(frozen=True)
 class PriceReport:
-    """Bounds, law, left-out predictions and the theory's fits of one table; no law with too few rows."""
+    """Bounds, curve, law, left-out predictions and the theory's fits of one table; no law with too few rows."""
 
     results: Comparable
     confidence: float
     bounds: list[PriceBounds]
+    curve: list[CurvePrice]  # one for each of the bounds, or none at all
     joint: JointBounds | None
     law: Law | None
     left_out: LeftOut | None
     theory: list[TheoryFit]
+
+    @property
+    def no_law(self) -> str:
+        """Why there is no law."""
+        return too_few_rows(self.results)
+
+    def law_worth(self, sigma: float) -> tuple[float, tuple[float, float]]:
+        """What a noisy image of the table's mixes is worth by the law, and its interval."""
+        assert self.law is not None
+        rows = np.flatnonzero(self.results.sigma == sigma)
+        fit, draws = self.law.equal_clean(self.results.num_clean[rows], self.results.num_noisy[rows], sigma)
+        worth = pooled_worth(self.results, rows, draws)
+        return float(pooled_worth(self.results, rows, fit)), self.law.interval(worth)
+
+    def law_is_open(self, sigma: float) -> bool:
+        """Whether the law leaves the price open, by more than a factor that anybody could act upon."""
+        low, high = self.law_worth(sigma)[1]
+        return high > _MAX_FACTOR * low
+
+    def estimate(self, sigma: float) -> "Estimate":
+        """The price at a level by the learning curve, or else by comparing runs."""
+        bounds = next(b for b in self.bounds if b.sigma == sigma)
+        curve = next((c for c in self.curve if c.sigma == sigma), None)
+        wrong = self.rises()
+        if wrong is None and bounds.interval is None and self.results.has_std:
+            wrong = f"the runs on noisy images at noise {sigma:g} contradict each other: {bounds.contradiction}"
+        if wrong:
+            return Estimate(math.nan, None, int(self.results.num_runs.sum()), "", wrong)
+        if curve and curve.worth is not None:
+            price, _ = inverse(curve.worth, curve.worth)
+            ends = inverse(*curve.interval) if curve.interval else None
+            return Estimate(price, ends, curve.num_runs, "by the clean-only learning curve", None)
+        ends = inverse(*bounds.interval) if bounds.interval else None
+        return Estimate(math.nan, ends, int(self.results.num_runs.sum()), "by comparing runs", None)
+
+    def sentence(self, sigma: float) -> str:
+        """The price at a level for somebody who buys images: what, how sure, and from how many runs."""
+        found, noisy = self.estimate(sigma), f"noisy images at noise {sigma:g}"
+        by = f"By {self.results.called},"
+        if found.contradiction:
+            return f"{by} {found.contradiction}."
+        if found.ends is None:
+            if math.isfinite(found.price):
+                return (
+                    f"{by} about {found.price:.3g} {noisy} replace a clean one; no errors say how sure that is."
+                )
+            return f"{by} what {noisy} are worth is not known: the table has no errors."
+        low, high = found.ends
+        sure = f"{self.confidence:.0%} interval from {found.num_runs} runs, {found.how}{self._seeds}"
+        if math.isinf(low):
+            return f"{by} {noisy} are worth nothing: a mix is no better than its clean images alone ({sure})."
+        if low <= 1 and high > _MAX_FACTOR:
+            return f"{by} these runs do not decide what {noisy} are worth ({sure}).{self._advice(sigma)}"
+        if math.isinf(high):
+            return f"{by} at least {low:.3g} {noisy} replace a clean one, and perhaps no number does ({sure})."
+        if math.isnan(found.price):
+            return f"{by} {between(low, high)} {noisy} replace a clean one ({sure}).{self._advice(sigma)}"
+        return f"{by} {found.price:.3g} {noisy} replace a clean one ({between(low, high)}: {sure})."
+
+    def rises(self) -> str | None:
+        """Where results surely get worse with more clean images: then this currency cannot price anything."""
+        results = self.results
+        rows = np.flatnonzero(results.num_noisy == 0)
+        rows = rows[np.argsort(results.num_clean[rows])]
+        best = rows[0] if rows.size else 0
+        for row in rows:
+            best = row if results.value[row] < results.value[best] else best
+            if results.value[row] - results.value[best] > _SURELY * np.hypot(
+                results.std[row], results.std[best]
+            ):
+                fewer, more = (f"{results.value[i]:.4g} ({results.setting(int(i))})" for i in (best, row))
+                return f"more clean images make it worse, {fewer} and {more}, so that it cannot price images"
+        return None
+
+    @property
+    def _seeds(self) -> str:
+        """What the interval leaves out."""
+        once = self.results.num_runs == 1
+        if not once.any():
+            return ""
+        which = "each setting" if once.all() else "some settings"
+        return f"; {which} ran once, and more seeds would show the spread between runs"
+
+    def _advice(self, sigma: float) -> str:
+        if not self.curve:
+            return " A learning curve takes two clean-only settings."
+        mixes = next(c.mixes for c in self.curve if c.sigma == sigma)
+        return "".join(f" {mix.outside[0].upper()}{mix.outside[1:]}." for mix in mixes[:1] if mix.outside)
+
+    def doubts(self) -> list[str]:
+        """What a reader of a price or a plan must know: contradictions, missing errors, prices left open."""
+        results, said = self.results, []
+        if rises := self.rises():
+            said.append(f"by {results.called}, {rises}")
+        for b in self.bounds:
+            where = f"sigma {b.sigma:g}: "
+            if b.contradiction:
+                said.append(f"{where}the evidence contradicts itself: {b.contradiction}")
+            if disagreement := self._disagreement(b):
+                said.append(where + disagreement)
+            if self.law and self.law_is_open(b.sigma):
+                said.append(f"{where}the law leaves the price open, so that a plan with it is a guess")
+        if results.num_many_levels:
+            said.append(
+                f"{results.num_many_levels} row(s) of {results.name} have several noise levels and are left "
+                "out: a price compares clean images with noisy ones of one level"
+            )
+        if results.num_without_std:
+            said.append(
+                f"{results.num_without_std} row(s) of {results.name} have no standard deviation and were given "
+                "the largest of the others: fill them in for narrower intervals"
+            )
+        return said
+
+    def _disagreement(self, bounds: PriceBounds) -> str | None:
+        """Why the law's price lies outside the bounds, if it does."""
+        if not self.law or bounds.contradiction:
+            return None
+        worth, (low, high) = self.law_worth(bounds.sigma)
+        if bounds.lower <= worth <= bounds.upper:
+            return None
+        sides = [pair for pair in (bounds.upper_pair, bounds.lower_pair) if pair and pair.probability]
+        pair = min(sides, key=lambda pair: pair.probability or 0, default=None)
+        weakest = "" if pair is None else f", the weaker of which holds with p = {pair.probability:.2f}"
+        agree = (
+            "the intervals overlap"
+            if _overlap(bounds.interval, (low, high))
+            else "the intervals do not overlap"
+        )
+        return (
+            f"the law's {1 / worth:.3g} lies outside the bounds {_shown(inverse(bounds.lower, bounds.upper))}; "
+            f"it smooths over all {len(self.results)} rows, each bound rests on one pair{weakest}; {agree}"
+        )
+
+    def fit_sentence(self) -> str:
+        """How well the law predicts rows it never saw, and which it misses."""
+        if self.left_out is None:
+            return self.no_law
+        error, outside = (
+            self.left_out.error,
+            np.array([bool(reasons) for reasons in self.left_out.extrapolates]),
+        )
+        said = f"Left out one at a time, rows are missed by {np.median(error):.2%} in the median"
+        if not outside.all():
+            said += f" and by {error[~outside].max():.1%} at most"
+        if outside.any():
+            said += f", not counting {outside.sum()} that are extrapolations (up to {error[outside].max():.0%})"
+        bad = self.bad_rows()
+        named = "; ".join(
+            f"{self.results.setting(row)} ({self.results.value[row]:.4g} measured, "
+            f"{self.left_out.predicted[row]:.4g} predicted)"
+            for row in bad[:_NUM_NAMED]
+        )
+        more = f" and {len(bad) - _NUM_NAMED} more" if len(bad) > _NUM_NAMED else ""
+        return said + "." + (f" Badly fitted: {named}{more}." if bad else "")
+
+    def bad_rows(self) -> list[int]:
+        """Rows that a law fitted to the others misses by far more than their errors and the usual miss."""
+        if self.left_out is None:
+            return []
+        outside = np.array([bool(reasons) for reasons in self.left_out.extrapolates])
+        usual = 1.48 * np.median(self.left_out.error[~outside]) if not outside.all() else 0.0
+        value = self.results.value
+        allowed = _NUM_DEVIATIONS * np.hypot(self.results.std / value, usual)
+        allowed = np.maximum(allowed, _SMALL_MISS * min(1.0, np.ptp(value) / np.median(value)))
+        return np.flatnonzero((self.left_out.error > allowed) & ~outside).tolist()
 
     def box(self, bounds: PriceBounds) -> tuple[float, float] | None:
         """The paper's boxed bounds on 1 / c for this data set and sigma, if this is its table and has one."""
@@ -39,15 +237,25 @@ class PriceReport:
         """One flat row per sigma: noisy images for one clean image by bounds, interval and law."""
         rows = []
         for i, bounds in enumerate(self.bounds):
-            row: dict[str, Any] = {"dataset": self.results.name, "sigma": bounds.sigma}
+            row: dict[str, Any] = {
+                "dataset": self.results.name,
+                "by": self.results.metric,
+                "sigma": bounds.sigma,
+            }
             row |= _range("noisy_per_clean", inverse(bounds.lower, bounds.upper))
             if bounds.interval:
                 row |= _range("interval", inverse(*bounds.interval))
             if self.joint:
                 row |= _range("joint", inverse(self.joint.lower[i], self.joint.upper[i]))
+            if self.curve:
+                curve = self.curve[i]
+                row["curve"] = None if curve.worth is None else inverse(curve.worth, curve.worth)[0]
+                row |= _range("curve", inverse(*curve.interval)) if curve.interval else {}
             if self.law:
-                row |= {"law": 1 / float(self.law.price(bounds.sigma))}
-                row |= _range("law", inverse(*self.law.price_interval(bounds.sigma)))
+                worth, ends = self.law_worth(bounds.sigma)
+                row |= {"law": inverse(worth, worth)[0]} | _range("law", inverse(*ends))
+                row |= {"law_weight": float(self.law.weight(bounds.sigma))}
+                row |= _range("law_weight", self.law.weight_interval(bounds.sigma))
             if box := self.box(bounds):
                 row |= _range("paper_box", box) | {"differs_from_box": self.differs_from_box(bounds)}
             row["contradiction"] = bounds.contradiction
@@ -59,8 +267,11 @@ class PriceReport:
         prices = self.price_rows()
         for row, bounds in zip(prices, self.bounds, strict=True):
             row |= {"lower_pair": self._pair(bounds.lower_pair), "upper_pair": self._pair(bounds.upper_pair)}
-        found: dict[str, Any] = {"dataset": self.results.name, "confidence": self.confidence, "prices": prices}
+            row["sentence"] = self.sentence(bounds.sigma)
+        found: dict[str, Any] = {"dataset": self.results.name, "by": self.results.metric}
+        found |= {"confidence": self.confidence, "prices": prices, "fit": self.fit_sentence()}
         found["num_without_std"] = self.results.num_without_std
+        found["mixes"] = [self._mix(mix) for curve in self.curve for mix in curve.mixes]
         if self.joint:
             violated = [self._pair(pair) for pair in self.joint.violated]
             found["joint"] = {"margin": self.joint.margin, "violated": violated}
@@ -75,10 +286,17 @@ class PriceReport:
         results, left_out = self.results, self.left_out
         if left_out is None:
             return []
-        columns = {n: getattr(results, n) for n in ("line", "num_clean", "num_noisy", "sigma", "fd")}
+        columns = {n: getattr(results, n) for n in ("line", "num_clean", "num_noisy", "sigma", "value")}
         columns |= {"fitted": left_out.fitted, "left_out": left_out.predicted}
         rows = zip(*(values.tolist() for values in columns.values()), left_out.extrapolates, strict=True)
         return [dict(zip((*columns, "extrapolates"), row, strict=True)) for row in rows]
+
+    def _mix(self, mix: EqualClean) -> dict[str, Any]:
+        names = ("line", "num_clean", "num_noisy", "sigma")
+        row = {name: getattr(self.results, name)[mix.row].item() for name in names}
+        return (
+            row | {"equal_clean": mix.num_images, "outside": mix.outside} | _range("equal", (mix.low, mix.high))
+        )
 
     def _pair(self, pair: Pair | None) -> dict[str, Any] | None:
         if pair is None:
@@ -88,15 +306,14 @@ class PriceReport:
 
 
 def price_report(results: Comparable, confidence: float = 0.95, joint: bool = False) -> PriceReport:
-    """Price a table: bounds on c for each sigma, the law and what it predicts for rows it never saw."""
-    bounds = price_bounds(results, confidence)
+    """Price a table: bounds, curve and law for each sigma, and what the law predicts for rows it never saw."""
+    bounds, curve = price_bounds(results, confidence), curve_prices(results, confidence)
     together = joint_bounds(results) if joint else None
-    if len(results) <= MIN_ROWS:  # leaving one out must leave enough
-        return PriceReport(results, confidence, bounds, together, None, None, [])
+    if len(results) < MIN_ROWS:
+        return PriceReport(results, confidence, bounds, curve, together, None, None, [])
     law = fit_law(results, confidence)
-    return PriceReport(
-        results, confidence, bounds, together, law, leave_one_out(results, law), fit_theory(results)
-    )
+    left_out, theory = leave_one_out(results, law), fit_theory(results)
+    return PriceReport(results, confidence, bounds, curve, together, law, left_out, theory)
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -110,9 +327,24 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def inverse(lower: float, upper: float) -> tuple[float, float]:
-    """Bounds on 1 / c from bounds on c; infinite where c may be 0 or less."""
-    low, high = (float(1 / c) if c > 0 else np.inf for c in (upper, lower))
+    """Bounds on 1 / w from bounds on w; infinite where w may be 0 or less."""
+    low, high = (float(1 / w) if w > 0 else np.inf for w in (upper, lower))
     return low, high
+
+
+def between(low: float, high: float) -> str:
+    """A range in words; ends that look alike are one number."""
+    if f"{low:.3g}" == f"{high:.3g}":
+        return f"about {low:.3g}"
+    return f"{low:.3g} to {high:.3g}" if math.isfinite(high) else f"{low:.3g} or more"
+
+
+def _shown(ends: tuple[float, float]) -> str:
+    return f"[{ends[0]:.3g}, {ends[1]:.3g}]"
+
+
+def _overlap(one: tuple[float, float] | None, other: tuple[float, float]) -> bool:
+    return one is not None and one[0] <= other[1] and other[0] <= one[1]
 
 
 def _range(name: str, ends: tuple[float, float]) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Outcomes as arrays: what each model was trained on and the FD it reached, where these can be compared."""
+"""Outcomes as arrays: what each model was trained on and the result it reached, where these can be compared.
+
+A result is in a `Currency`, the held-out score or FD; lower is better in both.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.outcome import FD, Currency, Outcome, Setting, read_outcomes
+from assay.outcome import FD, SCORE, Currency, Outcome, Setting, read_outcomes
 
 Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 PAPER = Path(__file__).with_name("fid_tables.csv")
 # Sizes the paper gives (caption of its clean-mix table); ImageNet is stated as "about 1.3M".
@@ -27,10 +31,12 @@ PAPER_BOXES = {
 class Comparable:
     """Outcomes that can be compared, all arrays (n,): each setting once, clean-only ones with sigma 0.
 
-    `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `line` is the line
-    of the file an outcome stands on. `has_std` is false when no standard deviation is known; where some are,
-    the `num_without_std` outcomes that lack one have the largest of the others; `num_many_levels` others with
-    several noise levels were left out. `from_paper` says whether the file is the paper's.
+    `num_clean` and `num_noisy` are images if `counted`, else parts of the data set. `value` is the result, in
+    the currency `metric`, and `std` its error in comparisons with the other rows. `line` is the line of the
+    file an outcome stands on, and `num_runs` how many trainings it averages. `has_std` is false when no
+    standard deviation is known; where some are, the `num_without_std` outcomes that lack one have the largest
+    of the others; `num_many_levels` others with several noise levels were left out. `from_paper` says whether
+    the file is the paper's.
     """
 
     name: str
@@ -38,14 +44,21 @@ class Comparable:
     sigma: Array
     num_clean: Array
     num_noisy: Array
-    fd: Array
-    fd_std: Array
+    value: Array
+    std: Array
     counted: bool
     has_std: bool
+    num_runs: Rows
     num_without_std: int = 0
     num_many_levels: int = 0
+    metric: str = "FD"
     dataset: str = ""
     from_paper: bool = False
+
+    @property
+    def called(self) -> str:
+        """The currency in a sentence."""
+        return "the held-out score" if self.metric == "score" else self.metric
 
     def __len__(self) -> int:
         return len(self.line)
@@ -62,8 +75,14 @@ class Comparable:
 
 
 def read_comparable(path: Path, **choice: Any) -> list[Comparable]:
-    """The comparable outcomes of a CSV file; `choice` as for `comparable`."""
-    found = comparable(read_outcomes(path), str(path), **choice)
+    """The comparable outcomes of a CSV file; `choice` as for `comparable`.
+
+    Without a currency they are compared by the score if the file has it, else by FD.
+    """
+    outcomes = read_outcomes(path)
+    if choice.get("currency") is None:
+        choice["currency"] = SCORE if any(map(SCORE.value, outcomes.values())) else FD
+    found = comparable(outcomes, str(path), **choice)
     return [replace(each, from_paper=path.resolve() == PAPER.resolve()) for each in found]
 
 
@@ -77,12 +96,12 @@ def comparable(
     min_clean_fraction: float = 0.1,
     currency: Currency = FD,
 ) -> list[Comparable]:
-    """The outcomes by line that can be compared, as arrays for each data set and extractor.
+    """The outcomes by line that can be compared, as arrays for each data set (and extractor, by FD).
 
-    Kept are those with clean images, at least `min_clean_fraction` of them, one noise level, full sampling and
-    no consistency loss; of `dataset`, if given; and of `table`, which is `clean_mix` where there is one and
-    none is given. `num_images` turns parts of the data set into numbers of images. `where` the outcomes
-    come from is for complaints.
+    Kept are those that were measured in the currency, with clean images, at least `min_clean_fraction` of them,
+    full sampling and no consistency loss; of `dataset`, if given; and of `table`, which is `clean_mix` where
+    there is one and none is given. `num_images` turns parts of the data set into numbers of images. `where` the
+    outcomes come from is for complaints.
     """
     settings = {line: outcome.setting for line, outcome in outcomes.items()}
     if table is None and any(setting.table == "clean_mix" for setting in settings.values()):
@@ -99,15 +118,17 @@ def comparable(
         and (setting.sampling, setting.consistency) == ("full", False)
         and table in (None, setting.table)
         and dataset in (None, setting.dataset)
+        and currency.value(outcomes[line]) is not None
     ]
     if not kept:
         raise ValueError(
             f"{where}: none of the lines {min(settings)} to {max(settings)} has full sampling, no consistency "
-            f"loss, clean images and clean_fraction >= {min_clean_fraction:g}"
+            f"loss, clean images, clean_fraction >= {min_clean_fraction:g} and a {currency.name}"
         )
     groups: dict[tuple[str, str], list[int]] = {}
     for line in kept:
-        groups.setdefault((settings[line].dataset, outcomes[line].evaluation.extractor), []).append(line)
+        extractor = "" if currency.shared_error else outcomes[line].evaluation.extractor
+        groups.setdefault((settings[line].dataset, extractor), []).append(line)
     return [
         _arrays(
             {line: outcomes[line] for line in lines}, " ".join(filter(None, group)), where, num_images, currency
@@ -136,8 +157,8 @@ def _arrays(
         settings = [setting.in_images(num_images) for setting in settings]
     lines = list(outcomes)
     for what, values in (
-        ("num_images", [outcome.evaluation.num_images for outcome in outcomes.values()]),
-        ("metric", [outcome.evaluation.metric for outcome in outcomes.values()]),
+        ("num_images", [currency.num_images(outcome) for outcome in outcomes.values()]),
+        ("metric", [currency.title(outcome) for outcome in outcomes.values()]),
         ("num_clean", ["given" if setting.counted else "empty" for setting in settings]),
     ):
         if other := next((i for i, value in enumerate(values) if value != values[0]), 0):
@@ -149,76 +170,88 @@ def _arrays(
         "sigma": [setting.sigma or 0.0 for setting in settings],
         "num_clean": [setting.num_clean for setting in settings],
         "num_noisy": [setting.num_noisy for setting in settings],
-        "fd": [currency.value(outcome) for outcome in outcomes.values()],
-        "fd_std": [currency.error(outcome) for outcome in outcomes.values()],
+        "value": [currency.value(outcome) for outcome in outcomes.values()],
+        "std": [currency.error(outcome) for outcome in outcomes.values()],
     }
     arrays: dict[str, Any] = {
         key: np.array(column, dtype=np.float64) for key, column in columns.items()
     }  # None is NaN
     found = Comparable(
-        name,
-        np.array(lines),
+        name=name,
+        line=np.array(lines),
         **arrays,
         counted=settings[0].counted,
         has_std=True,
+        num_runs=np.ones(len(lines), dtype=np.int64),
+        metric=currency.title(outcomes[lines[0]]),
         num_many_levels=num_all - len(outcomes),
         dataset=settings[0].dataset,
     )
-    title = currency.title(outcomes[lines[0]])
-    found = _merge_repeats(found, np.array([setting.seed for setting in settings], dtype=object), where, title)
+    seeds = np.array([setting.seed for setting in settings], dtype=object)
+    found = _merge_repeats(found, seeds, where, currency.shared_error)
     first, last = found.line.min(), found.line.max()
     if len(found) < 2:
         raise ValueError(f"{where}: {name} has one usable row (line {first}): there is nothing to compare")
-    if np.ptp(found.fd) == 0:
+    if np.ptp(found.value) == 0:
         raise ValueError(
-            f"{where}: {title} is {found.fd[0]:g} in every usable row of {name} (lines {first} to {last}): the "
-            "table cannot tell its settings apart"
+            f"{where}: {found.metric} is {found.value[0]:g} in every usable row of {name} (lines {first} to "
+            f"{last}): the table cannot tell its settings apart"
         )
     return found
 
 
-def _rounding_std(fd: Array) -> float:
+def _rounding_std(values: Array) -> float:
     """Standard deviation of the rounding: a value given as 2.40 may be anything from 2.395 to 2.405."""
     for decimals in range(7):
-        if np.array_equal(np.round(fd, decimals), fd):
+        if np.array_equal(np.round(values, decimals), values):
             return float(10.0**-decimals / np.sqrt(12))
     return 0.0
 
 
-def _merge_repeats(found: Comparable, seed: NDArray[np.object_], where: str, title: str) -> Comparable:
+def _merge_repeats(found: Comparable, seed: NDArray[np.object_], where: str, shared_error: bool) -> Comparable:
     """Average rows of one setting that differ in their seed; reject those that contradict each other.
 
-    Here `fd_std` of a row may be NaN, for unknown; of what is returned it is known, if the table has any.
+    Here `std` of a row may be NaN, for unknown; of what is returned it is known, if the table has any.
+
+    The deviation of an FD comes from its samples, which every run draws anew: the mean over runs has a smaller
+    one, and the spread between runs contains it. A `shared_error`, as that of a score, comes from held-out
+    images that are the same for all runs: it stays, and the spread between runs is added. Single runs are
+    given the largest spread that is known.
     """
     settings = np.stack([found.sigma, found.num_clean, found.num_noisy], 1)
     _, first, which, count = np.unique(settings, True, True, True, axis=0)
     which = which.reshape(-1)
     rows_of = np.split(np.argsort(which, kind="stable"), np.cumsum(count)[:-1])
-    spread, num_runs = np.zeros(len(count)), np.ones(len(count))
+    spread, num_runs = np.zeros(len(count)), np.ones(len(count), dtype=np.int64)
     for setting in np.flatnonzero(count > 1):
         rows = rows_of[setting]
         if len(set(seed[rows])) == len(rows):
-            spread[setting], num_runs[setting] = found.fd[rows].var(ddof=1), len(rows)
-        elif np.ptp(found.fd[rows]) > 0:
-            lines, values = (", ".join(f"{v:g}" for v in column[rows]) for column in (found.line, found.fd))
+            spread[setting], num_runs[setting] = found.value[rows].var(ddof=1), len(rows)
+        elif np.ptp(found.value[rows]) > 0:
+            lines, values = (", ".join(f"{v:g}" for v in column[rows]) for column in (found.line, found.value))
             raise ValueError(
-                f"{where}: lines {lines} give {title} {values} for the same setting "
+                f"{where}: lines {lines} give {found.metric} {values} for the same setting "
                 f"({found.setting(rows[0])}); keep one of them, or tell repeats apart in a column `seed`"
             )
-    rounding, std = _rounding_std(found.fd), np.nan_to_num(found.fd_std)
+    rounding, std = _rounding_std(found.value), np.nan_to_num(found.std)
     # A 0 is a rounded value beside values no finer, as 0.00 is beside 2.06; elsewhere nobody measured it.
     zeros_are_rounded = 0 < _rounding_std(std) <= rounding
-    unknown = np.isnan(found.fd_std) | ((std == 0) & (not zeros_are_rounded))
+    unknown = np.isnan(found.std) | ((std == 0) & (not zeros_are_rounded))
     unknown &= spread[which] == 0
     largest = max(float(std.max()), float(np.sqrt(spread.max())))
     if largest > 0:  # taken for exact, these rows would make every comparison with them certain
         std[unknown] = largest
-    var = np.maximum(np.bincount(which, std**2 + rounding**2) / count, spread) / num_runs
+    var = np.bincount(which, std**2 + rounding**2) / count
+    if shared_error:
+        var += np.where(num_runs > 1, spread, spread.max()) / num_runs
+    else:
+        var = np.maximum(var, spread) / num_runs
     order = np.argsort(first)
     return replace(
         found.take(first[order]),
-        fd=(np.bincount(which, found.fd) / count)[order],
-        fd_std=np.sqrt(var[order]),
+        value=(np.bincount(which, found.value) / count)[order],
+        std=np.sqrt(var[order]),
         has_std=largest > 0,
+        num_runs=num_runs[order],
         num_without_std=int(unknown.sum()) if largest > 0 else 0,
     )

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from assay.figure import COLOURS, Panel
 from assay.outcome import Currency, Outcome
-from assay.pricing.law import MIN_ROWS, Law
-from assay.pricing.report import PriceReport, inverse
+from assay.pricing.law import Law
+from assay.pricing.report import PriceReport, between, inverse
 from assay.study.tables import Table, averages, headline, headline_settings, headline_sigma, headline_title
 
 _PAGE = Path(__file__).with_name("page")
-_MAX_FACTOR = 30  # between the ends of a price's interval
 
 
 @dataclass(frozen=True)
@@ -60,49 +60,23 @@ class Subject:
         """What the currency is called."""
         return self.currency.title(self.outcomes[0])
 
+    @property
+    def called(self) -> str:
+        """The same in a sentence."""
+        return self.metric if isinstance(self.priced, str) else self.priced.results.called
+
 
 def price_sentence(subject: Subject) -> str:
     """What a clean image is worth at the headline's noise, or why that is not known."""
     priced = subject.priced
     if isinstance(priced, str):
         return priced
-    bounds = priced.bounds[-1]
-    where, percent = f"at noise {bounds.sigma:g}", f"{priced.confidence:.0%}"
-    low, high = inverse(bounds.lower, bounds.upper)
-    if bounds.contradiction:
-        said = f"The comparisons {where} contradict each other: {bounds.contradiction}."
-    elif math.isinf(low):
-        said = f"Noisy images {where} were worth nothing: they made no model better."
-    elif low <= 1 and math.isinf(high):
-        said = (
-            f"These settings do not yet say what a noisy image {where} is worth: that takes clean-only results "
-            f"between {_percents(priced)}, to be compared with the mix."
-        )
-    else:
-        said = f"One clean image is worth {_between(low, high)} noisy ones {where}"
-        said += f" ({percent} interval: {_between(*inverse(*bounds.interval))})." if bounds.interval else "."
-    if priced.law and not is_open(priced.law, bounds.sigma):
-        low, high = inverse(*priced.law.price_interval(bounds.sigma))
-        said += f" By the fitted law it is {1 / float(priced.law.price(bounds.sigma)):.3g}"
-        said += f" ({percent}: {_between(low, high, 3)})."
+    sigma = priced.bounds[-1].sigma
+    said = priced.sentence(sigma)
+    if priced.law and not priced.law_is_open(sigma):
+        worth, ends = priced.law_worth(sigma)
+        said += f" The law fitted to all settings says {1 / worth:.3g} ({between(*inverse(*ends))})."
     return said
-
-
-def is_open(law: Law, sigma: float) -> bool:
-    """Whether the law leaves the price open, by more than a factor that anybody could act upon."""
-    low, high = law.price_interval(sigma)
-    return high > _MAX_FACTOR * low
-
-
-def _between(low: float, high: float, digits: int = 4) -> str:
-    return f"between {low:.{digits}g} and {high:.{digits}g}" if math.isfinite(high) else f"at least {low:.4g}"
-
-
-def _percents(priced: PriceReport) -> str:
-    """The part of the data set in which clean-only results would narrow the price: above the mixes' own."""
-    mixed = priced.results.num_noisy > 0
-    total = (priced.results.num_clean + priced.results.num_noisy)[mixed].max()
-    return f"{priced.results.num_clean[mixed].min() / total:.0%} and 100%"
 
 
 def page(title: str, subjects: list[Subject]) -> str:
@@ -136,7 +110,7 @@ def _shown(subject: Subject) -> dict[str, Any]:
         "metric": subject.metric, "command": subject.command, "law": None, "bounds": [],
     }  # fmt: skip
     shown: dict[str, Any] = {
-        "subject": subject, "metric": subject.metric, "sigma": headline_sigma(values),
+        "subject": subject, "metric": subject.metric, "called": subject.called, "sigma": headline_sigma(values),
         "headline": headline(subject.outcomes, subject.currency),
         "bars": [
             (title, str(value), f"{100 * value.mean / worst:.2f}", role == "mix")
@@ -149,10 +123,13 @@ def _shown(subject: Subject) -> dict[str, Any]:
     }  # fmt: skip
     if isinstance(priced, str):
         return shown
-    bounds = priced.bounds[-1]
-    low, high = inverse(bounds.lower, bounds.upper)
-    if not bounds.contradiction and math.isfinite(low) and (low > 1 or math.isfinite(high)):
-        shown["worth"] = (f"{low:.3g}–{high:.3g}" if math.isfinite(high) else f"≥ {low:.3g}"), bounds.sigma
+    sigma = priced.bounds[-1].sigma
+    if (
+        (ends := priced.estimate(sigma).ends)
+        and math.isfinite(ends[0])
+        and (ends[0] > 1 or math.isfinite(ends[1]))
+    ):
+        shown["worth"] = _ends(ends), sigma
     shown |= {"price_rows": _price_rows(priced), "percent": f"{priced.confidence:.0%}"}
     shown["notes"] = [f"At noise {b.sigma:g}: {b.contradiction}." for b in priced.bounds if b.contradiction]
     shown["notes"] += [
@@ -170,11 +147,11 @@ def _shown(subject: Subject) -> dict[str, Any]:
         shown["law"] = priced.law.as_dict()
         shown["left_out"] = f"{np.median(error):.1%}", len(error), sum(map(bool, outside))
         shown["fitted"] = [
-            (str(priced.results.setting(i)), *(f"{row[k]:.4g}" for k in ("fd", "fitted", "left_out")),
-             f"{row['left_out'] / row['fd'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
+            (str(priced.results.setting(i)), *(f"{row[k]:.4g}" for k in ("value", "fitted", "left_out")),
+             f"{row['left_out'] / row['value'] - 1:+.1%}", "extrapolation" if row["extrapolates"] else "")
             for i, row in enumerate(priced.fitted_rows())
         ]  # fmt: skip
-        sigmas = [b.sigma for b in priced.bounds if not is_open(priced.law, b.sigma)]
+        sigmas = [b.sigma for b in priced.bounds if not priced.law_is_open(b.sigma)]
         if not priced.results.counted:
             shown["missing"] = "The table gives fractions: a plan must know of how many images."
         elif sigmas:
@@ -186,8 +163,7 @@ def _shown(subject: Subject) -> dict[str, Any]:
             )
     else:
         shown["missing"] = (
-            f"A planner needs a fitted law, and a law at least {MIN_ROWS + 1} comparable settings (clean-only "
-            f"and mixed, at least 10% clean); this table has {len(priced.results)}. More values in "
+            f"A planner needs a fitted law. {priced.no_law[0].upper()}{priced.no_law[1:]}: more values in "
             "grid.clean_fractions give it both."
         )
     return shown
@@ -210,19 +186,27 @@ def _facts(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _price_rows(priced: PriceReport) -> list[tuple[str, ...]]:
     rows = []
-    for b in priced.bounds:
+    for b, curve in zip_longest(priced.bounds, priced.curve):
         bounds = "contradictory" if b.contradiction else _ends(inverse(b.lower, b.upper))
-        cells = [f"{b.sigma:g}", bounds, "–", "–", ""]
+        cells = [f"{b.sigma:g}", bounds, "–", "–", "–", ""]
         if b.interval:
             cells[2] = _ends(inverse(*b.interval))
+        if curve and curve.worth is not None:
+            ends = f" ({_ends(inverse(*curve.interval))})" if curve.interval else ""
+            cells[3] = f"{_price(curve.worth)}{ends}"
         if priced.law:
-            ends = _ends(inverse(*priced.law.price_interval(b.sigma)))
-            price = 1 / float(priced.law.price(b.sigma))
-            cells[3] = "open" if is_open(priced.law, b.sigma) else f"{price:.3g} ({ends})"
+            worth, interval = priced.law_worth(b.sigma)
+            cells[4] = (
+                "open" if priced.law_is_open(b.sigma) else f"{_price(worth)} ({_ends(inverse(*interval))})"
+            )
         if box := priced.box(b):
-            cells[4] = _ends(box)
+            cells[5] = _ends(box)
         rows.append(tuple(cells))
     return rows
+
+
+def _price(worth: float) -> str:
+    return f"{1 / worth:.3g}" if worth > 0 else "worth nothing"
 
 
 def _ends(ends: tuple[float, float]) -> str:
@@ -238,8 +222,8 @@ def _plain_law(law: Law, sigmas: Iterable[float]) -> dict[str, Any]:
     """
     return {
         "parameters": law.as_dict(), "confidence": law.confidence, "seen": law.seen,
-        "ranks": law._interval(np.arange(len(law.draws), dtype=float)),
-        "sigmas": [(sigma, float(law.price(sigma))) for sigma in sigmas],
+        "ranks": law.interval(np.arange(len(law.draws), dtype=float)),
+        "sigmas": [(sigma, float(law.weight(sigma))) for sigma in sigmas],
         "draws": [[float(f"{v:.9g}") for v in draw] for draw in law.draws],
         "scatter": [float(f"{v:.9g}") for v in law.scatter],
     }  # fmt: skip

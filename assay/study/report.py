@@ -30,7 +30,7 @@ from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
 from assay.pricing.table import PAPER_NUM_IMAGES
-from assay.study.render import Picture, Subject, is_open, page, price_sentence
+from assay.study.render import Picture, Subject, page, price_sentence
 from assay.study.run import OpenStudy
 from assay.study.spec import Arm
 from assay.study.tables import (
@@ -130,7 +130,7 @@ def _subject(
         law, price = price_panels(priced)
         law = replace(law, y_label=metric, title=f"{metric} measured (points), and by the law")
         panels |= {"law": law} if priced.law else {}
-        if price.series and not (priced.law and is_open(priced.law, priced.bounds[-1].sigma)):
+        if price.series and not (priced.law and priced.law_is_open(priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
     panels |= {} if one_of_many else _training_panels(folder / "training.csv", currency.name, metric)
     values, noise = averages(outcomes, currency), folder / "figures" / f"{slug}noise_levels.png"

@@ -7,7 +7,7 @@ is in `assay.train.run`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -40,19 +40,22 @@ def train(
     device: str = "auto",
     devices: NumDevices = 1,
     num_nodes: int = 1,
+    snapshot_steps: Collection[int] = (),
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
     """Train until finished or `should_stop()`; called again with the same arguments it continues.
 
     Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/. The same
-    run gives the same bits on a CPU however often it is interrupted.
+    run gives the same bits on a CPU however often it is interrupted. Weights are also kept after each of
+    `snapshot_steps`, besides those that the config asks for.
     """
     with (
         open_run(config, Path(run_dir), source, device, devices, num_nodes) as run,
         run.batches() as batches,
     ):
         settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer
+        run.snapshot_steps = frozenset(snapshot_steps)
         while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
             # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
             torch.manual_seed(stream(settings.seed, "dropout", run.step, fabric.global_rank).initial_seed())

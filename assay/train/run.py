@@ -193,6 +193,7 @@ class Run:
         )
         self.highest_level = self.source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
+        self.snapshot_steps: frozenset[int] = frozenset()  # besides those of the config
         self.by_sigma = LossBySigma(self.source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
         self._norms: list[Tensor] = []  # of the gradient of each step
@@ -283,8 +284,9 @@ class Run:
             on_progress(Progress(self.step, settings.num_steps, images_per_second, mean_loss))
             if settings.picture_every and self.step % settings.picture_every == 0:
                 self._draw_samples()
-            if settings.snapshot_every and self.step % settings.snapshot_every == 0 and not last:
-                self._save_checkpoint(self.final.with_name(f"{self.step:09d}.safetensors"))
+            due = settings.snapshot_every and self.step % settings.snapshot_every == 0
+            if not last and (due or self.step in self.snapshot_steps):
+                self._save_checkpoint(snapshot_path(self.run_dir, self.step))
         if saves:
             self._save_state()
 
@@ -466,6 +468,11 @@ class Run:
         batch = next(self.sample.generate(self.ema, seeds, shape, label, _NUM_PICTURED, device))
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
+
+
+def snapshot_path(run_dir: Path, step: int) -> Path:
+    """Where the weights after a step are kept, if that was asked for."""
+    return run_dir / "snapshots" / f"{step:09d}.safetensors"
 
 
 def noise_levels(sigma_tn: Tensor) -> tuple[tuple[float, float], ...]:

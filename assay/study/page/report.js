@@ -158,7 +158,7 @@ class Planner {
     const clean = market.have_clean + counts[0];
     return [clean, market.noisy.reduce((sum, offer, i) => sum + this.price(offer.sigma) * counts[1 + i], clean)];
   }
-  fd(market, counts) {
+  value(market, counts) {
     const [clean, size] = this.sizes(market, counts).map((n) => n / this.num_images);
     return clean > 0 ? this.floor + this.amplitude * size ** -this.exponent + this.details / clean : Infinity;
   }
@@ -193,7 +193,7 @@ class Planner {
       }
       tried.push(this.spend(market, budget, low));
     }
-    return tried.reduce((best, counts) => (this.fd(market, counts) < this.fd(market, best) ? counts : best));
+    return tried.reduce((best, counts) => (this.value(market, counts) < this.value(market, best) ? counts : best));
   }
   breakEven(market, budget, which) {
     const none = (offer) => ({ ...offer, max_images: 0 });
@@ -208,7 +208,7 @@ class Planner {
     const [clean, size] = this.sizes(market, counts), names = ["floor", "amplitude", "exponent", "sigma_floor", "steepness", "details"];
     const values = this.law.draws.map((draw, r) => {
       const other = Object.assign(Object.create(Planner.prototype), this, Object.fromEntries(names.map((name, i) => [name, draw[i]])));
-      return other.fd(market, counts) * Math.exp(this.law.scatter[r]);
+      return other.value(market, counts) * Math.exp(this.law.scatter[r]);
     }).sort((a, b) => a - b);
     const noise = Math.max(0, ...market.noisy.filter((_, i) => counts[1 + i] > 0).map((offer) => offer.sigma));
     const outside = Object.entries(this.law.seen).map(([name, [low, high]], i) => {
@@ -216,7 +216,7 @@ class Planner {
       if (value >= low - 1e-9 * high && value <= high * (1 + 1e-9)) return "";
       return `${name} ${short(value)} ${value < low ? "below" : "above"} the table's ${short(value < low ? low : high)}`;
     }).filter(Boolean);
-    return { fd: this.fd(market, counts), low: values[this.law.ranks[0]], high: values[this.law.ranks[1]], outside };
+    return { value: this.value(market, counts), low: values[this.law.ranks[0]], high: values[this.law.ranks[1]], outside };
   }
 }
 
@@ -279,10 +279,10 @@ function startPlanner(article, data) {
     const kinds = [market.clean, ...market.noisy];
     const words = kinds.map((offer, i) => `${count(counts[i])} ${offer.sigma ? `noisy ones at ${offer.sigma}` : "clean images"}`)
       .filter((_, i) => counts[i] >= 0.5).join(" and ");
-    const onlyClean = { ...market, noisy: [] }, alone = planner.fd(onlyClean, planner.spend(onlyClean, spend, spend));
+    const onlyClean = { ...market, noisy: [] }, alone = planner.value(onlyClean, planner.spend(onlyClean, spend, spend));
     said.textContent = `Buy ${words || "nothing"} for a predicted ${data.metric} of`;
     answer.replaceChildren(
-      make("p", {}, make("b", { class: "big" }, exact(guess.fd, guess.fd.toFixed(3), "fd"))),
+      make("p", {}, make("b", { class: "big" }, exact(guess.value, guess.value.toFixed(3), "value"))),
       make("p", {}, `${100 * planner.law.confidence}% of runs between `, exact(guess.low, guess.low.toFixed(3), "low"), " and ",
         exact(guess.high, guess.high.toFixed(3), "high"), `; all the money in clean images: ${alone.toFixed(3)}.`),
       sheet(["kind", "buy", "cost", "worth it below"], kinds.map((offer, i) => [
@@ -301,8 +301,8 @@ function startPlanner(article, data) {
       title: "Along the budget", x_label: "part of the budget for clean images, %", y_label: `predicted ${data.metric}`, log_x: false, log_y: true,
       series: [...(lines.length ? lines : [["clean only", 0, []]]).map(([name, colour, noisy]) => ({
         name, kind: "line", colour: colour % 7, width: 2, low: [], high: [], x: part.map((p) => 100 * p),
-        y: part.map((p) => ((only) => planner.fd(only, planner.spend(only, spend, spend * p)))({ ...market, noisy })),
-      })), { name: "the plan", kind: "bars", colour: 0, width: 2, x: [100 * counts[0] * market.clean.unit_price / spend], y: [guess.fd], low: [guess.low], high: [guess.high] }],
+        y: part.map((p) => ((only) => planner.value(only, planner.spend(only, spend, spend * p)))({ ...market, noisy })),
+      })), { name: "the plan", kind: "bars", colour: 0, width: 2, x: [100 * counts[0] * market.clean.unit_price / spend], y: [guess.value], low: [guess.low], high: [guess.high] }],
     });
   }
   find("form").addEventListener("submit", (event) => event.preventDefault());
