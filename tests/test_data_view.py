@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -480,3 +482,12 @@ def test_interpolating_noisy_images_spoils_their_noise() -> None:
     assert noise.var().item() == pytest.approx(1, abs=0.01)
     neighbours = (out[..., 1:] * out[..., :-1]).mean().item()
     assert out.var().item() < 0.9 and neighbours > 0.1  # no longer white, nor as strong as sigma_tn says
+
+
+def test_the_example_of_a_kind_of_data_in_contributing() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    blocks = re.findall(r"  ```python\n(.*?)  ```", text[text.index("**a kind of data**") :], re.DOTALL)[:2]
+    names = {**vars(assay.data.view), **globals()}
+    for block in blocks:
+        exec(textwrap.dedent(block), names)
+    names["test_each_class_has_its_noise"]()
