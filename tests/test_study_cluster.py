@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_stop_saves_and_either_way_continues(cluster: Cluster, local: OpenStudy,
     assert 50 < step < 400
     again: list[Update] = []
     started = next(job for job in opened.jobs if job.key == state.parent.name)
-    alone = OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.arms, [started])
+    alone = replace(opened, jobs=[started])
     run_on_ray(alone, cluster.address, 0, again.append)
     trained = [update.done for update in again if update.phase == "training" and update.done > 0]
     assert trained and min(trained) > step  # Ray continues what Ray began; of the steps it tells some, not all

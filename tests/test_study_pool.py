@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,7 @@ def test_an_unwritable_run_is_reported_and_the_others_go_on(undisturbed: OpenStu
 def test_a_full_disk_is_reported_and_keeps_the_rest(undisturbed: OpenStudy, tmp_path: Path) -> None:
     opened = prepared(tmp_path)
     first = [job for job in opened.jobs if not job.config.data.keep_noisy]
-    run_local(OpenStudy(opened.study, opened.folder, opened.store, opened.source, opened.arms, first), 2)
+    run_local(replace(opened, jobs=first), 2)
     before = kept(opened)
     limit = 30_000  # bytes: room for results and reasons, none for a state
     options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from assay.cli import app
+from assay.data import simulate
+from assay.data.known import get
+from assay.data.store import PackedImage, write_store
 from assay.outcome import metric, read_outcomes
 from assay.pricing import PAPER, Market, Offer, best_plan, fit_law, read_comparable
 from assay.study import open_study
@@ -66,10 +70,35 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     opened = open_study(folder / "spec.toml", folder / "out")
     assert write_report(opened) is None, "no result, no report"
     for job in opened.jobs:
-        assert execute(opened.study, opened.folder, opened.store, job)
+        assert execute(opened.study, opened.folder, opened.data, job)
     written = write_report(opened)
     assert written is not None and written.path == folder / "out" / "report.html"
     return folder / "out"
+
+
+def test_a_store_with_noisy_images_from_study_to_report(tmp_path: Path) -> None:
+    digits = simulate(get("digits", tmp_path / "digits").store, 0.3, 0.5, seed=9)
+    images = digits.read(torch.arange(400)).numpy()
+    columns = zip(images, digits.sigma_tn.tolist(), digits.label.tolist(), strict=False)
+    packed = (PackedImage(str(i), *column) for i, column in enumerate(columns))
+    write_store(tmp_path / "scans", "scans", packed, (1, 8, 8), "float32", (-1, 1), digits.class_names)
+    spec = TINY[: TINY.index("[[extra]]")].replace('"digits"', f'"{tmp_path / "scans"}"')
+    spec = spec.replace("[1, 0.1, 0]\nsigmas = [0.5]", '[1, 0.4]\nbaselines = ["clean_only"]')
+    (tmp_path / "spec.toml").write_text(spec.replace('"classifier"', '"pixels"'))
+    opened = open_study(tmp_path / "spec.toml", tmp_path / "out")
+    for job in opened.jobs:
+        assert execute(opened.study, opened.folder, opened.data, job)
+    written = write_report(opened)
+    assert written is not None and (tmp_path / "out/figures/noise_levels.png").exists()
+    many, noisy = (int((opened.source.sigma_tn == level).sum()) for level in (0, 0.5))
+    few = round(0.4 * many)
+    assert f"{few} clean + {noisy} noisy images at noise 0.5 reach FD-pixels" in written.headline
+    settings = [each.setting for each in read_outcomes(tmp_path / "out/results.csv").values()]
+    found = {(setting.num_clean, setting.noisy) for setting in settings}
+    assert found == {(number, kind) for number in (many, few) for kind in ((), ((0.5, noisy),))}
+    panel = embedded(written.path)[0]["panels"]["fd_by_clean_fraction"]
+    curves = {series["name"]: series["x"] for series in panel["series"] if series["name"]}
+    assert curves == {"clean images alone": [few, many], f"with {noisy} noisy at 0.5": [few, many]}
 
 
 def table(path: Path, rows: list[tuple[str, str, float | None, float, float]], dataset: str = "x") -> Path:

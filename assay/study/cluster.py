@@ -24,9 +24,11 @@ from typing import Any
 import numpy as np
 
 from assay.files import write_whole
+from assay.study.arms import Job
 from assay.study.pool import limit_threads, record_failure
 from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
-from assay.study.spec import Job, Study
+from assay.study.spec import Study
+from assay.train.config import DataConfig
 
 _MAX_RETRIES = 10  # of a task whose node dies; clusters of cheap machines lose them often
 _SECONDS_TO_ANSWER = 10.0  # for the address
@@ -108,12 +110,16 @@ def _run(
     task = ray.remote(
         num_cpus=1, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
     )(_task)
-    store, shared = ray.put(_pack(opened.store)), ray.put(_pack(opened.folder / "shared"))
+    packed = [_pack(path) for path in opened.data.all_paths]
+    together = {f"{i}/{name}": values for i, files in enumerate(packed) for name, values in files.items()}
+    stores, shared = ray.put(together), ray.put(_pack(opened.folder / "shared"))
     running: dict[Any, Job] = {}
     for job in opened.jobs:
         if not opened.is_finished(job):
             run = _pack(run_path(opened.folder, job))
-            running[task.remote(board, opened.study, job, gpus_per_run > 0, store, shared, run)] = job
+            running[
+                task.remote(board, opened.study, opened.data, job, gpus_per_run > 0, stores, shared, run)
+            ] = job
     started: set[str] = set()
     deadline = math.inf
     while running:
@@ -166,9 +172,10 @@ class _Board:
 def _task(
     board: Any,
     study: Study,
+    data: DataConfig,
     job: Job,
     on_gpu: bool,
-    store: Mapping[str, np.ndarray],
+    stores: Mapping[str, np.ndarray],
     shared: Mapping[str, np.ndarray],
     run: Mapping[str, np.ndarray],
 ) -> _Ended:
@@ -192,11 +199,12 @@ def _task(
     with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
         folder = Path(temporary)
         run_dir = run_path(folder, job)
-        for files, target in ((store, folder / "store"), (shared, folder / "shared"), (run, run_dir)):
+        for files, target in ((stores, folder / "stores"), (shared, folder / "shared"), (run, run_dir)):
             _unpack(files, target)
         failure_path(folder, job).unlink(missing_ok=True)
         try:
-            finished = execute(study, folder, folder / "store", job, tell, lambda: stopping)
+            places = [folder / "stores" / str(i) for i in range(len(data.all_paths))]
+            finished = execute(study, folder, data.moved(places), job, tell, lambda: stopping)
             end = Update(job.key, "done" if finished else "stopped", 1, 1)
         except Exception as error:
             end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")

@@ -22,8 +22,10 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from assay.files import hold_lock, write_whole
+from assay.study.arms import Job
 from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
-from assay.study.spec import Job, Study
+from assay.study.spec import Study
+from assay.train.config import DataConfig
 
 _MAX_DEATHS_AT_START = 3  # of workers before their first job: then something is wrong with all of them
 _SECONDS_FOR_ORPHANS = 15.0  # for a worker of an earlier study, which was killed, to leave its run
@@ -48,7 +50,7 @@ def run_local(
         mine, theirs = context.Pipe()
         process = context.Process(
             target=_work,
-            args=(theirs, stopping, os.getpid(), num_threads, opened.study, opened.folder, opened.store),
+            args=(theirs, stopping, os.getpid(), num_threads, opened.study, opened.folder, opened.data),
             daemon=True,
         )
         process.start()
@@ -123,7 +125,7 @@ def _work(
     num_threads: int,
     study: Study,
     folder: Path,
-    store: Path,
+    data: DataConfig,
 ) -> None:
     """The life of a worker: ask for a job, do it, tell how it goes, until there is none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent decides
@@ -152,7 +154,7 @@ def _work(
                 busy = f"{run_path(folder, job)} is held by {{holder}}, which an earlier study left: end it"
                 with hold_lock(run_path(folder, job) / ".lock", busy, _SECONDS_FOR_ORPHANS):
                     failure_path(folder, job).unlink(missing_ok=True)
-                    if execute(study, folder, store, job, tell, should_stop):
+                    if execute(study, folder, data, job, tell, should_stop):
                         end = Update(job.key, "done", 1, 1)
             except Exception as error:
                 end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")

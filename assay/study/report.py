@@ -30,10 +30,11 @@ from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
 from assay.pricing.table import PAPER_NUM_IMAGES
+from assay.study.arms import Arm
 from assay.study.render import Picture, Subject, page, price_sentence
 from assay.study.run import OpenStudy
-from assay.study.spec import Arm
 from assay.study.tables import (
+    Average,
     Role,
     Table,
     averages,
@@ -73,7 +74,8 @@ def write_report(opened: OpenStudy) -> Written | None:
     levels = sorted({level for arm in arms.values() for level in arm.setting.levels})
     if levels:
         with write_whole(figures / "noise_levels.png") as partial:
-            noise_picture(opened.source, tuple(levels)).save(partial)
+            is_real = bool((opened.source.sigma_tn > 0).any())
+            noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     _write_training(opened, found, shown.values())
     return report_from_table(opened.folder / "results.csv", opened.folder)
 
@@ -150,25 +152,33 @@ def _is_paper(table: Path) -> bool:
 
 
 def _fraction_panel(outcomes: Sequence[Outcome], currency: Currency) -> Panel | None:
-    """The paper's first figure: FD against the clean fraction, clean-only beside each sigma."""
-    mixed = {
-        (setting.sigma, setting.clean_fraction): value
-        for setting, value in averages(outcomes, currency).items()
-        if setting.table == "clean_mix" and setting.clean_fraction and len(setting.noisy) <= 1
+    """The paper's first figure: FD against the clean images, alone and with each kind of noisy ones."""
+    grid = {
+        s: value for s, value in averages(outcomes, currency).items() if s.table == "clean_mix" and s.num_clean
     }
-    metric = currency.title(outcomes[0])
-    panel = Panel(f"{metric} against the clean part of the data", "clean part, %", metric, log_y=True)
-    levels = sorted({sigma for sigma, _ in mixed if sigma is not None})
-    for which, sigma in enumerate([None, *levels]):
-        points = []
-        for p in sorted({p for _, p in mixed}):
-            # All images clean: the same model, whatever the rest would have been.
-            if value := mixed.get((None if p == 1 else sigma, p)):
-                std = value.std or 0.0
-                points.append((100 * p, value.mean, value.mean - std, value.mean + std))
-        if points:
+    simulated = all(setting.clean_fraction is not None for setting in grid)
+    curves: dict[str, dict[float, Average]] = {"clean images alone": {}}
+    for setting in sorted(grid):
+        name, x = "clean images alone", setting.num_clean
+        if setting.noisy:
+            name = f"with {setting.model_copy(update={'num_clean': 0}).words()}"
+        if simulated and setting.clean_fraction is not None:
+            x = 100 * setting.clean_fraction
+            name = f"the rest at noise {setting.sigma:g}" if setting.sigma else name
+        if not (simulated and len(setting.noisy) > 1):
+            curves.setdefault(name, {})[x] = grid[setting]
+    if simulated and (all_clean := curves["clean images alone"].get(100)):
+        for curve in curves.values():  # the same model, whatever the rest would have been
+            curve[100] = all_clean
+    metric, x_label = currency.title(outcomes[0]), "clean part, %" if simulated else "clean images"
+    title = f"{metric} against the clean " + ("part of the data" if simulated else "images")
+    panel = Panel(title, x_label, metric, log_y=True)
+    for which, (name, curve) in enumerate(curves.items()):
+        if curve:
+            points = [
+                (x, v.mean, v.mean - (v.std or 0.0), v.mean + (v.std or 0.0)) for x, v in sorted(curve.items())
+            ]
             x, y, low, high = np.array(points).T
-            name = "clean images alone" if sigma is None else f"the rest at noise {sigma:g}"
             colour = COLOURS[which % len(COLOURS)]
             panel.series.append(Series("", "line", x, y, colour=colour))
             panel.series.append(Series(name, "bars", x, y, np.maximum(low, 0.5 * y), high, colour=colour))

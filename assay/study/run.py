@@ -18,25 +18,17 @@ from pathlib import Path
 
 import torch
 
-from assay.data import ImageSource, open_store
+from assay.data import ImageSource
 from assay.data.picture import image_grid
 from assay.files import hold_lock, remove_leftovers, write_whole
 from assay.metrics import Extractor, Reference, evaluate, load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
 from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting
 from assay.sample import SampleConfig
-from assay.study.spec import (
-    Arm,
-    Job,
-    Study,
-    check_against_data,
-    named,
-    prepare_store,
-    read_study,
-    study_arms,
-    study_jobs,
-)
+from assay.study.arms import Arm, Job, check_against_data, study_arms, study_jobs
+from assay.study.spec import Study, named, read_study
 from assay.train import train
+from assay.train.config import DataConfig
 
 _NUM_PICTURED = 64
 
@@ -61,8 +53,9 @@ class OpenStudy:
 
     study: Study
     folder: Path
-    store: Path
-    source: ImageSource
+    data: DataConfig  # with paths of stores alone
+    source: ImageSource  # the images to train on
+    held_out: ImageSource | None  # those set aside, which no arm is trained on
     arms: list[Arm]
     jobs: list[Job]
 
@@ -73,7 +66,7 @@ class OpenStudy:
             if (path := self._path(arm)).exists():
                 outcome = load_outcome(path)
                 assert isinstance(outcome, Outcome)
-                setting = arm.setting.with_counts(outcome.setting)
+                setting = arm.setting if arm.setting.counted else arm.setting.with_counts(outcome.setting)
                 found.append((arm, outcome.model_copy(update={"setting": setting})))
         return found
 
@@ -104,13 +97,15 @@ def open_study(spec: Path, folder: Path | None = None) -> OpenStudy:
         if other != study.name:
             raise ValueError(f"{folder} holds the study {other!r}, not {study.name!r}: choose another folder")
     with named(spec):
-        store, source = prepare_store(study, folder / "data")
-        arms = study_arms(study, store)
+        data = study.data.resolved(folder / "data", hold_out=True)
+        source, held_out = data.open(), data.open_held_out()
+        arms = study_arms(study, data, source)
         check_against_data(arms, source)
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(spec.read_text())
-    return OpenStudy(study, folder, store, source, arms, study_jobs(study, arms, source.fingerprint))
+    jobs = study_jobs(study, arms, source.fingerprint)
+    return OpenStudy(study, folder, data, source, held_out, arms, jobs)
 
 
 @contextmanager
@@ -139,18 +134,17 @@ def _device() -> str:
 def execute(
     study: Study,
     folder: Path,
-    store: Path,
+    data: DataConfig,
     job: Job,
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there."""
-    clean = open_store(store)
     run_dir = run_path(folder, job)
     paths = {sample: outcome_path(folder, job, sample) for sample in job.samples}
     if all(path.exists() for path in paths.values()):
         return True
-    source = job.config.data.model_copy(update={"store": store}).open()
+    source = job.config.data.moved(data.all_paths).open()
     clock = _Clock(run_dir / "seconds.json")
     trained = train(
         job.config,
@@ -162,7 +156,7 @@ def execute(
     train_seconds = clock.stop()
     if not trained.finished:
         return False
-    extractor, reference = _reference(study, clean, folder)
+    extractor, reference = _reference(study, data.open(), folder)
     protocol, num_total = study.evaluate, study.evaluate.num_images * study.evaluate.num_ranges
     for sample, path in paths.items():
         if path.exists():

@@ -1,7 +1,7 @@
 """A study is one TOML file: data, network, training, evaluation, and a grid of what to train on.
 
     name = "digits"
-    [data]      store = "digits"                       a known data set, or the path of a store
+    [data]      store = "digits"                       the words of `assay train`: see `DataConfig`
     [net]       preset = "mlp"
     [train]     num_steps = 4000                       any setting of `assay train`
     [evaluate]  extractor = "classifier"
@@ -12,55 +12,27 @@
                 clean_fraction = 0.01
                 sigma = 0.2
 
-Each setting becomes an `Arm`, which gives one outcome. Arms that differ only in how they are sampled share
-one training, a `Job`.
+A store with noisy images needs no sigmas: then clean_fractions and noisy_fractions are parts of its clean and
+of its noisy images. `assay.study.arms` makes trainings of it.
 """
 
-import hashlib
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from assay.data import ImageSource, open_store
-from assay.data.known import KnownName, get
 from assay.metrics import ExtractorName
-from assay.outcome import Sampling, Setting
+from assay.outcome import Sampling
 from assay.sample import SampleConfig
-from assay.train.config import (
-    ConsistencyConfig,
-    RunConfig,
-    Strict,
-    TrainConfig,
-    explain,
-    read_config,
-    read_toml,
-)
-from assay.train.run import check_run
+from assay.train.config import ConsistencyConfig, DataConfig, Strict, TrainConfig, explain, read_toml
 
 Baseline = Literal["clean_only", "truncated", "consistency"]
-_KNOWN = get_args(KnownName)
-
-
-class StudyData(Strict):
-    """Clean images: a known data set by name, or the path of a store.
-
-    Of a known data set a part may be taken: scaled to `size` x `size`, some `classes`, the first `num_images`.
-    """
-
-    store: str
-    size: int | None = Field(None, ge=1)
-    classes: tuple[str, ...] = ()
-    num_images: int | None = Field(None, ge=1)
-    seed: int = 0  # which images are clean, and their noise
 
 
 class EvaluateConfig(Strict):
@@ -74,16 +46,31 @@ class EvaluateConfig(Strict):
 
 
 class Grid(Strict):
-    """Clean fractions x sigmas, and the baselines beside them.
+    """What to train on: parts of the clean images, with and without noisy ones, and the baselines beside them.
 
-    `clean_only`: the clean images of each fraction alone. `truncated` and `consistency`: noisy images
-    alone (fraction 0), sampled down to sigma_tn only, or trained with the consistency loss.
+    With `sigmas` the noise is simulated on clean images; without them the noisy images of the store are used.
     """
 
-    clean_fractions: tuple[float, ...] = Field(min_length=1)
-    sigmas: tuple[float, ...] = ()
-    baselines: tuple[Baseline, ...] = ("clean_only", "truncated", "consistency")
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    clean_fractions: tuple[float, ...] = Field(
+        min_length=1,
+        description="With simulated noise: the shares of all images that stay clean; the others get noise. "
+        "With real noise: the shares of the clean images that are kept.",
+    )
+    sigmas: tuple[float, ...] = Field((), description="The levels of simulated noise.")
+    noisy_fractions: tuple[float, ...] = Field(
+        (1.0,), min_length=1, description="With real noise: the shares of the noisy images that are kept."
+    )
+    levels: tuple[tuple[float, float], ...] = Field(
+        (),
+        description="With real noise: bins of noise levels, [low, high], whose images are compared. Default: "
+        "all noisy images together, and one bin for each level, or three bins if there are more levels.",
+    )
+    baselines: tuple[Baseline, ...] = Field(
+        ("clean_only", "truncated", "consistency"),
+        description="clean_only: the clean images of each fraction alone. truncated and consistency: the noisy "
+        "images alone (fraction 0), sampled down to their noise only, or trained with the consistency loss.",
+    )
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="The seeds of training.")
 
 
 class Extra(Strict):
@@ -91,7 +78,9 @@ class Extra(Strict):
 
     table: str = "extreme"
     clean_fraction: float = Field(ge=0, le=1)
-    sigma: float | None = Field(None, gt=0)
+    sigma: float | None = Field(None, gt=0)  # of simulated noise
+    noisy_fraction: float = Field(1.0, gt=0, le=1)  # of the noisy images of the store
+    levels: tuple[float, float] | None = None  # their bin
     noisy: bool = True  # False: the clean images alone
     consistency: bool = False
     sampling: Sampling = "full"
@@ -104,22 +93,13 @@ class Study(Strict):
     """The whole file."""
 
     name: str = Field(pattern=r"^[\w.-]+$")
-    data: StudyData
+    data: DataConfig
     net: dict[str, Any]
     train: TrainConfig = TrainConfig()
     consistency: ConsistencyConfig = ConsistencyConfig(coefficient=1.0, start=0.5)
     evaluate: EvaluateConfig = EvaluateConfig()
     grid: Grid
     extra: tuple[Extra, ...] = ()
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One model and one way of sampling it. The setting is in parts of the data set, as the study has it."""
-
-    setting: Setting
-    config: RunConfig
-    sample: SampleConfig
 
 
 def read_study(path: Path) -> Study:
@@ -132,7 +112,6 @@ def read_study(path: Path) -> Study:
         raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
     with named(path):
         _check(study)
-        _check_settings_differ(study_arms(study, Path("unused")))
     return study
 
 
@@ -144,39 +123,27 @@ def _check(study: Study) -> None:
     for value in grid.sigmas:
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"grid.sigmas has {value:g}; a noise level is > 0")
-    for key in ("clean_fractions", "sigmas", "seeds"):
+    for value in grid.noisy_fractions:
+        if not 0 < value <= 1:
+            raise ValueError(
+                f"grid.noisy_fractions has {value:g}; a fraction of the noisy images is > 0 and <= 1"
+            )
+    for low, high in grid.levels:
+        if not 0 < low <= high < math.inf:
+            raise ValueError(
+                f"grid.levels has [{low:g}, {high:g}]; give the lowest level and the highest, both > 0"
+            )
+    for key in ("clean_fractions", "sigmas", "noisy_fractions", "levels", "seeds"):
         if len(set(getattr(grid, key))) < len(getattr(grid, key)):
             raise ValueError(f"grid.{key} names a value twice")
-    only_noisy = any(p == 0 or "clean_only" not in grid.baselines for p in grid.clean_fractions if p < 1)
-    if not grid.sigmas and only_noisy:
-        raise ValueError("grid.sigmas is empty: give the noise levels of the images that are not clean")
     if "seed" in study.train.model_fields_set:
         raise ValueError("train.seed is decided by grid.seeds: leave it out")
     for number, extra in enumerate(study.extra):
-        noisy = extra.noisy and extra.clean_fraction < 1
-        if noisy and extra.sigma is None:
-            raise ValueError(f"extra.{number}.sigma is missing: give the noise level of its noisy images")
-        if not noisy and (extra.consistency or extra.sampling != "full"):
-            raise ValueError(f"extra.{number}: consistency and truncation are for noisy images")
         if "seed" in extra.train.model_fields_set:
             raise ValueError(f"extra.{number}.train: its seed is decided by extra.{number}.seeds: leave it out")
-    if study.data.store not in _KNOWN and not Path(study.data.store).exists():
-        raise ValueError(
-            f"data.store = {study.data.store!r} is neither a store here nor one of {', '.join(_KNOWN)}"
-        )
-    if study.data.store not in _KNOWN and study.data.model_fields_set & {"size", "classes", "num_images"}:
-        raise ValueError(
-            f"data.store = {study.data.store!r} is a store of yours; size, classes and num_images take parts "
-            f"of {', '.join(_KNOWN)} alone: pack the images you want"
-        )
-
-
-def _check_settings_differ(arms: list[Arm]) -> None:
-    """Reject arms that the results could not tell apart."""
-    there: dict[Setting, Arm] = {}
-    for arm in arms:
-        if there.setdefault(arm.setting, arm) != arm:
-            raise ValueError(f"two settings are called {arm.setting.title!r}: give the extra another table")
+    for key, now in {"clean_fraction": "clean_fractions", "sigma": "sigmas", "keep_noisy": "baselines"}.items():
+        if key in study.data.model_fields_set:
+            raise ValueError(f"data.{key} is decided by grid.{now}: leave it out")
 
 
 @contextmanager
@@ -211,155 +178,3 @@ def _where(text: str, loc: tuple[Any, ...]) -> str:
         if here == loc[: len(here)] and len(here) > longest:
             longest, found = len(here), f"line {number}: "
     return found
-
-
-def study_arms(study: Study, store: Path) -> list[Arm]:
-    """Every arm, in the order of the paper's tables."""
-    arms: list[Arm] = []
-    for seed in study.grid.seeds:
-        for fraction in study.grid.clean_fractions:
-            if fraction == 1 or (fraction > 0 and "clean_only" in study.grid.baselines):
-                arms.append(
-                    _arm(study, store, seed, Extra(table="clean_mix", clean_fraction=fraction, noisy=False))
-                )
-            if fraction == 1:
-                continue
-            for sigma in study.grid.sigmas:
-                setting = Extra(table="clean_mix", clean_fraction=fraction, sigma=sigma)
-                arms.append(_arm(study, store, seed, setting))
-                if fraction == 0:
-                    only: dict[str, Any] = {"table": "only_noisy", "clean_fraction": 0.0, "sigma": sigma}
-                    arms.append(_arm(study, store, seed, Extra(**only)))
-                    if "truncated" in study.grid.baselines:
-                        arms.append(_arm(study, store, seed, Extra(**only, sampling="truncated")))
-                    if "consistency" in study.grid.baselines:
-                        arms.append(_arm(study, store, seed, Extra(**only, consistency=True)))
-    for extra in study.extra:
-        for seed in extra.seeds or study.grid.seeds:
-            arms.append(_arm(study, store, seed, extra))
-    return arms
-
-
-def _arm(study: Study, store: Path, seed: int, setting: Extra) -> Arm:
-    noisy = setting.noisy and setting.clean_fraction < 1
-    sigma = setting.sigma if noisy else None
-    general, own = (part.model_dump(mode="json", exclude_unset=True) for part in (study.train, setting.train))
-    train = {**general, **own, "seed": seed}
-    if setting.consistency:
-        train["consistency"] = {**study.consistency.model_dump(mode="json"), **own.get("consistency", {})}
-    data = {"store": str(store), "clean_fraction": setting.clean_fraction, "seed": study.data.seed}
-    data |= {"sigma": sigma} if noisy else {"keep_noisy": False}
-    sample = study.evaluate.sample.model_dump()
-    match setting.sampling:
-        case "truncated":
-            sample["truncate_at"] = sigma
-        case "refined":
-            sample |= {"refine_at": sigma, "num_extra": setting.num_extra}
-    fraction = setting.clean_fraction
-    return Arm(
-        Setting(
-            dataset=study.name,
-            table=setting.table,
-            num_clean=fraction,
-            noisy=((sigma, round(1 - fraction, 9)),) if sigma is not None else (),
-            counted=False,
-            consistency=setting.consistency,
-            sampling=setting.sampling,
-            seed=seed,
-        ),
-        read_config({"data": data, "net": study.net, "train": train}, "train"),
-        SampleConfig(**sample),
-    )
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training and the ways its model is sampled. Named by the hash of what decides its results."""
-
-    config: RunConfig
-    data_fingerprint: str
-    samples: tuple[SampleConfig, ...]
-    evaluate: EvaluateConfig
-    title: str
-
-    @cached_property
-    def key(self) -> str:
-        """Where the job's results lie; depends on the images, not on where their store does."""
-        tree = self.config.model_dump(mode="json", exclude={"sample"})
-        tree["data"]["store"] = self.data_fingerprint
-        return hash_tree(tree)
-
-    @property
-    def work(self) -> float:
-        """Images of training it amounts to, those that consistency costs on top included."""
-        train = self.config.train
-        return train.num_steps * train.batch_size * (1.4 if train.consistency.coefficient else 1.0)
-
-    def result_key(self, sample: SampleConfig) -> str:
-        """Hash of one result: the training, the sampling and the protocol."""
-        evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
-        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate])
-
-
-def hash_tree(tree: Any) -> str:
-    """A short name for a tree of plain values."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def study_jobs(study: Study, arms: list[Arm], data_fingerprint: str) -> list[Job]:
-    """The trainings behind the arms; arms with the same training share one."""
-    grouped: dict[str, list[Arm]] = {}
-    for arm in arms:
-        grouped.setdefault(arm.config.model_dump_json(), []).append(arm)
-    jobs = []
-    for same in grouped.values():
-        samples = tuple(dict.fromkeys(arm.sample for arm in same))
-        jobs.append(Job(same[0].config, data_fingerprint, samples, study.evaluate, same[0].setting.title))
-    return jobs
-
-
-def prepare_store(study: Study, folder: Path) -> tuple[Path, ImageSource]:
-    """The study's clean images: a known data set is packed into `folder` once."""
-    data = study.data
-    if data.store not in _KNOWN:
-        path = Path(data.store)
-    else:
-        size = [] if data.size is None else [f"{data.size}x{data.size}"]
-        number = [] if data.num_images is None else [str(data.num_images)]
-        path = folder / "-".join([data.store, *data.classes, *size, *number])
-        if not path.exists():
-            try:
-                get(data.store, path, size=data.size, classes=data.classes, num_images=data.num_images)  # type: ignore[arg-type]
-            except ValueError as error:
-                raise ValueError(f"data.store: {error}") from None
-    return path, open_store(path)
-
-
-def check_against_data(arms: list[Arm], source: ImageSource) -> None:
-    """Reject, before any work, settings that this data cannot give."""
-    num_there = int((source.sigma_tn == 0).sum())
-    if num_there < len(source):
-        raise ValueError(
-            f"data.store: {num_there} of the {len(source)} images of {source.name} are clean; a study needs "
-            "all of them clean, to add the noise itself: pack those alone"
-        )
-    for arm in arms:
-        setting, batch_size = arm.setting, arm.config.train.batch_size
-        num_clean = round(setting.num_clean * len(source))
-        if setting.num_clean > 0 and num_clean == 0:
-            raise ValueError(
-                f"{setting.title}: {setting.num_clean:g} of {len(source)} images is none; use a larger fraction"
-                + (" in grid.clean_fractions" if setting.table in ("clean_mix", "only_noisy") else "")
-            )
-        num_images = len(source) if setting.noisy else num_clean
-        if batch_size > num_images:
-            raise ValueError(
-                f"{setting.title}: its {num_images} images are fewer than train.batch_size = {batch_size}; "
-                "lower it, or use a larger fraction"
-            )
-        images = arm.config.data.open()
-        check_run(arm.config, images)
-        try:
-            arm.sample.for_levels(images.sigma_tn.unique().tolist()).sigmas()
-        except ValueError as error:
-            raise ValueError(f"{setting.title} cannot be sampled: {error}") from None

@@ -76,12 +76,17 @@ def headline_settings(settings: Iterable[Setting]) -> dict[Role, Setting]:
     """Those of the settings that the headline compares, by their role; not all of them need to be there."""
     settings = list(settings)
     sigma = headline_sigma(settings)
-    fractions = {s.clean_fraction for s in settings if s.table == "clean_mix" and s.clean_fraction}
-    few = min(fractions - {1.0}, default=math.nan)
+    grid = [s for s in settings if s.table == "clean_mix"]
+    most = max((s.num_clean for s in grid), default=math.nan)
 
-    def in_grid(setting: Setting, fraction: float, noisy: bool) -> bool:
-        found = setting.table, setting.clean_fraction, setting.sigma
-        return found == ("clean_mix", fraction, sigma if noisy else None) and bool(setting.noisy) == noisy
+    def clean_part(setting: Setting) -> float:  # of the data set, or where noise is real of the clean images
+        return setting.num_clean / most if setting.clean_fraction is None else setting.clean_fraction
+
+    few = min({clean_part(s) for s in grid if s.num_clean} - {1.0}, default=math.nan)
+
+    def in_grid(setting: Setting, part: float, noisy: bool) -> bool:
+        found = setting.table, clean_part(setting), setting.sigma
+        return found == ("clean_mix", part, sigma if noisy else None) and bool(setting.noisy) == noisy
 
     def only_noisy(setting: Setting, sampling: str = "full", consistency: bool = False) -> bool:
         found = setting.table, setting.sigma, setting.sampling, setting.consistency
@@ -95,8 +100,8 @@ def headline_settings(settings: Iterable[Setting]) -> dict[Role, Setting]:
         "few_clean": lambda s: in_grid(s, few, noisy=False),
         "mix": lambda s: in_grid(s, few, noisy=True),
     }
-    found = {role: next(filter(has_role, settings), None) for role, has_role in roles.items()}
-    return {role: setting for role, setting in found.items() if setting is not None}
+    found = {role: list(filter(has_role, settings)) for role, has_role in roles.items()}
+    return {role: max(each, key=lambda s: s.num_noisy) for role, each in found.items() if each}
 
 
 def headline_title(setting: Setting) -> str:
@@ -118,8 +123,9 @@ def headline(outcomes: Sequence[Outcome], currency: Currency = FD) -> str:
     parts = [
         f"{headline_title(mix)} images at noise {mix.sigma:g} reach {currency.title(outcomes[0])} {values[mix]}"
     ]
-    if "all_clean" in roles:
-        parts.append(f"all clean ones {values[roles['all_clean']]}")
+    if clean := roles.get("all_clean"):
+        title = "all clean ones" if clean.clean_fraction == 1 else f"{headline_title(clean)} ones alone"
+        parts.append(f"{title} {values[clean]}")
     if "few_clean" in roles:
         parts.append(f"the {headline_title(roles['few_clean'])} ones alone {values[roles['few_clean']]}")
     noisy = [values[setting] for role, setting in roles.items() if role.startswith("noisy")]
@@ -156,14 +162,11 @@ def _only_noisy_table(values: Mapping[Setting, Average], name: str) -> Table | N
 
 def _clean_mix_table(values: Mapping[Setting, Average], name: str) -> Table | None:
     """Table 3: clean images alone and mixed with noisy ones, by clean fraction."""
-    mixed = {
-        (s.levels, s.clean_fraction): value
-        for s, value in values.items()
-        if s.table == "clean_mix" and s.clean_fraction is not None
-    }
+    grid = {s: value for s, value in values.items() if s.table == "clean_mix"}
+    mixed = {(s.levels, s.clean_fraction): v for s, v in grid.items() if s.clean_fraction is not None}
     fractions = sorted({p for _, p in mixed}, reverse=True)
     if not fractions:
-        return None
+        return _real_mix_table(grid, name)
     rows = []
     for levels in sorted({levels for levels, _ in mixed} | {()}):
         # All images clean: the same model, whatever the rest would have been.
@@ -171,6 +174,19 @@ def _clean_mix_table(values: Mapping[Setting, Average], name: str) -> Table | No
         rows.append((f"p clean, rest noisy at {_levels(levels)}" if levels else "p clean", *cells))
     header = ("available data", *(f"p = {percent(p)}" for p in fractions))
     return Table(f"{name} as the mix of clean and noisy images changes", header, tuple(rows))
+
+
+def _real_mix_table(grid: Mapping[Setting, Average], name: str) -> Table | None:
+    """The same where noise is real: numbers of clean images, alone and with numbers of noisy ones."""
+    numbers = sorted({s.num_clean for s in grid}, reverse=True)
+    cells = {(s.noisy, s.num_clean): str(value) for s, value in grid.items()}
+    rows = []
+    for noisy in sorted({s.noisy for s in grid}, key=lambda noisy: (len(noisy), noisy)):
+        words = next(s for s in grid if s.noisy == noisy).model_copy(update={"num_clean": 0}).words()
+        row = (cells.get((noisy, number), "NA") for number in numbers)
+        rows.append(("n clean" if not noisy else f"n clean + {words}", *row))
+    header = ("available data", *(f"n = {number:,.0f}" for number in numbers))
+    return Table(f"{name} as the mix of clean and noisy images changes", header, tuple(rows)) if rows else None
 
 
 def _extras_table(values: Mapping[Setting, Average], name: str) -> Table | None:

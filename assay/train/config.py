@@ -25,6 +25,8 @@ from assay.data.loader import Pairing
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
 
+_MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # images, where nothing is said: a score needs 20
+
 
 class Strict(BaseModel):
     """A config section: frozen, no unknown keys, no silent conversions."""
@@ -51,6 +53,9 @@ class DataConfig(Strict):
         "the clean images, or of the noisy ones if none is clean; or the path of another store. With "
         "num_images they are the images after the first num_images. Default: none; in studies a tenth.",
     )
+    raise_to: float | None = Field(
+        None, gt=0, description="Add noise to the noisy images below this level, up to it."
+    )
     clean: int | float = Field(
         1.0, ge=0, description="The clean images to train on: a share (0.5) or a number (500) of them."
     )
@@ -59,9 +64,6 @@ class DataConfig(Strict):
     )
     levels: tuple[float, float] | None = Field(
         None, description="Keep only noisy images with a noise level between these two (or equal to one)."
-    )
-    raise_to: float | None = Field(
-        None, gt=0, description="Add noise to the noisy images below this level, up to it."
     )
     clean_fraction: float | None = Field(
         None, ge=0, le=1, description="Simulate: this share of clean images stays clean, the others get noise."
@@ -76,10 +78,10 @@ class DataConfig(Strict):
         """The images to train on."""
         self._check()
         source = self._split()[0]
-        if (self.clean, self.noisy, self.levels) != (1.0, 1.0, None):
-            source = view.part(source, self.clean, self.noisy, self.levels, self.seed)
         if self.raise_to is not None:
             source = view.raised(source, self.raise_to, self.seed)
+        if (self.clean, self.noisy, self.levels) != (1.0, 1.0, None):
+            source = view.part(source, self.clean, self.noisy, self.levels, self.seed)
         if self.clean_fraction is None:
             return source
         if self.sigma is None:
@@ -110,8 +112,23 @@ class DataConfig(Strict):
         """The stores."""
         return (self.store,) if isinstance(self.store, Path) else self.store
 
-    def resolved(self, folder: Path = Path("stores")) -> "DataConfig":
-        """The same images with paths alone: known data sets are packed into `folder`, once."""
+    @property
+    def all_paths(self) -> tuple[Path, ...]:
+        """The stores, and the one that is held out, if it is one."""
+        return (*self.paths, self.held_out) if isinstance(self.held_out, Path) else self.paths
+
+    def moved(self, places: Sequence[Path]) -> "DataConfig":
+        """The same images with `all_paths` at other places."""
+        stores = tuple(places[: len(self.paths)])
+        held_out = places[-1] if isinstance(self.held_out, Path) else self.held_out
+        return self.model_copy(update={"store": stores if len(stores) > 1 else stores[0], "held_out": held_out})
+
+    def resolved(self, folder: Path = Path("stores"), hold_out: bool = False) -> "DataConfig":
+        """The same images with paths alone: known data sets are packed into `folder`, once.
+
+        `hold_out`: unless `held_out` says otherwise, hold out the images that follow the first `num_images`,
+        or a tenth.
+        """
         known = [path for path in self.paths if str(path) in KNOWN and not (path / "meta.json").exists()]
         if (self.size or self.classes or self.num_images) and (len(self.paths) > 1 or not known):
             raise ValueError(
@@ -119,8 +136,10 @@ class DataConfig(Strict):
                 f"({', '.join(KNOWN)}); data.store is a store of yours or a list: pack the images you want"
             )
         held_out, num_following = self.held_out, 0
-        if self.num_images is not None and isinstance(held_out, int | float):
-            num_following = view.count_of(held_out, self.num_images)
+        fewest = _MIN_HELD_OUT if held_out is None else None
+        if self.num_images is not None and not isinstance(held_out, Path):
+            number = _MAX_HELD_OUT * hold_out if held_out is None else held_out
+            num_following = view.count_of(number, self.num_images)
         stores = []
         for path in self.paths:
             if path not in known:
@@ -130,14 +149,22 @@ class DataConfig(Strict):
                 stores.append(path)
                 continue
             try:
-                packed = get_once(str(path), folder, self.size, self.classes, self.num_images, num_following)
+                packed = get_once(
+                    str(path), folder, self.size, self.classes, self.num_images, num_following, fewest
+                )
             except ValueError as error:
                 raise ValueError(f"data.store: {error}") from None
             stores.append(packed[0])
             held_out = packed[1] or held_out
         store = stores[0] if len(stores) == 1 else tuple(stores)
         plain = {"store": store, "size": None, "classes": (), "num_images": None, "held_out": held_out}
-        return self.model_copy(update=plain)
+        resolved = self.model_copy(update=plain)
+        if held_out is None and hold_out:
+            sigma_tn = resolved.open().sigma_tn
+            num_there = int((sigma_tn == 0).sum()) or len(sigma_tn)
+            number = min(max(num_there // 10, _MIN_HELD_OUT), _MAX_HELD_OUT)
+            return resolved.model_copy(update={"held_out": number if num_there >= 5 * number else 0})
+        return resolved
 
     def _check(self) -> None:
         """Reject keys that contradict each other."""
