@@ -170,7 +170,7 @@ def test_tiny_study_writes_everything(tiny: Path) -> None:
     assert lengths["name"] == "10% clean + 90% noisy at 0.5" and lengths["x"] == [20, 40]
     assert data["panels"]["loss_by_step"]["series"][0]["x"] == [5, 10, 15, 20]
     outcomes = list(read_outcomes(tiny / "results.csv").values())
-    mix = next(each for each in outcomes if str(each.setting) == "180 clean + 1,617 noisy at 0.5")
+    mix = next(each for each in outcomes if str(each.setting) == "162 clean + 1,456 noisy at 0.5")
     for name in ("kid", "precision", "memorised"):
         assert f"<td>{averages(outcomes, metric(name))[mix.setting.without_seed]}</td>" in text
 
