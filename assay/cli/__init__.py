@@ -121,6 +121,7 @@ app.command("denoise")(generate.denoise)
 app.add_typer(net.app, name="net")
 app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)
+app.command("average")(checkpoint.average)
 for command in (evaluate.evaluate, evaluate.reference, outcome.compare, outcome.gather):
     app.command()(command)
 app.command("price")(price.price)

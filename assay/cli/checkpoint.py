@@ -1,10 +1,12 @@
-"""`assay import` and `assay export`: published weights in, and out again."""
+"""`assay import`, `assay export` and `assay average`: weights in, out again, and averaged anew."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+
+from assay.cli.options import output_option
 
 
 def import_(
@@ -55,3 +57,23 @@ def export(
         raise FileExistsError(f"{out.with_suffix('.json')} exists already; remove it or name another file")
     export_checkpoint(load_checkpoint(checkpoint), out, to)
     Console().print(f"{out} written for {to}", soft_wrap=True)
+
+
+def average(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run with train.average_every.")],
+    output: Annotated[Path, output_option("The checkpoint to write.")],
+    length: Annotated[
+        float, typer.Option(help="Standard deviation of the average in time, as a share of the training.")
+    ] = 0.1,
+    step: Annotated[
+        int | None, typer.Option(help="Average over the first steps only. Default: all of them.")
+    ] = None,
+) -> None:
+    """Choose the length of the weights' moving average (EMA) after training.
+
+    Example: `assay average runs/mix --length 0.08 -o runs/mix/average.safetensors`
+    """
+    from assay.train.average import average_checkpoint
+
+    average_checkpoint(run, length, output, step)
+    Console().print(f"{output} written: the average of length {length:g}", soft_wrap=True)

@@ -271,6 +271,7 @@ class TrainConfig(Strict):
     log_every: int = Field(100, ge=1)
     state_every: int = Field(1000, ge=1)
     snapshot_every: int | None = Field(None, ge=1)  # EMA weights besides the final ones
+    average_every: int | None = Field(None, ge=1)  # averages to choose the EMA's length from afterwards
     picture_every: int | None = Field(None, ge=1)
 
 

@@ -26,6 +26,7 @@ from assay.loss import (
     original_consistency_loss,
 )
 from assay.noise import LogNormal, add_noise
+from assay.train.average import LENGTHS, update_average
 from assay.train.config import RunConfig, TrainConfig
 from assay.train.run import Progress, TrainResult, flushed_denormals, open_run
 
@@ -75,6 +76,8 @@ def train(
             run.note_gradient(grad_norm)
             optimizer.step()
             update_ema(run.ema, run.denoiser, run.step, settings)
+            for average, length in zip(run.averages, LENGTHS, strict=False):
+                update_average(average, run.denoiser, run.step + 1, length)
             optimizer.zero_grad()
             run.finish_step(on_progress)
         return run.finish()

@@ -5,6 +5,7 @@ state/         the last two states (see `assay.train.state`)
 metrics.jsonl  one line every `log_every` steps
 samples/       pictures of what the EMA weights generate
 snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
+averages/      weights averaged in two ways, to choose the EMA's length from (see `assay.train.average`)
 """
 
 import copy
@@ -30,6 +31,7 @@ from assay.devices import NumDevices, open_fabric
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
+from assay.train.average import LENGTHS, save_averages
 from assay.train.config import RunConfig
 from assay.train.record import LossBySigma, Recorder, diagnose
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
@@ -170,6 +172,9 @@ class Run:
         if settings.init_from is not None:
             self._load_weights(settings.init_from)
         self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(self.fabric.device)
+        self.averages = [copy.deepcopy(self.ema) for _ in LENGTHS] if settings.average_every else []
+        self._modules = {"model": self.denoiser, "ema": self.ema}
+        self._modules |= {f"average_{number}": average for number, average in enumerate(self.averages)}
         if settings.compile:  # after the copy: the average stays a plain module with the same names
             self.denoiser.compile()
         optimizer = (torch.optim.AdamW if settings.weight_decay_kind == "decoupled" else torch.optim.Adam)(
@@ -284,6 +289,8 @@ class Run:
             on_progress(Progress(self.step, settings.num_steps, images_per_second, mean_loss))
             if settings.picture_every and self.step % settings.picture_every == 0:
                 self._draw_samples()
+            if settings.average_every and (self.step % settings.average_every == 0 or last):
+                save_averages(self.run_dir, self.step, self.averages)
             due = settings.snapshot_every and self.step % settings.snapshot_every == 0
             if not last and (due or self.step in self.snapshot_steps):
                 self._save_checkpoint(snapshot_path(self.run_dir, self.step))
@@ -401,7 +408,12 @@ class Run:
                 raise ValueError(f"{self.run_dir} has lost its states: remove it and continue again")
             return
         tensors, info = state
-        unpack_tensors(tensors, self.denoiser, self.ema, self.optimizer)
+        if self.averages and not any(key.startswith("average_") for key in tensors):
+            raise ValueError(
+                "train.average_every needs averages from the first step on, and the state to go on from has "
+                "none: leave it out"
+            )
+        unpack_tensors(tensors, self._modules, self.optimizer)
         self.step, self.num_skipped = info["step"], info["num_skipped"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
@@ -420,9 +432,7 @@ class Run:
             "num_skipped_in_a_row": self.num_skipped_in_a_row,
             "by_sigma": totals.tolist(),
         }
-        save_state(
-            self.run_dir / "state", self.step, pack_tensors(self.denoiser, self.ema, self.optimizer), info
-        )
+        save_state(self.run_dir / "state", self.step, pack_tensors(self._modules, self.optimizer), info)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         summed = self.fabric.all_reduce(values.clone(), reduce_op="sum")

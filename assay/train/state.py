@@ -47,25 +47,26 @@ def _states(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdigit())
 
 
-def pack_tensors(model: nn.Module, ema: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of a run under flat names: `model/...`, `ema/...`, `optimizer/<parameter>/<name>`."""
-    tensors = {f"model/{key}": value for key, value in model.state_dict().items()}
-    tensors |= {f"ema/{key}": value for key, value in ema.state_dict().items()}
+def pack_tensors(modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors of a run under flat names: `<module>/...`, `optimizer/<parameter>/<name>`."""
+    tensors = {
+        f"{name}/{key}": value for name, part in modules.items() for key, value in part.state_dict().items()
+    }
     for number, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{key}": value for key, value in values.items()}
     return {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
 
 
 def unpack_tensors(
-    tensors: Mapping[str, Tensor], model: nn.Module, ema: nn.Module, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put the tensors of `pack_tensors` back."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+    """Put the tensors of `pack_tensors` back; those of other modules are left out."""
+    parts: dict[str, dict[str, Tensor]] = {name: {} for name in (*modules, "optimizer")}
     for key, value in tensors.items():
         part, _, name = key.partition("/")
-        parts[part][name] = value
-    model.load_state_dict(parts["model"])
-    ema.load_state_dict(parts["ema"])
+        parts.setdefault(part, {})[name] = value
+    for name, module in modules.items():
+        module.load_state_dict(parts[name])
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in parts["optimizer"].items():
         number, _, name = key.partition("/")
