@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Store, View, open_store, simulate
 from assay.data.known import get
 from assay.data.store import PackedImage, write_store
+from assay.train import train as run_training
 from assay.train.config import DataConfig, RunConfig, read_config
 
 SHAPE = (1, 4, 4)
@@ -124,6 +126,12 @@ def test_annotated_images_are_trained_on_with_noise(tmp_path: Path) -> None:
     source = open_data(store)
     assert counts(source) == {0.3: 3, 0.5: 2}
     assert not torch.equal(source.read(torch.arange(3)), store.read(torch.arange(3)))
+    # The same for whoever gives the store itself to the library.
+    train = {"num_steps": 1, "batch_size": 2}
+    config = read_config({"data": {"store": str(store.path)}, "net": {"preset": "mlp"}, "train": train})
+    trained = run_training(config, tmp_path / "run", store)
+    levels = np.array(load_checkpoint(trained.checkpoint).info.sigma_tn)
+    np.testing.assert_allclose(levels, [(0.3, 0.6), (0.5, 0.4)], rtol=1e-6)
 
 
 def test_known_data_sets_are_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from torch import Tensor
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
-from assay.data import ImageSource
+from assay.data import ImageSource, usable
 from assay.data.view import image_seeds, stream
 from assay.denoise import Denoiser, x_tn_from_x_0
 from assay.files import write_whole
@@ -239,6 +239,7 @@ def score(
     At most `batch_size` images are denoised at a time. A class-conditional denoiser (one with `num_classes`)
     gets the labels of the images. `progress` is called with the number of images done.
     """
+    source = usable(source)
     index = torch.arange(len(source)) if index is None else index
     sigma_tn = source.sigma_tn[index].double()
     num_usable = int((_MARGIN * sigma_tn < config.sigma_max).sum())
