@@ -370,7 +370,7 @@ def test_bad_annotations(tmp_path: Path, rows: str, message: str, skipped: list[
     folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
     (tmp_path / "a.csv").write_text("filename,sigma\n" + rows)
     failing(folder, out, message, sigma=tmp_path / "a.csv")
-    report = pack(read_any(str(folder)), out / "store", sigma=tmp_path / "a.csv", skip_bad=True)
+    report = pack(read_any(str(folder)), out / "store", sigma=tmp_path / "a.csv", skip_bad=True, units="scaled")
     assert [problem.name for problem in report.skipped] == skipped
     assert report.store.source_names(range(len(report.store))) == [
         f"good{i}.png" for i in range(3) if f"good{i}.png" not in skipped
@@ -464,10 +464,16 @@ def test_mixed_depths_ask_for_a_dtype(tmp_path: Path) -> None:
 
 def test_noisy_8_bit_files_warn(tmp_path: Path) -> None:
     folder = good_folder(tmp_path / "in")  # values 0, 1, 2: a third of the pixels are black
-    report = pack(read_any(str(folder)), tmp_path / "store", sigma=0.1)
+    report = pack(read_any(str(folder)), tmp_path / "store", sigma=0.1, units="scaled")
     (warning,) = report.warnings
     assert warning.startswith("3 noisy images come from 8-bit files: rounding") and "(33.3% of their" in warning
-    report = pack(read_any(str(folder)), tmp_path / "cropped", Conversion(size=(2, 2), fit="crop"), sigma=0.1)
+    report = pack(
+        read_any(str(folder)),
+        tmp_path / "cropped",
+        Conversion(size=(2, 2), fit="crop"),
+        sigma=0.1,
+        units="scaled",
+    )
     assert "(33.3% of their" in report.warnings[0]  # of what is stored, not of what was cut off
 
 

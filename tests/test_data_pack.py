@@ -137,7 +137,11 @@ def test_what_is_packed_is_what_is_read(
     low, high = (-0.25, 1.5) if images.dtype == np.float32 else (0.0, float(np.iinfo(images.dtype).max))
     value_range = (low, high) if images.dtype == np.float32 else None
     report = pack(
-        read_any(str(source)), folder / "store", Conversion(value_range=value_range, dtype=dtype), sigma
+        read_any(str(source)),
+        folder / "store",
+        Conversion(value_range=value_range, dtype=dtype),
+        sigma,
+        units="scaled",
     )
     store = open_store(folder / "store")
     expected = (images.astype(np.float64).transpose(0, 3, 1, 2) - low) * 2 / (high - low) - 1
@@ -356,7 +360,9 @@ def test_levels_from_a_file(tmp_path: Path, file: str, text: str) -> None:
     save_grey(tmp_path / "in/x/a.png", 9)
     save_grey(tmp_path / "in/b.png", 7)
     (tmp_path / file).write_text(text)
-    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file).store
+    store = pack(
+        read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file, units="scaled"
+    ).store
     assert dict(zip(store.source_names([0, 1]), store.sigma_tn.tolist(), strict=True)) == {
         "x/a.png": 0.5,
         "b.png": 0,
@@ -379,7 +385,7 @@ def test_annotated_images_are_raised_and_not_only_relabelled(tmp_path: Path, fil
     for name in "abc":
         save_grey(tmp_path / f"in/{name}.png", 9)
     (tmp_path / file).write_text(text)
-    packed = pack(read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file)
+    packed = pack(read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file, units="scaled")
     store = packed.store
     assert store.sigma_tn.tolist() == [0, 0, pytest.approx(0.3)] and store.usable_from.tolist() == [0.5, 0, 0.5]
     assert store.meta.num_clean == 1 and store.meta.dtype == "uint8"
@@ -432,7 +438,7 @@ def test_crop_is_the_centre_and_resize_is_lanczos(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     Image.fromarray(pixels).save(tmp_path / "in/a.png")
     raw = read_any(str(tmp_path / "in"))
-    store = pack(raw, tmp_path / "crop", Conversion(size=(5, 8), fit="crop"), sigma=0.1).store
+    store = pack(raw, tmp_path / "crop", Conversion(size=(5, 8), fit="crop"), sigma=0.1, units="scaled").store
     expected = pixels[3:8, 6:14].transpose(2, 0, 1) / 127.5 - 1
     np.testing.assert_allclose(store.read(torch.tensor([0]))[0], expected, atol=3e-7)
     store = pack(raw, tmp_path / "resize", Conversion(size=(6, 6), fit="resize")).store
@@ -490,7 +496,9 @@ def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
     ) -> str:
         np.save(tmp_path / "a.npy", images + np.uint8(change))
         raw = read_any(str(tmp_path / "a.npy"))
-        return pack(raw, tmp_path / name, Conversion(value_range=value_range), sigma).store.fingerprint
+        return pack(
+            raw, tmp_path / name, Conversion(value_range=value_range), sigma, units="scaled"
+        ).store.fingerprint
 
     prints = [stored("1"), stored("2", change=1), stored("3", sigma=0.5), stored("4", value_range=(0, 200))]
     assert len(set(prints)) == 4

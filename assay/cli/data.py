@@ -1,10 +1,11 @@
 """`assay data`: pack images into a store, get known data sets, show what a store holds."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
+from typer.core import TyperCommand
 
 from assay.cli.options import advance, open_console, open_progress, output_option, parse_pair
 
@@ -15,13 +16,65 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images that know their noise."
 )
 
+_OF_ONE_SOURCE = ("--sigma", "--sigma-file", "--range", "--dataset", "--noise")
+_NUM_SHOWN = 10  # problems that are printed one by one
+
 Output = Annotated[Path, output_option("The store to make (a folder).", metavar="STORE")]
 
 
-@app.command()
+class _PerSource(TyperCommand):
+    """Options that stand after a source belong to that source; before the first one, to all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take these options out, with the number of sources that stand before each."""
+        takes_value = {name for p in self.params for name in p.opts if not getattr(p, "is_flag", False)}
+        rest: list[str] = []
+        found: list[tuple[int, str, str]] = []
+        num_sources, waiting = 0, iter(args)
+        for word in waiting:
+            name, equals, value = word.partition("=")
+            if name in _OF_ONE_SOURCE:
+                following = value if equals else next(waiting, None)
+                if following is None:
+                    raise ValueError(f"{name} needs a value")
+                found.append((num_sources, name, following))
+                continue
+            rest.append(word)
+            if word.startswith("-"):
+                if name in takes_value and not equals and (following := next(waiting, None)) is not None:
+                    rest.append(following)
+            else:
+                num_sources += 1
+        ctx.meta["per_source"] = found
+        return super().parse_args(ctx, rest)
+
+
+def _options_of(found: list[tuple[int, str, str]], number: int) -> dict[str, str]:
+    """The options of source `number` (from 1), those for all sources included."""
+    general = {name: value for before, name, value in found if before == 0}
+    mine: dict[str, str] = {}
+    for before, name, value in found:
+        if before == number:
+            if name in mine:
+                raise ValueError(f"{name} is given twice for one source: give it once")
+            mine[name] = value
+    options = general | mine
+    if "--sigma" in options and "--sigma-file" in options:
+        if ("--sigma" in mine and "--sigma-file" in mine) or not mine.keys() & {"--sigma", "--sigma-file"}:
+            raise ValueError("--sigma and --sigma-file say the same thing twice: give one")
+        options.pop("--sigma" if "--sigma-file" in mine else "--sigma-file")
+    return options
+
+
+@app.command(cls=_PerSource)
 def pack(
-    source: Annotated[
-        str, typer.Argument(help="A folder of images, a zip, .npy, .npz, IDX, CIFAR-10, or hf:NAME.")
+    context: typer.Context,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of images, zips, .npy, .npz, IDX, CIFAR-10, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, "
+            "MRC, or hf:NAME. --sigma, --sigma-file, --range, --dataset and --noise after a source are its own."
+        ),
     ],
     output: Output,
     size: Annotated[
@@ -29,8 +82,14 @@ def pack(
     ] = None,
     fit: Annotated[
         Literal["exact", "crop", "resize"],
-        typer.Option(help="Images of another size: refuse them, cut out the centre, or scale and cut."),
+        typer.Option(help="Images of another size: reject them, cut out the centre, or scale and cut."),
     ] = "exact",
+    patch: Annotated[
+        str | None, typer.Option(help="Cut large images into patches, as 64 or HEIGHTxWIDTH.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Pixels from one patch to the next. Default: a patch's width.")
+    ] = None,
     colour: Annotated[
         Literal["keep", "grey", "colour"], typer.Option(help="What to convert images to.")
     ] = "keep",
@@ -45,7 +104,7 @@ def pack(
         typer.Option(help="How to keep values. Default: uint8 for 8-bit files, float32 for others."),
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="Noise level of all images, in units of images from -1 to 1.")
+        float | None, typer.Option(help="The standard deviation of the noise, in the units of the files.")
     ] = None,
     sigma_file: Annotated[
         Path | None,
@@ -53,6 +112,20 @@ def pack(
             help="CSV or JSONL with `filename` and `sigma` of each image, or ambient-omni's annotations.jsonl."
         ),
     ] = None,
+    sigma_units: Annotated[
+        Literal["files", "scaled"],
+        typer.Option(help="Units of --sigma and --sigma-file: those of the files, or of images from -1 to 1."),
+    ] = "files",
+    dataset: Annotated[
+        str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="Where a scientific file keeps its noise level: a keyword, extension or data set."),
+    ] = None,
+    classes: Annotated[
+        bool, typer.Option("--classes", help="Keep classes: from labels, or from the names of subfolders.")
+    ] = False,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which half of CIFAR-10.")] = "train",
     layout: Annotated[
         Literal["NHWC", "NCHW"] | None,
@@ -62,25 +135,43 @@ def pack(
         bool, typer.Option("--skip-bad", help="Leave out what cannot be packed, and list it.")
     ] = False,
 ) -> None:
-    """Pack images of any format into a store.
+    """Pack images of any format into a store, from one source or several.
 
-    Example: `assay data pack photos/ -o stores/photos --size 64 --fit resize`
+    Example: `assay data pack photos/ -o stores/photos --size 64 --fit resize --classes`
 
-    Noisy ones: `assay data pack scans/ -o stores/scans --sigma-file scans.csv`
+    Noisy ones: `assay data pack clean/ --sigma 0 noisy/ --sigma-file levels.csv -o stores/scans`
     """
-    from assay.data.pack import Conversion
+    from assay.data.pack import Conversion, PackSource
     from assay.data.pack import pack as pack_images
-    from assay.data.readers import read_any
+    from assay.data.readers import cut_patches, read_any, without_classes
 
-    if sigma is not None and sigma_file is not None:
-        raise ValueError("--sigma and --sigma-file say the same thing twice: give one")
     _check_new(output)
-    pair = parse_pair(value_range, "value_range")
-    conversion = Conversion(_parse_size(size), fit, colour, pair, dtype)
-    raw = read_any(source, split, layout)
+    conversion = Conversion(_parse_size(size), fit, colour, None, dtype)
+    cut = _parse_size(patch)
+    if stride is not None and cut is None:
+        raise ValueError("--stride is the distance of patches: give --patch too")
+    opened = []
+    for number, source in enumerate(sources, 1):
+        options = _options_of(context.meta["per_source"], number)
+        raw = read_any(source, split, layout, options.get("--dataset"), options.get("--noise"))
+        raw = raw if classes else without_classes(raw)
+        raw = raw if cut is None else cut_patches(raw, cut, stride or cut[1])
+        level = options.get("--sigma")
+        chosen = Path(options["--sigma-file"]) if "--sigma-file" in options else None
+        pair = parse_pair(options.get("--range"), "value_range")
+        number_given = None if level is None else parse_number(level, "--sigma")
+        opened.append(PackSource(raw, chosen or number_given, pair, sigma_units))
     with open_progress() as bar:
-        report = pack_images(raw, output, conversion, sigma_file or sigma, skip_bad, advance(bar, "packing"))
+        report = pack_images(opened, output, conversion, None, skip_bad, advance(bar, "packing"))
     _print_report(report)
+
+
+def parse_number(text: str, name: str) -> float:
+    """A number given as an option."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} {text}: expected a number") from None
 
 
 @app.command()
@@ -195,8 +286,11 @@ def _check_new(output: Path) -> None:
 
 def _print_report(report: "PackReport") -> None:
     console = open_console()
-    for problem in report.skipped:
-        console.print(f"skipped: {problem.reason}", style="yellow", markup=False)
+    for problem in report.skipped[:_NUM_SHOWN]:
+        text = problem.reason.replace(", or --skip-bad", "")
+        console.print(f"skipped: {text}", style="yellow", markup=False)
+    if len(report.skipped) > _NUM_SHOWN:
+        console.print(f"skipped: {len(report.skipped) - _NUM_SHOWN:,} more", style="yellow")
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     store = report.store
@@ -207,5 +301,14 @@ def _print_report(report: "PackReport") -> None:
         (int((store.usable_from > store.sigma_tn).sum()), "usable from a higher level than their noise only"),
     ):
         noisy += f", {count:,} of them {what}" if count else ""
+    levels = store.sigma_tn[store.sigma_tn > 0]
+    if len(levels):
+        noisy += f" (sigma {levels.min().item():.3g} to {levels.max().item():.3g} where black to white is 2"
+        if store.meta.physical_range is not None:
+            half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
+            noisy += (
+                f", {levels.min().item() * half:.4g} to {levels.max().item() * half:.4g} in the files' units"
+            )
+        noisy += ")"
     left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
     console.print(f"{store.path}: {len(store):,} images of {shape}{noisy}{left_out}", markup=False)

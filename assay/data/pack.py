@@ -1,14 +1,18 @@
-"""Packing: any readable images -> a store.
+"""Packing: any readable images, from one source or several -> a store.
 
 Nothing is guessed. Images keep their size and colours unless told otherwise, float pixels need their
 value range named, and what would change the noise of a noisy image (resizing, recolouring, flattening
-transparency, rounding to 8 bits) is refused.
+transparency, rounding to 8 bits) is rejected. Noise levels are given in the units of the files and converted
+with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels rule out is rejected.
 """
 
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -26,6 +30,8 @@ Colour = Literal["keep", "grey", "colour"]
 Progress = Callable[[int, int], None]
 _SIGMA_COLUMNS = ("sigma", "sigma_tn")
 _USABLE_COLUMNS = ("usable_from", "sigma_min", "annotation")  # the last two are ambient-omni's
+_MAX_PIXELS = 2**26
+_NUM_AHEAD = 64  # images loaded before they are needed
 _LUMA = np.array([0.299, 0.587, 0.114])
 
 
@@ -37,11 +43,40 @@ class Problem:
     reason: str
 
 
+Units = Literal["files", "scaled"]
+
+
 class Level(NamedTuple):
-    """Two numbers per image: the noise in it, and the level from which it may be used."""
+    """Two numbers per image: the noise in it, and the level from which it may be used.
+
+    In the units of the files, or of images from -1 to 1 if `scaled`; ambient-omni's levels are `usable_scaled`.
+    """
 
     sigma_tn: float
     usable_from: float
+    scaled: bool = False
+    usable_scaled: bool = False
+
+    def in_range(self, low: float, high: float) -> "Level":
+        """The same in units of images from -1 to 1, for pixels that are black at `low` and white at `high`."""
+        factor = 2 / (high - low)
+        sigma = self.sigma_tn * (1 if self.scaled else factor)
+        usable = self.usable_from * (1 if self.scaled or self.usable_scaled else factor)
+        return Level(sigma, max(sigma, usable), True)
+
+
+@dataclass(frozen=True)
+class PackSource:
+    """Images to pack together with others, with a noise level and value range of their own.
+
+    `sigma` is the noise level of all images or a file with one per image (`read_annotations`); without it
+    the format's own levels count, and else the images are clean. `value_range`: see `Conversion`.
+    """
+
+    raw: RawImages
+    sigma: float | Path | None = None
+    value_range: tuple[float, float] | None = None
+    units: Units = "files"
 
 
 @dataclass(frozen=True)
@@ -72,6 +107,8 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size {self.size}: an image has at least one pixel")
+        if self.size is not None and math.prod(self.size) > _MAX_PIXELS:
+            raise ValueError(f"size {self.size}: an image of a store has at most {_MAX_PIXELS:,} pixels")
         if self.fit != "exact" and self.size is None:
             raise ValueError(f"fit {self.fit!r} needs a size")
         if (
@@ -82,24 +119,29 @@ class Conversion:
 
 
 def pack(
-    raw: RawImages,
+    sources: RawImages | PackSource | Sequence[PackSource],
     path: Path,
     conversion: Conversion | None = None,
     sigma: float | Path | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
+    units: Units = "files",
 ) -> PackReport:
-    """Write `raw` to a store at `path`.
+    """Write images to a store at `path`: those of one source, with noise `sigma` in `units`, or of several.
 
-    `sigma` is the noise level of all images or a file with one per image (`read_annotations`); without it
-    the format's own levels count, and else the images are clean. `skip_bad` leaves out what is wrong
-    instead of raising. `progress` is called with (images done, images in all).
+    `skip_bad` leaves out what is wrong instead of raising. `progress` is called with (images done, images in
+    all).
     """
+    if isinstance(sources, RawImages):
+        sources = PackSource(sources, sigma, units=units)
+    many = [sources] if isinstance(sources, PackSource) else list(sources)
+    raw = _join(many)
     for label in (raw.name, *raw.class_names):
         if printable(label) != label:
             raise ValueError(f"{printable(label)}: the name of this folder is not UTF-8: rename it")
     writer = _Packer(raw, conversion or Conversion(), skip_bad, progress)
-    writer.set_levels(sigma)
+    for number, source in enumerate(many):
+        writer.set_levels(source, number, sum(len(before.raw.names) for before in many[:number]))
     images = writer.images()
     first = next(images, None)
     if first is None:
@@ -118,6 +160,42 @@ def pack(
     return PackReport(store, tuple(writer.skipped), tuple(writer.warnings()))
 
 
+def _join(sources: Sequence[PackSource]) -> RawImages:
+    """The images of all sources, one after the other; names begin with the source's where several have it."""
+    if len(sources) == 1:
+        return sources[0].raw
+    raws = [source.raw for source in sources]
+    titles = [
+        raw.name if [r.name for r in raws].count(raw.name) == 1 else f"{i + 1}-{raw.name}"
+        for i, raw in enumerate(raws)
+    ]
+    class_names = next((raw.class_names for raw in raws if raw.class_names), ())
+    for raw in raws:
+        if raw.class_names not in ((), class_names):
+            raise ValueError(
+                f"{raw.name} has the classes {', '.join(raw.class_names)}, another source "
+                f"{', '.join(class_names)}: pack them without classes"
+            )
+    ends = np.cumsum([len(raw.names) for raw in raws])
+    starts = ends - [len(raw.names) for raw in raws]
+
+    def pixels(i: int) -> np.ndarray:
+        number = int(np.searchsorted(ends, i, side="right"))
+        return raws[number].load(i - int(starts[number]))
+
+    groups = [np.arange(len(raw.names)) if raw.group is None else raw.group for raw in raws]
+    offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups[:-1])])
+    return RawImages(
+        "+".join(titles),
+        [f"{title}/{name}" for title, raw in zip(titles, raws, strict=True) for name in raw.names],
+        np.concatenate([raw.label for raw in raws]),
+        class_names,
+        pixels,
+        has_opacity=False,  # laid on white by `load`
+        group=np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)]),
+    )
+
+
 @dataclass
 class _Packer:
     """The state of one `pack`: the first image fixes what all others must be."""
@@ -128,6 +206,8 @@ class _Packer:
     progress: Progress | None
     skipped: list[Problem] = field(default_factory=list)
     levels: dict[int, Level] = field(default_factory=dict)
+    ranges: dict[int, tuple[float, float]] = field(default_factory=dict)  # of images whose source names one
+    num_faint: int = 0
     shape: tuple[int, int, int] | None = None
     dtype: DType = "uint8"
     value_range: tuple[float, float] = (-1.0, 1.0)
@@ -142,39 +222,73 @@ class _Packer:
             raise ValueError(problems[0].reason + more)
         self.skipped += problems
 
-    def set_levels(self, sigma: float | Path | None) -> None:
-        """Fill `levels`."""
-        if isinstance(sigma, Path):
-            self.levels, problems = read_annotations(sigma, list(self.raw.names))
+    def set_levels(self, source: PackSource, number: int, start: int) -> None:
+        """Fill `levels` and `ranges` for the images of one source, which begin at `start`."""
+        raw, scaled = source.raw, source.units == "scaled"
+        levels: dict[int, Level] = {}
+        if isinstance(source.sigma, Path):
+            levels, problems = read_annotations(source.sigma, list(raw.names), scaled)
             self.refuse(problems)
-        elif sigma is not None:
-            check_level(sigma, "sigma")
-            self.levels = dict.fromkeys(range(len(self.raw.names)), Level(sigma, sigma))
-        elif self.raw.sigma_tn is not None:
-            for i, level in enumerate(self.raw.sigma_tn.tolist()):
+        elif source.sigma is not None:
+            check_level(source.sigma, "sigma")
+            levels = dict.fromkeys(range(len(raw.names)), Level(source.sigma, source.sigma, scaled))
+        elif raw.sigma_tn is not None:
+            for i, level in enumerate(raw.sigma_tn.tolist()):
                 try:
-                    self.levels[i] = Level(check_level(level, f"{self.raw.names[i]}: sigma_tn"), level)
+                    check_level(level, f"{raw.names[i]}: sigma")
+                    levels[i] = Level(level, level, not raw.in_file_units)
                 except ValueError as error:
-                    self.refuse([Problem(self.raw.names[i], str(error))])
+                    self.refuse([Problem(raw.names[i], str(error))])
         else:
-            self.levels = dict.fromkeys(range(len(self.raw.names)), Level(0.0, 0.0))
+            levels = dict.fromkeys(range(len(raw.names)), Level(0.0, 0.0))
+        self.levels |= {start + i: level for i, level in levels.items()}
+        if source.value_range is not None:
+            self.ranges |= dict.fromkeys(range(start, start + len(raw.names)), source.value_range)
 
     def images(self) -> Iterator[PackedImage]:
-        """Load and convert one image after the other."""
-        for i, level in sorted(self.levels.items()):
-            try:
-                pixels = self.load(i)
-                values = self.convert(pixels, self.raw.names[i], level.sigma_tn)
-            except ValueError as error:
-                self.refuse([Problem(self.raw.names[i], str(error))])
-            else:
-                label = int(self.raw.label[i])
-                physical_range = self.range_of(pixels, self.raw.names[i])
-                yield PackedImage(
-                    self.raw.names[i], values, level.sigma_tn, label, level.usable_from, physical_range
-                )
-            if self.progress is not None:
-                self.progress(i + 1, len(self.raw.names))
+        """Load images on all cores, and convert one after the other."""
+        chosen = sorted(self.levels)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ahead: deque[Future[np.ndarray]] = deque()
+            waiting = iter(chosen)
+            for i in chosen:
+                while len(ahead) < _NUM_AHEAD and (following := next(waiting, None)) is not None:
+                    ahead.append(pool.submit(self.load, following))
+                try:
+                    yield self.convert_one(ahead.popleft().result(), i)
+                except ValueError as error:
+                    self.refuse([Problem(self.raw.names[i], str(error))])
+                if self.progress is not None:
+                    self.progress(i + 1, len(self.raw.names))
+
+    def convert_one(self, pixels: np.ndarray, i: int) -> PackedImage:
+        """One image with its level in units of images from -1 to 1."""
+        name = self.raw.names[i]
+        physical_range = self.range_of(pixels, name, i)
+        level = self.levels[i].in_range(*physical_range)
+        values = self.convert(pixels, name, level.sigma_tn, physical_range)
+        self.check_noise(values, level.sigma_tn, name)
+        group = -1 if self.raw.group is None else int(self.raw.group[i])
+        label = int(self.raw.label[i])
+        return PackedImage(name, values, level.sigma_tn, label, level.usable_from, physical_range, group)
+
+    def check_noise(self, values: np.ndarray, sigma: float, name: str) -> None:
+        """Reject noise that is more than all that varies in an image, and count images below 0 dB.
+
+        The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of
+        these deviations rules the level out.
+        """
+        if sigma == 0:
+            return
+        low, high = self.value_range
+        variance = float(np.var(values.astype(np.float64)) * (2 / (high - low)) ** 2)
+        if variance < sigma**2 * (1 - 6 * math.sqrt(2 / values.size)):
+            raise ValueError(
+                f"{name} varies by {math.sqrt(variance):.3g} (black to white is 2), less than its noise of "
+                f"{sigma:.3g}: check --range, and that sigma is in the units of the files (or --sigma-units "
+                "scaled)"
+            )
+        self.num_faint += variance < 2 * sigma**2
 
     def load(self, i: int) -> np.ndarray:
         """The pixels of one image; that its file cannot be read is a fault of this image alone."""
@@ -182,14 +296,16 @@ class _Packer:
         if name != self.raw.names[i]:
             raise ValueError(f"{name} has a name that is not UTF-8: rename it, or --skip-bad")
         try:
-            return self.raw.pixels(i)
+            return self.raw.load(i) if self.levels[i].sigma_tn == 0 else self.raw.pixels(i)
         except OSError as error:
             raise ValueError(
                 f"{name} cannot be read ({error.strerror or error}): make it readable, or --skip-bad"
             ) from error
 
-    def range_of(self, pixels: np.ndarray, name: str) -> tuple[float, float]:
+    def range_of(self, pixels: np.ndarray, name: str, i: int) -> tuple[float, float]:
         """The values of black and white in a file."""
+        if i in self.ranges:
+            return self.ranges[i]
         if self.conversion.value_range is not None:
             return self.conversion.value_range
         if pixels.dtype not in (np.uint8, np.uint16):
@@ -198,15 +314,17 @@ class _Packer:
             )
         return 0.0, float(np.iinfo(pixels.dtype).max)
 
-    def convert(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
-        """Pixels (H, W, 1 .. 4) as they are in the file -> values (C, H, W) of the store."""
-        if sigma > 0 and is_transparent(pixels):
-            raise ValueError(
-                f"{name} is noisy, and flattening its transparency would change its noise: save it opaque"
-            )
-        pixels = flatten(pixels, name)
+    def convert(
+        self, pixels: np.ndarray, name: str, sigma: float, value_range: tuple[float, float]
+    ) -> np.ndarray:
+        """Pixels (H, W, C) as they are in the file -> values (C, H, W) of the store."""
+        if self.raw.has_opacity and sigma > 0:
+            if is_transparent(pixels):
+                raise ValueError(
+                    f"{name} is noisy, and flattening its transparency would change its noise: save it opaque"
+                )
+            pixels = flatten(pixels, name)
         eight_bit = pixels.dtype == np.uint8
-        value_range = self.range_of(pixels, name)
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
             raise ValueError(f"{name} has pixels that are NaN or infinite: mend it, or --skip-bad")
         resampled = self.fit(self.recolour(pixels, name, sigma), name, sigma)
@@ -226,6 +344,10 @@ class _Packer:
         wanted = {"keep": pixels.shape[2], "grey": 1, "colour": 3}[self.conversion.colour]
         if wanted == pixels.shape[2]:
             return pixels
+        if pixels.shape[2] not in (1, 3):
+            raise ValueError(
+                f"{name} has {pixels.shape[2]} channels: only grey and colour convert to each other"
+            )
         if sigma > 0:
             raise ValueError(
                 f"{name} is noisy, and making it {self.conversion.colour} would change its noise: keep colours"
@@ -272,11 +394,9 @@ class _Packer:
         if self.shape is None:
             self.shape = (shape[0], shape[1], shape[2])
         if shape[0] != self.shape[0]:
-            kinds = {1: "grey", 3: "in colour"}
-            raise ValueError(
-                f"{name} is {kinds[shape[0]]}, those before it {kinds[self.shape[0]]}: "
-                "give --colour, or --skip-bad"
-            )
+            kinds = {1: "is grey", 3: "is in colour"}
+            mine, theirs = (kinds.get(n, f"has {n} channels") for n in (shape[0], self.shape[0]))
+            raise ValueError(f"{name} {mine}, the image before it {theirs}: give --colour, or --skip-bad")
         if dtype != self.dtype:
             raise ValueError(
                 f"{name} is not 8-bit like those before it, or the other way round: give --dtype float32"
@@ -317,6 +437,11 @@ class _Packer:
                 f"clipping at black and white ({share:.1%} of their values lie there) break the Gaussian noise "
                 "that training assumes. Pack the float originals if you have them."
             )
+        if self.num_faint:
+            yield (
+                f"{self.num_faint} images have a signal-to-noise ratio below 0 dB, more noise than picture: "
+                "is sigma in the units of the files, and --range right?"
+            )
         if self.num_beyond:
             yield (
                 f"{self.num_beyond} clean images have values beyond twice the range from black to white: "
@@ -330,14 +455,16 @@ _OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1
 def check_level(sigma: float, where: str) -> float:
     """Refuse a noise level that is not a finite number >= 0."""
     if not (math.isfinite(sigma) and sigma >= 0):
-        raise ValueError(
-            f"{where} = {sigma}: a noise level is a finite number >= 0, in units of images from -1 to 1"
-        )
+        raise ValueError(f"{where} = {sigma}: a noise level is a finite number >= 0")
     return sigma
 
 
-def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, Level], list[Problem]]:
+def read_annotations(
+    path: Path, names: list[str], scaled: bool = False
+) -> tuple[dict[int, Level], list[Problem]]:
     """The levels of each image from a CSV (columns filename, sigma, usable_from) or a JSONL with these keys.
+
+    They are in the units of the files, or of images from -1 to 1 if `scaled`; ambient-omni's always are.
 
     One of sigma and usable_from will do: without `sigma` the image has no noise of its own, without
     `usable_from` it may be used from its own noise on. ambient-omni's annotations.jsonl calls the latter
@@ -364,7 +491,7 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, Level], li
             problems.append(Problem(filename, f"{where}: {filename}: {reason}"))
             continue
         try:
-            level = _level_of(row, f"{where}: {filename}")
+            level = _level_of(row, f"{where}: {filename}", scaled)
             if i in levels or i in bad:
                 raise ValueError(f"{where}: {filename} is annotated twice: keep one line")
             levels[i] = level
@@ -382,8 +509,9 @@ def read_annotations(path: Path, names: list[str]) -> tuple[dict[int, Level], li
     return levels, problems
 
 
-def _level_of(row: dict[str, object], where: str) -> Level:
+def _level_of(row: dict[str, object], where: str, scaled: bool) -> Level:
     found: list[float | None] = []
+    key = None
     for keys in (_SIGMA_COLUMNS, _USABLE_COLUMNS):
         key = next((key for key in keys if row.get(key) not in (None, "")), None)
         try:
@@ -396,12 +524,13 @@ def _level_of(row: dict[str, object], where: str) -> Level:
         known = ", ".join(_SIGMA_COLUMNS + _USABLE_COLUMNS)
         raise ValueError(f"{where} has no sigma; expected one of the keys {known}")
     sigma = sigma or 0.0
-    if usable_from is not None and usable_from < sigma:
+    if usable_from is not None and usable_from < sigma and key == _USABLE_COLUMNS[0]:
         raise ValueError(
             f"{where}: it has noise of {sigma:g} and cannot be usable from {usable_from:g}: the level from "
             "which an image may be used is not below its noise"
         )
-    return Level(sigma, sigma if usable_from is None else usable_from)
+    usable_scaled = scaled or key in _USABLE_COLUMNS[1:]
+    return Level(sigma, sigma if usable_from is None else usable_from, scaled, usable_scaled)
 
 
 def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:

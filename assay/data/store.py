@@ -5,6 +5,7 @@
     label.npy      (N,) int64, the class; -1 is none
     names.npy      (N,) UTF-8 bytes, the file each image came from
     usable_from.npy  (N,) float32, only if some image may be used from a higher level than its noise on
+    group.npy      (N,) int64, the file each image is a part of; absent if no two share one
     meta.json      shape, value range, classes, checksums
 
 `value_range` (low, high) are the stored values of black and white. Reading maps them to -1 and 1,
@@ -41,6 +42,7 @@ DType = Literal["uint8", "float16", "float32"]
 FORMAT_VERSION: Literal[1] = 1
 _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
 _USABLE_FROM = "usable_from.npy"  # a column that stores may lack
+_GROUP = "group.npy"
 
 
 class ImageSource(Protocol):
@@ -97,7 +99,10 @@ class Store:
         self.usable_from = self.sigma_tn
         if _USABLE_FROM in meta.checksums:
             self.usable_from = torch.from_numpy(_map_column(path, _USABLE_FROM, (meta.num_images,), "float32"))
-        contents = {key: value for key, value in meta.checksums.items() if key != "names.npy"}
+        self.group: Tensor | None = None
+        if _GROUP in meta.checksums:
+            self.group = torch.from_numpy(_map_column(path, _GROUP, (meta.num_images,), "int64"))
+        contents = {key: value for key, value in meta.checksums.items() if key not in ("names.npy", _GROUP)}
         self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
 
     def __len__(self) -> int:
@@ -158,6 +163,7 @@ class PackedImage:
     label: int
     usable_from: float | None = None  # the same as sigma_tn
     physical_range: tuple[float, float] | None = None  # the same as the store's value range
+    group: int = -1  # images of one group, e.g. patches of one picture, are held out together
 
 
 def write_store(
@@ -179,6 +185,7 @@ def write_store(
     labels: list[int] = []
     names: list[bytes] = []
     ranges: set[tuple[float, float] | None] = set()
+    groups: list[int] = []
     with explain_full_disk(path), write_whole_directory(path) as partial:
         # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
         with open(partial / "images.npy", "wb") as file:
@@ -195,6 +202,7 @@ def write_store(
                 labels.append(image.label)
                 names.append(image.name.encode())
                 ranges.add(image.physical_range)
+                groups.append(image.group)
             if not sigmas:
                 raise ValueError(f"{path}: there are no images to store")
             file.seek(0)
@@ -217,9 +225,13 @@ def write_store(
         np.save(partial / "sigma_tn.npy", sigma_tn)
         np.save(partial / "label.npy", label)
         np.save(partial / "names.npy", np.array(names, dtype=np.bytes_))
-        is_annotated = bool((usable_from > sigma_tn).any())
-        if is_annotated:
-            np.save(partial / _USABLE_FROM, usable_from)
+        optional: dict[str, np.ndarray] = {}
+        if bool((usable_from > sigma_tn).any()):
+            optional[_USABLE_FROM] = usable_from
+        if len(set(groups)) < len(groups) and min(groups) >= 0:
+            optional[_GROUP] = np.asarray(groups, dtype=np.int64)
+        for file_name, column in optional.items():
+            np.save(partial / file_name, column)
         meta = StoreMeta(
             name=name,
             num_images=len(sigmas),
@@ -229,7 +241,7 @@ def write_store(
             physical_range=ranges.pop() if len(ranges) == 1 else None,
             class_names=tuple(class_names),
             num_clean=int((usable_from == 0).sum()),
-            checksums={file: sha256(partial / file) for file in _COLUMNS + (_USABLE_FROM,) * is_annotated},
+            checksums={file: sha256(partial / file) for file in (*_COLUMNS, *optional)},
         )
         (partial / "meta.json").write_text(meta.model_dump_json(indent=2) + "\n")
     return open_store(path)

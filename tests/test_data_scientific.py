@@ -1,0 +1,221 @@
+"""Formats of the field: what their own libraries write is what is packed, image by image."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import mrcfile
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+import tifffile
+import torch
+import zarr
+from astropy.io import fits
+
+from assay.data import open_store
+from assay.data.pack import Conversion, PackSource, pack
+from assay.data.readers import cut_patches, read_any
+from assay.data.scientific import open_stack
+
+IMAGES = np.random.default_rng(0).uniform(0, 1000, (5, 6, 7)).astype(np.float32)  # (N, H, W)
+
+
+def write_fits(path: Path) -> None:
+    header = fits.Header({"RDNOISE": 3.5})
+    noise = fits.ImageHDU(np.arange(5.0), name="NOISE")
+    fits.HDUList([fits.PrimaryHDU(IMAGES, header), noise]).writeto(path)
+
+
+def write_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["group/images"] = IMAGES
+        file["levels"] = np.arange(5.0)
+        file["group/images"].attrs["rms"] = 3.5
+
+
+def write_zarr(path: Path) -> None:
+    group = zarr.open_group(str(path), mode="w")
+    group.create_array("images", data=IMAGES)
+    group.create_array("levels", data=np.arange(5.0))
+
+
+def write_ome_zarr(path: Path) -> None:
+    group = zarr.open_group(str(path), mode="w")
+    group.create_array("0", data=IMAGES.reshape(5, 1, 6, 7))
+    group.create_array("1", data=IMAGES.reshape(5, 1, 6, 7)[..., ::2, ::2])
+    axes = [{"name": name} for name in "tcyx"]
+    group.attrs["multiscales"] = [{"axes": axes, "datasets": [{"path": "0"}, {"path": "1"}]}]
+
+
+def write_tiff(path: Path) -> None:
+    tifffile.imwrite(path, IMAGES, photometric="minisblack", metadata={"axes": "TYX"}, ome=True)
+
+
+def write_dicom(path: Path) -> None:
+    file = pydicom.Dataset()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.SOPClassUID, file.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, "1.2.3"
+    file.Rows, file.Columns, file.NumberOfFrames = 6, 7, 5
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+    file.BitsAllocated = file.BitsStored = 16
+    file.HighBit, file.PixelRepresentation = 15, 0
+    file.RescaleSlope, file.RescaleIntercept = "0.02", "-10"
+    file.PixelData = np.rint((IMAGES + 10) / 0.02).astype(np.uint16).tobytes()
+    file.save_as(path, enforce_file_format=True)
+
+
+def write_nifti(path: Path) -> None:
+    nibabel.save(nibabel.Nifti1Image(IMAGES.transpose(2, 1, 0), np.eye(4)), path)
+
+
+def write_mrc(path: Path) -> None:
+    with mrcfile.new(path) as file:
+        file.set_data(IMAGES)
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "a.fits": write_fits,
+    "a.h5": write_hdf5,
+    "a.zarr": write_zarr,
+    "ome.zarr": write_ome_zarr,
+    "a.ome.tif": write_tiff,
+    "a.dcm": write_dicom,
+    "a.nii.gz": write_nifti,
+    "a.mrc": write_mrc,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_is_packed(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    raw = read_any(str(tmp_path / name), dataset="images" if name == "a.zarr" else None)
+    store = pack(raw, tmp_path / "store", Conversion(value_range=(0, 1000))).store
+    values = (store.read(torch.arange(5)).numpy() + 1) * 500
+    assert values.shape == (5, 1, 6, 7)
+    assert np.abs(values[:, 0] - IMAGES).max() < (0.011 if name == "a.dcm" else 1e-3)
+    assert store.physical_range == (0, 1000)
+    assert store.group is not None and store.group.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "noise", "expected"),
+    [
+        ("a.fits", "RDNOISE", [3.5] * 5),
+        ("a.fits", "noise", [0, 1, 2, 3, 4]),
+        ("a.h5", "levels", [0, 1, 2, 3, 4]),
+        ("a.h5", "rms", [3.5] * 5),
+        ("a.zarr", "levels", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_noise_levels_in_the_files_are_in_their_units(
+    tmp_path: Path, name: str, noise: str, expected: list[float]
+) -> None:
+    WRITERS[name](tmp_path / name)
+    raw = read_any(str(tmp_path / name), dataset="images" if name == "a.zarr" else None, noise=noise)
+    store = pack(raw, tmp_path / "store", Conversion(value_range=(0, 1000))).store
+    assert np.allclose(store.sigma_tn.numpy() * 500, expected)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_truncated_and_unknown_files_are_named(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    if (tmp_path / name).is_file():
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: len(data) // 3])
+    else:
+        for file in (tmp_path / name).glob("*/zarr.json"):
+            file.write_text("{")
+    with pytest.raises(ValueError, match=name):
+        raw = read_any(str(tmp_path / name))
+        pack(raw, tmp_path / "store", Conversion(value_range=(0, 1000)))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_of_arrays_has_an_image_in_each_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    colours = np.random.default_rng(0).uniform(0, 1, (3, 6, 7, 4)).astype(np.float32)
+    for i, image in enumerate(colours):
+        np.save(tmp_path / "in" / f"{i}.npy", image)
+    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", Conversion(value_range=(-1, 1))).store
+    assert store.image_shape == (4, 6, 7)  # the fourth channel is a channel, not transparency
+    assert np.allclose(store.read(torch.arange(3)).numpy(), colours.transpose(0, 3, 1, 2))
+    assert store.source_names([0, 2]) == ["0.npy", "2.npy"]
+
+
+def test_tiff_axes_say_what_is_a_channel(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 65535, (4, 3, 6, 7), dtype=np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", values, metadata={"axes": "ZCYX"}, ome=True)
+    stack = open_stack(tmp_path / "a.tif")
+    assert stack.num_images == 4
+    for k in range(4):
+        assert np.array_equal(stack.read(k), values[k].transpose(1, 2, 0))
+
+
+def test_patches_cover_an_image_and_stay_one_group(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    large = np.arange(2 * 10 * 13, dtype=np.float32).reshape(2, 10, 13)
+    for i, image in enumerate(large):
+        np.save(tmp_path / "in" / f"{i}.npy", image)
+    raw = cut_patches(read_any(str(tmp_path / "in")), (4, 5), 4)
+    store = pack(raw, tmp_path / "store", Conversion(value_range=(0, 300))).store
+    assert len(store) == 2 * 2 * 3 and store.group is not None and store.group.tolist() == [0] * 6 + [1] * 6
+    values = (store.read(torch.arange(12)).numpy()[:, 0] + 1) * 150
+    assert np.allclose(values[4], large[0, 4:8, 4:9], atol=1e-3)
+    assert store.source_names([4]) == ["0.npy[4,4]"]
+    with pytest.raises(ValueError, match="fewer than a patch"):
+        cut_patches(read_any(str(tmp_path / "in")), (11, 5), 4)
+
+
+def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    clean = generator.integers(0, 256, (4, 6, 6), dtype=np.uint8)
+    noisy = generator.uniform(0, 4095, (3, 6, 6)).astype(np.float32)
+    np.save(tmp_path / "clean.npy", clean)
+    np.save(tmp_path / "noisy.npy", noisy)
+    (tmp_path / "levels.csv").write_text(
+        "filename,sigma\n" + "".join(f"noisy.npy[{i}],{100 * i}\n" for i in range(3))
+    )
+    sources = [
+        PackSource(read_any(str(tmp_path / "clean.npy")), 0.0),
+        PackSource(read_any(str(tmp_path / "noisy.npy")), tmp_path / "levels.csv", (0, 4095)),
+    ]
+    store = pack(sources, tmp_path / "store", Conversion(dtype="float32")).store
+    x = store.read(torch.arange(7)).numpy()[:, 0]
+    assert np.allclose(x[:4], clean / 127.5 - 1, atol=1e-6) and np.allclose(
+        x[4:], noisy / 2047.5 - 1, atol=1e-6
+    )
+    assert np.allclose(store.sigma_tn.numpy(), [0] * 5 + [100 / 2047.5, 200 / 2047.5])
+    assert store.source_names([0, 6]) == ["clean/clean.npy[0]", "noisy/noisy.npy[2]"]
+    assert store.meta.physical_range is None  # the two sources have different units
+
+
+def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).normal(100, 2, (3, 16, 16)).astype(np.float32)
+    np.save(tmp_path / "a.npy", images)
+    raw = read_any(str(tmp_path / "a.npy"))
+    with pytest.raises(ValueError, match="varies by"):
+        pack(raw, tmp_path / "store", Conversion(value_range=(0, 200)), sigma=4.0)
+    report = pack(raw, tmp_path / "store", Conversion(value_range=(0, 200)), sigma=1.9)  # all noise
+    assert any("0 dB" in warning for warning in report.warnings)
+    assert not pack(raw, tmp_path / "b", Conversion(value_range=(0, 200)), sigma=0.5).warnings
+
+
+def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from assay.cli import app
+
+    np.save(tmp_path / "clean.npy", np.random.default_rng(0).uniform(0, 10, (4, 6, 6)))
+    np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
+    command = [
+        "data", "pack", tmp_path / "clean.npy", "--sigma", "0", "--range", "0,10",
+        tmp_path / "noisy.npy", "--sigma=5", "--range=0,100", "-o", tmp_path / "store",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, [str(word) for word in command])
+    assert done.exit_code == 0, done.output
+    store = open_store(tmp_path / "store")
+    assert np.allclose(store.sigma_tn.numpy(), [0] * 4 + [0.1] * 3)
+    assert "sigma 0.1" in done.output
