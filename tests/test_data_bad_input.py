@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
@@ -298,7 +299,7 @@ def test_bad_arrays(tmp_path: Path) -> None:
     options = Conversion(value_range=(0, 1))
     failing(tmp_path / "a.npy", out, r"a\.npy\[1\] has pixels that are NaN or infinite", conversion=options)
     np.save(tmp_path / "a.npy", np.zeros((3, 5, 5, 7), dtype=np.uint8))
-    failing(tmp_path / "a.npy", out, r"a\.npy has shape \(3, 5, 5, 7\); save it as")
+    failing(tmp_path / "a.npy", out, r"a\.npy has shape \(3, 5, 5, 7\): give --layout")
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     failing(tmp_path / "a.npy", out, r"a\.npy cannot be read \(it holds object .*plain array")
     np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), sigma_tn=np.zeros(2))
@@ -387,7 +388,8 @@ def test_annotation_files_that_cannot_be_read(tmp_path: Path) -> None:
     failing(folder, out, r"a\.jsonl line 2: expected", sigma=tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_text('{"filename": "good0.png", "probabilities": [0.1]}\n')
     failing(folder, out, r"good0\.png has no sigma; expected one of the keys", sigma=tmp_path / "a.jsonl")
-    (tmp_path / "b.jsonl").write_text('{"filename": "good0.png", "sigma": 0.3, "sigma_min": 0.2}\n')
+    lines = [f'{{"filename": "good{i}.png", "sigma": 50, "sigma_min": 0.2}}' for i in range(3)]
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))  # sigma_min is in units of images from -1 to 1
     failing(folder, out, r"good0\.png: .* not below its noise", sigma=tmp_path / "b.jsonl")
     failing(folder, out, r"gone\.csv", sigma=tmp_path / "gone.csv")
     grey(folder / "x/same.png")
@@ -413,22 +415,28 @@ def test_what_would_change_the_noise_is_refused(tmp_path: Path) -> None:
     refused("noisy, and 8 bits would round and clip its noise: give --dtype float32", dtype="uint8")
 
 
-def test_noisy_or_float_images_with_transparency_are_refused(tmp_path: Path) -> None:
-    out, pixels = tmp_path / "out", np.full((2, 8, 8, 4), 255, dtype=np.uint8)
+def test_noisy_or_float_images_with_transparency_are_rejected(tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "in"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (2, 8, 8, 4), dtype=np.uint8)
+    pixels[..., 3] = 255
     pixels[1, 0, 0, 3] = 254
-    np.save(tmp_path / "a.npy", pixels)
-    failing(tmp_path / "a.npy", out, r"a\.npy\[1\] is noisy, and flattening its transparency would", sigma=0.2)
-    assert len(pack(read_any(str(tmp_path / "a.npy")), tmp_path / "clean").store) == 2
-    np.save(tmp_path / "a.npy", (pixels / 255).astype(np.float32))
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"{i}.png")
+    failing(folder, out, r"1\.png is noisy, and flattening its transparency would", sigma=2.0)
+    assert len(pack(read_any(str(folder)), tmp_path / "clean").store) == 2
+    for i, image in enumerate(pixels):
+        tifffile.imwrite(folder / f"{i}.tiff", (image / 255).astype(np.float32), extrasamples=["unassalpha"])
+        (folder / f"{i}.png").unlink()
     options = Conversion(value_range=(0, 4))
-    failing(
-        tmp_path / "a.npy",
-        out,
-        r"a\.npy\[1\] is transparent and has float32 pixels, whose white is not known: save it without opacity",
-        conversion=options,
+    message = (
+        r"1\.tiff is transparent and has float32 pixels, whose white is not known: save it without opacity"
     )
-    opaque = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "opaque", options, skip_bad=True).store
-    assert opaque.image_shape == (3, 8, 8) and opaque.read(torch.tensor([0])).unique().tolist() == [-0.5]
+    failing(folder, out, message, conversion=options)
+    opaque = pack(read_any(str(folder)), tmp_path / "opaque", options, skip_bad=True).store
+    assert opaque.image_shape == (3, 8, 8)
+    expected = torch.from_numpy(pixels[0, ..., :3] / 510 - 1).permute(2, 0, 1).float()
+    assert torch.allclose(opaque.read(torch.tensor([0]))[0], expected)
 
 
 def test_values_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
@@ -463,14 +471,19 @@ def test_mixed_depths_ask_for_a_dtype(tmp_path: Path) -> None:
 
 
 def test_noisy_8_bit_files_warn(tmp_path: Path) -> None:
-    folder = good_folder(tmp_path / "in")  # values 0, 1, 2: a third of the pixels are black
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(3):  # a third of the pixels are black
+        pixels = np.random.default_rng(i).integers(1, 255, (6, 6), dtype=np.uint8)
+        pixels[::3] = 0
+        Image.fromarray(pixels).save(folder / f"{i}.png")
     report = pack(read_any(str(folder)), tmp_path / "store", sigma=0.1, units="scaled")
     (warning,) = report.warnings
     assert warning.startswith("3 noisy images come from 8-bit files: rounding") and "(33.3% of their" in warning
     report = pack(
         read_any(str(folder)),
         tmp_path / "cropped",
-        Conversion(size=(2, 2), fit="crop"),
+        Conversion(size=(3, 2), fit="crop"),
         sigma=0.1,
         units="scaled",
     )

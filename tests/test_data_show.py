@@ -96,10 +96,17 @@ def test_pack_files_of_mixed_quality(tmp_path: Path) -> None:
         tmp_path / "sigma.csv",
         "--range",
         "0,1",
+        "--sigma-units",
+        "scaled",
+        "--classes",
     ]
     assert "broken.tiff is not an image" in run(*command, code=1)
     text = run(*command, "--skip-bad")
-    assert "skipped: " in text and "4 images of 1 x 8 x 8, 2 of them noisy, 1 skipped" in text
+    assert (
+        "skipped: " in text
+        and "0.05 to 0.2 in the files' units), 1 skipped" in text
+        and "4 images of 1 x 8 x 8, 2 of them noisy (sigma 0.1 to 0.4" in text
+    )
     store = open_store(tmp_path / "store")
     assert store.sigma_tn.tolist() == pytest.approx([0, 0, 0.1, 0.4]) and store.class_names == ("cells",)
     assert json.loads((store.path / "meta.json").read_text())["num_clean"] == 2
@@ -112,7 +119,7 @@ def test_pack_files_of_mixed_quality(tmp_path: Path) -> None:
 
 def test_pack_options_reach_the_store(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(0, 256, (3, 12, 10, 3), dtype=np.uint8))
-    options = ["--size", "6x5", "--fit", "crop", "--dtype", "float16", "--sigma", 0.3]
+    options = ["--size", "6x5", "--fit", "crop", "--dtype", "float16", "--sigma", 30]
     text = run("pack", tmp_path / "a.npy", "-o", tmp_path / "store", *options)
     assert (
         "3 images of 3 x 6 x 5, 3 of them noisy" in text

@@ -62,7 +62,7 @@ class Level(NamedTuple):
         factor = 2 / (high - low)
         sigma = self.sigma_tn * (1 if self.scaled else factor)
         usable = self.usable_from * (1 if self.scaled or self.usable_scaled else factor)
-        return Level(sigma, max(sigma, usable), True)
+        return Level(sigma, usable, True)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class _Packer:
         elif raw.sigma_tn is not None:
             for i, level in enumerate(raw.sigma_tn.tolist()):
                 try:
-                    check_level(level, f"{raw.names[i]}: sigma")
+                    check_level(level, f"{raw.names[i]}: sigma_tn")
                     levels[i] = Level(level, level, not raw.in_file_units)
                 except ValueError as error:
                     self.refuse([Problem(raw.names[i], str(error))])
@@ -266,6 +266,12 @@ class _Packer:
         name = self.raw.names[i]
         physical_range = self.range_of(pixels, name, i)
         level = self.levels[i].in_range(*physical_range)
+        if level.usable_from < level.sigma_tn * (1 - 1e-9):
+            raise ValueError(
+                f"{name}: it has noise of {level.sigma_tn:g} and cannot be usable from {level.usable_from:g} "
+                "(black to white is 2): the level from which an image may be used is not below its noise"
+            )
+        level = level._replace(usable_from=max(level.usable_from, level.sigma_tn))
         values = self.convert(pixels, name, level.sigma_tn, physical_range)
         self.check_noise(values, level.sigma_tn, name)
         group = -1 if self.raw.group is None else int(self.raw.group[i])
@@ -524,11 +530,6 @@ def _level_of(row: dict[str, object], where: str, scaled: bool) -> Level:
         known = ", ".join(_SIGMA_COLUMNS + _USABLE_COLUMNS)
         raise ValueError(f"{where} has no sigma; expected one of the keys {known}")
     sigma = sigma or 0.0
-    if usable_from is not None and usable_from < sigma and key == _USABLE_COLUMNS[0]:
-        raise ValueError(
-            f"{where}: it has noise of {sigma:g} and cannot be usable from {usable_from:g}: the level from "
-            "which an image may be used is not below its noise"
-        )
     usable_scaled = scaled or key in _USABLE_COLUMNS[1:]
     return Level(sigma, sigma if usable_from is None else usable_from, scaled, usable_scaled)
 

@@ -101,8 +101,8 @@ def read_any(
         if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
             return read_huggingface(str(path))
         if stack_format(path) is None:
-            files = sorted(file for file in path.rglob("[!.]*") if stack_format(file))
-            if not files or (stack_format(files[0]) == "tiff" and not is_tiff_stack(files[0])):
+            files = _stacks_in(path)
+            if not files:
                 return read_folder(path)
             return read_stacks(path.name, {f.relative_to(path).as_posix(): f for f in files}, dataset, noise)
     kind = stack_format(path)
@@ -122,6 +122,23 @@ def read_any(
         f"{path} is none of the formats Assay reads: a folder of images, a zip, .npy, .npz, IDX(.gz), "
         "a CIFAR-10 archive, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, MRC, hf:NAME"
     )
+
+
+def _stacks_in(path: Path) -> list[Path]:
+    """The scientific files of a folder; none if it is a folder of pictures, TIFFs of one page each included."""
+    found = sorted(file for file in path.rglob("[!.]*") if stack_format(file))
+    others = [file for file in found if stack_format(file) != "tiff"]
+    pictures = [
+        file for file in path.rglob("[!.]*") if file.suffix.lower() in IMAGE_SUFFIXES - {".tif", ".tiff"}
+    ]
+    if others and pictures:
+        raise ValueError(
+            f"{path} holds {pictures[0].name} and {others[0].name}: pack pictures and scientific files as two "
+            "sources"
+        )
+    if pictures or not found or (not others and not is_tiff_stack(found[0])):
+        return []
+    return found
 
 
 def read_stacks(name: str, files: dict[str, Path], dataset: str | None, noise: str | None) -> RawImages:

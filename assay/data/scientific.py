@@ -62,9 +62,12 @@ def stack_format(path: Path) -> str | None:
 
 
 def is_tiff_stack(path: Path) -> bool:
-    """Whether a TIFF file holds more than one page."""
-    with naming(path, "check that the file is whole"), _raising_logs(), _tiff(path) as file:
-        return len(file.pages) > 1
+    """Whether a TIFF file holds more than one page; what is wrong with it is told when it is read."""
+    try:
+        with _raising_logs(), _tiff(path) as file:
+            return len(file.pages) > 1
+    except Exception:
+        return False
 
 
 def _tiff(path: Path) -> Any:
@@ -78,12 +81,15 @@ def _raising_logs() -> Iterator[None]:
     handler, logger = logging.Handler(logging.ERROR), logging.getLogger("tifffile")
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
+    before = logger.propagate, logger.level
+    logger.propagate = False
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.propagate = propagates
+        logger.propagate = before[0]
+        logger.setLevel(before[1])
     if found:
         raise ValueError(found[0])
 
