@@ -105,7 +105,8 @@ class DataConfig(Strict):
                 raise ValueError(f"data.held_out = {str(data.held_out)!r} is the store that is trained on")
             return source, held_out
         kind: Literal["clean", "noisy"] = "clean" if bool((source.sigma_tn == 0).any()) else "noisy"
-        return view.split_held_out(source, data.held_out, self.seed, kind)
+        group = getattr(source, "group", None)  # patches of one picture are held out together
+        return view.split_held_out(source, data.held_out, self.seed, kind, group)
 
     @property
     def paths(self) -> tuple[Path, ...]:
