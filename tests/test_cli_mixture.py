@@ -25,7 +25,8 @@ def test_simulate_and_fit(tmp_path: Path, suffix: str) -> None:
     samples, result = tmp_path / f"samples.{suffix}", tmp_path / "fit.json"
     assert "20,000 samples" in run("simulate", samples, "--atoms", ATOMS, "-n", 20_000, "--sigma", 2)
     said = run("fit", samples, "--k", 3, "--json", result)
-    assert "noise 1 to 2" in said and "3,125.0 for the subspace (n_d)" in said and "warning" not in said
+    assert "noise 1 to 2" in said and "20,000.0 for the subspace (n_d)" in said and "warning" not in said
+    assert "the atoms' radius, counts as that" in said
     found = read_mixture(result)
     order = np.lexsort(np.round(found.atoms).T)
     np.testing.assert_allclose(found.atoms[order], [[0, 0], [4, 0], [0, 5]], atol=0.15)
@@ -66,6 +67,7 @@ def test_bounds(tmp_path: Path) -> None:
     said = run("bounds", "--k", 3, "-d", 20, "-n", 1000, "--clean-fraction", 0.1, "--sigma", 2)
     assert "156.2" in said and "1,024.0" in said and "n_d: have 156.2, need 23: holds" in said
     assert "FAILS" in run("bounds", "--k", 3, "-d", 2000, "-n", 1000)
+    assert "on a line, with probability 0.75" in run("bounds", "--k", 3, "-n", 1000)
 
 
 def test_rates_draws_its_picture(tmp_path: Path) -> None:
@@ -74,6 +76,10 @@ def test_rates_draws_its_picture(tmp_path: Path) -> None:
     assert "replace a clean one" in said and "sigma^6 = 11.4" in said and "0.167" in said
     with Image.open(out) as picture:
         assert picture.width > 500
+    options = ["--sigma", 1.2, "--num-samples", "100,400", "--num-repeats", 2, "--out", out, "-d", 4]
+    said = run("rates", *options, "--csv", tmp_path / "rates.csv")
+    assert "sigma^4 = 2.1" in said and "d = 4 .. 32" in said and "0.250 in d" in said
+    assert "curve,num_samples,error,standard_error" in (tmp_path / "rates.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,7 @@ def test_rates_draws_its_picture(tmp_path: Path) -> None:
         (["simulate", "out.csv", "--atoms", "0;1", "--sigma", "-1"], "finite and >= 0"),
         (["fit", "gone.csv", "--k", "2"], "gone.csv does not exist: check the path"),
         (["bounds", "--delta", "2"], "--delta 2"),
+        (["bounds", "--delta", "0.3"], "lower bound is proved for delta <= 0.25"),
         (["rates", "--sigma", "0.5"], "sigma >= 1"),
     ],
 )

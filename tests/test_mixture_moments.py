@@ -15,11 +15,12 @@ from assay.mixture.moments import (
     denoised_moments,
     hermite,
     hermite_variance,
+    inverse_weights,
     moment_constraints,
     moment_tensor,
+    moment_weights,
     project_moments,
     quadrature,
-    sample_weights,
 )
 
 INTERVALS = [(-1.0, 1.0), (0.0, 1.0), (-2.0, 3.0)]
@@ -52,8 +53,7 @@ def test_hermite_denoises_exactly() -> None:
     mu, sigma = 0.7, 1.3
     values = hermite(mu + sigma * nodes, np.full(40, sigma**2), 7)
     np.testing.assert_allclose(values @ mass, mu ** np.arange(8), rtol=1e-9)
-    powers = sigma ** (2 * np.arange(8))
-    expected = [hermite_variance(r, powers, mu) for r in range(8)]
+    expected = [hermite_variance(r, np.array([sigma**2]), mu)[0] for r in range(8)]
     np.testing.assert_allclose(values**2 @ mass, expected, rtol=1e-9)
 
 
@@ -63,56 +63,42 @@ def test_moments_are_unbiased_for_mixed_noise(seed: int) -> None:
     atoms, weights = np.array([-1.0, 0.2, 0.8]), np.array([0.3, 0.5, 0.2])
     sigma = rng.choice([0.3, 1.0, 2.5], 200_000)
     x = rng.choice(atoms, len(sigma), p=weights) + sigma * rng.standard_normal(len(sigma))
-    alpha = sample_weights(sigma, 10)
+    alpha = moment_weights(sigma, 3, 1.0)
     found = denoised_moments(x, sigma, 5, alpha)
     standard_error = np.sqrt(((hermite(x, sigma**2, 5) - found[:, None]) ** 2) @ alpha**2)
     assert (np.abs(found[1:] - moments_of(atoms, weights, 5)) < 4 * standard_error[1:]).all()
 
 
-def test_weights_minimise_the_variance_bound() -> None:
-    """sum alpha_i^2 sigma_i^(4k-2) is least at alpha ~ sigma^-(4k-2): below uniform, clean-only and random."""
-    rng = np.random.default_rng(0)
-    sigma = np.where(np.arange(200) < 20, 1.0, 1.6)
-    for k in (2, 3):
-        power = 4 * k - 2
-
-        def bound(alpha: np.ndarray, power: int = power) -> float:
-            return float((alpha**2 * sigma**power).sum())
-
-        best = sample_weights(sigma, power)
-        assert bound(best) == pytest.approx(1 / (sigma**-power).sum())
-        clean = (sigma == 1) / 20
-        others = [
-            np.full(200, 1 / 200),
-            clean,
-            *rng.dirichlet(np.ones(200), 50),
-            *rng.dirichlet(1e4 * best, 50),
-        ]
-        assert all(bound(best) < bound(other) for other in others)
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=40), st.floats(1, 14), st.floats(0, 60))
-def test_weights_reach_the_effective_samples_asked_for(
-    levels: list[float], power: float, needed: float
+@given(
+    st.lists(st.one_of(st.just(0.0), st.floats(0.01, 100)), min_size=1, max_size=20),
+    st.integers(1, 4),
+    st.floats(0.1, 10),
+    st.floats(1, 1000),
+)
+def test_one_more_sample_lowers_the_variance_bound(
+    levels: list[float], k: int, radius: float, caution: float
 ) -> None:
+    """alpha_i ~ 1 / v_i minimises sum alpha_i^2 v_i, at 1 / sum 1 / v_i, which falls with every sample."""
+
+    def bound(sigma: np.ndarray) -> float:
+        spread = radius ** (4 * k - 2)
+        variance = spread + caution * (hermite_variance(2 * k - 1, sigma**2, radius) - spread)
+        alpha = moment_weights(sigma, k, radius, caution)
+        assert alpha.sum() == pytest.approx(1) and (np.diff(alpha[np.argsort(sigma)]) <= 1e-15).all()
+        assert alpha**2 @ variance == pytest.approx(1 / (1 / variance).sum())
+        return float(alpha**2 @ variance)
+
     sigma = np.array(levels)
-    alpha = sample_weights(sigma, power, needed)
-    assert alpha.sum() == pytest.approx(1) and (np.diff(alpha[np.argsort(sigma)]) <= 1e-15).all()
-    effective = alpha.sum() / alpha.max()
-    plain = sample_weights(sigma, power)
-    if 1 / plain.max() >= needed:
-        np.testing.assert_array_equal(alpha, plain)
-    elif len(sigma) >= needed:
-        assert effective == pytest.approx(needed, rel=1e-3, abs=1e-6)
-    else:
-        np.testing.assert_allclose(alpha, 1 / len(sigma), rtol=1e-6)
+    assert bound(np.append(sigma, 1.0)) < bound(sigma) * (1 + 1e-9)
 
 
-def test_noiseless_samples_share_all_weight_until_more_are_needed() -> None:
-    sigma = np.array([0.0, 0.0, 1.0, 1.0, 1.0])
-    np.testing.assert_array_equal(sample_weights(sigma, 6), [0.5, 0.5, 0, 0, 0])
-    alpha = sample_weights(sigma, 6, 4.0)
-    assert 1 / alpha.max() == pytest.approx(4) and alpha[0] > alpha[2] > 0
+def test_weights_are_those_of_the_paper_far_above_the_radius() -> None:
+    sigma = np.array([1.0, 1.3, 2.0])
+    for k in (2, 3):
+        expected = sigma ** -(4.0 * k - 2)
+        np.testing.assert_allclose(moment_weights(sigma, k, 1e-3), expected / expected.sum(), rtol=1e-4)
+        np.testing.assert_allclose(moment_weights(1e-4 * sigma, k, 1.0), 1 / 3, rtol=1e-5)
+    assert inverse_weights(np.array([0.0, 0.0, 1.0])).tolist() == [0.5, 0.5, 0.0]
 
 
 def test_streaming_gives_the_same_sums(tmp_path) -> None:

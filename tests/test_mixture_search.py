@@ -5,12 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.cluster import KMeans
 
 from assay.mixture.distance import wasserstein, wasserstein_line
 from assay.mixture.moments import Atoms, denoised_moments
 from assay.mixture.samples import simulate
 from assay.mixture.search import (
     Marginals,
+    _cluster,
     exhaustive_search,
     linear_weights,
     partition_mass,
@@ -104,6 +106,14 @@ def test_linear_programme_finds_the_best_weights() -> None:
     v = sphere_net(2, 0.5)
     exact = linear_weights(atoms, v, (v @ atoms.T, np.tile(true, (len(v), 1))))
     np.testing.assert_allclose(exact, true, atol=1e-7)
+
+
+def test_clusters_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(3)
+    points, mass = rng.normal(size=(40, 3)), rng.dirichlet(np.full(40, 0.2))
+    ours = _cluster(points, mass, 4)
+    theirs = KMeans(4, init=ours, n_init=1).fit(points, sample_weight=mass)
+    np.testing.assert_allclose(ours, theirs.cluster_centers_, atol=1e-6)
 
 
 def test_marginals_by_tensor_and_by_direction_agree() -> None:

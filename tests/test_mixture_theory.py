@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wasserstein_distance
 
-from assay.mixture import bounds
+from assay.mixture import NoisyMixture, bounds
 from assay.mixture.distance import sliced_wasserstein, wasserstein, wasserstein_line
-from assay.mixture.moments import Atoms, denoised_moments, project_moments, quadrature, sample_weights
+from assay.mixture.moments import Atoms, denoised_moments, moment_weights, project_moments, quadrature
 from assay.mixture.rates import Curve, line_errors, measure_rates, separated, worst_case
 from assay.mixture.samples import simulate, two_levels
 from assay.mixture.search import sphere_net
@@ -58,6 +58,7 @@ def test_effective_sample_sizes() -> None:
     assert bounds.effective_sample_size(sigma, 4) == pytest.approx(100 + 900 / 16)
     assert bounds.effective_sample_size(5 * sigma, 6) == pytest.approx(100 + 900 / 64)
     assert bounds.effective_sample_size([0.0, 0.0, 1.0], 6) == 2
+    assert bounds.effective_sample_size([0.0, 0.0, 1.0], 6, radius=1.0) == 3
     assert bounds.effective_sample_size([1.0, 1e200], 10) == 1
     assert bounds.noisy_per_clean(2.0, 2) == (16, 64)
 
@@ -85,18 +86,41 @@ def test_bounds_by_hand() -> None:
     assert lower.low_dim == pytest.approx(0.05 * (log / (1000 / 64)) ** (1 / 6))
     assert lower.largest == max(lower.subspace, lower.low_dim)
     assert bounds.lower_bound(sigma, 2, 2).subspace == 0
-    for bound in (bounds.upper_bound, bounds.lower_bound):  # homogeneous: units do not matter
-        assert bound(0.1 * sigma, 20, 3).low_dim == pytest.approx(0.1 * bound(sigma, 20, 3).low_dim)
+    # Homogeneous: units do not matter, if the radius has them too.
+    smaller = bounds.upper_bound(0.1 * sigma, 20, 3, radius=0.1).low_dim
+    assert smaller == pytest.approx(0.1 * bounds.upper_bound(sigma, 20, 3).low_dim)
+    smaller = bounds.lower_bound(0.1 * sigma, 20, 3).low_dim
+    assert smaller == pytest.approx(0.1 * bounds.lower_bound(sigma, 20, 3).low_dim)
+    assert bounds.upper_bound_line(sigma, 3, 0.5) == pytest.approx(0.5 * 9 * (1000 / 2**10) ** (-1 / 10))
+
+
+@pytest.mark.parametrize("level", [0.0, 1e-4, 0.3])
+def test_upper_bounds_hold_below_the_radius(level: float) -> None:
+    """At sigma = 1e-4 and n = 1,000 the formula without the radius promises 0.0017; the error is 0.03."""
+    sigma, errors = np.full(1000, level), []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        truth = Atoms(np.array([[-1.0], [1.0]]), np.full(2, 0.5))
+        found = NoisyMixture(2, random_state=0).fit(simulate(truth, sigma, rng), sigma=sigma).mixture_
+        errors.append(wasserstein(found, truth))
+    assert np.mean(errors) > 0.01
+    assert bounds.upper_bound(sigma, 1, 2).total > np.quantile(errors, 0.95)
+    assert bounds.upper_bound_line(sigma, 2) > np.quantile(errors, 0.75)
+    assert bounds.upper_bound(sigma, 1, 2) == bounds.upper_bound(np.ones(1000), 1, 2)
 
 
 def test_conditions_say_what_is_missing() -> None:
     good = bounds.upper_conditions(np.ones(1000), 20, 3)
     assert all(c.holds for c in good) and good[0].need == pytest.approx(20 + math.log(20))
     bad = bounds.upper_conditions([1.0, *[10.0] * 1000], 20, 3, c_1=0.5)
-    assert [c.holds for c in bad] == [False, False] and bad[0].have == pytest.approx(1.1)
+    assert [c.holds for c in bad] == [False, False, True] and bad[0].have == pytest.approx(1.1)
     assert "FAILS" in str(bad[0]) and "n_d" in str(bad[0])
-    lower = bounds.lower_conditions(np.ones(1000), 3, 2, radius=2.0)
-    assert lower[1].have == pytest.approx(64_000) and lower[1].need == pytest.approx(8 * math.log(20))
+    below = bounds.upper_conditions([1e-3, *[1.0] * 1000], 20, 3, radius=0.5)
+    assert [c.holds for c in below] == [True, False, False] and below[1].have == pytest.approx(1 + 1000 / 2**10)
+    lower = bounds.lower_conditions(np.full(1000, 2.0), 3, 2, radius=1.0)
+    assert lower[1].have == pytest.approx(1000 / 64) and lower[1].need == pytest.approx(8 * math.log(20))
+    assert bounds.lower_conditions(np.ones(1000), 3, 2, radius=2.0)[1].have == pytest.approx(1000)
+    assert not bounds.lower_conditions([0.0, 1.0], 3, 2)[0].holds
 
 
 @pytest.mark.parametrize(
@@ -108,6 +132,9 @@ def test_conditions_say_what_is_missing() -> None:
         (lambda: bounds.upper_bound([-1.0], 1, 1), "finite and >= 0"),
         (lambda: bounds.upper_bound_two_levels(10, 0.5, 0.5, 1, 2), "sigma >= 1"),
         (lambda: bounds.hard_pair(0), "at least one atom"),
+        (lambda: bounds.lower_bound([1.0], 3, 2, 0.3), "delta <= 0.25"),
+        (lambda: bounds.hard_packing(1, 1, 1.0, np.random.default_rng(0)), "two dimensions"),
+        (lambda: bounds.hard_packing(2, 50, 1.0, np.random.default_rng(0)), "fewer members"),
         (lambda: measure_rates(1, 2.0), "k >= 2"),
         (lambda: measure_rates(2, 2.0, num_samples=[10]), "two sizes"),
         (lambda: two_levels(10, 1.5, 1, 2), "fraction"),
@@ -140,7 +167,7 @@ def test_errors_at_all_scales_are_those_of_separate_experiments() -> None:
     shape, sigma = bounds.hard_pair(2)[0], two_levels(400, 0.3, 1.0, 1.5)
     rng = np.random.default_rng(0)
     quick = line_errors(shape, np.array([0.5, 1.0]), sigma, 600, rng, 2.0)
-    alpha = sample_weights(sigma, 6)
+    alpha = moment_weights(sigma, 2, 2.0)
     for column, scale in enumerate((0.5, 1.0)):
         truth = Atoms(scale * shape.atoms[:, None] / 2, shape.weights)
         draws = [simulate(truth, sigma / 2, rng)[:, 0] for _ in range(600)]
@@ -155,7 +182,8 @@ def test_worst_case_exponent() -> None:
     """Hard pairs, k = 2: within 20 % of 1 / (4k - 2)."""
     rng = np.random.default_rng(0)
     sizes = [300, 1000, 3000, 10_000, 30_000]
-    errors = [worst_case(2, np.ones(n), 150, rng) for n in sizes]
+    errors, deviations = np.transpose([worst_case(2, np.ones(n), 150, rng) for n in sizes])
+    assert (deviations < 0.1 * errors).all()
     curve = Curve("worst", np.array(sizes, float), np.array(errors), 1 / 6)
     assert curve.slope == pytest.approx(1 / 6, rel=0.2)
     assert curve.samples_for(errors[2]) == pytest.approx(3000, rel=0.5)
@@ -176,3 +204,31 @@ def test_exchange_rate_follows_the_theory() -> None:
     assert 1 / 3 < result.measured_exchange / result.theory_exchange < 3
     assert [curve.theory_slope for curve in result.curves] == [1 / 6] * 3 + [0.5]
     assert shares[-1] == 1 and (np.diff(shares) > 0).all()
+
+
+def test_packing_cannot_be_told_apart() -> None:
+    """Members are s / 4 apart, and at the theorem's scale their samples are nearly of one likelihood."""
+    rng = np.random.default_rng(0)
+    d, sigma = 8, np.full(4000, 2.0)
+    scale = 0.3 * (d / (sigma**-4).sum()) ** 0.25
+    members = bounds.hard_packing(d, 30, scale, rng)
+    distances = [wasserstein(one, two) for i, one in enumerate(members) for two in members[:i]]
+    assert min(distances) >= scale / 4 and len(members) == 30
+    x = simulate(members[0], sigma, rng)
+
+    def log_likelihood(member: Atoms) -> float:
+        inner = x @ member.atoms[0] / sigma**2
+        return float(np.log(np.cosh(inner)).sum())
+
+    gains = [log_likelihood(members[0]) - log_likelihood(other) for other in members[1:]]
+    assert np.mean(gains) < math.log(4) * (d - 1) / 2  # what Fano's inequality would need
+
+
+def test_subspace_term_grows_with_the_fourth_root_of_the_dimension() -> None:
+    result = measure_rates(2, 1.5, 0.2, (400, 3200), 8, num_features=8)
+    assert result.dimension is not None and result.dimension.slope == pytest.approx(-0.25, abs=0.1)
+    assert result.dimension.num_samples.tolist() == [8, 16, 32, 64]
+    assert [curve.theory_slope for curve in result.curves] == [0.25] * 3
+    assert result.curves[0].slope == pytest.approx(0.25, abs=0.1)
+    assert result.theory_exchange == pytest.approx(1.5**4)
+    assert 0.4 < result.measured_exchange / result.theory_exchange < 2.5

@@ -44,7 +44,6 @@ def fit(
     Example: `assay mixture fit samples.csv --k 3`
     """
     from assay.files import write_whole
-    from assay.mixture.bounds import effective_sample_size
     from assay.mixture.model import NoisyMixture
     from assay.mixture.samples import read_samples
 
@@ -54,9 +53,13 @@ def fit(
         warnings.simplefilter("always")
         model = NoisyMixture(k, search=search, polish=polish, random_state=seed)  # type: ignore[arg-type]
         model.fit(x, sigma=level)
-    sizes = effective_sample_size(level, 4), effective_sample_size(level, 4 * k - 2)
+    sizes = [condition.have for condition in model.conditions_[:2]]
     console.print(f"{len(x):,} samples in {x.shape[1]} dimensions, noise {level.min():g} to {level.max():g}")
-    console.print(f"effective samples: {sizes[0]:,.1f} for the subspace (n_d), {sizes[1]:,.1f} inside it (n_l)")
+    raised = f"; noise below {model.radius_:.3g}, the atoms' radius, counts as that"
+    console.print(
+        f"effective samples: {sizes[0]:,.1f} for the subspace (n_d), {sizes[1]:,.1f} inside it (n_l)"
+        + (raised if level.min() < model.radius_ else "")
+    )
     table = Table("weight", "atom")
     for weight, atom in zip(model.weights_, model.means_, strict=True):
         shown = " ".join(f"{value:.4g}" for value in atom[:8])
@@ -117,19 +120,27 @@ def rates(
     k: NumAtoms = 2,
     sigma: Annotated[float, typer.Option(help="Noise of the noisy samples; clean ones have 1.")] = 2.0,
     clean_fraction: Annotated[float, typer.Option(help="Fraction of clean samples in the mixed curve.")] = 0.1,
+    num_features: Annotated[
+        int, typer.Option("--num-features", "-d", help="Dimension; above 1, the subspace's error.", min=1)
+    ] = 1,
     num_samples: Annotated[str, typer.Option(help="Numbers of clean samples.")] = "300,1000,3000,10000",
-    num_repeats: Annotated[int, typer.Option(help="Draws per point.", min=1)] = 40,
+    num_repeats: Annotated[int, typer.Option(help="Draws per point.", min=2)] = 40,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Where the plot goes.")] = Path("rates.png"),
-    csv: Annotated[Path | None, typer.Option(help="Where the curves go: name, samples, error.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Where the curves go, with their standard errors.")] = None,
 ) -> None:
     """Measure how the error falls with the number of samples, and how many noisy samples replace a clean one.
 
+    On a line: the whole error, in the worst case. In d dimensions: the error of finding the atoms' subspace,
+    against d too.
+
     Example: `assay mixture rates --k 2 --sigma 2 --out rates.png`
     """
+    import numpy as np
+
     from assay.figure import save_png
     from assay.files import write_whole
-    from assay.mixture.plot import rates_panel
+    from assay.mixture.plot import rates_panels
     from assay.mixture.rates import measure_rates
 
     sizes = [round(value) for value in _numbers(num_samples)]
@@ -143,28 +154,36 @@ def rates(
             num_repeats,
             seed,
             lambda share: progress.update(task, completed=share),
+            num_features,
         )
+    power = 4 * k - 2 if num_features == 1 else 4
     table = Table("curve", "samples", "error", "exponent", "theory")
     for curve in result.curves:
         samples = f"{curve.num_samples[0]:,.0f} .. {curve.num_samples[-1]:,.0f}"
         errors = f"{curve.error[0]:.3f} .. {curve.error[-1]:.3f}"
         table.add_row(curve.name, samples, errors, f"{curve.slope:.3f}", f"{curve.theory_slope:.3f}")
+    if (grown := result.dimension) is not None:
+        dims = f"d = {grown.num_samples[0]:.0f} .. {grown.num_samples[-1]:.0f}"
+        errors = f"{grown.error[0]:.3f} .. {grown.error[-1]:.3f}"
+        table.add_row(grown.name, dims, errors, f"{-grown.slope:.3f} in d", f"{-grown.theory_slope:.3f} in d")
     console = Console()
     console.print(table)
     console.print(
         f"{result.measured_exchange:,.1f} samples of noise {sigma:g} replace a clean one (k = {k}); "
-        f"the theory says sigma^{4 * k - 2} = {result.theory_exchange:,.1f}. "
-        f"(10 % more or less error is a factor of {1.1 ** (4 * k - 2):.1f} in samples.)"
+        f"the theory says sigma^{power} = {result.theory_exchange:,.1f}. "
+        f"(10 % more or less error is a factor of {1.1**power:.1f} in samples.)"
     )
     if csv is not None:
         lines = [
-            f"{curve.name.replace(',', '')},{n:.0f},{error!r}"
+            f"{curve.name.replace(',', '')},{n:.0f},{error!r},{deviation!r}"
             for curve in result.curves
-            for n, error in zip(curve.num_samples, curve.error.tolist(), strict=True)
+            for n, error, deviation in np.transpose(
+                [curve.num_samples, curve.error, curve.standard_error]
+            ).tolist()
         ]
         with write_whole(csv) as partial:
-            partial.write_text("\n".join(["curve,num_samples,error", *lines]) + "\n")
-    save_png([rates_panel(result)], out)
+            partial.write_text("\n".join(["curve,num_samples,error,standard_error", *lines]) + "\n")
+    save_png(rates_panels(result), out)
     console.print(f"plot: {out}", soft_wrap=True)
 
 
@@ -196,11 +215,16 @@ def bounds(
     table.add_row("effective samples", *(f"{size:,.1f}" for size in sizes), "")
     table.add_row("noisy samples per clean one", *(f"{value:,.1f}" for value in per_clean), "")
     table.add_row("upper bound on W1", f"{upper.subspace:.4g}", f"{upper.low_dim:.4g}", f"{upper.total:.4g}")
+    if num_features == 1:
+        line = theory.upper_bound_line(level, k, constant)
+        table.add_row("upper bound on a line, with probability 0.75", "", f"{line:.4g}", f"{line:.4g}")
     table.add_row("lower bound on W1", f"{lower.subspace:.4g}", f"{lower.low_dim:.4g}", f"{lower.largest:.4g}")
     console = Console()
     console.print(table)
     console.print(
-        f"bounds up to the absolute constant, here {constant:g}; upper: with probability {1 - delta:g}"
+        f"bounds for atoms in the unit ball, up to the absolute constant, here {constant:g}; "
+        f"upper: with probability {1 - delta:g}",
+        soft_wrap=True,
     )
     for name, conditions in (
         ("upper", theory.upper_conditions(level, num_features, k, delta)),

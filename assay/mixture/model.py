@@ -14,12 +14,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from assay.mixture.bounds import check_sigma, upper_conditions
 from assay.mixture.likelihood import Maximum, polish, polish_all
-from assay.mixture.moments import Array, Atoms, denoised_moments, sample_weights
-from assay.mixture.search import Marginals, exhaustive_search, scalable_search
-from assay.mixture.subspace import find_subspace
+from assay.mixture.moments import Array, Atoms, denoised_moments, inverse_weights
+from assay.mixture.search import Marginals, choose_caution, exhaustive_search, scalable_search
+from assay.mixture.subspace import cleanest, find_subspace
 
 _CLEANEST = 1000  # samples per atom that the atoms' radius is read off
 _SUBSAMPLE = 20_000  # on which the likelihood is first maximised
+_LEAST_NOISE = 1e-6  # of the radius: a sample without noise would have infinite precision
 _LARGEST = 1e140  # its square, and that of a millionth of its inverse, are still floating-point numbers
 
 
@@ -49,6 +50,7 @@ class NoisyMixture(BaseEstimator):
     ----------
     means_ : (k', d), the atoms, heaviest first; k' <= k if fewer suffice.
     weights_ : (k',), their weights.
+    radius_ : distance from their mean of the outermost atom.
     conditions_ : the hypotheses of the theorem, each with what it needs and what these samples have.
     n_features_in_ : d.
     """
@@ -80,17 +82,18 @@ class NoisyMixture(BaseEstimator):
         x, level = self._checked(X, sigma)
         k, num_features = self.n_components, x.shape[1]
         self.n_features_in_ = num_features
-        self.conditions_ = upper_conditions(level, num_features, k, self.delta)
-        for condition in self.conditions_:
-            if not condition.holds:
-                warnings.warn(
-                    f"{condition}; the theorem's guarantee does not apply", ConditionWarning, stacklevel=2
-                )
         rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         found = self._fit(x, level, rng) if k > 1 else self._fit_one(x, level)
         order = np.argsort(-found.weights, kind="stable")
         order = order[found.weights[order] > 1e-12]
         self.means_, self.weights_ = found.atoms[order], found.weights[order] / found.weights[order].sum()
+        self.radius_ = float(np.linalg.norm(self.means_ - self.weights_ @ self.means_, axis=1).max())
+        self.conditions_ = upper_conditions(level, num_features, k, self.delta, self.radius_)
+        for condition in self.conditions_[:2]:  # the last, sigma >= R, is not needed for the guarantee
+            if not condition.holds:
+                warnings.warn(
+                    f"{condition}; the theorem's guarantee does not apply", ConditionWarning, stacklevel=2
+                )
         return self
 
     @property
@@ -126,7 +129,7 @@ class NoisyMixture(BaseEstimator):
 
     def _fit_one(self, x: NDArray, sigma: Array) -> Atoms:
         """One atom: the mean with weights sigma^-2, which is the maximum of the likelihood too."""
-        mean = denoised_moments(x, sigma, 1, sample_weights(sigma, 2))[1]
+        mean = denoised_moments(x, sigma, 1, inverse_weights(sigma**2))[1]
         _refuse_bad_rows(x, mean)
         return Atoms(mean[None], np.ones(1))
 
@@ -139,7 +142,8 @@ class NoisyMixture(BaseEstimator):
             chosen = np.zeros(num_samples, bool)
             chosen[shuffled[:half]] = True
         try:
-            subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
+            with np.errstate(over="ignore", invalid="ignore"):  # a sentence follows instead
+                subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
         except np.linalg.LinAlgError:
             _refuse_bad_rows(x, np.full(1, np.nan))
             raise
@@ -149,20 +153,26 @@ class NoisyMixture(BaseEstimator):
         _refuse_bad_rows(x, z if size == 0 or 1 / _LARGEST < size < _LARGEST else np.full(1, np.nan))
         rest = shuffled[half:]
         radius = self.radius if self.radius is not None else _radius(z[rest], sigma[rest], k)
-        num_groups = math.ceil(math.log(1 / self.delta) + k * math.log(k))
-        marginals = Marginals(
-            z[rest] / radius, sigma[rest] / radius, k, max(1, min(num_groups, len(rest) // 4))
-        )
-        found = exhaustive_search(marginals) if self.search == "exhaustive" else scalable_search(marginals)
+        found = self._moment_estimate(z[rest] / radius, sigma[rest] / radius)
         found = Atoms(found.atoms * radius, found.weights)
         if not self.polish:
             return Atoms(subspace.lift(found.atoms), found.weights)
-        # A sample without noise would have infinite precision: a millionth of the radius is as good as none.
-        level = np.maximum(sigma, 1e-6 * radius)
+        level = np.maximum(sigma, _LEAST_NOISE * radius)
         # A few samples without noise may weigh more than all others together: they belong to the subsample.
-        few = np.union1d(rest[:_SUBSAMPLE], _cleanest(sigma, 100))
+        few = np.union1d(rest[:_SUBSAMPLE], cleanest(sigma, 100))
         maximum = self._best_start(z[few], level[few], found, rng)
         return polish_all(x, level, maximum, subspace)
+
+    def _moment_estimate(self, z: Array, sigma: Array) -> Atoms:
+        """Atoms and weights by moments, from samples `z` (n, r) in units of the ball that holds the atoms.
+
+        Whatever the caution, the theorem's guarantee holds up to the constant; a polish needs no better start.
+        """
+        k = self.n_components
+        num_groups = math.ceil(math.log(1 / self.delta) + k * math.log(k))
+        search = exhaustive_search if self.search == "exhaustive" else scalable_search
+        caution = 10.0 if self.polish else choose_caution(z, sigma, k, num_groups)
+        return search(Marginals(z, sigma, k, num_groups, caution))
 
     def _best_start(self, z: Array, sigma: Array, found: Atoms, rng: np.random.Generator) -> Maximum:
         """Climb the likelihood of a subsample from the moment estimate; from k-means of its cleanest samples
@@ -186,14 +196,8 @@ class NoisyMixture(BaseEstimator):
 
 def _radius(z: Array, sigma: Array, k: int) -> float:
     """Largest distance from the mean among the cleanest samples: half of an extreme atom's are beyond it."""
-    radius = float(np.linalg.norm(z[_cleanest(sigma, _CLEANEST * k)], axis=1).max())
+    radius = float(np.linalg.norm(z[cleanest(sigma, _CLEANEST * k)], axis=1).max())
     return radius if radius > 0 else 1.0
-
-
-def _cleanest(sigma: Array, count: int) -> NDArray[np.int64]:
-    """Indices of the `count` samples with the least noise, in no order."""
-    count = min(count, len(sigma))
-    return np.argpartition(sigma, count - 1)[:count]
 
 
 def _refuse_bad_rows(x: NDArray, computed: Array) -> None:

@@ -26,34 +26,25 @@ Array = NDArray[np.float64]
 _CHUNK = 2048  # samples at a time: the features of a chunk stay in the cache
 
 
-def sample_weights(sigma: Array, power: float, num_needed: float = 0.0) -> Array:
-    """alpha_i proportional to sigma_i^-power, with sum 1: (n,) -> (n,).
-
-    The theorems ask that no sample outweigh the others: sum alpha / max alpha >= `num_needed` effective
-    samples. Where that fails the lowest levels are raised to the smallest common level at which it holds (a
-    cleaner sample may always be treated as a noisier one); if even equal weights do not reach it, they are
-    equal.
-    """
-    floor = sigma.min()
-    alpha = _relative_weights(sigma, power, floor)
-    if alpha.sum() < num_needed:
-        level, count = np.unique(sigma, return_counts=True)
-        low, floor = floor, level[-1]
-        while floor > low * (1 + 1e-9) and floor > np.finfo(float).tiny:
-            middle = np.sqrt(low) * np.sqrt(floor) if low > 0 else floor / 2  # a product could overflow
-            if count @ _relative_weights(level, power, middle) < num_needed:
-                low = middle
-            else:
-                floor = middle
-        alpha = _relative_weights(sigma, power, floor)
+def inverse_weights(variance: Array) -> Array:
+    """alpha_i proportional to 1 / variance_i, with sum 1: (n,) -> (n,); zero variances share all the weight."""
+    least = variance.min()
+    alpha = least / variance if least > 0 else (variance == 0).astype(np.float64)
     return alpha / alpha.sum()
 
 
-def _relative_weights(sigma: Array, power: float, floor: float) -> Array:
-    """(floor / max(sigma, floor))^power, at most 1; samples with sigma 0 share all weight if the floor is 0."""
-    if floor == 0:
-        return (sigma == 0).astype(np.float64)
-    return (floor / np.maximum(sigma, floor)) ** power
+def moment_weights(sigma: Array, k: int, radius: float, caution: float = 1.0) -> Array:
+    """Weights (n,) of samples in the moments 1 .. 2k - 1 of atoms within `radius`.
+
+    The inverse of the variance of the highest, `hermite_variance`. For sigma >> radius that is the paper's
+    sigma^-(4k-2). For sigma << radius the spread of the atoms limits the variance and the weights are equal:
+    sigma^-(4k-2) would leave all of it to the few cleanest samples, and more samples would increase the error.
+
+    Errors from which atoms were drawn only move the weights of the estimate; errors from the noise move its
+    atoms, the more the closer these lie. `caution` >= 1 multiplies the noise's part of the variance.
+    """
+    spread = radius ** (4 * k - 2)
+    return inverse_weights(spread + caution * (hermite_variance(2 * k - 1, sigma**2, radius) - spread))
 
 
 def hermite(x: Array, variance: Array, order: int) -> Array:
@@ -68,16 +59,16 @@ def hermite(x: Array, variance: Array, order: int) -> Array:
     return values
 
 
-def hermite_variance(order: int, variance_powers: Array, radius: float) -> Array:
-    """Upper bound on Var gamma_order(X; sigma) for atoms within `radius`: the second moment at an atom there.
+def hermite_variance(order: int, variance: Array, radius: float) -> Array:
+    """E[gamma_r(mu + sigma g)^2] for r = order, at mu = radius and noise `variance` (n,): (n,).
 
-    E[gamma_r(mu + sigma g)^2] = sum_j binom(r, j)^2 j! sigma^(2j) mu^(2(r-j)), the exact form of Lemma
-    "var_mom". It is linear in `variance_powers` (order + 1, ...), sigma^(2j) for j = 0 .. order, or any
-    averages of them.
+    It bounds Var gamma_r(X; sigma) for atoms within `radius`, the exact form of Lemma "var_mom":
+
+        sum_j binom(r, j)^2 j! sigma^(2j) radius^(2(r-j)).
     """
     j = range(order + 1)
     factor = [math.comb(order, i) ** 2 * math.factorial(i) * radius ** (2 * (order - i)) for i in j]
-    return np.tensordot(factor, variance_powers[: order + 1], 1)
+    return np.asarray(np.polynomial.polynomial.polyval(variance, factor))
 
 
 class MomentSums:

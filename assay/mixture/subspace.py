@@ -1,15 +1,17 @@
 """The affine subspace in which the atoms lie, from noisy samples in d dimensions, in O(nd).
 
-    Sigma_hat = sum_i alpha_i (x_i - c)(x_i - c)' - sigma_bar^2 I,   alpha_i ~ sigma_i^-4,   c = sum_i alpha_i
-    x_i
+    Sigma_hat = sum_i alpha_i (x_i - c)(x_i - c)' - sigma_bar^2 I,   c = sum_i alpha_i x_i,
+    1 / alpha_i ~ sigma_i^2 (sigma_i^2 + s) + (r / d) s^2,
 
 estimates the covariance of the atoms (Lemma "cov_conc"), and c their mean. The paper takes the top k
-eigenvectors of the second moment about 0; around the mean k - 1 suffice, which makes the low-dimensional
-problem smaller and the estimate independent of where the origin lies.
+eigenvectors of the second moment about 0; around the mean r = k - 1 suffice, which makes the low-dimensional
+problem smaller and the estimate independent of where the origin lies. The weights are the inverse of the terms
+of that lemma, s being the mean variance of the atoms along the subspace; for sigma^2 >> s they are the paper's
+sigma^-4.
 
-Sigma_hat is never formed. A block of vectors is multiplied by it, a pass over the samples each time. The noise
-of Sigma_hat has eigenvalues near 0, so that a pass shrinks the error of the block by the ratio of that noise
-to the signal, which is what limits the estimate anyway: from a start on a subsample, two passes reach it.
+Sigma_hat is never formed. A block of vectors is multiplied by it, a pass over the samples each time, and the
+best vectors in the span of all blocks so far are kept (block Lanczos). From a start on a subsample, one or two
+passes suffice where the atoms are well above the noise; weak ones take more.
 """
 
 from collections.abc import Callable
@@ -21,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from assay.mixture.moments import Array, sample_weights
+from assay.mixture.moments import Array, inverse_weights
 
 _CHUNK_VALUES = 1 << 17  # numbers read at a time: 1 MiB of float64 stays in the cache between two products
 _SUBSAMPLE = 2048
+_MOST_PASSES = 12
 
 
 @dataclass(frozen=True)
@@ -92,37 +95,49 @@ def find_subspace(
     With num_dims >= d the basis is the identity and only the center is estimated.
     """
     num_features = x.shape[1]
-    weights, used = np.zeros(len(x)), slice(None) if chosen is None else chosen
-    weights[used] = sample_weights(sigma[used], 4, num_features)
+    used = np.arange(len(x)) if chosen is None else np.flatnonzero(chosen)
+    few = np.sort(used[cleanest(sigma[used], _SUBSAMPLE)])
+    part, level = np.asarray(x[few], np.float64), sigma[few]
+    center = part.mean(0)
+    part -= center
+    # Mean variance of the atoms along the subspace's axes.
+    signal = max(float((part**2).sum(1).mean() - num_features * (level**2).mean()), 0) / num_dims
+    variance = sigma**2 * (sigma**2 + signal) + num_dims / num_features * signal**2
+    weights = np.zeros(len(x))
+    weights[used] = inverse_weights(variance[used])
     if num_dims >= num_features:
-        return Subspace(
-            _apply(x, weights, sigma, np.zeros(num_features), np.empty((num_features, 0)))[0],
-            np.eye(num_features),
-        )
-    rows = slice(None, None, max(1, len(x) // _SUBSAMPLE))
-    few, level = np.asarray(x[rows], np.float64), sigma[rows]
-    few_weights = sample_weights(level, 4, num_features)
-    center = few_weights @ few
-    few = few - center
-    width = min(
-        -(-(num_dims + 4) // 8) * 8, num_features
-    )  # a few to spare, in the multiples that products like
+        nothing = np.empty((num_features, 0))
+        return Subspace(_apply(x, weights, sigma, center, nothing)[0], np.eye(num_features))
+    width = min(-(-(num_dims + 4) // 8) * 8, num_features)  # a few to spare, in the multiples products like
     block = np.linalg.qr(rng.standard_normal((num_features, width)))[0]
+    alpha = inverse_weights(variance[few])
     for _ in range(4):
-        image = few.T @ (few_weights[:, None] * (few @ block)) - (few_weights @ level**2) * block
+        image = part.T @ (alpha[:, None] * (part @ block)) - (alpha @ level**2) * block
         block = np.linalg.qr(image)[0]
-    top = np.eye(width)[:, :num_dims]
-    for _ in range(3):
+    basis = images = np.empty((num_features, 0))
+    for _ in range(_MOST_PASSES):
         center, image = _apply(x, weights, sigma, center, block)
-        value, vector = np.linalg.eigh(block.T @ image)
-        noise = np.abs(value[:-num_dims]).max()
-        if (
-            noise < 0.05 * value[-num_dims]
-        ):  # the error that is left, noise / signal squared, is far below theirs
+        basis, images = np.hstack([basis, block]), np.hstack([images, image])
+        value, vector = np.linalg.eigh(basis.T @ images)
+        top, weakest = vector[:, -num_dims:], value[-num_dims]
+        moved = images @ top
+        residual = np.linalg.norm(moved - basis @ (top * value[-num_dims:]), 2)
+        next_value = max(value[-num_dims - 1], 0) if len(value) > num_dims else 0.0
+        # residual / weakest is the sine of the angle between these vectors and their images, which are
+        # returned; the images are closer to the eigenvectors by the ratio of noise to signal, which is what
+        # separates the eigenvectors from the truth. So 0.3 adds a twentieth to the error there is anyway.
+        if residual < 0.3 * (weakest - next_value) or basis.shape[1] == num_features:
             break
-        top = vector[:, -num_dims:]
-        block = np.linalg.qr(image)[0]
-    return Subspace(center, np.linalg.qr(image @ top)[0])
+        for _ in range(2):  # once more, for rounding
+            image = np.linalg.qr(image - basis @ (basis.T @ image))[0]
+        block = image[:, : num_features - basis.shape[1]]
+    return Subspace(center, np.linalg.qr(moved)[0])
+
+
+def cleanest(sigma: Array, count: int) -> NDArray[np.int64]:
+    """Indices of the `count` samples with the least noise (all, if there are fewer), in no order."""
+    count = min(count, len(sigma))
+    return np.argpartition(sigma, count - 1)[:count]
 
 
 def _apply(x: NDArray, weights: Array, sigma: Array, center: Array, block: Array) -> tuple[Array, Array]:
