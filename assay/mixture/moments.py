@@ -66,9 +66,13 @@ def hermite_variance(order: int, variance: Array, radius: float) -> Array:
 
         sum_j binom(r, j)^2 j! sigma^(2j) radius^(2(r-j)).
     """
+    return np.asarray(np.polynomial.polynomial.polyval(variance, variance_coefficients(order, radius)))
+
+
+def variance_coefficients(order: int, radius: float) -> Array:
+    """The coefficients of `hermite_variance` as a polynomial in sigma^2: (order + 1,)."""
     j = range(order + 1)
-    factor = [math.comb(order, i) ** 2 * math.factorial(i) * radius ** (2 * (order - i)) for i in j]
-    return np.asarray(np.polynomial.polynomial.polyval(variance, factor))
+    return np.array([math.comb(order, i) ** 2 * math.factorial(i) * radius ** (2 * (order - i)) for i in j])
 
 
 class MomentSums:
@@ -273,7 +277,7 @@ def _barrier_projection(target: Array, stacks: list[Array], interval: tuple[floa
                 np.where(active[:, None], moments, before),
                 np.where(active[:, None], moved, before),
             )
-            if not (active & (decrement >= 0.25)).any():
+            if not (active & (decrement >= 1)).any():
                 break
     inside = _margin(moments, stacks) > 0
     return np.where(inside[:, None], moments, before)

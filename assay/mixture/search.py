@@ -23,12 +23,12 @@ from assay.mixture.moments import (
     Array,
     Atoms,
     denoised_moments,
-    hermite_variance,
     inverse_weights,
     moment_tensor,
     moment_weights,
     project_moments,
     quadrature,
+    variance_coefficients,
 )
 
 _LARGEST_TENSOR = 1000  # entries: k <= 5. Above, accumulating moments along each direction is cheaper
@@ -79,7 +79,8 @@ class Marginals:
         self.spread = _spread(z, sigma)
         # A sample this noisy has next to no weight, but its powers could overflow.
         usable = sigma <= 1e6 * max(float(sigma.min()), self.spread)
-        z, sigma = z[usable], sigma[usable]
+        if not usable.all():
+            z, sigma = z[usable], sigma[usable]
         alpha = moment_weights(sigma, k, self.spread, caution)
         # The lemma asks for 4 effective samples per group: with fewer samples, fewer groups.
         num_groups = max(1, min(num_groups, int(1 / alpha.max()) // 4))
@@ -88,7 +89,11 @@ class Marginals:
         by_group = np.argsort(group.astype(np.int16), kind="stable")
         self._z, self._sigma, self._alpha = z[by_group], sigma[by_group], alpha[by_group]
         self.mass = np.add.reduceat(self._alpha, self._bounds[:-1])
-        variance = [alpha**2 @ hermite_variance(r, sigma**2, self.spread) for r in range(1, 2 * k)]
+        term, powers = alpha.copy(), []  # sum_i alpha_i^2 sigma_i^(2j)
+        for _ in range(2 * k):
+            powers.append(term @ term)
+            term *= sigma
+        variance = [variance_coefficients(r, self.spread) @ powers[: r + 1] for r in range(1, 2 * k)]
         self.standard_error = np.sqrt(variance)
         use_tensor = math.comb(self.order + self.num_dims, self.num_dims) <= _LARGEST_TENSOR
         arguments = (self._z, self._sigma, self._alpha, self._bounds, self.order)
@@ -129,7 +134,7 @@ def _spread(z: Array, sigma: Array) -> float:
     """
     square = (z**2).sum(1)
     largest_noise = sigma * (math.sqrt(z.shape[1]) + math.sqrt(2 * math.log(len(z))))
-    mean_square = float(inverse_weights(sigma**4) @ (square / z.shape[1] - sigma**2))
+    mean_square = float(inverse_weights((sigma**2) ** 2) @ (square / z.shape[1] - sigma**2))
     outermost = float((np.sqrt(square) - largest_noise).max())
     return float(np.clip(max(outermost, math.sqrt(max(mean_square, 0))), 0.01, 1))
 
