@@ -7,7 +7,7 @@ from assay.mixture.rates import Curve, Rates
 
 
 def rates_panels(rates: Rates) -> list[Panel]:
-    """Error against the number of samples and of dimensions, with the theory's slope (dashed) for each curve."""
+    """Error against numbers of samples and of dimensions, with the theory's slope (dashed) for each curve."""
     measured, theory = rates.measured_exchange, rates.theory_exchange
     title = f"{measured:,.0f} noisy samples replace a clean one (theory: {theory:,.0f})"
     panels = [_panel(rates.curves, title, "samples, n")]
