@@ -126,6 +126,28 @@ def test_classifier_is_deterministic_cached_and_right(digits: Store, cache: Path
         first(torch.zeros(2, 1, 9, 8))
 
 
+def test_a_killed_training_of_the_classifier_is_resumed_to_the_same_bits(digits: Store, tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill_later(num_images: int) -> None:
+        nonlocal num_seen
+        num_seen += num_images
+        if num_seen > 50 * 128:
+            raise Killed
+
+    whole = train_classifier(digits, to_bytes)
+    num_seen = 0
+    with pytest.raises(Killed):
+        train_classifier(digits, to_bytes, progress=kill_later, states=tmp_path)
+    counted: list[int] = []
+    resumed = train_classifier(digits, to_bytes, progress=counted.append, states=tmp_path)
+    assert counted[0] == 40 * 128 and sum(counted) == 25_600
+    assert resumed.accuracy == whole.accuracy
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, resumed.network.state_dict()[name]), name
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 64), (3, 3, 3)])
 def test_classifier_takes_images_of_any_shape(shape: tuple[int, int, int]) -> None:
     features, logits = Classifier(shape, 7).eval()(torch.zeros(2, *shape))

@@ -19,6 +19,7 @@ import pytest
 
 from assay.study import OpenStudy, run_local
 from assay.study.run import Update, locked, run_path
+from tests.processes import children, seconds_until_gone
 from tests.studies import kept, outcome, prepared, weights
 
 # `assay study run` without its display: a line of JSON for each update.
@@ -106,7 +107,10 @@ def test_killing_the_driver_at_any_moment_changes_nothing(undisturbed: OpenStudy
             for line in process.stdout:
                 told.append(json.loads(line))
                 if len(told) == num_updates:
-                    process.kill()  # its workers see that it is gone, save, and leave
+                    workers = children(process.pid)
+                    os.kill(moments.choice(workers), signal.SIGSTOP)  # even a stopped one is not left over
+                    process.kill()
+                    seconds_until_gone(workers)
                     num_kills += 1
                     break
             else:
@@ -123,29 +127,42 @@ def test_killing_the_driver_at_any_moment_changes_nothing(undisturbed: OpenStudy
 
 
 @pytest.mark.slow
-def test_killing_workers_at_any_moment_fails_their_jobs_alone(undisturbed: OpenStudy, tmp_path: Path) -> None:
+def test_the_job_of_a_killed_worker_is_done_by_another(undisturbed: OpenStudy, tmp_path: Path) -> None:
     opened = prepared(tmp_path)
-    moments, updates = random.Random(1), list[Update]()
-    due = {moments.randrange(1, 6), moments.randrange(8, 16)}
+    moments, updates, victims = random.Random(1), list[Update](), list[int]()
+    due = moments.randrange(2, 12)
 
     def kill_one(update: Update) -> None:
         updates.append(update)
-        if len(updates) in due:
-            victim = moments.choice(active_children())
-            assert victim.pid is not None
-            os.kill(victim.pid, signal.SIGKILL)
+        if len(updates) >= due and not victims and update.phase == "training":
+            victim = moments.choice(active_children()).pid
+            assert victim is not None
+            victims.append(victim)
+            os.kill(victim, signal.SIGKILL)
 
     run_local(opened, 2, kill_one)
-    failed = [update for update in updates if update.phase == "failed"]
-    assert 1 <= len(failed) <= len(due)
-    assert all(update.reason == "the worker died (exit code -9)" for update in failed)
-    for job in opened.jobs:
-        assert opened.is_finished(job) != (job.key in {update.job for update in failed})
-        assert (opened.failure(job) is None) == opened.is_finished(job)
-    before = kept(opened)
-    run_local(opened, 1)
-    assert before.items() <= kept(opened).items()
+    assert victims and not [update for update in updates if update.phase == "failed"]
+    assert all(opened.failure(job) is None for job in opened.jobs)
     assert_same(opened, undisturbed)
+
+
+def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    ends: list[Update] = []
+
+    def kill(update: Update) -> None:
+        if update.phase != "training":
+            ends.append(update)
+        for worker in active_children():
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+
+    run_local(opened, 1, kill)
+    (end,) = ends
+    assert end.phase == "failed" and end.reason == "2 workers died of it (the last with exit code -9)"
+    assert opened.failure(opened.jobs[0]) == end.reason and not opened.is_finished(opened.jobs[0])
+    run_local(opened, 1)
+    assert opened.is_finished(opened.jobs[0]) and opened.failure(opened.jobs[0]) is None
 
 
 @pytest.mark.slow

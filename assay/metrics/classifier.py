@@ -7,6 +7,7 @@ gives the same bits (on one kind of machine) whatever the number of threads.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from torch.nn import functional as F
 
 from assay.data import ImageSource
 from assay.data.view import usable_from
+from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
 
 NUM_FEATURES = 128
 NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
+_STATE_EVERY = 20  # steps of training
 VERSION = 2  # part of the cache key: raise it when the network or its training changes
 
 
@@ -66,8 +69,12 @@ def train_classifier(
     to_bytes: Callable[[Tensor], Tensor],
     batch_size: int = 128,
     progress: Callable[[int], None] = lambda num_images: None,
+    states: Path | None = None,
 ) -> TrainedClassifier:
-    """Train on the clean, labelled images of `source`, a tenth of them held out for the accuracy."""
+    """Train on the clean, labelled images of `source`, a tenth of them held out for the accuracy.
+
+    With a folder for `states` a training that was killed is resumed, to the same bits.
+    """
     usable = torch.nonzero((usable_from(source) == 0) & (source.label >= 0))[:, 0]
     num_present = len(source.label[usable].unique())
     if num_present < 2 or len(usable) < 20:
@@ -94,7 +101,16 @@ def train_classifier(
         num_steps = NUM_IMAGES_SEEN // batch_size
         optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
-        for _ in range(num_steps):
+        first = 0
+        if states is not None and (found := load_state(states)) is not None:
+            tensors, info = found
+            generator.set_state(tensors.pop("generator"))
+            optimizer.param_groups[0].update(info["group"])
+            unpack_tensors(tensors, {"network": network}, optimizer)
+            schedule.load_state_dict(info["schedule"])
+            first = info["step"]
+        progress(first * batch_size)
+        for step in range(first, num_steps):
             index = training[torch.randint(len(training), (batch_size,), generator=generator)]
             loss = F.cross_entropy(network(read(index))[1], source.label[index])
             optimizer.zero_grad()
@@ -102,6 +118,10 @@ def train_classifier(
             optimizer.step()
             schedule.step()
             progress(batch_size)
+            if states is not None and (step + 1) % _STATE_EVERY == 0:
+                tensors = pack_tensors({"network": network}, optimizer) | {"generator": generator.get_state()}
+                group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+                save_state(states, step + 1, tensors, {"group": group, "schedule": schedule.state_dict()})
         network.eval().requires_grad_(False)
         right = [network(read(part))[1].argmax(1) == source.label[part] for part in held_out.split(512)]
     finally:

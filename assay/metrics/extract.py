@@ -7,6 +7,8 @@ Only `inception` gives FID. Every other extractor gives FD-<name>, and the two a
 """
 
 import hashlib
+import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
 from assay.data.picture import to_uint8
-from assay.files import sha256, write_whole
+from assay.files import hold_lock, sha256, write_whole
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
@@ -309,9 +311,14 @@ def _classifier(
             return _read_classifier(path, reference.image_shape, device)
         except ValueError as error:
             warnings.warn(f"{error}; training the classifier again", stacklevel=2)
-    trained = train_classifier(reference, to_bytes, progress=progress)
-    state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
-    save_tensors(path, state, {"accuracy": trained.accuracy})
+            path.unlink(missing_ok=True)
+    states = cache / f".{path.stem}-states"
+    with hold_lock(cache / f".{path.stem}.lock", "", math.inf):  # a second process waits, then reads the file
+        if not path.is_file():
+            trained = train_classifier(reference, to_bytes, progress=progress, states=states)
+            state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
+            save_tensors(path, state, {"accuracy": trained.accuracy})
+        shutil.rmtree(states, ignore_errors=True)
     return _read_classifier(path, reference.image_shape, device)
 
 

@@ -1,7 +1,8 @@
 """Jobs on one machine: worker processes with a fixed number of threads each.
 
 Workers are real processes, so a crash, an out-of-memory kill or a diverging run ends one job and not
-the study. A worker whose parent is gone stops by itself, saved.
+the study. The job of a worker that died is done once more, by another; a worker ends with the process
+that started it.
 
 Each worker has one thread unless told otherwise: sums of a convolution's gradient are split over
 threads, so another number of threads gives other last bits, and results must not depend on how many
@@ -10,8 +11,10 @@ workers there happened to be.
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -22,6 +25,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from assay.files import hold_lock, write_whole
+from assay.orphans import run_in_worker
 from assay.study.arms import Job
 from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
 from assay.study.spec import Study
@@ -29,6 +33,7 @@ from assay.train.config import DataConfig
 
 _MAX_DEATHS_AT_START = 3  # of workers before their first job: then something is wrong with all of them
 _SECONDS_FOR_ORPHANS = 15.0  # for a worker of an earlier study, which was killed, to leave its run
+_MAX_DEATHS = 2  # of workers at one job: then the job fails
 
 
 def run_local(
@@ -45,13 +50,13 @@ def run_local(
     stopping = context.RawValue("b", 0)  # no lock around it, which a killed worker would keep
     workers: dict[Connection, tuple[Any, Job | None]] = {}
     num_deaths_at_start = 0
+    num_deaths: Counter[str] = Counter()  # by job
 
     def start() -> None:
         mine, theirs = context.Pipe()
+        work = pickle.dumps((_work, (num_threads, opened.study, opened.folder, opened.data)))
         process = context.Process(
-            target=_work,
-            args=(theirs, stopping, os.getpid(), num_threads, opened.study, opened.folder, opened.data),
-            daemon=True,
+            target=run_in_worker, args=(os.getpid(), work, theirs, stopping, os.getpid()), daemon=True
         )
         process.start()
         theirs.close()
@@ -72,9 +77,13 @@ def run_local(
         process, job = workers.pop(connection)
         process.join()
         if job is not None:
-            reason = f"the worker died (exit code {process.exitcode})"
-            record_failure(opened.folder, job, reason)
-            on_update(Update(job.key, "failed", 0, 1, reason))
+            num_deaths[job.key] += 1
+            if num_deaths[job.key] < _MAX_DEATHS:
+                waiting.insert(0, job)
+            else:
+                reason = f"{_MAX_DEATHS} workers died of it (the last with exit code {process.exitcode})"
+                record_failure(opened.folder, job, reason)
+                on_update(Update(job.key, "failed", 0, 1, reason))
         else:
             num_deaths_at_start += 1
             if num_deaths_at_start == _MAX_DEATHS_AT_START:
