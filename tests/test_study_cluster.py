@@ -1,6 +1,7 @@
 """Studies on a real Ray cluster on this machine, one of whose nodes is killed."""
 
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,7 +56,7 @@ def assert_same(opened: OpenStudy, local: OpenStudy) -> None:
 @pytest.mark.slow
 def test_a_node_that_dies_changes_nothing(cluster: Cluster, local: OpenStudy, tmp_path: Path) -> None:
     opened = prepared(tmp_path, short)
-    node = cluster.add_node(**NODE)
+    nodes = [cluster.add_node(**NODE)]
     cluster.wait_for_nodes()
     steps: dict[str, list[int]] = {}
     killed_at: dict[str, int] = {}
@@ -68,7 +69,8 @@ def test_a_node_that_dies_changes_nothing(cluster: Cluster, local: OpenStudy, tm
             ends.append((update.phase, update.reason))
         if not killed_at and len([job for job in steps if steps[job][-1] > 0]) == 2:
             killed_at.update({job: len(steps[job]) for job in steps})
-            cluster.remove_node(node, allow_graceful=False)  # SIGKILL
+            cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
+            nodes.append(cluster.add_node(**NODE))  # another joins while the study runs
 
     run_on_ray(opened, cluster.address, on_update=kill_when_both_train)
     assert not ray.is_initialized()
@@ -76,6 +78,45 @@ def test_a_node_that_dies_changes_nothing(cluster: Cluster, local: OpenStudy, tm
     # Of the two that were training, the one on the dead node began again at its first step.
     assert sorted(0 in steps[job][number:] for job, number in killed_at.items()) == [False, True]
     assert_same(opened, local)
+    cluster.remove_node(nodes[1])
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from assay.study import open_study
+from assay.study.cluster import run_on_ray
+folder = Path(sys.argv[1])
+tell = lambda update: print(update.phase, update.done, flush=True)
+run_on_ray(open_study(folder / "study.toml", folder), sys.argv[2], on_update=tell)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_and_a_node_on_which_every_run_fails_change_nothing(
+    cluster: Cluster, local: OpenStudy, tmp_path: Path
+) -> None:
+    opened = prepared(tmp_path, short)
+    command = [sys.executable, "-c", DRIVER, str(opened.folder), cluster.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if line.startswith("training ") and line != "training 0\n":
+                driver.kill()
+                break
+        else:
+            pytest.fail("the driver ended before it was killed")
+    assert not kept(opened)
+    # On this node the environment says that torchrun started eight processes, which training refuses.
+    node = cluster.add_node(**NODE, env_vars={"WORLD_SIZE": "8"})
+    cluster.wait_for_nodes()
+    seen: list[Update] = []
+    run_on_ray(opened, cluster.address, on_update=seen.append)
+    ends = [update.phase for update in seen if update.phase not in ("training", "sampling")]
+    assert ends == ["done"] * 3
+    assert len([update for update in seen if update.phase == "training" and update.done == 0]) > 3
+    assert_same(opened, local)
+    cluster.remove_node(node)
 
 
 @pytest.mark.slow

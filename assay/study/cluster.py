@@ -4,7 +4,8 @@ The packed store and the shared files travel through Ray's object store, once to
 unpacks them into a folder of its own, with what there is of its run, and does there what a local worker
 does; its run's files come back as its value, and the driver writes them into the study's folder, outcomes
 last. So the folder looks as if the study had run here, and either way continues what the other began.
-A task whose node dies is started again on another one.
+A task whose node dies is started again on another one. A job that fails is done once more, on another node
+if there is one, from its last state; if it fails again, that is reported.
 """
 
 import math
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.archives import check_member_name
 from assay.files import write_whole
 from assay.study.arms import Job
 from assay.study.pool import limit_threads, record_failure
@@ -37,10 +39,11 @@ _SECONDS_TO_SAVE = 60.0  # for running tasks after a stop; then they are cancell
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a task ended, and the files of its run."""
+    """How a task ended, the files of its run, and the node it ran on."""
 
     end: Update
     files: dict[str, np.ndarray]
+    node: str
 
 
 def run_on_ray(
@@ -87,13 +90,22 @@ def _connect(ray: Any, address: str) -> None:
 
 def _check_resources(ray: Any, address: str, gpus_per_run: float) -> None:
     """A task that fits on no node would wait for ever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(node.get("GPU", 0) >= gpus_per_run and node.get("CPU", 0) >= 1 for node in nodes):
-        most = max(node.get("GPU", 0) for node in nodes)
+    if not _nodes(ray, gpus_per_run):
+        most = max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
         raise ValueError(
             f"a run that takes 1 CPU and {gpus_per_run:g} GPUs fits on no node of the cluster at {address!r}: "
             f"the most GPUs a node has are {most:g}; ask for fewer, or add nodes"
         )
+
+
+def _nodes(ray: Any, gpus_per_run: float) -> list[str]:
+    """The nodes that a run fits on."""
+    needed = {"CPU": 1, "GPU": gpus_per_run}
+    return [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Resources"].get(key, 0) >= count for key, count in needed.items())
+    ]
 
 
 def _run(
@@ -107,19 +119,25 @@ def _run(
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
-    task = ray.remote(
-        num_cpus=1, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD"
-    )(_task)
+    task = ray.remote(num_cpus=1, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES)(_task)
     packed = [_pack(path) for path in opened.data.all_paths]
     together = {f"{i}/{name}": values for i, files in enumerate(packed) for name, values in files.items()}
     stores, shared = ray.put(together), ray.put(_pack(opened.folder / "shared"))
     running: dict[Any, Job] = {}
+    failed_on: dict[str, str] = {}  # job -> node
+
+    def submit(job: Job) -> None:
+        strategy: Any = "SPREAD"
+        if job.key in failed_on:
+            others = [node for node in _nodes(ray, gpus_per_run) if node != failed_on[job.key]]
+            strategy = NodeAffinitySchedulingStrategy(others[0], soft=True) if others else strategy
+        run = _pack(run_path(opened.folder, job))
+        arguments = board, opened.study, opened.data, job, gpus_per_run > 0, stores, shared, run
+        running[task.options(scheduling_strategy=strategy).remote(*arguments)] = job
+
     for job in opened.jobs:
         if not opened.is_finished(job):
-            run = _pack(run_path(opened.folder, job))
-            running[
-                task.remote(board, opened.study, opened.data, job, gpus_per_run > 0, stores, shared, run)
-            ] = job
+            submit(job)
     started: set[str] = set()
     deadline = math.inf
     while running:
@@ -141,6 +159,10 @@ def _run(
                 ended = ray.get(future)
                 _keep(ended, opened.folder, job)
                 end = ended.end
+                if end.phase == "failed" and job.key not in failed_on and deadline == math.inf:
+                    failed_on[job.key] = ended.node
+                    submit(job)
+                    continue
             except (ray.exceptions.RayError, OSError) as error:  # out of retries, cancelled; or no room here
                 cancelled = isinstance(error, ray.exceptions.RayError) and deadline < math.inf
                 reason = "" if cancelled else f"{type(error).__name__}: {error}"
@@ -193,22 +215,27 @@ def _task(
             with suppress(ray.exceptions.RayError):  # the board is gone; the results still count
                 stopping = ray.get(board.post.remote(update), timeout=10)
 
+    node = ray.get_runtime_context().get_node_id()
     tell(Update(job.key, "training", 0, job.config.train.num_steps))
     if stopping:  # cancelled too late
-        return _Ended(Update(job.key, "stopped", 0, 1), {})
-    with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
-        folder = Path(temporary)
-        run_dir = run_path(folder, job)
-        for files, target in ((stores, folder / "stores"), (shared, folder / "shared"), (run, run_dir)):
-            _unpack(files, target)
-        failure_path(folder, job).unlink(missing_ok=True)
-        try:
-            places = [folder / "stores" / str(i) for i in range(len(data.all_paths))]
-            finished = execute(study, folder, data.moved(places), job, tell, lambda: stopping)
-            end = Update(job.key, "done" if finished else "stopped", 1, 1)
-        except Exception as error:
-            end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
-        return _Ended(end, _pack(run_dir))
+        return _Ended(Update(job.key, "stopped", 0, 1), {}, node)
+    end, files = Update(job.key, "stopped", 1, 1), dict[str, np.ndarray]()
+    try:
+        with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
+            folder = Path(temporary)
+            run_dir = run_path(folder, job)
+            for source, target in ((stores, folder / "stores"), (shared, folder / "shared"), (run, run_dir)):
+                _unpack(source, target)
+            failure_path(folder, job).unlink(missing_ok=True)
+            try:
+                places = [folder / "stores" / str(i) for i in range(len(data.all_paths))]
+                if execute(study, folder, data.moved(places), job, tell, lambda: stopping):
+                    end = Update(job.key, "done", 1, 1)
+            finally:
+                files = _pack(run_dir)
+    except Exception as error:
+        end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
+    return _Ended(end, files, node)
 
 
 def _keep(ended: _Ended, folder: Path, job: Job) -> None:
@@ -234,5 +261,6 @@ def _unpack(files: Mapping[str, np.ndarray], folder: Path) -> None:
     """Write what `_pack` took, each file whole, outcomes last."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(files, key=lambda name: (name.startswith("outcome-"), name)):
+        check_member_name(folder, name)
         with write_whole(folder / name) as partial:
             files[name].tofile(partial)
