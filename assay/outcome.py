@@ -38,7 +38,7 @@ from pydantic import (
     model_validator,
 )
 
-from assay.files import is_number, write_whole
+from assay.files import is_number, naming, read_text, reason, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
 from assay.metrics.generated import SamplerSettings
 
@@ -250,11 +250,15 @@ def save_outcome(path: Path, outcome: Outcome) -> None:
 def load_outcome(path: Path) -> Outcome | Evaluation:
     """Read an outcome of a study, or a result of `assay evaluate`."""
     try:
-        tree = json.loads(path.read_text())
+        tree = json.loads(read_text(path, "give a JSON file of `assay evaluate`"))
         is_outcome = isinstance(tree, dict) and "setting" in tree
         return Outcome.model_validate(tree) if is_outcome else Evaluation.model_validate(tree)
     except ValueError as error:
-        raise ValueError(f"{path} is not a result of `assay evaluate` or of a study: {error}") from error
+        if str(path) in str(error):
+            raise
+        raise ValueError(
+            f"{path} is not a result of `assay evaluate` or of a study: {reason(error)}"
+        ) from error
 
 
 def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
@@ -350,7 +354,8 @@ def csv_cell(value: object) -> object:
 
 def read_outcomes(path: Path) -> dict[int, Outcome]:
     """Read a table of results; the keys are the lines that the outcomes stand on."""
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    cure = "give a CSV file of results"
+    with naming(path, cure), open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [name.strip().lower() for name in next(reader, [])]
         rows = {line: row for row in reader if row and (line := reader.line_num)}

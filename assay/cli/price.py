@@ -128,7 +128,7 @@ def plan(
     by: By = None,
     min_clean_fraction: MinClean = 0.1,
     num_images: Annotated[
-        float | None, typer.Option(help="Size of the full data set, for tables that give fractions.")
+        float | None, typer.Option(min=1, help="Size of the full data set, for tables that give fractions.")
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Money to spend.")] = None,
     target: Annotated[
@@ -166,7 +166,7 @@ def plan(
     path = _table_path(table, paper or table is None)
     if path == PAPER:
         dataset = dataset or "cifar10"
-        num_images = num_images or PAPER_NUM_IMAGES.get(dataset)
+        num_images = PAPER_NUM_IMAGES.get(dataset) if num_images is None else num_images
     limits = dict(_at(text, "--max-noisy", "COUNT@SIGMA") for text in max_noisy or [])
     prices = [_at(text, "--noisy-price", "PRICE@SIGMA") for text in noisy_price or []]
     if unknown := set(limits) - {sigma for sigma, _ in prices}:

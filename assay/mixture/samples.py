@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from assay.files import is_number, write_whole
+from assay.files import is_number, naming, write_whole
 from assay.mixture.bounds import check_sigma
 from assay.mixture.moments import Array, Atoms
 
@@ -137,7 +137,8 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
 
 def _header(path: Path) -> list[str]:
     """The names in the first line of a csv file; refuses those that would lose a row or a column."""
-    with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a byte order mark first
+    # Spreadsheets put a byte order mark first.
+    with naming(path, "give a CSV file"), open(path, newline="", encoding="utf-8-sig") as file:
         names = [name.strip() for name in next(csv.reader(file), [])]
         if not any(line.strip() for line in file):
             raise ValueError(f"{path} has no rows: expected a header line and one line per sample below it")

@@ -22,6 +22,7 @@ from assay.data import Augmentation, ImageSource, open_store, view
 from assay.data.augment import NUM_AUGMENT_LABELS
 from assay.data.known import KNOWN, get_once
 from assay.data.loader import Pairing
+from assay.files import read_text
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
 
@@ -352,8 +353,8 @@ def _explain_net(fault: Mapping[str, Any]) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a tree; a mistake in it is reported with file and line."""
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path, "give a TOML file"))
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
