@@ -1,23 +1,23 @@
-"""`assay import`, `assay export` and `assay average`: weights in, out again, and averaged anew."""
+"""`assay import`, `assay export` and `assay average`: weights from and for other code, and averages of them."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from assay.cli.options import output_option
+from assay.cli.options import open_console, output_argument, output_option
 
 
 def import_(
     source: Annotated[
-        str, typer.Argument(help="EDM .pkl or .pt, a directory with config.json, or a Hugging Face repository.")
+        str, typer.Argument(help="EDM's .pkl or .pt, a folder with config.json, or a Hugging Face repository.")
     ],
     out: Annotated[
-        Path | None, typer.Argument(help="The checkpoint to write [default: the source's name, here].")
+        Path | None,
+        output_argument("The checkpoint to write. Default: the source's name in the current folder."),
     ] = None,
 ) -> None:
-    """Turn weights of EDM or ambient-laws into a checkpoint of ours, without running code inside them.
+    """Convert weights of EDM or ambient-laws to a checkpoint. No code in the file is run.
 
     Example: `assay import network-snapshot-000123.pkl cifar10.safetensors`
     """
@@ -25,43 +25,41 @@ def import_(
 
     out = out or Path(Path(source).resolve().name.removesuffix(".pkl").removesuffix(".pt") + ".safetensors")
     if out.exists():
-        raise FileExistsError(f"{out} exists already; remove it or name another file")
-    console = Console()
+        raise FileExistsError(f"{out} exists already: remove it, or choose another name")
+    console = open_console()
     with console.status(f"reading {source}"):
         checkpoint = import_checkpoint(source)
         save_checkpoint(out, checkpoint.denoiser, checkpoint.config, checkpoint.info)
     config, num_parameters = checkpoint.config, sum(p.numel() for p in checkpoint.denoiser.parameters())
-    console.print(
-        f"{out}: {config.kind} for {config.image_shape}, {num_parameters:,} parameters", soft_wrap=True
-    )
+    console.print(f"{out}: {config.kind} for {config.image_shape}, {num_parameters:,} parameters")
     for name, value in checkpoint.info.model_dump(exclude_defaults=True).items():
-        console.print(f"  {name}: {value}", soft_wrap=True)
+        console.print(f"  {name}: {value}")
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of ours.")],
-    out: Annotated[Path, typer.Argument(help="A .pt file, or a directory for ambient-laws-hf.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")],
+    out: Annotated[Path, output_argument("A .pt file, or a folder for ambient-laws-hf.")],
     to: Annotated[
-        Literal["edm-state-dict", "ambient-laws-hf"], typer.Option(help="Which code the weights are for.")
+        Literal["edm-state-dict", "ambient-laws-hf"], typer.Option(help="The code that will read the weights.")
     ],
 ) -> None:
-    """Write a checkpoint's weights for EDM or for ambient-laws.
+    """Convert a checkpoint to weights for EDM or ambient-laws.
 
     Example: `assay export cifar10.safetensors cifar10-hf --to ambient-laws-hf`
     """
     from assay.checkpoint import export_checkpoint, load_checkpoint
 
     if out.exists():
-        raise FileExistsError(f"{out} exists already; remove it or name another file")
+        raise FileExistsError(f"{out} exists already: remove it, or choose another name")
     if to == "edm-state-dict" and out.with_suffix(".json").exists():  # the network's arguments go there
-        raise FileExistsError(f"{out.with_suffix('.json')} exists already; remove it or name another file")
+        raise FileExistsError(f"{out.with_suffix('.json')} exists already: remove it, or choose another name")
     export_checkpoint(load_checkpoint(checkpoint), out, to)
-    Console().print(f"{out} written for {to}", soft_wrap=True)
+    open_console().print(f"wrote {out} for {to}")
 
 
 def average(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run with train.average_every.")],
-    output: Annotated[Path, output_option("The checkpoint to write.")],
+    output: Annotated[Path, output_option("The checkpoint to write.", suffix=".safetensors")],
     length: Annotated[
         float, typer.Option(help="Standard deviation of the average in time, as a share of the training.")
     ] = 0.1,
@@ -76,4 +74,4 @@ def average(
     from assay.train.average import average_checkpoint
 
     average_checkpoint(run, length, output, step)
-    Console().print(f"{output} written: the average of length {length:g}", soft_wrap=True)
+    open_console().print(f"wrote {output}, the average of length {length:g}")

@@ -1,17 +1,24 @@
-"""`assay evaluate` and `assay reference`: how close generated images come to real ones."""
+"""`assay evaluate` and `assay reference`: how close are generated images to real ones?"""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
-from assay.cli.options import BatchSize, Device, takes_sampling
+from assay.cli.options import (
+    BatchSize,
+    Device,
+    count,
+    open_console,
+    open_progress,
+    output_option,
+    takes_sampling,
+)
 
 if TYPE_CHECKING:
     from assay.data import Store
@@ -21,16 +28,17 @@ if TYPE_CHECKING:
 
 Name = Literal["classifier", "inception", "mobilenet_v2", "pixels"]
 ExtractorOption = Annotated[
-    Name, typer.Option(help="Whose features to compare. Only `inception` gives FID, the others FD-NAME.")
+    Name,
+    typer.Option(help="The network whose features are compared. `inception` gives FID, the others FD-NAME."),
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="The official weights file of `inception` or `mobilenet_v2`.")
+    Path | None, typer.Option(help="File with the official weights of `inception` or `mobilenet_v2`.")
 ]
 Cache = Annotated[
     Path,
     typer.Option(
         envvar="ASSAY_CACHE",
-        help="Where weights, classifiers and reference features are kept.",
+        help="Folder that keeps weights, classifiers and features of references.",
         show_default="~/.cache/assay",
     ),
 ]
@@ -40,52 +48,67 @@ DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() 
 @takes_sampling()
 def evaluate(
     generated: Annotated[
-        Path, typer.Argument(help="A checkpoint, a run folder, a folder of images, an npz or zip, or a store.")
+        Path, typer.Argument(help="A checkpoint, a run folder, a store, or images: a folder, zip or npz.")
     ],
     reference: Annotated[
         Path,
         typer.Option(
-            "--reference", "-r", help="Real images: a store, or an npz of feature statistics (also EDM's)."
+            "--reference", "-r", help="Real images: a store, or an npz of feature statistics (ours or EDM's)."
         ),
     ],
     sample: "SampleConfig",
     extractor: ExtractorOption = "classifier",
     num_images: Annotated[
         int | None,
-        typer.Option(help="In each range. Default: all, or as many as the reference has (at most 50,000)."),
+        typer.Option(help="Images in each range. Default: all; of a checkpoint as many as the reference has."),
     ] = None,
     num_ranges: Annotated[
         int | None,
-        typer.Option("--ranges", min=1, help="Disjoint ranges of images. Default: 3 for a checkpoint, else 1."),
+        typer.Option(
+            "--ranges", min=1, help="Disjoint ranges, measured separately. Default: 3 for a checkpoint, else 1."
+        ),
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first sampled image.")] = 0,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
     ] = False,
     training: Annotated[
-        Path | None, typer.Option(help="Store for the memorisation check. Default: the reference.")
+        Path | None,
+        typer.Option(help="Store of training images, to look for copies of them. Default: the reference."),
     ] = None,
     held_out: Annotated[
         Path | None,
-        typer.Option(help="Store of real images not trained on. Default: training images, one left out."),
+        typer.Option(
+            help="Store of real images not trained on, to compare copies with. Default: training images, leave-one-out."
+        ),
     ] = None,
     quantile: Annotated[
-        float, typer.Option(min=0.001, max=0.999, help="Of the held-out distances, for the memorisation check.")
+        float,
+        typer.Option(
+            min=0.001,
+            max=0.999,
+            help="An image counts as a copy if it is closer than this quantile of held-out images.",
+        ),
     ] = 0.05,
     nearest: Annotated[
-        Path | None, typer.Option(help="Save a picture of the images closest to a training image.")
+        Path | None,
+        output_option("Save a picture of the images closest to training images.", "--nearest", suffix=".png"),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the result as JSON.")] = None,
+    output: Annotated[Path | None, output_option("Save the result as JSON.")] = None,
     weights: Weights = None,
     cache: Cache = DEFAULT_CACHE,
     device: Device = "auto",
     batch_size: BatchSize = 128,
 ) -> None:
-    """Measure how close generated images come to real ones.
+    """Measure how close generated images are to real ones.
 
-    Example: `assay evaluate samples/ --reference stores/digits --output result.json`
+    A checkpoint is sampled, by default in three ranges of seeds as in the paper. No image is saved.
 
-    A checkpoint is sampled, by default in three ranges of seeds as in the paper; no image is kept.
+    Examples:
+
+        assay evaluate samples/ --reference stores/digits --output result.json
+
+        assay evaluate runs/mix --reference stores/digits --num-images 1000
     """
     from assay.data import open_store
     from assay.files import write_whole
@@ -93,8 +116,10 @@ def evaluate(
     from assay.metrics.evaluate import nearest_picture, save_evaluation
     from assay.metrics.generated import open_candidate
 
-    console = Console(highlight=False)
-    with _progress() as bar:
+    console = open_console()
+    if nearest is not None and training is None and reference.suffix == ".npz":
+        raise ValueError("--nearest shows training images: give them as a store with --training")
+    with open_progress() as bar:
         network, real = _open_reference(bar, reference, extractor, weights, cache, device, batch_size)
         trained, fresh = (
             None if path is None else _features(bar, open_store(path), network, cache, batch_size)
@@ -122,49 +147,43 @@ def evaluate(
             quantile,
             found.sampler,
             batch_size,
-            _task(
-                bar,
-                "sampling and measuring" if found.sampler else "measuring",
-                found.num_ranges * found.num_images,
-            ),
+            count(bar, "sampling" if found.sampler else "measuring", found.num_ranges * found.num_images),
         )
     _print_result(console, measured.evaluation)
     if output is not None:
         save_evaluation(output, measured.evaluation)
-        console.print(f"result: {output}", soft_wrap=True)
-    if nearest is not None:
-        if measured.neighbours is None:
-            raise ValueError("--nearest needs training images: give a store with --training")
+        console.print(f"wrote {output}")
+    if nearest is not None and measured.neighbours is not None:
         picture = nearest_picture(found.images, trained or real, measured.neighbours)
         with write_whole(nearest) as partial:
             picture.save(partial, format="PNG")
-        console.print(f"nearest images: {nearest}", soft_wrap=True)
+        console.print(f"wrote {nearest}")
 
 
 def reference(
-    store: Annotated[Path, typer.Argument(help="A store of real images; only the clean ones count.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The npz to write.")],
+    store: Annotated[Path, typer.Argument(help="A store of real images; noisy ones are left out.")],
+    output: Annotated[Path, output_option("The npz file to write.", suffix=".npz")],
     extractor: ExtractorOption = "classifier",
     edm_names: Annotated[
-        bool, typer.Option("--edm-names", help="Call the arrays mu and sigma, as EDM's tools expect.")
+        bool, typer.Option("--edm-names", help="Name the arrays mu and sigma, as EDM's tools expect.")
     ] = False,
     weights: Weights = None,
     cache: Cache = DEFAULT_CACHE,
     device: Device = "auto",
     batch_size: BatchSize = 128,
 ) -> None:
-    """Save the feature statistics of a store, to evaluate against without its images.
+    """Save the feature statistics of a store, so that others can evaluate against it without its images.
+
+    Statistics of the `classifier` can be used only with the classifier in the same cache.
 
     Example: `assay reference stores/digits -o digits.npz --extractor pixels`
-
-    The statistics of a `classifier` need the one in the cache: elsewhere, give the store itself.
     """
     from assay.metrics.statistics import save_statistics
 
-    with _progress() as bar:
+    with open_progress() as bar:
         network, real = _open_reference(bar, store, extractor, weights, cache, device, batch_size)
     save_statistics(output, replace(real.statistics, image_shape=network.image_shape), edm_names)
-    Console(highlight=False, soft_wrap=True).print(
+    open_console().print(
         f"{output}: {len(real.statistics.mean)} features of {real.statistics.num_images:,} images"
     )
 
@@ -180,7 +199,7 @@ def _open_reference(
 
     found = find_device(device)
     store = None if path.suffix == ".npz" else open_store(path)
-    task = _task(bar, "training the classifier", NUM_IMAGES_SEEN)
+    task = count(bar, "training the classifier", NUM_IMAGES_SEEN)
     network = load_extractor(name, cache, weights, path if store is None else store, found, task)
     if store is None:
         return network, reference_from_statistics(path, network)
@@ -190,7 +209,7 @@ def _open_reference(
 def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":
     from assay.metrics.evaluate import reference_from_images
 
-    task = _task(bar, f"features of {store.name}", store.meta.num_clean)
+    task = count(bar, f"features of {store.name}", store.meta.num_clean)
     return reference_from_images(store, network, cache, batch_size, task)
 
 
@@ -216,23 +235,7 @@ def _print_result(console: Console, found: "Evaluation") -> None:
         )
     if (found.num_images or 0) <= details.num_features:
         console.print(
-            f"note: {found.num_images:,} images for {details.num_features:,} features: mostly bias",
+            f"note: {found.num_images:,} images are few for {details.num_features:,} features; the distance is "
+            "mostly bias",
             style="yellow",
         )
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
-
-
-def _task(bar: Progress, description: str, total: int) -> Callable[[int], None]:
-    """A callback for images done, whose line appears with the first of them: what is cached shows none."""
-    task: TaskID | None = None
-
-    def advance(num_images: int) -> None:
-        nonlocal task
-        task = bar.add_task(description, total=total) if task is None else task
-        bar.advance(task, num_images)
-
-    return advance

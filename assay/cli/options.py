@@ -29,21 +29,29 @@ BatchSize = Annotated[
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
     """An option that names a file or folder to write; what cannot be written is rejected before any work."""
     names = names or ("--output", "-o")
+    return typer.Option(*names, help=help, callback=_check_output(names[0] + " ", suffix), **settings)
 
+
+def output_argument(help: str, suffix: str = "") -> Any:
+    """The same as an argument."""
+    return typer.Argument(help=help, callback=_check_output("", suffix))
+
+
+def _check_output(name: str, suffix: str) -> Callable[[Path | None], Path | None]:
     def check(path: Path | None) -> Path | None:
         if path is None:
             return None
         if suffix and path.suffix.lower() != suffix:
-            raise ValueError(f"{names[0]} {path}: give the file a name that ends in {suffix}")
+            raise ValueError(f"{name}{path}: give the file a name that ends in {suffix}")
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         try:
             with tempfile.TemporaryFile(dir=folder):
                 return path
         except OSError as error:
             reason = (error.strerror or str(error)).lower() if folder.is_dir() else "it is not a folder"
-            raise ValueError(f"{names[0]} {path}: nothing can be written to {folder} ({reason})") from None
+            raise ValueError(f"{name}{path}: nothing can be written to {folder} ({reason})") from None
 
-    return typer.Option(*names, help=help, callback=check, **settings)
+    return check
 
 
 _LEVEL = "SIGMA|auto"
@@ -71,7 +79,7 @@ _SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
         "Put this noise level on the grid; auto is the highest level of the training data.",
         _LEVEL,
     ),
-    "num_extra": ("--extra-steps", int, 0, "More steps below the level of --refine, which is then auto.", None),
+    "num_extra": ("--extra-steps", int, 0, "More steps below that level (by default auto).", None),
     "churn": ("--churn", float, 0.0, "Noise added back at each step (EDM's S_churn).", None),
     "churn_low": ("--churn-low", float, 0.0, "Lowest level at which noise is added back (S_min).", None),
     "churn_high": ("--churn-high", float, 1000.0, "Highest level at which noise is added back (S_max).", None),
@@ -174,6 +182,18 @@ def open_progress(console: Console | None = None, *more: Any) -> Progress:
     """A bar with a count and the time left, on standard error by default."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, *more, console=console or Console(stderr=True))
+
+
+def count(bar: Progress, name: str, total: int) -> Callable[[int], None]:
+    """A callback for images done since the last call; the line appears with the first, so not for cached work."""
+    done, show = 0, advance(bar, name)
+
+    def add(num_images: int) -> None:
+        nonlocal done
+        done += num_images
+        show(done, total)
+
+    return add
 
 
 def advance(bar: Progress, name: str) -> Callable[[int, int], None]:

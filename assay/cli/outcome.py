@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
+
+from assay.cli.options import open_console, output_option
 
 Results = Annotated[
     list[Path], typer.Argument(help="JSON files of `assay evaluate --output` or of a study, or results.csv.")
@@ -14,11 +15,11 @@ Results = Annotated[
 
 def gather(
     results: Results,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write.")],
+    output: Annotated[Path, output_option("The CSV file to write.", suffix=".csv")],
 ) -> None:
-    """Put results into one table, which `assay price`, `plan` and `study report` read.
+    """Collect results in one table for `assay price`, `plan` and `study report`.
 
-    Numbers of images, noise levels and the seed come from the checkpoints that were evaluated.
+    Numbers of images, noise levels and seeds are read from the evaluated checkpoints.
 
     Example: `assay gather clean.json mixed.json -o results.csv`
     """
@@ -30,13 +31,13 @@ def gather(
     table = Table("setting", outcomes[0].evaluation.metric, box=None, header_style="bold")
     for outcome in outcomes:
         table.add_row(outcome.setting.title, outcome.evaluation.cell("fd"))
-    console = Console(highlight=False)
+    console = open_console()
     console.print(table)
-    console.print(f"wrote {output}", soft_wrap=True)
+    console.print(f"wrote {output}")
 
 
 def compare(results: Results) -> None:
-    """Rank results, best first; an error unless all were measured in the same way.
+    """Rank results, best first. They must have been measured in the same way.
 
     Example: `assay compare clean.json mixed.json noisy.json`
     """
@@ -51,7 +52,7 @@ def compare(results: Results) -> None:
     table = Table(first, *(names | {"fd": found[best].metric}).values(), box=None, header_style="bold")
     for name in order:
         table.add_row(name, *(found[name].cell(metric) for metric in names))
-    console = Console(highlight=False)
+    console = open_console()
     console.print(table)
     details = found[best].details
     against = "" if details is None else f", against {details.reference}"

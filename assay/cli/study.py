@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from assay.cli.options import output_option
 from assay.cli.train import stop_on_signal
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Studies: a grid of clean fractions and noise levels, trained, measured, priced and reported.",
+    help="Studies: train and measure a grid of clean fractions and noise levels, and report prices.",
 )
 
-Spec = Annotated[Path, typer.Argument(help="The study's TOML file, or the folder of one that was run.")]
+Spec = Annotated[Path, typer.Argument(help="TOML file of a study, or the folder of one that was run.")]
 Folder = Annotated[
-    Path | None, typer.Option("--output", "-o", help="The study's folder. Default: out/NAME, of the study.")
+    Path | None, output_option("Folder of the study. Default: out/NAME, with the name in the file.")
 ]
 
 
@@ -43,19 +44,21 @@ def _open(spec: Path, output: Path | None) -> "OpenStudy":
 def run(
     spec: Spec,
     output: Folder = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")
+    ] = None,
     threads: Annotated[
         int,
-        typer.Option(min=1, help="Threads of each process; another number may change the results' last bits."),
+        typer.Option(min=1, help="Threads per process. Changing it may change the last bits of results."),
     ] = 1,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster ('auto': the one at hand).")
+        str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; auto finds a running one.")
     ] = None,
-    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs a run takes, on a Ray cluster.")] = 0,
+    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs per training, on a Ray cluster.")] = 0,
 ) -> None:
-    """Run every setting that has no result yet, then write tables, figures and the report.
+    """Train and measure every setting that has no result yet, then write tables, figures and the report.
 
-    Ctrl-C leaves everything resumable: the same command continues.
+    Press Ctrl-C to stop; run the same command again to resume.
 
     Example: `assay study run studies/demo/study.toml -o out/demo`
     """
@@ -86,7 +89,7 @@ def run(
                     run_on_ray(opened, ray, gpus_per_run, board.update, lambda: bool(stopped))
             reasons = board.reasons
             if stopped:
-                console.print("Stopped; what was done is saved. The same command continues.")
+                console.print("Stopped and saved. Run the same command again to resume.")
                 raise typer.Exit(130)
         failed = [job for job in opened.jobs if not opened.is_finished(job)]
         for job in failed:  # before the report, which a full disk has no room for either
@@ -95,7 +98,7 @@ def run(
         _report(opened, console)
     if failed:
         console.print(
-            f"{len(failed)} of {len(opened.jobs)} trainings failed; the same command tries them again."
+            f"{len(failed)} of {len(opened.jobs)} trainings failed. Run the same command to try them again."
         )
         raise typer.Exit(1)
 
@@ -111,7 +114,7 @@ class _Board:
         self.started = time.monotonic()
 
     def update(self, update: "Update") -> None:
-        """Take in what a worker said."""
+        """Show an update from a worker."""
         phase, _, since = self.state.get(update.job, ("", 0.0, time.monotonic()))
         since = since if phase == update.phase else time.monotonic()
         self.state[update.job] = update.phase, update.done / max(update.total, 1), since
@@ -125,7 +128,7 @@ class _Board:
         self.live.update(self.render())
 
     def render(self) -> Group:
-        """The table as it is now: what runs, and a line for the rest."""
+        """The current table: what is running, and a line for the rest."""
         table = Table("setting", "", "", "left", box=None, padding=(0, 1))
         num_done = sum(self.opened.is_finished(job) for job in self.opened.jobs)
         for job in self.opened.jobs:
@@ -140,7 +143,7 @@ class _Board:
 
 @app.command()
 def plan(spec: Spec, output: Folder = None) -> None:
-    """List the settings, what is finished, and how long the rest will take on this machine.
+    """List the settings and estimate how long the unfinished ones will take on this machine.
 
     Example: `assay study plan studies/demo/study.toml`
     """
@@ -155,17 +158,17 @@ def plan(spec: Spec, output: Folder = None) -> None:
     for job in opened.jobs:
         finished = opened.is_finished(job)
         total += 0 if finished else seconds[job.key]
-        state = "finished" if finished else "failed before" if opened.failure(job) else "to do"
+        state = "finished" if finished else "failed" if opened.failure(job) else "to do"
         num_images = job.config.train.num_steps * job.config.train.batch_size
         table.add_row(job.title, f"{num_images:,}", state, "" if finished else _duration(seconds[job.key]))
     console.print(table)
     cores = os.cpu_count() or 1
-    console.print(f"About {_duration(total)} of one core; {_duration(total / cores)} with {cores} workers.")
+    console.print(f"About {_duration(total)} on one core, {_duration(total / cores)} with {cores} workers.")
 
 
 @app.command()
 def status(spec: Spec, output: Folder = None) -> None:
-    """Show which settings are finished, and their results.
+    """Show finished settings and their results.
 
     Example: `assay study status out/demo`
     """
@@ -189,12 +192,12 @@ def report(
     output: Folder = None,
     tables: Annotated[
         Literal["text", "markdown", "latex"] | None,
-        typer.Option(help="Print the paper's tables in this format."),
+        typer.Option(help="Only print the tables of the paper, in this format."),
     ] = None,
 ) -> None:
-    """Write results.csv, figures and report.html from what is finished.
+    """Write results.csv, figures and report.html from the finished settings.
 
-    A CSV file of results, such as the paper's table, is reported by itself; a results.csv into its own folder.
+    A CSV file of results can be given instead of a study, such as the paper's tables.
 
     Examples:
 
