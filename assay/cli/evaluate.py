@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Name = Literal["classifier", "inception", "mobilenet_v2", "pixels"]
 ExtractorOption = Annotated[
     Name,
-    typer.Option(help="The network whose features are compared. `inception` gives FID, the others FD-NAME."),
+    typer.Option(help="Network whose features are compared. `inception` gives FID, others FD-NAME."),
 ]
 Weights = Annotated[
     Path | None, typer.Option(help="File with the official weights of `inception` or `mobilenet_v2`.")
@@ -64,9 +64,7 @@ def evaluate(
     ] = None,
     num_ranges: Annotated[
         int | None,
-        typer.Option(
-            "--ranges", min=1, help="Disjoint ranges, measured separately. Default: 3 for a checkpoint, else 1."
-        ),
+        typer.Option("--ranges", min=1, help="Disjoint ranges of images. Default: 3 for a checkpoint, else 1."),
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first sampled image.")] = 0,
     infinity: Annotated[
@@ -74,20 +72,18 @@ def evaluate(
     ] = False,
     training: Annotated[
         Path | None,
-        typer.Option(help="Store of training images, to look for copies of them. Default: the reference."),
+        typer.Option(help="Training images, to look for copies. Default: the reference."),
     ] = None,
     held_out: Annotated[
         Path | None,
-        typer.Option(
-            help="Store of real images not trained on, to compare copies with. Default: training images, leave-one-out."
-        ),
+        typer.Option(help="Real images not trained on, to tell what is a copy. Default: leave-one-out."),
     ] = None,
     quantile: Annotated[
         float,
         typer.Option(
             min=0.001,
             max=0.999,
-            help="An image counts as a copy if it is closer than this quantile of held-out images.",
+            help="Copies are closer than this share of held-out images.",
         ),
     ] = 0.05,
     nearest: Annotated[

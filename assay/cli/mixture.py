@@ -1,4 +1,4 @@
-"""`assay mixture`: learn mixtures from samples of unequal noise, and ask the theory what they are worth."""
+"""`assay mixture`: estimate mixtures from samples with unequal noise, and evaluate the theory's bounds."""
 
 import json
 import warnings
@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-app = typer.Typer(no_args_is_help=True, help="Mixtures from samples of unequal quality: the theory as code.")
+from assay.cli.options import output_argument, output_option
+
+app = typer.Typer(no_args_is_help=True, help="The theory: mixtures estimated from samples with unequal noise.")
 
 Seed = Annotated[int, typer.Option(help="Seed of all random draws.")]
-NumAtoms = Annotated[int, typer.Option("--k", "-k", help="Number of atoms.", min=1)]
-Delta = Annotated[float, typer.Option(help="Probability of failure that the bounds allow.")]
+NumAtoms = Annotated[int, typer.Option("--k", "-k", help="Number of atoms (components).", min=1)]
+Delta = Annotated[float, typer.Option(help="Probability with which the bounds may fail.")]
 
 
 def _numbers(text: str) -> list[float]:
@@ -28,18 +30,18 @@ def _numbers(text: str) -> list[float]:
 def fit(
     path: Annotated[Path, typer.Argument(help="Samples: .npy, .npz, .csv or .parquet with a sigma column.")],
     k: NumAtoms = 2,
-    sigma_column: Annotated[str, typer.Option(help="Name of the column with the noise levels.")] = "sigma",
-    sigma: Annotated[float | None, typer.Option(help="One noise level for all; every column is data.")] = None,
-    polish: Annotated[bool, typer.Option(help="Maximise the likelihood after the moments.")] = True,
+    sigma_column: Annotated[str, typer.Option(help="Name of the column with noise levels.")] = "sigma",
+    sigma: Annotated[float | None, typer.Option(help="One noise level for all samples.")] = None,
+    polish: Annotated[bool, typer.Option(help="Refine the estimate by maximum likelihood.")] = True,
     search: Annotated[
-        str, typer.Option(help="'scalable', or 'exhaustive': the paper's own, k <= 3.")
+        str, typer.Option(help="'scalable', or 'exhaustive' (the paper's algorithm, k <= 3).")
     ] = "scalable",
     seed: Seed = 0,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Also write the result to this file.")
+        Path | None, output_option("Also write the result to this JSON file.", "--json")
     ] = None,
 ) -> None:
-    """Learn the atoms and weights behind noisy samples.
+    """Estimate the atoms and weights of a mixture from noisy samples.
 
     Example: `assay mixture fit samples.csv --k 3`
     """
@@ -80,17 +82,17 @@ def fit(
 
 @app.command()
 def simulate(
-    out: Annotated[Path, typer.Argument(help="File to write: .npy, .npz, .csv or .parquet.")],
-    atoms: Annotated[str, typer.Option(help="Atoms, one after the other: '0,0; 3,1; -2,4'.")] = "",
-    weights: Annotated[str, typer.Option(help="Their weights: '0.5,0.3,0.2'; equal if not given.")] = "",
-    mixture: Annotated[Path | None, typer.Option(help="Instead: a JSON file, as `fit --json` writes.")] = None,
-    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="How many samples.", min=1)] = 10_000,
-    clean_fraction: Annotated[float, typer.Option(help="Fraction of samples at the clean level.")] = 0.1,
-    clean_sigma: Annotated[float, typer.Option(help="Noise of the clean samples.")] = 1.0,
-    sigma: Annotated[float, typer.Option(help="Noise of the others.")] = 3.0,
+    out: Annotated[Path, output_argument("File to write: .npy, .npz, .csv or .parquet.")],
+    atoms: Annotated[str, typer.Option(help="Atoms separated by semicolons: '0,0; 3,1; -2,4'.")] = "",
+    weights: Annotated[str, typer.Option(help="Weights of the atoms: '0.5,0.3,0.2'. Default: equal.")] = "",
+    mixture: Annotated[Path | None, typer.Option(help="Or a mixture from a JSON file of `fit --json`.")] = None,
+    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="Number of samples.", min=1)] = 10_000,
+    clean_fraction: Annotated[float, typer.Option(help="Fraction of clean samples.")] = 0.1,
+    clean_sigma: Annotated[float, typer.Option(help="Noise level of clean samples.")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="Noise level of the other samples.")] = 3.0,
     seed: Seed = 0,
 ) -> None:
-    """Draw samples from a given mixture, clean and noisy ones.
+    """Draw clean and noisy samples from a mixture.
 
     Example: `assay mixture simulate samples.csv --atoms "0,0; 4,0; 0,5" -n 20000 --sigma 2`
     """
@@ -100,7 +102,7 @@ def simulate(
     from assay.mixture.samples import simulate as draw
 
     if (mixture is None) == (not atoms):
-        raise ValueError("give the mixture once: either --atoms (and --weights) or --mixture FILE")
+        raise ValueError("give either --atoms (and --weights) or --mixture FILE")
     if mixture is not None:
         truth = read_mixture(mixture)
     else:
@@ -118,21 +120,22 @@ def simulate(
 @app.command()
 def rates(
     k: NumAtoms = 2,
-    sigma: Annotated[float, typer.Option(help="Noise of the noisy samples; clean ones have 1.")] = 2.0,
+    sigma: Annotated[float, typer.Option(help="Noise level of noisy samples; that of clean ones is 1.")] = 2.0,
     clean_fraction: Annotated[float, typer.Option(help="Fraction of clean samples in the mixed curve.")] = 0.1,
     num_features: Annotated[
-        int, typer.Option("--num-features", "-d", help="Dimension; above 1, the subspace's error.", min=1)
+        int,
+        typer.Option("--num-features", "-d", help="Dimension; above 1 measures the subspace.", min=1),
     ] = 1,
-    num_samples: Annotated[str, typer.Option(help="Numbers of clean samples.")] = "300,1000,3000,10000",
-    num_repeats: Annotated[int, typer.Option(help="Draws per point.", min=2)] = 40,
+    num_samples: Annotated[str, typer.Option(help="Numbers of clean samples to try.")] = "300,1000,3000,10000",
+    num_repeats: Annotated[int, typer.Option(help="Repeats per number of samples.", min=2)] = 40,
     seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="Where the plot goes.")] = Path("rates.png"),
-    csv: Annotated[Path | None, typer.Option(help="Where the curves go, with their standard errors.")] = None,
+    out: Annotated[Path, output_option("File of the plot.", "--out", suffix=".png")] = Path("rates.png"),
+    csv: Annotated[Path | None, output_option("Also write the curves with standard errors.", "--csv")] = None,
 ) -> None:
     """Measure how the error falls with the number of samples, and how many noisy samples replace a clean one.
 
-    On a line: the whole error, in the worst case. In d dimensions: the error of finding the atoms' subspace,
-    against d too.
+    In one dimension this is the error of the mixture in the worst case, in d dimensions the error of the
+    subspace of the atoms, also as a function of d.
 
     Example: `assay mixture rates --k 2 --sigma 2 --out rates.png`
     """
@@ -184,22 +187,24 @@ def rates(
         with write_whole(csv) as partial:
             partial.write_text("\n".join(["curve,num_samples,error,standard_error", *lines]) + "\n")
     save_png(rates_panels(result), out)
-    console.print(f"plot: {out}", soft_wrap=True)
+    console.print(f"wrote {out}", soft_wrap=True)
 
 
 @app.command()
 def bounds(
     k: NumAtoms = 2,
     num_features: Annotated[int, typer.Option("--num-features", "-d", help="Dimension.", min=1)] = 1,
-    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="How many samples.", min=1)] = 100_000,
-    clean_fraction: Annotated[float, typer.Option(help="Fraction of samples with noise 1.")] = 0.1,
-    sigma: Annotated[float, typer.Option(help="Noise of the others, in units of the clean noise.")] = 3.0,
+    num_samples: Annotated[
+        int, typer.Option("--num-samples", "-n", help="Number of samples.", min=1)
+    ] = 100_000,
+    clean_fraction: Annotated[float, typer.Option(help="Fraction of samples with noise level 1.")] = 0.1,
+    sigma: Annotated[float, typer.Option(help="Noise level of the others, relative to clean ones.")] = 3.0,
     delta: Delta = 0.05,
     constant: Annotated[
-        float, typer.Option(help="The absolute constant of the bounds, which the paper leaves open.")
+        float, typer.Option(help="The absolute constant of the bounds; the paper does not give it.")
     ] = 1.0,
 ) -> None:
-    """Effective sample sizes, upper and lower bounds on W1, and whether their conditions hold.
+    """Compute effective sample sizes, upper and lower bounds on W1, and whether their conditions hold.
 
     Example: `assay mixture bounds --k 3 -d 20 -n 100000 --clean-fraction 0.1 --sigma 3`
     """

@@ -185,7 +185,7 @@ def open_progress(console: Console | None = None, *more: Any) -> Progress:
 
 
 def count(bar: Progress, name: str, total: int) -> Callable[[int], None]:
-    """A callback for images done since the last call; the line appears with the first, so not for cached work."""
+    """A callback for images done since the last call; the line appears with the first call."""
     done, show = 0, advance(bar, name)
 
     def add(num_images: int) -> None:

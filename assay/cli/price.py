@@ -1,4 +1,4 @@
-"""`assay price` and `assay plan`: what a noisy image is worth, and what to buy."""
+"""`assay price` and `assay plan`: what is a noisy image worth, and which images should I buy?"""
 
 import csv
 import io
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 TableFile = Annotated[
     Path | None,
     typer.Argument(
-        help="CSV of results: of a study, of `assay gather`, or with sigma, fd or score, num_clean, num_noisy."
+        help="CSV of results from a study or `assay gather`, or with sigma, fd or score, num_clean, num_noisy."
     ),
 ]
 By = Annotated[
     Currency | None,
     typer.Option(help="Compare runs by the held-out score or by FD. Default: the score if the table has it."),
 ]
-Paper = Annotated[bool, typer.Option("--paper", help="Use the paper's tables, which ship with the package.")]
+Paper = Annotated[bool, typer.Option("--paper", help="Use the tables of the paper, which come with Assay.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]
 TableName = Annotated[
     str | None,
-    typer.Option("--table", help="Only rows of this table (column `table`); clean_mix if it is there."),
+    typer.Option("--table", help="Only rows of this table (column `table`). Default: clean_mix, if any."),
 ]
 MinClean = Annotated[float, typer.Option(help="Only rows with at least this fraction of clean images.")]
 Confidence = Annotated[float, typer.Option(help="Confidence of the intervals.")]
@@ -56,24 +56,27 @@ def price(
     min_clean_fraction: MinClean = 0.1,
     confidence: Confidence = 0.95,
     joint: Annotated[
-        bool, typer.Option("--joint", help="Also bound all prices at once, from all pairs.")
+        bool, typer.Option("--joint", help="Also compute bounds from all pairs of rows together.")
     ] = False,
     rows: Annotated[
-        bool, typer.Option("--rows", help="Also show every mix beside the curve and every row beside the law.")
+        bool, typer.Option("--rows", help="Also list every mix with the curve and every row with the law.")
     ] = False,
     effective: Annotated[
         list[str] | None,
-        typer.Option(metavar="COUNT@SIGMA", help="Only the theory: n_d and n_l of samples. Repeat; needs --k."),
+        typer.Option(
+            metavar="COUNT@SIGMA",
+            help="Only the theory: n_d and n_l of samples. Repeatable; needs --k.",
+        ),
     ] = None,
-    k: Annotated[int | None, typer.Option("--k", help="Number of atoms of the theory's mixture.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Number of atoms of the mixture in the theory.")] = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     plot: Plot = None,
 ) -> None:
-    """How many noisy images replace a clean one, from a table of results.
+    """Estimate how many noisy images replace a clean one, from a table of results.
 
-    Bounds compare clean-only with mixed rows, the curve asks how many clean images alone would do as well as a
-    mix, the law is fitted to all rows. All three give the same quantity, by the score or by FD.
+    Bounds compare clean-only with mixed rows. The curve finds how many clean images alone do as well as a mix.
+    The law is fitted to all rows. All three estimate the same number, by the held-out score or by FD.
 
     Examples:
 
@@ -130,26 +133,29 @@ def plan(
     num_images: Annotated[
         float | None, typer.Option(min=1, help="Size of the full data set, for tables that give fractions.")
     ] = None,
-    budget: Annotated[float | None, typer.Option(help="Money to spend.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Money to spend on images.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="Not a budget: the cheapest mix for this score or FD.")
+        float | None,
+        typer.Option(help="Instead of a budget: the score or FD to reach at the lowest cost."),
     ] = None,
     clean_price: Annotated[float, typer.Option(help="Price of a clean image.")] = 1.0,
     noisy_price: Annotated[
-        list[str] | None, typer.Option(metavar="PRICE@SIGMA", help="Price of noisy images at a level. Repeat.")
+        list[str] | None,
+        typer.Option(metavar="PRICE@SIGMA", help="Price of a noisy image of this level. Repeatable."),
     ] = None,
-    have_clean: Annotated[float, typer.Option(help="Clean images at hand already.")] = 0.0,
+    have_clean: Annotated[float, typer.Option(help="Clean images you already have.")] = 0.0,
     max_noisy: Annotated[
-        list[str] | None, typer.Option(metavar="COUNT@SIGMA", help="No more than this many of a level. Repeat.")
+        list[str] | None,
+        typer.Option(metavar="COUNT@SIGMA", help="Most images of this level that can be bought. Repeatable."),
     ] = None,
     confidence: Confidence = 0.95,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     plot: Plot = None,
 ) -> None:
-    """Which images to buy: the best mix for a budget, or the cheapest mix for a target score or FD.
+    """Find which images to buy: the best mix for a budget, or the cheapest mix for a target score or FD.
 
-    Predicts with the law fitted to a table of results; without a table, to the paper's CIFAR-10.
+    Predictions come from the law fitted to a table of results, by default the paper's CIFAR-10.
 
     Examples:
 
@@ -185,11 +191,9 @@ def plan(
         names = ", ".join(results.name for results in found)
         if len({results.dataset for results in found}) > 1:
             raise ValueError(f"{path} has several data sets ({names}): choose one with --dataset")
-        raise ValueError(
-            f"{path} has rows of several extractors ({names}): keep one extractor's rows in the file"
-        )
+        raise ValueError(f"{path} has rows of several extractors ({names}): keep the rows of one extractor")
     if not found[0].counted:
-        raise ValueError(f"{path} gives fractions in column clean_fraction: say of how many with --num-images")
+        raise ValueError(f"{path} gives fractions of a data set: give its size with --num-images")
     report = price_report(found[0], confidence)
     if report.law is None:
         raise ValueError(report.no_law)

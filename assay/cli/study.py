@@ -44,9 +44,7 @@ def _open(spec: Path, output: Path | None) -> "OpenStudy":
 def run(
     spec: Spec,
     output: Folder = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
     threads: Annotated[
         int,
         typer.Option(min=1, help="Threads per process. Changing it may change the last bits of results."),

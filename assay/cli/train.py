@@ -81,7 +81,7 @@ def train(
         _copy_to_wandb(wandb, run_dir)
     rate = TextColumn("{task.fields[rate]}")
     with open_progress(console, rate) as bar, stop_on_signal() as stopped:
-        task = bar.add_task(str(run_dir), total=resolved.train.num_steps, rate="")
+        task = bar.add_task(str(run_dir), total=resolved.train.num_steps, rate="", visible=False)
         result = run_training(
             resolved,
             run_dir,
@@ -103,11 +103,11 @@ def train(
 
 
 def _show_progress(bar: Progress, task: TaskID, now: "RunProgress") -> None:
-    """Move the bar. The loss is read twice a second at most: reading makes a GPU wait."""
+    """Move the bar. The loss is read at most twice a second, because reading makes a GPU wait."""
     clock, fields = time.perf_counter(), bar.tasks[task].fields
     if clock - fields.get("read_at", 0) > 0.5 or now.step == now.num_steps:
         fields |= {"read_at": clock, "rate": f"{now.images_per_second:.0f} images/s, loss {now.loss:.4f}"}
-    bar.update(task, completed=now.step)
+    bar.update(task, completed=now.step, visible=True)
 
 
 def _copy_to_wandb(project: str, run_dir: Path) -> None:
@@ -131,7 +131,7 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console
     num_images = train.num_steps * train.batch_size
     micro_batch = train.batch_size // train.accumulate
     console.print(
-        f"images      {len(source)}, {num_noisy} of them noisy; {num_images / len(source):.0f} epochs\n"
+        f"images      {len(source)}, of which {num_noisy} are noisy; {num_images / len(source):.0f} epochs\n"
         f"network     {cost.num_parameters:,} parameters\n"
         f"steps       {train.num_steps} of {train.batch_size} images\n"
         f"memory      about {cost.step_bytes(micro_batch) / 2**20:.0f} MiB\n"
@@ -141,7 +141,7 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """Yield a list that SIGINT and SIGTERM append to, for a loop to save and end; a second SIGINT kills."""
+    """Yield a list that SIGINT and SIGTERM append to, so that a loop can stop; a second SIGINT kills."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
