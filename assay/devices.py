@@ -43,7 +43,7 @@ def open_fabric(
         kind = "CPU core" if found.type == "cpu" else found.type.upper() + " device"
         plural = "" if num_here == 1 else "s"
         raise ValueError(
-            f"devices = {devices}: this machine has {num_here} {kind}{plural}; ask for at most that many"
+            f"devices = {devices}: this machine has {num_here} {kind}{plural}; ask for 1 to {num_here}"
         )
     if found.index is not None and devices != 1:
         raise ValueError(f"device = {device} is a single device: use cuda for several")

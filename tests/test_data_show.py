@@ -68,7 +68,7 @@ def test_get_and_show(tmp_path: Path) -> None:
     text = run(
         "show", tmp_path / "digits", "--png", tmp_path / "a.png", "--noise", "0.2", "--noise", 1, "--verify"
     )
-    assert "digits: 1,797 grey images of 8 x 8, uint8" in text and "checksums agree" in text
+    assert "digits: 1,797 grey images of 8 x 8, uint8" in text and "checksums are correct" in text
     assert "10 classes: 0 178, 1 182" in text and "clean" in text
     assert Image.open(tmp_path / "a.png").height == 3 * 66 - 2
     assert "digits exists already" in run("get", "digits", "-o", tmp_path / "digits", code=1)

@@ -217,8 +217,8 @@ def noisy_store(folder: Path, channels: int = 1) -> Store:
     """Images in units of 0 .. 4095, clean or with noise of several levels."""
     generator = np.random.default_rng(0)
     np.save(folder / "scans.npy", generator.uniform(0, 4095, (12, 8, 6, channels)).astype(np.float32))
-    levels = [0, 0.05, 0.2, 0.8] * 3
-    lines = [f"scans.npy[{i}],{level}" for i, level in enumerate(levels)]
+    levels = [0, 0.05, 0.2, 0.8] * 3  # in the files these are multiples of 4095 / 2
+    lines = [f"scans.npy[{i}],{level * 4095 / 2}" for i, level in enumerate(levels)]
     (folder / "levels.csv").write_text("\n".join(["filename,sigma", *lines]) + "\n")
     conversion = Conversion(value_range=(0, 4095))
     return pack(read_any(str(folder / "scans.npy")), folder / "store", conversion, folder / "levels.csv").store

@@ -469,7 +469,7 @@ def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: St
     assert {"mu", "sigma"} <= set(np.load(tmp_path / "ref.npz").files)
     output = run("evaluate", digits.path, "--reference", tmp_path / "ref.npz", *options)
     assert distance(output, "FD-pixels") == pytest.approx(0, abs=1e-9)
-    assert "--nearest needs training images" in fail(
+    assert "--nearest shows training images" in fail(
         "evaluate", digits.path, "-r", tmp_path / "ref.npz", *options, "--nearest", tmp_path / "n.png"
     )
 

@@ -759,7 +759,7 @@ def test_plan_asks_for_what_the_table_does_not_say(tmp_path: Path) -> None:
     both = [f"{row},digits,{extractor}" for extractor in ("pixels", "classifier") for row in rows]
     path.write_text("\n".join([f"{head},dataset,extractor", *both]))
     several = run("plan", str(path), "--num-images", "1000", "--budget", "100", code=1)
-    assert "(digits pixels, digits classifier): keep one extractor's rows in the file" in several
+    assert "(digits pixels, digits classifier): keep the rows of one extractor" in several
 
 
 def test_boxes_belong_to_the_papers_table_alone(tmp_path: Path) -> None:
