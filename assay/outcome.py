@@ -22,7 +22,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -38,9 +38,11 @@ from pydantic import (
     model_validator,
 )
 
+from assay.checkpoint import CheckpointInfo
 from assay.files import is_number, naming, read_text, reason, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
-from assay.metrics.generated import SamplerSettings
+from assay.metrics.score import Score, paired_errors
+from assay.sample import SampleConfig
 
 Sampling = Literal["full", "truncated", "refined"]
 _MAX_LEVELS_IN_WORDS = 3
@@ -222,9 +224,9 @@ SCORE = replace(
 CURRENCIES = {currency.name: currency for currency in (SCORE, FD)}
 
 
-def trained_setting(sampler: SamplerSettings, dataset: str) -> Setting:
-    """The setting of a sampled checkpoint, from what the checkpoint records of its training."""
-    info, sample = sampler.info, sampler.sample
+def trained_setting(info: CheckpointInfo, dataset: str, sample: SampleConfig | None = None) -> Setting:
+    """The setting of a checkpoint, from what it records of its training, and of how it was sampled."""
+    sample = sample or SampleConfig()
     if info.num_images is None or not info.sigma_tn:
         raise ValueError("its checkpoint does not say how many images of which noise it was trained on")
     ends = [0, *(round(part * info.num_images) for part in accumulate(part for _, part in info.sigma_tn))]
@@ -294,15 +296,42 @@ def gather(paths: Iterable[Path]) -> list[Outcome]:
         group[name] = outcome.evaluation
     for group in groups.values():
         compare(group)
-    return sorted(found.values(), key=lambda outcome: outcome.setting)
+    return sorted(with_paired_errors(list(found.values())), key=lambda outcome: outcome.setting)
+
+
+def with_paired_errors(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes with the errors of their scores in comparisons with each other, where those are known.
+
+    Models scored on the same images and noise share most of their error (see `paired_errors`).
+    """
+    alike: dict[object, dict[str, Score]] = {}
+    for outcome in outcomes:
+        if record := outcome.evaluation.score_record:
+            key = record.fingerprint, record.config, record.index
+            alike.setdefault(key, {})[record.errors] = record  # a model sampled in several ways counts once
+    errors: dict[str, float] = {}
+    for records in alike.values():
+        if len(records) > 1:
+            errors |= dict(zip(records, paired_errors(list(records.values())), strict=True))
+    found = []
+    for outcome in outcomes:
+        record = outcome.evaluation.score_record
+        error = errors.get(record.errors) if record else None
+        update = {"evaluation": outcome.evaluation.model_copy(update={"score_paired_error": error})}
+        found.append(outcome if error is None else outcome.model_copy(update=update))
+    return found
 
 
 def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
-    details = evaluation.details
-    if details is None or details.sampler is None:
-        raise ValueError(f"{name} does not say what its model was trained on: evaluate the checkpoint itself")
+    details, record = evaluation.details, evaluation.score_record
+    sampler = details.sampler if details else None
     try:
-        setting = trained_setting(details.sampler, details.reference)
+        if details and sampler:
+            setting = trained_setting(sampler.info, details.reference, sampler.sample)
+        elif record and record.info:
+            setting = trained_setting(record.info, record.held_out)
+        else:
+            raise ValueError("it does not say what its model was trained on, as a checkpoint would")
     except ValueError as error:
         raise ValueError(f"{name}: {error}; add a row for it by hand") from error
     return Outcome(setting=setting, evaluation=evaluation)

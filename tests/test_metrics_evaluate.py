@@ -35,8 +35,9 @@ from assay.metrics import (
     reference_from_statistics,
 )
 from assay.metrics.classifier import Classifier, train_classifier
-from assay.metrics.evaluate import nearest_picture, save_evaluation
+from assay.metrics.evaluate import Evaluation, nearest_picture, save_evaluation, with_score
 from assay.metrics.extract import to_bytes
+from assay.metrics.score import score, score_checkpoint
 from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
 from assay.outcome import load_evaluations, load_outcome
@@ -454,6 +455,52 @@ def test_evaluate_checkpoint_in_three_ranges(
     run("evaluate", checkpoint, *options, *arguments)
     (again,) = load_evaluations([alone]).values()
     assert again.fd == pytest.approx(found.details.ranges[1].fd, rel=1e-6)
+
+
+def test_evaluate_scores_a_checkpoint_on_held_out_images(
+    tmp_path: Path, digits: Store, cache: Path, checkpoint: Path
+) -> None:
+    result, worse = tmp_path / "score.json", tmp_path / "worse.json"
+    output = run("evaluate", checkpoint, "--held-out", digits.path, "-o", result)
+    (found,) = load_evaluations([result]).values()
+    assert found.score_record is not None and found.fd is None
+    expected = score_checkpoint(checkpoint, digits).nats_per_dim
+    assert (found.score, found.score_error) == pytest.approx(
+        (expected.value, expected.standard_error), rel=1e-5
+    )
+    assert f"score {found.score:.4g} ±" in output and "bits" in output and "0.002 to 80" in output
+    assert found.score_above is not None and found.score_below is not None and found.score_split is not None
+    assert found.score_above + found.score_below == pytest.approx(found.score, rel=1e-9)
+    assert f"above {found.score_split:.3g}" in output
+    # With a reference, both are measured.
+    options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache, "--steps", 4, "--num-images", 30]
+    run("evaluate", checkpoint, *options, "--held-out", digits.path, "-o", tmp_path / "both.json")
+    (both,) = load_evaluations([tmp_path / "both.json"]).values()
+    assert both.fd is not None and both.score == found.score
+    # Two models are compared in pairs, which makes the difference far more certain than each score.
+    record = found.score_record
+    other = with_score(Evaluation(), score(lambda x_t, sigma_t, label=None: 0.9 * x_t, digits, model="worse"))
+    save_evaluation(worse, other)
+    compared = run("compare", worse, result)
+    assert other.score_record is not None
+    gap = other.score_record.minus(record)
+    assert compared.index("score.json") < compared.index("worse.json")
+    assert f"{gap.value:.3g} ± {gap.standard_error:.2g}" in compared
+
+
+def test_images_without_labels_are_scored_instead(tmp_path: Path, digits: Store) -> None:
+    config, checkpoint = preset("mlp", (1, 8, 8)), tmp_path / "without-classes.safetensors"
+    save_checkpoint(checkpoint, build_denoiser(config), config)
+    images = to_bytes(digits.read(torch.arange(40))).numpy()[:, 0]
+    run("data", "pack", save_pngs(tmp_path / "plain", images), "-o", tmp_path / "plain-store")
+    output = run("evaluate", checkpoint, "-r", tmp_path / "plain-store")
+    assert "has no labels" in output and "must not be" in output and "score " in output
+    # Noisy images score the levels above their own.
+    run("data", "pack", tmp_path / "plain", "-o", tmp_path / "noisy-store", "--sigma", 0.4)
+    output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy-store")
+    assert "0.5 to 80" in output and "levels below 0.5 are not scored" in output
+    assert "--held-out" in fail("evaluate", checkpoint)
+    assert "--reference" in fail("evaluate", tmp_path / "plain", "--held-out", digits.path)
 
 
 def distance(output: str, metric: str) -> float:

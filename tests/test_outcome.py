@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo
 from assay.cli import app
-from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation
+from assay.denoise import MixtureDenoiser
+from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation, with_score
 from assay.metrics.generated import SamplerSettings
+from assay.metrics.score import score
 from assay.outcome import (
     COLUMNS,
     Outcome,
@@ -29,6 +31,7 @@ from assay.outcome import (
 from assay.pricing import PAPER
 from assay.sample import SampleConfig
 from assay.study.tables import averages
+from tests.points import ATOMS, STD, WEIGHTS, Points
 
 STUDIES = Path(__file__).parent.parent / "studies"
 
@@ -259,6 +262,27 @@ def save(path: Path, evaluation: Evaluation) -> Path:
     return path
 
 
+def test_scores_are_gathered_and_priced(tmp_path: Path) -> None:
+    """Models of points, with errors that fall as more images would make them: one noisy image is worth half."""
+    held_out, paths = Points(300), []
+    for clean, noisy in ((200, 0), (600, 0), (2000, 0), (200, 1800), (600, 1400)):
+        wrong = 1 + 30 / (clean + 0.5 * noisy)
+        denoiser = MixtureDenoiser(ATOMS.view(-1, 2, 1, 1) * wrong, WEIGHTS, STD)
+        parts = ((0.0, clean / (clean + noisy)),) + (((0.3, noisy / (clean + noisy)),) if noisy else ())
+        info = CheckpointInfo(sigma_tn=parts, num_images=clean + noisy, seed=0)
+        record = score(denoiser, held_out, model=f"{clean}").model_copy(update={"info": info})
+        paths.append(save(tmp_path / f"{clean}-{noisy}.json", with_score(Evaluation(), record, 0.3)))
+    output = tmp_path / "results.csv"
+    done = CliRunner().invoke(app, ["gather", *map(str, paths), "-o", str(output)], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(output.read_text().splitlines()))
+    assert len(rows) == 5 and all(float(row["score_paired_error"]) < float(row["score_error"]) for row in rows)
+    (prices,) = json.loads(CliRunner().invoke(app, ["price", str(output), "--json"]).output)
+    assert (
+        prices["by"] == "score" and prices["prices"][0]["curve_low"] <= 2 <= prices["prices"][0]["curve_high"]
+    )
+
+
 def test_a_checkpoint_knows_its_setting() -> None:
     levels = ((0.0, 180 / 1797), (0.30000001192092896, 1617 / 1797))
     info = CheckpointInfo(sigma_tn=levels, num_images=1797, seed=2, consistency=True)
@@ -267,8 +291,7 @@ def test_a_checkpoint_knows_its_setting() -> None:
         (SampleConfig(truncate_at=0.3), "truncated"),
         (SampleConfig(refine_at=0.3), "refined"),
     ):
-        sampler = SamplerSettings(sample=sample, first_seed=0, checkpoint_sha256="", info=info)
-        assert trained_setting(sampler, "digits") == Setting(
+        assert trained_setting(info, "digits", sample) == Setting(
             dataset="digits", num_clean=180, noisy=((0.3, 1617),), consistency=True, sampling=sampling, seed=2
         )
 
@@ -310,7 +333,7 @@ def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"old\.json: its checkpoint does not say how many images"):
         gather([good, save(tmp_path / "old.json", evaluated(2.0, sigma_tn=levels))])
     images = evaluated(2.0).model_copy(update={"details": None})
-    with pytest.raises(ValueError, match=r"images\.json does not say what its model was trained on"):
+    with pytest.raises(ValueError, match=r"images\.json: it does not say what its model was trained on"):
         gather([save(tmp_path / "images.json", images)])
     fewer = evaluated(2.0, sigma_tn=levels, num_images=10).model_copy(update={"num_images": 50})
     with pytest.raises(ValueError, match=r"good\.json and .*fewer\.json cannot be compared: num_images"):

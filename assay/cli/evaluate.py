@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from assay.data import Store
     from assay.metrics.evaluate import Evaluation, Reference
     from assay.metrics.extract import Extractor
+    from assay.metrics.score import Score
     from assay.sample import SampleConfig
 
 Name = Literal["classifier", "inception", "mobilenet_v2", "pixels"]
@@ -50,14 +51,20 @@ def evaluate(
     generated: Annotated[
         Path, typer.Argument(help="A checkpoint, a run folder, a store, or images: a folder, zip or npz.")
     ],
+    sample: "SampleConfig",
     reference: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--reference", "-r", help="Real images: a store, or an npz of feature statistics (ours or EDM's)."
         ),
-    ],
-    sample: "SampleConfig",
-    extractor: ExtractorOption = "classifier",
+    ] = None,
+    extractor: Annotated[
+        Name | None,
+        typer.Option(
+            help="Whose features to compare. Only `inception` gives FID, the others FD-NAME. "
+            "Default: classifier, or the held-out score alone if the reference has no labels."
+        ),
+    ] = None,
     num_images: Annotated[
         int | None,
         typer.Option(help="Images in each range. Default: all; of a checkpoint as many as the reference has."),
@@ -76,7 +83,10 @@ def evaluate(
     ] = None,
     held_out: Annotated[
         Path | None,
-        typer.Option(help="Real images not trained on, to tell what is a copy. Default: leave-one-out."),
+        typer.Option(
+            help="Real images not trained on: a checkpoint is scored on them, in nats; they also tell what is a "
+            "copy (default for that: leave-one-out)."
+        ),
     ] = None,
     quantile: Annotated[
         float,
@@ -96,27 +106,49 @@ def evaluate(
     device: Device = "auto",
     batch_size: BatchSize = 128,
 ) -> None:
-    """Measure how close generated images are to real ones.
+    """Measure how close generated images are to real ones, and how well a model denoises held-out images.
 
-    A checkpoint is sampled, by default in three ranges of seeds as in the paper. No image is saved.
+    A checkpoint is sampled, by default in three ranges of seeds as in the paper. No image is saved. The held-out
+    score needs no samples, no extractor and no labels. Noisy images score the noise levels above their own.
 
     Examples:
 
         assay evaluate samples/ --reference stores/digits --output result.json
 
         assay evaluate runs/mix --reference stores/digits --num-images 1000
+
+        assay evaluate runs/mix --held-out stores/test --output score.json
     """
     from assay.data import open_store
     from assay.files import write_whole
+    from assay.metrics.classifier import has_labels
+    from assay.metrics.evaluate import Evaluation, nearest_picture, with_score
     from assay.metrics.evaluate import evaluate as evaluate_images
-    from assay.metrics.evaluate import nearest_picture, save_evaluation
     from assay.metrics.generated import open_candidate
 
     console = open_console()
+    is_model = generated.suffix == ".safetensors" or (generated / "snapshots").is_dir()
+    is_labelled = reference is None or reference.suffix == ".npz" or has_labels(open_store(reference))
+    if is_model and extractor is None and not is_labelled:
+        text = f"{reference} has no labels to train a classifier on: the model is scored on held-out images"
+        if held_out is None:
+            text += f", here on {reference} itself, which must not be what it was trained on"
+        console.print(f"{text}. For a distance, choose an --extractor.", style="yellow")
+        reference, held_out = None, held_out or reference
+    record = None
+    if held_out is not None and is_model:
+        record = _score(generated, held_out, device, batch_size)
+    if reference is None:
+        if record is None:
+            raise ValueError("give --reference for a distance, or a checkpoint and --held-out for a score")
+        _finish(console, with_score(Evaluation(), record, _split_of(record)), output)
+        return
     if nearest is not None and training is None and reference.suffix == ".npz":
         raise ValueError("--nearest shows training images: give them as a store with --training")
     with open_progress() as bar:
-        network, real = _open_reference(bar, reference, extractor, weights, cache, device, batch_size)
+        network, real = _open_reference(
+            bar, reference, extractor or "classifier", weights, cache, device, batch_size
+        )
         trained, fresh = (
             None if path is None else _features(bar, open_store(path), network, cache, batch_size)
             for path in (training, held_out)
@@ -145,15 +177,66 @@ def evaluate(
             batch_size,
             count(bar, "sampling" if found.sampler else "measuring", found.num_ranges * found.num_images),
         )
-    _print_result(console, measured.evaluation)
-    if output is not None:
-        save_evaluation(output, measured.evaluation)
-        console.print(f"wrote {output}")
+    evaluation = measured.evaluation
+    if record is not None:
+        evaluation = with_score(evaluation, record, _split_of(record))
+    _finish(console, evaluation, output)
     if nearest is not None and measured.neighbours is not None:
         picture = nearest_picture(found.images, trained or real, measured.neighbours)
         with write_whole(nearest) as partial:
             picture.save(partial, format="PNG")
         console.print(f"wrote {nearest}")
+
+
+def _score(path: Path, held_out: Path, device: str, batch_size: int) -> "Score":
+    from assay.data import open_store
+    from assay.devices import find_device
+    from assay.metrics.score import score_checkpoint
+
+    store = open_store(held_out)
+    with open_progress() as bar:
+        task = count(bar, "scoring", len(store))
+        on = find_device(device)
+        return score_checkpoint(path, store, batch_size=8 * batch_size, device=on, progress=task)
+
+
+def _split_of(record: "Score") -> float | None:
+    """The highest noise of the training images, below which only cleaner ones can teach."""
+    return max((level for level, _ in record.info.sigma_tn if level > 0), default=None) if record.info else None
+
+
+def _finish(console: Console, evaluation: "Evaluation", output: Path | None) -> None:
+    from assay.metrics.evaluate import save_evaluation
+
+    if evaluation.fd is not None:
+        _print_result(console, evaluation)
+    if evaluation.score_record is not None:
+        _print_score(console, evaluation)
+    if output is not None:
+        save_evaluation(output, evaluation)
+        console.print(f"wrote {output}")
+
+
+def _print_score(console: Console, found: "Evaluation") -> None:
+    record = found.score_record
+    assert record is not None
+    score, bits, (low, high) = record.nats_per_dim, record.bits_per_dim, record.covers
+    console.print(
+        f"score {score.value:.4g} ± {score.standard_error:.2g} nats per dimension "
+        f"({bits.value:.4g} ± {bits.standard_error:.2g} bits); lower is better",
+        style="bold",
+    )
+    console.print(
+        f"denoising error of {len(record.index):,} held-out images of {record.held_out} over noise levels "
+        f"{low:.3g} to {high:g}"
+    )
+    if low > record.config.sigma_min:
+        console.print(f"The held-out images are noisy: levels below {low:.3g} are not scored.", style="yellow")
+    if split := found.score_split:
+        sides = {"below": record.part(high=split), "above": record.part(split)}
+        parts = [f"{e.value:.4g} ± {e.standard_error:.2g} {side} {split:.3g}" for side, e in sides.items()]
+        known = parts if found.score_below is not None else parts[1:]
+        console.print(f"of it {' and '.join(known)}, the highest noise of the training images")
 
 
 def reference(

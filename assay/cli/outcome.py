@@ -23,14 +23,17 @@ def gather(
 
     Example: `assay gather clean.json mixed.json -o results.csv`
     """
+    from assay.outcome import CURRENCIES, write_outcomes
     from assay.outcome import gather as gather_outcomes
-    from assay.outcome import write_outcomes
 
     outcomes = gather_outcomes(results)
     write_outcomes(output, outcomes)
-    table = Table("setting", outcomes[0].evaluation.metric, box=None, header_style="bold")
+    found = [
+        each for each in CURRENCIES.values() if any(each.value(outcome) is not None for outcome in outcomes)
+    ]
+    table = Table("setting", *(each.title(outcomes[0]) for each in found), box=None, header_style="bold")
     for outcome in outcomes:
-        table.add_row(outcome.setting.title, outcome.evaluation.cell("fd"))
+        table.add_row(outcome.setting.title, *(outcome.evaluation.cell(each.name) for each in found))
     console = open_console()
     console.print(table)
     console.print(f"wrote {output}")
@@ -49,9 +52,18 @@ def compare(results: Results) -> None:
     names = titles(found.values())
     best, *_ = order = compare_evaluations(found)
     first = Column("result", overflow="fold")  # a path must survive copy and paste
-    table = Table(first, *(names | {"fd": found[best].metric}).values(), box=None, header_style="bold")
+    titled = {name: found[best].metric if name == "fd" else title for name, title in names.items()}
+    records = {name: each.score_record for name, each in found.items()}
+    if all(records.values()):
+        titled["behind"] = "score behind the first"
+    table = Table(first, *titled.values(), box=None, header_style="bold")
     for name in order:
-        table.add_row(name, *(found[name].cell(metric) for metric in names))
+        mine, its = records[name], records[best]
+        cells = [found[name].cell(metric) for metric in names]
+        if "behind" in titled and mine and its:
+            behind = mine.minus(its)  # on the same images and noise, so the error is much smaller
+            cells.append("" if name == best else f"{behind.value:.3g} ± {behind.standard_error:.2g}")
+        table.add_row(name, *cells)
     console = open_console()
     console.print(table)
     details = found[best].details

@@ -64,6 +64,17 @@ class TrainedClassifier:
     accuracy: float
 
 
+def _labelled(source: ImageSource) -> Tensor:
+    """The clean images with a label, (N,)."""
+    return torch.nonzero((usable_from(source) == 0) & (source.label >= 0))[:, 0]
+
+
+def has_labels(source: ImageSource) -> bool:
+    """Whether a classifier can be trained on these images."""
+    labelled = _labelled(source)
+    return len(labelled) >= 20 and len(source.label[labelled].unique()) >= 2
+
+
 def train_classifier(
     source: ImageSource,
     to_bytes: Callable[[Tensor], Tensor],
@@ -75,12 +86,12 @@ def train_classifier(
 
     With a folder for `states` a training that was killed is resumed, to the same bits.
     """
-    usable = torch.nonzero((usable_from(source) == 0) & (source.label >= 0))[:, 0]
-    num_present = len(source.label[usable].unique())
-    if num_present < 2 or len(usable) < 20:
+    usable = _labelled(source)
+    if not has_labels(source):
         raise ValueError(
-            f"the classifier needs at least 20 clean images with labels of at least 2 classes; "
-            f"{source.name} has {len(usable)} of {num_present}: use mobilenet_v2 or pixels instead"
+            f"the classifier needs at least 20 clean images with labels of at least 2 classes; {source.name} "
+            f"has {len(usable)} of {len(source.label[usable].unique())}: use mobilenet_v2 or pixels instead, "
+            "or score the model on held-out images, which needs no labels"
         )
     generator = torch.Generator().manual_seed(0)
     order = usable[torch.randperm(len(usable), generator=generator)]

@@ -64,7 +64,7 @@ class ScoreConfig(BaseModel):
 
     sigma_min: float = Field(0.002, gt=0)
     sigma_max: float = Field(80.0, gt=0)
-    num_levels: int = Field(16, ge=1)
+    num_levels: int = Field(8, ge=1)
     seed: int = 0
 
     @model_validator(mode="after")

@@ -189,7 +189,7 @@ def execute(
         with write_whole(picture_path(path)) as partial:
             image_grid(samples.read(torch.arange(min(_NUM_PICTURED, num_total))), 8).save(partial)
         outcome = Outcome(
-            setting=trained_setting(settings, study.name),
+            setting=trained_setting(settings.info, study.name, settings.sample),
             evaluation=measured,
             train_seconds=train_seconds,
             sample_seconds=time.perf_counter() - started,
