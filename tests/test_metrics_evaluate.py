@@ -496,7 +496,17 @@ def test_images_without_labels_are_scored_instead(tmp_path: Path, digits: Store)
     output = run("evaluate", checkpoint, "-r", tmp_path / "plain-store")
     assert "has no labels" in output and "must not be" in output and "score " in output
     # Noisy images score the levels above their own.
-    run("data", "pack", tmp_path / "plain", "-o", tmp_path / "noisy-store", "--sigma", 0.4)
+    run(
+        "data",
+        "pack",
+        tmp_path / "plain",
+        "-o",
+        tmp_path / "noisy-store",
+        "--sigma",
+        0.4,
+        "--sigma-units",
+        "scaled",
+    )
     output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy-store")
     assert "0.5 to 80" in output and "levels below 0.5 are not scored" in output
     assert "--held-out" in fail("evaluate", checkpoint)
