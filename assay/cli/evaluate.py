@@ -84,8 +84,8 @@ def evaluate(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Real images not trained on: a checkpoint is scored on them, in nats; they also tell what is a "
-            "copy (default for that: leave-one-out)."
+            help="Real images not trained on: a checkpoint is scored on them, in nats; they also tell what "
+            "is a copy (default for that: leave-one-out)."
         ),
     ] = None,
     quantile: Annotated[
@@ -108,8 +108,9 @@ def evaluate(
 ) -> None:
     """Measure how close generated images are to real ones, and how well a model denoises held-out images.
 
-    A checkpoint is sampled, by default in three ranges of seeds as in the paper. No image is saved. The held-out
-    score needs no samples, no extractor and no labels. Noisy images score the noise levels above their own.
+    A checkpoint is sampled, by default in three ranges of seeds as in the paper. No image is saved. The
+    held-out score needs no samples, no extractor and no labels. Noisy images score the noise levels above
+    their own.
 
     Examples:
 
