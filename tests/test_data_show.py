@@ -72,7 +72,7 @@ def test_get_and_show(tmp_path: Path) -> None:
     assert "10 classes: 0 178, 1 182" in text and "clean" in text
     assert Image.open(tmp_path / "a.png").height == 3 * 66 - 2
     assert "digits exists already" in run("get", "digits", "-o", tmp_path / "digits", code=1)
-    assert "name its file with --png" in run("show", tmp_path / "digits", "--noise", "0.2", code=1)
+    assert "give its file with --png" in run("show", tmp_path / "digits", "--noise", "0.2", code=1)
     assert "is not a store" in run("show", tmp_path, code=1)
 
 

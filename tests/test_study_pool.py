@@ -178,7 +178,7 @@ def test_control_c_leaves_everything_resumable(undisturbed: OpenStudy, tmp_path:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
         said, _ = process.communicate()
     assert process.returncode == 130
-    assert said.rstrip().endswith("Stopped; what was done is saved. The same command continues.")
+    assert said.rstrip().endswith("Stopped and saved. Run the same command again to resume.")
     before = kept(opened)
     states = list(opened.folder.glob("runs/*/state/*.safetensors"))
     first_steps: dict[str, int] = {}
