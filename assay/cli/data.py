@@ -101,7 +101,7 @@ def pack(
     ] = None,
     dtype: Annotated[
         Literal["uint8", "float16", "float32"] | None,
-        typer.Option(help="Type of stored values. Default: uint8 for 8-bit files, float32 for others."),
+        typer.Option(help="Type of stored values. Default: uint8 if all files have 8 bits, else float32."),
     ] = None,
     sigma: Annotated[
         float | None, typer.Option(help="Standard deviation of the noise, in the units of the files.")

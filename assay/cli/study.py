@@ -41,6 +41,34 @@ def _open(spec: Path, output: Path | None) -> "OpenStudy":
 
 
 @app.command()
+def init(
+    store: Annotated[Path, typer.Argument(help="The store to study, or a known data set (`assay data get`).")],
+    output: Annotated[Path, output_option("The study file to write.", suffix=".toml")] = Path("study.toml"),
+    minutes: Annotated[float, typer.Option(help="How long the study may take on this machine.")] = 30.0,
+) -> None:
+    """Write a commented study file that suits a store and the time there is.
+
+    Noisy images are compared with clean ones in several amounts; on clean images alone noise is simulated.
+    A few training steps are timed here to choose how many the study has.
+
+    Example: `assay study init stores/scans --minutes 30`
+    """
+    from assay.files import write_whole
+    from assay.study.init import draft_study
+
+    if output.exists():
+        raise FileExistsError(f"{output} exists already; remove it or choose another name with -o")
+    console = Console()
+    with console.status("timing a few steps ..."):
+        text = draft_study(store, minutes)
+    with write_whole(output) as partial:
+        partial.write_text(text)
+    heading = text[: text.index("\nname = ")]
+    console.print("\n".join(line.removeprefix("#").strip() for line in heading.splitlines()), markup=False)
+    console.print(f"Wrote {output}. Read it, then: assay study run {output}", soft_wrap=True, markup=False)
+
+
+@app.command()
 def run(
     spec: Spec,
     output: Folder = None,

@@ -6,6 +6,7 @@ transparency, rounding to 8 bits) is rejected. Noise levels are given in the uni
 with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels rule out is rejected.
 """
 
+import contextlib
 import csv
 import json
 import math
@@ -13,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
@@ -95,7 +96,7 @@ class Conversion:
     `size` (H, W): None keeps the size of the first image. `fit`: what to do with another size; refuse it
     ("exact"), cut out the centre ("crop"), or scale the shorter side and cut out the centre ("resize").
     `value_range`: the pixels that are black and white; None means 0 .. 255 or 0 .. 65535, and is refused for
-    float pixels. `dtype`: None means uint8 for 8-bit files and float32 for all others.
+    float pixels. `dtype`: None means uint8 if the files have 8 bits, else float32; of several sources, all.
     """
 
     size: tuple[int, int] | None = None
@@ -139,7 +140,10 @@ def pack(
     for label in (raw.name, *raw.class_names):
         if printable(label) != label:
             raise ValueError(f"{printable(label)}: the name of this folder is not UTF-8: rename it")
-    writer = _Packer(raw, conversion or Conversion(), skip_bad, progress)
+    conversion = conversion or Conversion()
+    if conversion.dtype is None and len(many) > 1 and not all(map(_begins_with_bytes, many)):
+        conversion = replace(conversion, dtype="float32")
+    writer = _Packer(raw, conversion, skip_bad, progress)
     for number, source in enumerate(many):
         writer.set_levels(source, number, sum(len(before.raw.names) for before in many[:number]))
     images = writer.images()
@@ -158,6 +162,14 @@ def pack(
         raw.class_names,
     )
     return PackReport(store, tuple(writer.skipped), tuple(writer.warnings()))
+
+
+def _begins_with_bytes(source: PackSource) -> bool:
+    """Whether the first image that can be read has 8 bits."""
+    for i in range(len(source.raw.names)):
+        with contextlib.suppress(ValueError, OSError):  # reported when its turn comes
+            return source.raw.pixels(i).dtype == np.uint8
+    return True
 
 
 def _join(sources: Sequence[PackSource]) -> RawImages:

@@ -4,45 +4,49 @@ import time
 
 import torch
 
-from assay.data import Loader
+from assay.data import ImageSource, Loader
 from assay.loss import ambient_loss, edm_weight
 from assay.nets import NetConfig, build_denoiser
+from assay.study.arms import Job
 from assay.study.run import OpenStudy
 
-_NUM_STEPS = 3
+NUM_TIMED_STEPS = 3
 _EVALUATIONS_PER_STEP = 3.0  # a training step costs about three evaluations
 
 
 def estimate_seconds(opened: OpenStudy) -> dict[str, float]:
     """Seconds of one core for each job, by its key: training, plus two evaluations per sampling step."""
-    protocol = opened.study.evaluate
     seconds: dict[str, float] = {}
     per_image: dict[NetConfig, float] = {}
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for job in opened.jobs:
-            config = job.config.net_config(opened.source)
-            if config not in per_image:
-                per_image[config] = _seconds_per_image(opened, job.config.train.batch_size, config)
-            num_evaluated = protocol.num_images * protocol.num_ranges * len(job.samples)
-            num_sampled = num_evaluated * 2 * protocol.sample.num_steps / _EVALUATIONS_PER_STEP
-            seconds[job.key] = per_image[config] * (job.work + num_sampled)
-    finally:
-        torch.set_num_threads(num_threads)
+    for job in opened.jobs:
+        config = job.config.net_config(opened.source)
+        if config not in per_image:
+            per_image[config] = seconds_per_image(opened.source, job.config.train.batch_size, config)
+        seconds[job.key] = per_image[config] * (job.work + sampling_work(job))
     return seconds
 
 
-def _seconds_per_image(opened: OpenStudy, batch_size: int, config: NetConfig) -> float:
-    """The fastest of a few training steps, divided by the batch."""
+def sampling_work(job: Job) -> float:
+    """Images of training that a job's sampling amounts to."""
+    num_sampled = job.evaluate.num_images * job.evaluate.num_ranges * len(job.samples)
+    return num_sampled * 2 * job.evaluate.sample.num_steps / _EVALUATIONS_PER_STEP
+
+
+def seconds_per_image(source: ImageSource, batch_size: int, config: NetConfig) -> float:
+    """The fastest of a few training steps on one core, divided by the batch."""
     denoiser = build_denoiser(config)
-    batch = Loader(opened.source, min(batch_size, len(opened.source))).batch(0)
+    batch = Loader(source, min(batch_size, len(source))).batch(0)
     label = batch.label if config.num_classes else None
     fastest = float("inf")
-    for _ in range(_NUM_STEPS):
-        started = time.perf_counter()
-        weight = edm_weight(batch.sigma_t)
-        loss = ambient_loss(denoiser, batch.x_tn, batch.sigma_tn, batch.sigma_t, batch.eps, weight, label)
-        loss.mean().backward()
-        fastest = min(fastest, time.perf_counter() - started)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(NUM_TIMED_STEPS):
+            started = time.perf_counter()
+            weight = edm_weight(batch.sigma_t)
+            loss = ambient_loss(denoiser, batch.x_tn, batch.sigma_tn, batch.sigma_t, batch.eps, weight, label)
+            loss.mean().backward()
+            fastest = min(fastest, time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(num_threads)
     return fastest / len(batch.index)

@@ -1,0 +1,254 @@
+"""A first study file, fitted to a store and to the time there is.
+
+The noise of the store decides the grid: with noisy images, a ladder of its clean images with and without them;
+with clean images alone, simulated noise. The richest grid is taken whose trainings get enough steps in the
+time. Steps are timed on this machine. The text is opened as a study before it is returned.
+"""
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from assay.data import ImageSource
+from assay.metrics.evaluate import MIN_IMAGES
+from assay.study.arms import level_bins
+from assay.study.run import OpenStudy, open_study
+from assay.study.timing import NUM_TIMED_STEPS, sampling_work, seconds_per_image
+from assay.train.config import DataConfig
+from assay.train.presets import PRESETS
+
+_MLP_SIDE = 12  # pixels; larger images get a U-Net
+_MIN_STEPS = 100
+_MIN_PART = 32  # images; smaller parts of the data are left out
+_ENOUGH = 0.25  # of the images that the preset trains on: less, and a smaller grid is taken
+_SAMPLING_SHARE = 1 / 3  # of the time, at most
+_NUM_SAMPLED = (1000, 500, 200, 100, 50)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """What is trained, from rich to lean."""
+
+    fractions: tuple[float, ...]
+    baselines: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    by_level: bool = True  # noisy images also in bins of levels, or simulated at three levels
+
+
+_BASELINES = ("clean_only", "truncated", "consistency")
+_GRIDS = (
+    _Grid((1, 0.5, 0.25, 0.1, 0), _BASELINES, (0, 1, 2)),
+    _Grid((1, 0.5, 0.25, 0.1, 0), _BASELINES),
+    _Grid((1, 0.5, 0.25, 0.1, 0), ("clean_only",), by_level=False),
+    _Grid((1, 0.5, 0.2), ("clean_only",), by_level=False),
+)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Everything that the file says."""
+
+    store: str
+    name: str
+    about: str
+    grid: _Grid
+    fractions: tuple[float, ...]
+    levels: tuple[float, float] | None  # of the noisy images; None: all are clean
+    extractor: str
+    preset: str
+    batch_size: int = 1
+    num_steps: int = _MIN_STEPS
+    num_sampled: int = _NUM_SAMPLED[-1]
+    timing: str = "not timed yet"
+
+    def text(self) -> str:
+        """The file."""
+        train = PRESETS[self.preset].train
+        num_images = self.num_steps * self.batch_size
+        net = PRESETS[self.preset].net["preset"]
+        clip = f"clip_grad = {train['clip_grad']}\n" if "clip_grad" in train else ""
+        return f"""\
+# {self.about}
+# Written by `assay study init`; change what you like. `assay study plan` says how long it will take, and
+# `assay study run` runs it and writes results.csv, report.html and prices.
+#
+# {self.timing}
+name = {_quoted(self.name)}              # results go to out/{self.name}
+
+[data]
+store = {_quoted(self.store)}
+# A tenth of the clean images is held out and never trained on; held_out = 0.2 or 500 changes that.
+
+[net]
+preset = {_quoted(net)}           # for images of this size; `assay net list` shows others
+
+[train]
+num_steps = {self.num_steps}
+batch_size = {self.batch_size}
+lr = {train["lr"]}
+lr_ramp_images = {min(10_000, num_images // 10)}
+lr_decay = "cosine"
+ema_half_life_images = {train["ema_half_life_images"]}
+{clip}state_every = {min(1000, self.num_steps // 4)}        # steps; an interrupted run resumes from there
+
+[evaluate]
+{_EXTRACTORS[self.extractor]}
+num_images = {self.num_sampled}          # sampled from each model, three times
+num_ranges = 3
+
+[grid]
+{self._grid_text()}
+seeds = {list(self.grid.seeds)}              # of training; with three, results have an uncertainty between runs
+"""
+
+    def _grid_text(self) -> str:
+        fractions, baselines = list(self.fractions), _listed(self.grid.baselines)
+        if self.levels is None:
+            sigmas = [0.1, 0.2, 0.4] if self.grid.by_level else [0.2]
+            return f"""\
+# All images are clean, so noise is simulated: for each fraction, that share stays clean and the others get
+# noise. Choose levels like those of the images you could get; black is -1 and white is 1, so 0.2 is a tenth
+# of the range.
+clean_fractions = {fractions}
+sigmas = {sigmas}
+# clean_only: the clean share alone. truncated, consistency: two ways to use noisy images alone (fraction 0).
+baselines = {baselines}"""
+        low, high = self.levels
+        bins = (
+            "# Noisy images together, and in bins of levels, which levels = [[low, high], ...] would set."
+            if self.grid.by_level
+            else "# All noisy images together; without this line also in bins of levels, which takes longer.\n"
+            f"levels = [[{low}, {high}]]"
+        )
+        return f"""\
+# Shares of the clean images, each with and without the noisy ones; 0 is the noisy ones alone.
+clean_fractions = {fractions}
+noisy_fractions = [1.0]        # shares of the noisy images; [1.0, 0.5] shows what half of them would give
+{bins}
+# clean_only: the clean images of each share alone. truncated, consistency: two ways to use noisy images alone.
+baselines = {baselines}"""
+
+
+_EXTRACTORS = {
+    "classifier": 'extractor = "classifier"   # trained on the clean images and their labels',
+    "pixels": "# The clean images have no labels to train a classifier on. For photographs choose\n"
+    "# mobilenet_v2, whose weights are downloaded.\n"
+    'extractor = "pixels"',
+}
+
+
+def draft_study(store: Path, minutes: float = 30.0, cores: int | None = None) -> str:
+    """The text of a study of `store` that takes about `minutes` on `cores` (default: all) cores here."""
+    if not minutes > 0:
+        raise ValueError(f"minutes = {minutes:g}: give the time that the study may take, > 0")
+    cores = cores or os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
+        folder = Path(temporary)
+        data = DataConfig(store=store).resolved(folder / "data", hold_out=True)
+        draft, per_image = _first_draft(store, data.open()), 0.0
+        for grid in _GRIDS:
+            draft, opened = _on_grid(draft, grid, folder)
+            if not per_image:
+                config = opened.jobs[0].config.net_config(opened.source)
+                per_image = seconds_per_image(opened.source, draft.batch_size, config)
+            draft, enough = _in_time(draft, opened, 60 * minutes * cores / per_image)
+            if enough:
+                break
+        jobs = _open(draft, folder).jobs
+    work, num_trained = sum(job.work + sampling_work(job) for job in jobs), draft.num_steps * draft.batch_size
+    timing = (
+        f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms (the fastest of "
+        f"{NUM_TIMED_STEPS} steps of\n# {draft.batch_size} images). {len(jobs)} trainings on {num_trained:,} "
+        f"images each, and their samples, take about\n# {work * per_image / 60 / cores:.2g} minutes on {cores} "
+        "core(s)."
+    )
+    if not enough:
+        usual = PRESETS[draft.preset].train["num_steps"] * PRESETS[draft.preset].train["batch_size"]
+        timing += (
+            f" That is short: a model of such images usually sees {usual:,} of them.\n"
+            "# Give it more --minutes before you trust a price."
+        )
+    return replace(draft, timing=timing).text()
+
+
+def _first_draft(store: Path, source: ImageSource) -> _Draft:
+    """What follows from the images alone."""
+    clean = source.sigma_tn == 0
+    if int(clean.sum()) < MIN_IMAGES:
+        raise ValueError(
+            f"{source.name} has {int(clean.sum())} clean images to compare samples with, and a study needs at "
+            f"least {MIN_IMAGES}: pack some with the noisy ones (`assay data pack clean/ --sigma 0 noisy/ "
+            "--sigma-file levels.csv`), or compare models that you train by `assay evaluate CHECKPOINT "
+            "--held-out STORE`, which takes noisy images"
+        )
+    labelled = source.label[clean & (source.label >= 0)]
+    has_labels = len(labelled) >= MIN_IMAGES and len(labelled.unique()) > 1
+    num_noisy = int((~clean).sum())
+    bins = level_bins(source.sigma_tn)
+    shape = " x ".join(map(str, source.image_shape))
+    about = f"A study of {source.name}: {int(clean.sum()):,} clean images of {shape} (C x H x W) to train on"
+    if num_noisy:
+        about += f",\n# and {num_noisy:,} noisy ones, with noise of {bins[0][0]:.3g} to {bins[-1][1]:.3g}"
+    return _Draft(
+        store=str(store),
+        name=re.sub(r"[^\w.-]+", "-", store.resolve().name).strip(".-") or "study",
+        about=about + ".",
+        grid=_GRIDS[0],
+        fractions=_GRIDS[0].fractions,
+        levels=(bins[0][0], bins[-1][1]) if num_noisy else None,
+        extractor="classifier" if has_labels else "pixels",
+        preset="digits" if max(source.image_shape[1:]) <= _MLP_SIDE else "small",
+    )
+
+
+def _on_grid(draft: _Draft, grid: _Grid, folder: Path) -> tuple[_Draft, OpenStudy]:
+    """The draft on a grid: without fractions that keep too few images, and batches that every part can fill."""
+    draft = replace(draft, grid=grid, fractions=(1,), batch_size=1)
+    num_clean = int((_open(draft, folder).source.sigma_tn == 0).sum())
+    fractions = tuple(p for p in grid.fractions if p in (0, 1) or p * num_clean >= _MIN_PART)
+    draft = replace(draft, fractions=fractions)
+    opened = _open(draft, folder)
+    if 0 in fractions and _smallest(opened) < min(_MIN_PART, num_clean):  # a level with few images
+        draft = replace(draft, fractions=fractions[:-1])
+        opened = _open(draft, folder)
+    most = min(_smallest(opened), PRESETS[draft.preset].train["batch_size"])
+    return replace(draft, batch_size=1 << (most.bit_length() - 1)), opened
+
+
+def _smallest(opened: OpenStudy) -> int:
+    """How many images the arm with the fewest is trained on."""
+    return min(len(arm.config.data.open()) for arm in opened.arms)
+
+
+def _in_time(draft: _Draft, opened: OpenStudy, affordable: float) -> tuple[_Draft, bool]:
+    """Fill the time with steps and samples; False if every training gets too few steps.
+
+    `affordable` is the work that the time allows, in images of training.
+    """
+    per_sample = sum(map(sampling_work, opened.jobs)) / opened.study.evaluate.num_images
+    num_sampled = next(
+        (n for n in _NUM_SAMPLED if n * per_sample <= _SAMPLING_SHARE * affordable), _NUM_SAMPLED[-1]
+    )
+    per_step = draft.batch_size * sum(job.work for job in opened.jobs) / opened.study.train.num_steps
+    train = PRESETS[draft.preset].train
+    most = train["num_steps"] * train["batch_size"] // draft.batch_size
+    num_steps = int(min(max((affordable - num_sampled * per_sample) / per_step, _MIN_STEPS), most))
+    return replace(draft, num_steps=num_steps, num_sampled=num_sampled), num_steps >= _ENOUGH * most
+
+
+def _open(draft: _Draft, folder: Path) -> OpenStudy:
+    spec = folder / "draft.toml"
+    spec.write_text(draft.text())
+    return open_study(spec, folder)
+
+
+def _quoted(text: str) -> str:
+    """A TOML string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return "[" + ", ".join(map(_quoted, words)) + "]"
