@@ -6,7 +6,8 @@
     names.npy      (N,) UTF-8 bytes, the file each image came from
     usable_from.npy  (N,) float32, only if some image may be used from a higher level than its noise on
     group.npy      (N,) int64, the file each image is a part of; absent if no two share one
-    meta.json      shape, value range, classes, checksums
+    blocks.npy     checksums of the blocks of images.npy
+    meta.json      shape, value range, classes, checksums of all files and of itself
 
 `value_range` (low, high) are the stored values of black and white. Reading maps them to -1 and 1,
 
@@ -17,15 +18,15 @@ that were packed, so that results can be given in their units. An image that is 
 another kind can still teach the levels where noise hides that: `usable_from` >= sigma_tn says from which
 level on. It must get noise up to that level before training, which `assay.data.usable` adds.
 
-Everything is memory-mapped, so opening costs the same for a thousand images and a million. A store is
-whole or absent (`assay.files`).
+Everything is memory-mapped, so that opening reads the columns of numbers and no images. A store is whole or
+absent (`assay.files`), and damage is noticed: columns are compared with their checksums when the store is
+opened, images block by block as they are first read.
 """
 
-import contextlib
-import errno
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
@@ -35,14 +36,19 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from assay.files import sha256, write_whole_directory
+from assay.archives import read_npy
+from assay.data.blocks import Blocks, write_blocks
+from assay.files import naming, sha256, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
-FORMAT_VERSION: Literal[1] = 1
+FORMAT_VERSION: Literal[2] = 2  # 1 had no checksums of blocks and of meta.json
 _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
 _USABLE_FROM = "usable_from.npy"  # a column that stores may lack
 _GROUP = "group.npy"
+_BLOCKS = "blocks.npy"
+_CHECKSUM = "checksum"  # of meta.json, the key in it
+_MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
 
 
 class ImageSource(Protocol):
@@ -69,7 +75,7 @@ class StoreMeta(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1, 2] = FORMAT_VERSION
     name: str
     num_images: int
     image_shape: tuple[int, int, int]
@@ -92,6 +98,9 @@ class Store:
         self.class_names = meta.class_names
         self.num_classes = len(meta.class_names)
         self.physical_range: tuple[float, float] | None = meta.physical_range or meta.value_range
+        for file in meta.checksums:
+            if file not in ("images.npy", "names.npy"):  # these are compared when they are read
+                self._compare(file)
         self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
         self._names = _map_column(path, "names.npy", (meta.num_images,), None)
         self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))
@@ -102,7 +111,15 @@ class Store:
         self.group: Tensor | None = None
         if _GROUP in meta.checksums:
             self.group = torch.from_numpy(_map_column(path, _GROUP, (meta.num_images,), "int64"))
-        contents = {key: value for key, value in meta.checksums.items() if key not in ("names.npy", _GROUP)}
+        _check_columns(path, meta, self.sigma_tn, self.usable_from, self.label)
+        self._images_unchecked = self._names_unchecked = True
+        self._blocks = Blocks(path / "images.npy", path / _BLOCKS) if _BLOCKS in meta.checksums else None
+        self._image_bytes = math.prod(meta.image_shape) * self._images.itemsize
+        self._header_bytes = (path / "images.npy").stat().st_size - meta.num_images * self._image_bytes
+        if self._blocks is not None:
+            self._blocks.check(np.zeros(1, np.int64), np.full(1, self._header_bytes))
+        no_contents = ("names.npy", _GROUP, _BLOCKS)
+        contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
         self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
 
     def __len__(self) -> int:
@@ -110,29 +127,51 @@ class Store:
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
+        self._check_images(index.numpy())
         low, high = self.meta.value_range
         x = torch.from_numpy(self._images[index.numpy()]).to(torch.float32)
         return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
+        if self._names_unchecked:
+            self._compare("names.npy")
+            self._names_unchecked = False
         return [bytes(name).decode() for name in self._names[list(index)]]
 
     def verify(self) -> None:
         """Compare every file with its checksum; raises ValueError on the first that has changed."""
-        for file, expected in self.meta.checksums.items():
-            if sha256(self.path / file) != expected:
-                raise ValueError(f"{self.path / file} has changed since it was packed: pack the store again")
+        for file in self.meta.checksums:
+            self._compare(file)
+
+    def _compare(self, file: str) -> None:
+        if sha256(self.path / file) != self.meta.checksums[file]:
+            raise ValueError(
+                f"{self.path / file} has changed since it was packed: restore it, or pack the store again"
+            )
+
+    def _check_images(self, index: np.ndarray) -> None:
+        """Compare what is about to be read; in a store of the first format all images, if that is quick."""
+        if self._blocks is not None:
+            start = self._header_bytes + np.where(index < 0, index + len(self), index) * self._image_bytes
+            self._blocks.check(start, start + self._image_bytes)
+        elif self._images_unchecked:
+            if self._images.nbytes <= _MAX_BYTES_HASHED_WHOLE:
+                self._compare("images.npy")
+            self._images_unchecked = False
 
 
 def open_store(path: Path | str) -> Store:
-    """Open a store, reading `meta.json` and the headers of the arrays only."""
+    """Open a store, reading `meta.json`, the columns of numbers and the header of the images only."""
     path = Path(path)
     file = path / "meta.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is not a store: it has no meta.json; make one with `assay data pack`")
+    with naming(file, "restore it, or pack the store again"):
+        tree = dict(json.loads(file.read_bytes()))
+        checksum = tree.pop(_CHECKSUM, None)
     try:
-        meta = StoreMeta.model_validate_json(file.read_bytes())
+        meta = StoreMeta.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         version = next((part["input"] for part in error.errors() if part["loc"] == ("format_version",)), 0)
         if isinstance(version, int) and version > FORMAT_VERSION:
@@ -142,10 +181,22 @@ def open_store(path: Path | str) -> Store:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"]) or "the file"
         raise ValueError(f"{file}: {where}: {problem['msg']}; pack the store again") from error
-    for column in _COLUMNS:
+    is_first_format = meta.format_version == 1 and checksum is None
+    for column in _COLUMNS if is_first_format else (*_COLUMNS, _BLOCKS):
         if column not in meta.checksums:
             raise ValueError(f"{file}: checksums: that of {column} is missing; pack the store again")
+    if not is_first_format and checksum != hash_of(tree):
+        raise ValueError(f"{file} has changed since it was packed: restore it, or pack the store again")
     return Store(path, meta)
+
+
+def _check_columns(path: Path, meta: StoreMeta, sigma_tn: Tensor, usable_from: Tensor, label: Tensor) -> None:
+    """Reject levels and classes that make no sense, in a store that somebody else may have made."""
+    with naming(path, "pack the store again"):
+        check_sigma("sigma_tn", sigma_tn)
+        check_sigma("usable_from", usable_from)
+        if not bool(((label >= -1) & (label < len(meta.class_names))).all()):
+            raise ValueError(f"labels are not all classes from 0 to {len(meta.class_names) - 1}, or -1")
 
 
 def hash_of(*parts: object) -> str:
@@ -186,7 +237,7 @@ def write_store(
     names: list[bytes] = []
     ranges: set[tuple[float, float] | None] = set()
     groups: list[int] = []
-    with explain_full_disk(path), write_whole_directory(path) as partial:
+    with write_whole_directory(path) as partial:
         # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
         with open(partial / "images.npy", "wb") as file:
             header_size = _write_header(file, (0, *image_shape), dtype)
@@ -232,6 +283,8 @@ def write_store(
             optional[_GROUP] = np.asarray(groups, dtype=np.int64)
         for file_name, column in optional.items():
             np.save(partial / file_name, column)
+        checksums = {"images.npy": write_blocks(partial / "images.npy", partial / _BLOCKS)}
+        columns = [file for file in (*_COLUMNS, *optional, _BLOCKS) if file != "images.npy"]
         meta = StoreMeta(
             name=name,
             num_images=len(sigmas),
@@ -241,24 +294,11 @@ def write_store(
             physical_range=ranges.pop() if len(ranges) == 1 else None,
             class_names=tuple(class_names),
             num_clean=int((usable_from == 0).sum()),
-            checksums={file: sha256(partial / file) for file in (*_COLUMNS, *optional)},
+            checksums=checksums | {file: sha256(partial / file) for file in columns},
         )
-        (partial / "meta.json").write_text(meta.model_dump_json(indent=2) + "\n")
+        tree = meta.model_dump(mode="json")
+        (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: hash_of(tree)}, indent=2) + "\n")
     return open_store(path)
-
-
-@contextlib.contextmanager
-def explain_full_disk(path: Path) -> Iterator[None]:
-    """Turn the bare "No space left on device" into a sentence that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OSError(
-            f"{path}: the disk is full ({error.strerror}); nothing was kept: free some space, choose another "
-            "disk, or pack smaller images"
-        ) from error
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
@@ -270,13 +310,11 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
 
 def _map_column(path: Path, file: str, shape: tuple[int, ...], dtype: str | None) -> np.ndarray:
     """Memory-map one array of a store, in mode "c" because torch wants memory it could write to."""
-    try:
-        array = np.load(path / file, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path / file} cannot be read ({error}): pack the store again") from error
+    with naming(path / file, "restore it, or pack the store again"):
+        array = read_npy(path / file, "c")
     if array.shape != shape or (dtype is not None and array.dtype != dtype):
         raise ValueError(
             f"{path / file} holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}: "
             "pack the store again"
         )
-    return array.view(np.ndarray)  # a plain array indexes faster than np.memmap
+    return array
