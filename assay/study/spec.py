@@ -3,7 +3,7 @@
     name = "digits"
     [data]      store = "digits"                       the words of `assay train`: see `DataConfig`
     [net]       preset = "mlp"
-    [train]     num_steps = 4000                       any setting of `assay train`
+    [train]     num_steps = 4000                       any setting of `assay train`, or preset = "cifar10"
     [evaluate]  extractor = "classifier"
     [grid]      clean_fractions = [1, 0.1, 0]          x sigmas = [0.5]
                 baselines = ["clean_only", "truncated", "consistency"]
@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,16 @@ from pydantic import Field, ValidationError
 from assay.metrics import ExtractorName
 from assay.outcome import Sampling
 from assay.sample import SampleConfig
-from assay.train.config import ConsistencyConfig, DataConfig, Strict, TrainConfig, explain, read_toml
+from assay.train.config import (
+    ConsistencyConfig,
+    DataConfig,
+    Strict,
+    TrainConfig,
+    explain,
+    override,
+    read_toml,
+)
+from assay.train.presets import PRESETS, preset_tree
 
 Baseline = Literal["clean_only", "truncated", "consistency"]
 
@@ -39,6 +48,11 @@ class EvaluateConfig(Strict):
     """The paper's protocol: `num_ranges` disjoint ranges of `num_images` seeds each, mean and deviation."""
 
     extractor: ExtractorName = "classifier"
+    reference: Path | None = Field(
+        None,
+        description="Statistics of the real images, an npz of `assay reference` or of EDM's fid-refs. Default: "
+        "the study's own clean images.",
+    )
     num_images: int = Field(1000, ge=20)
     num_ranges: int = Field(3, ge=1)
     sample: SampleConfig = SampleConfig()
@@ -102,9 +116,12 @@ class Study(Strict):
     extra: tuple[Extra, ...] = ()
 
 
-def read_study(path: Path) -> Study:
-    """Read and check a study file; every fault is named with its line and, if near one, the valid name."""
-    tree, text = read_toml(path), path.read_text()
+def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
+    """Read and check a study file; every fault is named with its line and, if near one, the valid name.
+
+    `settings` change it as `assay train --set` does, e.g. "train.num_steps=100".
+    """
+    tree, text = with_preset(override(read_toml(path), settings)), path.read_text()
     try:
         study = Study.model_validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -113,6 +130,25 @@ def read_study(path: Path) -> Study:
     with named(path):
         _check(study)
     return study
+
+
+def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
+    """Fill in `[train] preset`: its network, training and sampler, each changed by what the file says."""
+    train = tree.get("train")
+    if not isinstance(train, dict) or "preset" not in train:
+        return tree
+    name = train["preset"]
+    chosen = preset_tree(name)
+    own = {key: value for key, value in train.items() if key != "preset"}
+    evaluate = dict(tree.get("evaluate", {}))
+    evaluate["sample"] = {**PRESETS[name].sample, **evaluate.get("sample", {})}
+    net = tree.get("net", {})
+    return {
+        **tree,
+        "net": net if "preset" in net else {**chosen["net"], **net},
+        "train": {**chosen["train"], **own},
+        "evaluate": evaluate,
+    }
 
 
 def _check(study: Study) -> None:

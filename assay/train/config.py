@@ -369,10 +369,15 @@ def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = text
         *sections, last = key.strip().split(".")
-        branch = tree
+        branch: Any = tree
         for section in sections:
-            branch = branch.setdefault(section, {})
+            if isinstance(branch, list) and section.isdigit() and int(section) < len(branch):
+                branch = branch[int(section)]  # extra.0 is the first [[extra]]
+                continue
             if not isinstance(branch, dict):
-                raise ValueError(f"--set {setting}: {section} is a value, not a section")
+                raise ValueError(f"--set {setting}: {section} is not a part of a list or section")
+            branch = branch.setdefault(section, {})
+        if not isinstance(branch, dict):
+            raise ValueError(f"--set {setting}: {sections[-1]} is a value, not a section")
         branch[last] = value
     return tree
