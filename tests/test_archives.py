@@ -223,7 +223,7 @@ def test_a_layout_that_may_mean_several_things_is_asked_for(tmp_path: Path) -> N
         as_asked = {way: read_any(str(path), layout=way).pixels(0).shape for way in ("NHWC",) if shape[3] < 5}  # type: ignore[arg-type]
         assert as_asked.get("NHWC", shape[1:]) == shape[1:]
         if layout is None:
-            with pytest.raises(ValueError, match=r"a\.npy has shape .* several things: give --layout NHWC"):
+            with pytest.raises(ValueError, match=r"a\.npy has shape .* several things: give layout = NHWC"):
                 read_any(str(path))
         else:
             channels_last = shape[1:] if layout == "NHWC" else (*shape[2:], shape[1])

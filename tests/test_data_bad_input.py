@@ -108,8 +108,8 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("truncated tiff", truncated_tiff, r"bad\.tiff (is damaged|cannot be read).*(get|save) it"),
     ("text", lambda f: (f / "bad.png").write_text("hello"), r"bad\.png is not an image.*remove it"),
     ("empty", lambda f: (f / "bad.png").write_bytes(b""), r"bad\.png is not an image.*remove it"),
-    ("size", lambda f: grey(f / "bad.png", 1, (4, 5)), r"bad\.png has 4 x 5 pixels, not 4 x 4: give --size"),
-    ("colour", lambda f: Image.new("RGB", (4, 4)).save(f / "bad.png"), r"bad\.png is in colour.*--colour"),
+    ("size", lambda f: grey(f / "bad.png", 1, (4, 5)), r"bad\.png has 4 x 5 pixels, not 4 x 4: give `size`"),
+    ("colour", lambda f: Image.new("RGB", (4, 4)).save(f / "bad.png"), r"bad\.png is in colour.*`colour`"),
     ("bomb", lambda f: bomb(f / "bad.png", 12_000), r"bad\.png unpacks to too many pixels.*smaller first"),
     ("16-bit bomb", lambda f: bomb(f / "bad.png", 12_000, 16), r"bad\.png unpacks to too many pixels.*smaller"),
     (
@@ -120,7 +120,7 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "pages",
         two_pages,
-        r"bad\.tiff holds 2 pictures: save them as one file each, or --skip-bad$",
+        r"bad\.tiff holds 2 pictures: save them as one file each; `skip_bad`",
     ),
     (
         "tiff bomb",
@@ -129,7 +129,11 @@ BAD_IMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     ("channels", five_channels, r"bad\.tiff has the axes"),
     ("frames", two_frames, r"bad\.webp holds 2 pictures: save them as one file each"),
-    ("float", float_tiff, r"bad\.tiff has float32 pixels: name the values of black and white with --range"),
+    (
+        "float",
+        float_tiff,
+        r"bad\.tiff has float32 pixels: .* black and white with `value_range`",
+    ),
 ]
 
 
@@ -247,7 +251,7 @@ def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
     raw = read_any(str(folder))
     (folder / "good1.png").unlink()  # stands for every OSError: the tests may run as root, who may read all
     with pytest.raises(
-        ValueError, match=r"good1\.png cannot be read \(No such file .*make it readable, or --skip"
+        ValueError, match=r"good1\.png cannot be read \(No such file .*make it readable; `skip_bad`"
     ):
         pack(raw, out / "store")
     report = pack(raw, out / "store", skip_bad=True)
@@ -257,7 +261,7 @@ def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
     (folder / "good0.png").rename(folder / os.fsdecode(b"caf\xe9.png"))
-    failing(folder, out, r"caf\\xe9\.png has a name that is not UTF-8: rename it, or --skip-bad")
+    failing(folder, out, r"caf\\xe9\.png has a name that is not UTF-8: rename it; `skip_bad`")
     report = pack(read_any(str(folder)), out / "store", skip_bad=True)
     assert len(report.store) == 2 and report.skipped[0].reason.isascii()
     (folder / os.fsdecode(b"caf\xe9.png")).unlink()
@@ -292,14 +296,14 @@ def test_labels_that_skip(tmp_path: Path) -> None:
 def test_bad_arrays(tmp_path: Path) -> None:
     out = tmp_path / "out"
     np.save(tmp_path / "a.npy", np.zeros((3, 5, 5), dtype=np.float32))
-    failing(tmp_path / "a.npy", out, r"a\.npy\[0\] has float32 pixels: .*--range")
+    failing(tmp_path / "a.npy", out, r"a\.npy\[0\] has float32 pixels: .*`value_range`")
     np.save(
         tmp_path / "a.npy", np.array([0, np.nan, np.inf], dtype=np.float32)[:, None, None] * np.ones((5, 5))
     )
     options = Conversion(value_range=(0, 1))
     failing(tmp_path / "a.npy", out, r"a\.npy\[1\] has pixels that are NaN or infinite", conversion=options)
     np.save(tmp_path / "a.npy", np.zeros((3, 5, 5, 7), dtype=np.uint8))
-    failing(tmp_path / "a.npy", out, r"a\.npy has shape \(3, 5, 5, 7\): give --layout")
+    failing(tmp_path / "a.npy", out, r"a\.npy has shape \(3, 5, 5, 7\): give layout = ")
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     failing(tmp_path / "a.npy", out, r"a\.npy cannot be read \(it holds object .*plain array")
     np.savez(tmp_path / "a.npz", images=np.zeros((3, 5, 5), np.uint8), sigma_tn=np.zeros(2))
@@ -410,9 +414,9 @@ def test_what_would_change_the_noise_is_refused(tmp_path: Path) -> None:
         conversion = Conversion(value_range=(-1, 1), **options)  # type: ignore[arg-type]
         failing(tmp_path / "a.npy", out, message, conversion=conversion, sigma=0.2)
 
-    refused("noisy, and resizing would change its noise: use --fit crop", size=(4, 4), fit="resize")
+    refused("noisy, and resizing would change its noise: use fit = crop", size=(4, 4), fit="resize")
     refused("noisy, and making it grey would change its noise", colour="grey")
-    refused("noisy, and 8 bits would round and clip its noise: give --dtype float32", dtype="uint8")
+    refused("noisy, and 8 bits would round and clip its noise: use dtype = float32", dtype="uint8")
 
 
 def test_noisy_or_float_images_with_transparency_are_rejected(tmp_path: Path) -> None:
@@ -442,7 +446,7 @@ def test_noisy_or_float_images_with_transparency_are_rejected(tmp_path: Path) ->
 def test_values_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([1, 70_000], np.float32)[:, None, None] * np.ones((5, 5), np.float32))
     options = Conversion(value_range=(-1, 1), dtype="float16")
-    message = r"a\.npy\[1\] has values up to 7e\+04 where white is 1, too large for float16: check --range, or"
+    message = r"a\.npy\[1\] has values up to 7e\+04 .*, too large for float16: check `value_range`, or"
     failing(tmp_path / "a.npy", tmp_path / "out", message, conversion=options)
 
 
@@ -467,7 +471,7 @@ def test_crop_of_a_small_image(tmp_path: Path) -> None:
 def test_mixed_depths_ask_for_a_dtype(tmp_path: Path) -> None:
     folder = good_folder(tmp_path / "in")
     Image.fromarray(np.zeros((4, 4), dtype=np.uint16)).save(folder / "z.png")
-    failing(folder, tmp_path / "out", r"z\.png is not 8-bit like those before it.*--dtype float32")
+    failing(folder, tmp_path / "out", r"z\.png is not 8-bit like those before it.*dtype = float32")
 
 
 def test_noisy_8_bit_files_warn(tmp_path: Path) -> None:

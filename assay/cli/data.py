@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperCommand
 
-from assay.cli.options import advance, open_console, open_progress, output_option, parse_pair
+from assay.cli.options import advance, open_console, open_progress, output_option, parse_pair, with_options
 
 if TYPE_CHECKING:
     from assay.data.pack import PackReport
@@ -112,9 +112,11 @@ def pack(
             help="CSV or JSONL with `filename` and `sigma` of each image, or ambient-omni's annotations.jsonl."
         ),
     ] = None,
-    sigma_units: Annotated[
+    units: Annotated[
         Literal["files", "scaled"],
-        typer.Option(help="Units of noise levels: those of the files, or of images scaled to [-1, 1]."),
+        typer.Option(
+            "--sigma-units", help="Units of noise levels: those of the files, or of images scaled to [-1, 1]."
+        ),
     ] = "files",
     dataset: Annotated[
         str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
@@ -162,10 +164,10 @@ def pack(
         chosen = Path(options["--sigma-file"]) if "--sigma-file" in options else None
         pair = parse_pair(options.get("--range"), "value_range")
         number_given = None if level is None else parse_number(level, "--sigma")
-        opened.append(PackSource(raw, chosen or number_given, pair, sigma_units))
+        opened.append(PackSource(raw, chosen or number_given, pair, units))
     with open_progress() as bar:
         report = pack_images(opened, output, conversion, None, skip_bad, advance(bar, "packing"))
-    _print_report(report)
+    _print_report(report, context.command)
 
 
 def parse_number(text: str, name: str) -> float:
@@ -178,6 +180,7 @@ def parse_number(text: str, name: str) -> float:
 
 @app.command()
 def get(
+    context: typer.Context,
     name: Annotated[Literal["digits", "fashion-mnist", "cifar10"], typer.Argument(help="The data set.")],
     output: Output,
     split: Annotated[
@@ -209,7 +212,7 @@ def get(
     _check_new(output)
     with open_progress() as bar:
         report = get_known(name, output, split, source, advance(bar, name), size, classes or (), num_images)
-    _print_report(report)
+    _print_report(report, context.command)
 
 
 @app.command()
@@ -292,15 +295,14 @@ def _check_new(output: Path) -> None:
         raise FileExistsError(f"{output} exists already: remove it, or choose another name")
 
 
-def _print_report(report: "PackReport") -> None:
+def _print_report(report: "PackReport", command: Any) -> None:
     console = open_console()
     for problem in report.skipped[:_NUM_SHOWN]:
-        text = problem.reason.replace(", or --skip-bad", "")
-        console.print(f"skipped: {text}", style="yellow", markup=False)
+        console.print(f"skipped: {with_options(problem.reason, command)}", style="yellow", markup=False)
     if len(report.skipped) > _NUM_SHOWN:
         console.print(f"skipped: {len(report.skipped) - _NUM_SHOWN:,} more", style="yellow")
     for warning in report.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        console.print(f"warning: {with_options(warning, command)}", style="yellow", markup=False)
     store = report.store
     shape = " x ".join(str(side) for side in store.image_shape)
     noisy = ""

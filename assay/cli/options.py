@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from functools import wraps
@@ -170,6 +171,16 @@ def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
     if not low < high:
         raise ValueError(f"{name} = {text}: the first number must be below the second")
     return low, high
+
+
+def with_options(text: str, command: Any) -> str:
+    """Arguments as the command's options: `num_images = 0` -> `--num-images 0`, "`seeds`" -> "--seeds"."""
+    for parameter in command.params:
+        option = max(parameter.opts, key=len)
+        if option.startswith("--"):
+            text = re.sub(rf"(?<![\w.`]){parameter.name} = ", f"{option} ", text)
+            text = text.replace(f"`{parameter.name}`", option)
+    return text
 
 
 def open_console(**settings: Any) -> Console:

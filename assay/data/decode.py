@@ -26,7 +26,7 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
 
 def decode_pixels(data: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
-    with naming(where, "get it again, or --skip-bad"):
+    with naming(where, "get it again"):
         if data[:8] == _PNG:
             header = _check_png(data)
             if header.depth == 16 and header.num_channels > 1:
@@ -36,11 +36,11 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
             return native(_read_tiff(data, where))
         num_frames = getattr(image, "n_frames", 1)
         if num_frames > 1:
-            raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each, or --skip-bad")
+            raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each")
         pixels = np.asarray(_plain_mode(image))
         if pixels.dtype == np.int32:  # 16 bits in 32
             if pixels.min() < 0 or pixels.max() > 65535:
-                raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float, or --skip-bad")
+                raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float")
             pixels = pixels.astype(np.uint16)
         return native(pixels)
 
@@ -61,9 +61,7 @@ def _open_image(data: bytes, where: str) -> Image.Image | None:
     except Image.UnidentifiedImageError as error:
         if data[:2] in (b"II", b"MM"):
             return None
-        raise ValueError(
-            f"{where} is not an image, whatever its name says: remove it, or --skip-bad"
-        ) from error
+        raise ValueError(f"{where} is not an image, whatever its name says: remove it") from error
     return image
 
 
@@ -106,7 +104,7 @@ def flatten(pixels: np.ndarray, where: str) -> np.ndarray:
     if pixels.dtype.kind == "f":
         raise ValueError(
             f"{where} is transparent and has {pixels.dtype} pixels, whose white is not known: "
-            "save it without opacity, or --skip-bad"
+            "save it without opacity"
         )
     white = _opaque(pixels.dtype)
     share = opacity.astype(np.float64) / white
@@ -125,15 +123,11 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters is raised
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         if len(file.pages) != 1:
-            raise ValueError(
-                f"{where} holds {len(file.pages)} pictures: save them as one file each, or --skip-bad"
-            )
+            raise ValueError(f"{where} holds {len(file.pages)} pictures: save them as one file each")
         page, axes = file.pages[0], file.series[0].axes
         check_unpacked(where, math.prod(page.shape) * (page.dtype.itemsize if page.dtype else 1), len(data))
         if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
-            raise ValueError(
-                f"{where} has the axes {axes} {page.shape}: save it as plain TIFF or PNG, or --skip-bad"
-            )
+            raise ValueError(f"{where} has the axes {axes} {page.shape}: save it as plain TIFF or PNG")
         pixels = page.asarray()
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
@@ -175,7 +169,7 @@ def _deep_png(data: bytes, header: _PngHeader, where: str) -> np.ndarray:
     """
     width, height, num_channels = header.width, header.height, header.num_channels
     if header.is_interlaced:
-        raise ValueError(f"{where} is an interlaced 16-bit PNG: save it without interlacing, or --skip-bad")
+        raise ValueError(f"{where} is an interlaced 16-bit PNG: save it without interlacing")
     if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ValueError(f"{where} unpacks to too many pixels ({width} x {height}): make it smaller first")
     stride = 2 * num_channels

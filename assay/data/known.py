@@ -100,7 +100,7 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
     match name:
         case "digits":
             if split is not None or archive is not None:
-                raise ValueError("digits come whole with scikit-learn: leave out --split and --from")
+                raise ValueError("digits come whole with scikit-learn: leave out `split` and `source`")
             raw = _digits()
         case "fashion-mnist":
             raw = _fashion_mnist(split or "test", archive)

@@ -231,7 +231,7 @@ class _Packer:
         """Note problems if bad images are skipped, else raise the first."""
         if problems and not self.skip_bad:
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
-            raise ValueError(problems[0].reason + more)
+            raise ValueError(f"{problems[0].reason}{more}; `skip_bad` leaves out what cannot be packed")
         self.skipped += problems
 
     def set_levels(self, source: PackSource, number: int, start: int) -> None:
@@ -303,7 +303,7 @@ class _Packer:
         if variance < sigma**2 * (1 - 6 * math.sqrt(2 / values.size)):
             raise ValueError(
                 f"{name} varies by {math.sqrt(variance):.3g} (black to white is 2), less than its noise of "
-                f"{sigma:.3g}: check --range, and that sigma is in the units of the files (or --sigma-units "
+                f"{sigma:.3g}: check `value_range`, and that sigma is in the units of the files (or units = "
                 "scaled)"
             )
         self.num_faint += variance < 2 * sigma**2
@@ -312,13 +312,11 @@ class _Packer:
         """The pixels of one image; that its file cannot be read is a fault of this image alone."""
         name = printable(self.raw.names[i])
         if name != self.raw.names[i]:
-            raise ValueError(f"{name} has a name that is not UTF-8: rename it, or --skip-bad")
+            raise ValueError(f"{name} has a name that is not UTF-8: rename it")
         try:
             return self.raw.load(i) if self.levels[i].sigma_tn == 0 else self.raw.pixels(i)
         except OSError as error:
-            raise ValueError(
-                f"{name} cannot be read ({error.strerror or error}): make it readable, or --skip-bad"
-            ) from error
+            raise ValueError(f"{name} cannot be read ({error.strerror or error}): make it readable") from error
 
     def range_of(self, pixels: np.ndarray, name: str, i: int) -> tuple[float, float]:
         """The values of black and white in a file."""
@@ -328,7 +326,7 @@ class _Packer:
             return self.conversion.value_range
         if pixels.dtype not in (np.uint8, np.uint16):
             raise ValueError(
-                f"{name} has {pixels.dtype} pixels: name the values of black and white with --range"
+                f"{name} has {pixels.dtype} pixels: name the values of black and white with `value_range`"
             )
         return 0.0, float(np.iinfo(pixels.dtype).max)
 
@@ -344,7 +342,7 @@ class _Packer:
             pixels = flatten(pixels, name)
         eight_bit = pixels.dtype == np.uint8
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-            raise ValueError(f"{name} has pixels that are NaN or infinite: mend it, or --skip-bad")
+            raise ValueError(f"{name} has pixels that are NaN or infinite: mend it")
         resampled = self.fit(self.recolour(pixels, name, sigma), name, sigma)
         dtype = self.conversion.dtype or ("uint8" if eight_bit else "float32")
         if self.shape is None:
@@ -383,8 +381,8 @@ class _Packer:
             return pixels
         if self.conversion.fit == "exact":
             raise ValueError(
-                f"{name} has {height} x {width} pixels, not {size[0]} x {size[1]}: give --size with "
-                "--fit crop or --fit resize, or --skip-bad"
+                f"{name} has {height} x {width} pixels, not {size[0]} x {size[1]}: give `size` with "
+                "fit = crop or fit = resize"
             )
         scale = 1.0 if self.conversion.fit == "crop" else min(height / size[0], width / size[1])
         box_height, box_width = size[0] * scale, size[1] * scale
@@ -397,7 +395,7 @@ class _Packer:
                 )
             return pixels[top : top + size[0], left : left + size[1]]
         if sigma > 0:
-            raise ValueError(f"{name} is noisy, and resizing would change its noise: use --fit crop")
+            raise ValueError(f"{name} is noisy, and resizing would change its noise: use fit = crop")
         box = (left, top, left + box_width, top + box_height)
         channels = [Image.fromarray(pixels[..., c].astype(np.float32)) for c in range(num_channels)]
         scaled = np.stack(
@@ -414,10 +412,10 @@ class _Packer:
         if shape[0] != self.shape[0]:
             kinds = {1: "is grey", 3: "is in colour"}
             mine, theirs = (kinds.get(n, f"has {n} channels") for n in (shape[0], self.shape[0]))
-            raise ValueError(f"{name} {mine}, the image before it {theirs}: give --colour, or --skip-bad")
+            raise ValueError(f"{name} {mine}, the image before it {theirs}: give `colour`")
         if dtype != self.dtype:
             raise ValueError(
-                f"{name} is not 8-bit like those before it, or the other way round: give --dtype float32"
+                f"{name} is not 8-bit like those before it, or the other way round: use dtype = float32"
             )
 
     def quantise(
@@ -436,13 +434,11 @@ class _Packer:
             if not np.isfinite(kept).all():
                 raise ValueError(
                     f"{name} has values up to {np.abs(x).max():.3g} where white is 1, too large for "
-                    f"{self.dtype}: check --range, or give --dtype float32"
+                    f"{self.dtype}: check `value_range`, or use dtype = float32"
                 )
             return kept
         if sigma > 0:
-            raise ValueError(
-                f"{name} is noisy, and 8 bits would round and clip its noise: give --dtype float32"
-            )
+            raise ValueError(f"{name} is noisy, and 8 bits would round and clip its noise: use dtype = float32")
         black, white = self.value_range
         return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
 
@@ -458,12 +454,12 @@ class _Packer:
         if self.num_faint:
             yield (
                 f"{self.num_faint} images have a signal-to-noise ratio below 0 dB, more noise than picture: "
-                "is sigma in the units of the files, and --range right?"
+                "is sigma in the units of the files, and `value_range` right?"
             )
         if self.num_beyond:
             yield (
                 f"{self.num_beyond} clean images have values beyond twice the range from black to white: "
-                "is --range right?"
+                "is `value_range` right?"
             )
 
 

@@ -150,7 +150,7 @@ def read_stacks(name: str, files: dict[str, Path], dataset: str | None, noise: s
 
     def pixels(i: int) -> np.ndarray:
         file, k = place[i]
-        with naming(files[file], "check that the file is whole, or --skip-bad"):
+        with naming(files[file], "check that the file is whole"):
             return stacks[file].read(k)
 
     label, class_names = _no_classes(len(names))
@@ -353,7 +353,7 @@ def _guess_layout(shape: tuple[int, ...], file: str) -> Layout:
         sides["NCHW"] = shape[2], shape[3]
     if not sides:
         raise ValueError(
-            f"{file} has shape {shape}: give --layout NHWC (channels last) or --layout NCHW (channels first)"
+            f"{file} has shape {shape}: give layout = NHWC (channels last) or layout = NCHW (channels first)"
         )
     square: list[Layout] = [layout for layout, (height, width) in sides.items() if height == width]
     if len(square) == 1:
@@ -361,8 +361,8 @@ def _guess_layout(shape: tuple[int, ...], file: str) -> Layout:
     (only, (height, width)), *others = sides.items()
     if others or max(height, width) > _LONGEST_STRIP * min(height, width):
         raise ValueError(
-            f"{file} has shape {shape}, which may mean several things: give --layout NHWC (channels last) or "
-            "--layout NCHW (channels first), or save it as one of these"
+            f"{file} has shape {shape}, which may mean several things: give layout = NHWC (channels last) or "
+            "layout = NCHW (channels first), or save it as one of these"
         )
     return only
 
@@ -481,7 +481,7 @@ def read_huggingface(spec: str) -> RawImages:
     def pixels(i: int) -> np.ndarray:
         cell = data[i][column]
         if cell is None or not (cell["bytes"] or cell["path"]):
-            raise ValueError(f"{names[i]} has no image in its column {column}: remove the row, or --skip-bad")
+            raise ValueError(f"{names[i]} has no image in its column {column}: remove the row")
         return decode_pixels(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])
 
     return RawImages(Path(name).name, names, label, class_names, pixels, sigma_tn)

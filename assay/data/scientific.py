@@ -203,9 +203,7 @@ def _open_fits(path: Path, dataset: str | None, noise: str | None) -> Stack:
 def _levels(found: Any, num_images: int, noise: str) -> np.ndarray:
     """One level for all images, or one each."""
     if found is None:
-        raise ValueError(
-            f"it says nothing about its noise under {noise!r}: give --sigma or --sigma-file instead"
-        )
+        raise ValueError(f"it says nothing about its noise under {noise!r}: give `sigma` instead")
     try:
         levels = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError):
@@ -228,7 +226,7 @@ def _open_tree(group: Any, dataset: str | None, noise: str | None, axes: str | N
         if len(stacks) != 1:
             raise ValueError(
                 f"it has {len(stacks)} data sets that could be images ({', '.join(stacks[:5]) or 'none'}): "
-                "name one with --dataset"
+                "choose one with `dataset`"
             )
         dataset, values = stacks[0], group[stacks[0]]
     if not hasattr(values, "shape") or len(values.shape) not in (2, 3, 4, 5):

@@ -113,7 +113,7 @@ class Joined:
                 shapes = [" x ".join(map(str, each.image_shape)) for each in (first, source)]
                 raise ValueError(
                     f"{first.name} has images of {shapes[0]} and {source.name} of {shapes[1]} (C x H x W): "
-                    "only images of one shape can be taken together; pack them with one --size"
+                    "only images of one shape can be taken together; pack them at one size"
                 )
             if source.class_names not in ((), classes.class_names):
                 raise ValueError(

@@ -270,7 +270,7 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
             problems.append(str(error))
     raise FileNotFoundError(
         f"the weights {file.name} are not on this machine and could not be fetched ({'; '.join(problems)}). "
-        f"Download {file.address} elsewhere, then give its path with --weights or put it into {cache}"
+        f"Download {file.address} elsewhere, then give its path with `weights` or put it into {cache}"
     )
 
 
@@ -334,7 +334,7 @@ def _classifier_of_statistics(path: Path, cache: Path, device: torch.device | st
             return _read_classifier(file, made.image_shape, device)
     raise ValueError(
         f"no classifier in {cache} is known to have made {path}: give the store it was made from as the "
-        "reference, or the extractor it was made with (`--extractor inception` for EDM's files)"
+        "reference, or the extractor it was made with (extractor = inception for EDM's files)"
     )
 
 

@@ -359,11 +359,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Apply `--set train.lr=3e-4` style settings; values are TOML, or strings if they are not."""
+    """Apply settings like train.lr=3e-4; values are TOML, or strings if they are not."""
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise ValueError(f"--set {setting}: expected KEY=VALUE, e.g. train.lr=3e-4")
+            raise ValueError(f"settings = {setting}: expected KEY=VALUE, e.g. train.lr=3e-4")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -375,9 +375,9 @@ def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
                 branch = branch[int(section)]  # extra.0 is the first [[extra]]
                 continue
             if not isinstance(branch, dict):
-                raise ValueError(f"--set {setting}: {section} is not a part of a list or section")
+                raise ValueError(f"settings = {setting}: {section} is not a part of a list or section")
             branch = branch.setdefault(section, {})
         if not isinstance(branch, dict):
-            raise ValueError(f"--set {setting}: {sections[-1]} is a value, not a section")
+            raise ValueError(f"settings = {setting}: {sections[-1]} is a value, not a section")
         branch[last] = value
     return tree
