@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two test processes share two cores: one thread each, or both crawl.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench docs lint clean
 demo: .venv/installed
 	$(BIN)/assay study run studies/demo/study.toml -o out/demo
 
@@ -19,6 +19,10 @@ lint: .venv/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+
+# The site, in out/site; open out/site/index.html. Needs no network.
+docs: .venv/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 # All cores: nproc would answer with OMP_NUM_THREADS.
 bench: .venv/bench-installed
@@ -32,6 +36,10 @@ bench: .venv/bench-installed
 
 .venv/dev-installed: .venv/installed
 	$(PIP) -e '.[dev]'
+	touch $@
+
+.venv/docs-installed: .venv/installed
+	$(PIP) -e '.[docs]'
 	touch $@
 
 .venv/bench-installed: .venv/installed

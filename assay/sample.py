@@ -333,21 +333,36 @@ class SampleConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    num_steps: int = Field(18, ge=2)
-    solver: Solver = "heun"
-    sigma_min: float = Field(0.002, gt=0)
-    sigma_max: float = Field(80.0, gt=0)
-    rho: float = Field(7.0, gt=0)
-    truncate_at: Level | None = None
-    refine_at: Level | None = None
-    num_extra: int = Field(0, ge=0)
-    churn: float = Field(0.0, ge=0)
-    churn_low: float = Field(0.0, ge=0)
-    churn_high: float = Field(1000.0, gt=0)  # above every grid; JSON has no infinity
-    churn_noise: float = Field(1.0, ge=0)
-    guidance: float = Field(1.0, ge=1)
-    guide: Path | None = None
-    precision: Precision = "32"
+    num_steps: int = Field(18, ge=2, description="Steps from noise to image.")
+    solver: Solver = Field(
+        "heun", description="How to step; multistep needs half of heun's evaluations for the same steps."
+    )
+    sigma_min: float = Field(0.002, gt=0, description="Lowest level of the grid.")
+    sigma_max: float = Field(80.0, gt=0, description="Level at which sampling starts.")
+    rho: float = Field(7.0, gt=0, description="Spacing of the grid: higher puts more steps at low levels.")
+    truncate_at: Level | None = Field(
+        None,
+        description="Stop at this level and return the prediction; auto is the training data's lowest level.",
+    )
+    refine_at: Level | None = Field(
+        None, description="Put this level on the grid; auto is the highest level of the training data."
+    )
+    num_extra: int = Field(0, ge=0, description="More steps below refine_at.")
+    churn: float = Field(0.0, ge=0, description="Noise added back at each step (EDM's S_churn).")
+    churn_low: float = Field(0.0, ge=0, description="Lowest level at which noise is added back (S_min).")
+    churn_high: float = Field(  # the default lies above every grid; JSON has no infinity
+        1000.0, gt=0, description="Highest level at which noise is added back (S_max)."
+    )
+    churn_noise: float = Field(1.0, ge=0, description="Scale of the noise added back (S_noise).")
+    guidance: float = Field(
+        1.0, ge=1, description="Push images away from those of a weaker model: 1 is off, 2 strong."
+    )
+    guide: Path | None = Field(
+        None, description="The weaker model's checkpoint. Default: this model without the class."
+    )
+    precision: Precision = Field(
+        "32", description="64: steps in float64, as EDM; bf16: the network in bfloat16."
+    )
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject settings that contradict each other."""

@@ -1,9 +1,9 @@
-"""Writes what the reference studies found into the READMEs, from their results.csv alone.
+"""Writes what the reference studies found into the pages about them, from their results.csv alone.
 
     python studies/findings.py
 
 A block between `<!-- findings: WHAT -->` and `<!-- end -->` is replaced; a test compares every block with what
-the committed numbers give, so no figure in a README can differ from them.
+the committed numbers give, so no figure on a page can differ from them.
 """
 
 import csv
@@ -33,6 +33,7 @@ from assay.study.tables import (
 )
 
 HERE = Path(__file__).parent
+PAGES = [HERE.parent / "README.md", HERE.parent / "docs" / "findings.md", *sorted(HERE.glob("*/README.md"))]
 HEADLINE = {
     "digits": "digits, 8x8",
     "fashion-mnist": "Fashion-MNIST, 12x12",
@@ -142,15 +143,19 @@ def additions() -> str:
         ("augmentation interpolates noisy images", "noisy images are never resampled", interpolated),
         (
             "consistency loss biased, gradient into both levels, 2 to 3 times the cost",
-            "unbiased, the higher level teaches, cost in [bench](bench)",
+            "unbiased, the higher level teaches, the cost is in bench/",
             "both can be trained (`train.consistency.method`)",
         ),
         ("one noise level, rounded to 8 bits", "any level per image, float files", "exact in tests"),
-        ("a restart repeats or loses work", "killed anywhere, the same bits", "over 100 kills in a test"),
+        (
+            "a restart repeats or loses work",
+            "an interrupted run finishes with the same bits",
+            "over 100 interruptions in a test",
+        ),
         ("a box of prices", "bounds, law, planner, all with intervals", "`assay price --paper`"),
-        ("FID of counts that differ", "refused; KID and others beside it", "`assay evaluate`"),
-        ("no code for the theory", "estimators and bounds", "[rates](studies/mixture-rates)"),
-        ("EDM's networks", "the same weights, and fast small ones", "[bench](bench)"),
+        ("FID of counts that differ", "rejected; KID and others beside it", "`assay evaluate`"),
+        ("no code for the theory", "estimators and bounds", "studies/mixture-rates"),
+        ("EDM's networks", "the same weights, and fast small ones", "bench/"),
     ]
     return format_table(
         Table("Over the original", ("original", "Assay", "effect"), tuple(rows)), "markdown"
@@ -253,8 +258,8 @@ def renew(text: str) -> str:
 
 
 def main() -> None:
-    """Renew every README."""
-    for path in [HERE.parent / "README.md", *sorted(HERE.glob("*/README.md"))]:
+    """Renew every page."""
+    for path in PAGES:
         path.write_text(renew(path.read_text()))
 
 

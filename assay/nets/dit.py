@@ -23,16 +23,16 @@ from assay.nets.layers import BaseConfig, Network, PositionalEmbedding
 class TokenConfig(BaseConfig):
     """What both networks have: a width and a number of blocks."""
 
-    width: int = Field(192, ge=4)
-    num_blocks: int = Field(8, ge=1)
+    width: int = Field(192, ge=4, description="Features per token.")
+    num_blocks: int = Field(8, ge=1, description="Blocks.")
 
 
 class DiTConfig(TokenConfig):
     """A patch transformer. Sides must be multiples of `patch`, otherwise any image shape."""
 
-    kind: Literal["dit"] = "dit"
-    patch: int = Field(4, ge=1)
-    channels_per_head: int = Field(64, ge=1)
+    kind: Literal["dit"] = Field("dit", description="A patch transformer.")
+    patch: int = Field(4, ge=1, description="Side of a patch in pixels; both sides of the image are multiples.")
+    channels_per_head: int = Field(64, ge=1, description="Features per attention head.")
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse images that patches do not tile, and widths that heads do not share."""
@@ -48,7 +48,7 @@ class DiTConfig(TokenConfig):
 class MLPConfig(TokenConfig):
     """Residual layers on the flattened image: for images of about 8x8, of any shape."""
 
-    kind: Literal["mlp"] = "mlp"
+    kind: Literal["mlp"] = Field("mlp", description="Residual layers on the flattened image.")
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse widths that cosines and sines of the noise level do not share."""

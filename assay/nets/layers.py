@@ -25,12 +25,20 @@ class BaseConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    image_shape: Annotated[tuple[int, int, int], Strict(False)]  # channels, height, width
-    num_classes: int = Field(0, ge=0)  # 0: no class labels
-    augment_dim: int = Field(0, ge=0)  # 0: not told how its image was augmented
-    sigma_data: float = Field(0.5, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    label_dropout: float = Field(0.0, ge=0, lt=1)  # how often training hides the class
+    image_shape: Annotated[tuple[int, int, int], Strict(False)] = Field(
+        description="Channels, height and width. Follows from the data."
+    )
+    num_classes: int = Field(
+        0, ge=0, description="Classes, 0 for none. Follows from the data and from train.class_conditional."
+    )
+    augment_dim: int = Field(
+        0, ge=0, description="Inputs that describe the augmentation, 0 for none. Follows from train.augment."
+    )
+    sigma_data: float = Field(0.5, gt=0, description="Standard deviation of the data in EDM's preconditioning.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
+    label_dropout: float = Field(
+        0.0, ge=0, lt=1, description="How often training hides the class; guidance by class needs it."
+    )
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse an image without pixels."""

@@ -32,16 +32,21 @@ from assay.nets.layers import (
     ResampleConv,
 )
 
+_CHANNELS = "Channels at the finest level."
+_MULT = "Multiples of model_channels, one per level, finest first."
+_BLOCKS = "Blocks per level."
+_ATTENTION = "Levels that get attention, by the longer side of their images in pixels."
+
 
 class PyramidConfig(BaseConfig):
     """What the two U-Nets have in common; names as in EDM, whose defaults each of them keeps."""
 
-    model_channels: int = Field(ge=1)
-    channel_mult: Ints = Field(min_length=1)  # per level, finest first
-    channel_mult_emb: int = Field(4, ge=1)
-    num_blocks: int = Field(ge=1)
-    attn_resolutions: Ints  # longer sides of the images that get attention
-    dropout: float = Field(0.10, ge=0, lt=1)
+    model_channels: int = Field(ge=1, description=_CHANNELS)
+    channel_mult: Ints = Field(min_length=1, description=_MULT)
+    channel_mult_emb: int = Field(4, ge=1, description="Channels of the embedding, times model_channels.")
+    num_blocks: int = Field(ge=1, description=_BLOCKS)
+    attn_resolutions: Ints = Field(description=_ATTENTION)
+    dropout: float = Field(0.10, ge=0, lt=1, description="Probability of dropout.")
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse sides that the levels cannot halve, and noise levels without a cosine for each sine."""
@@ -77,17 +82,27 @@ class PyramidConfig(BaseConfig):
 class UNetConfig(PyramidConfig):
     """DDPM++ by default; NCSN++ is fourier, residual, channel_mult_noise 2, resample_filter (1, 3, 3, 1)."""
 
-    kind: Literal["unet"] = "unet"
-    model_channels: int = Field(128, ge=1)
-    channel_mult: Ints = Field((1, 2, 2, 2), min_length=1)
-    num_blocks: int = Field(4, ge=1)
-    attn_resolutions: Ints = (16,)
-    embedding_type: Literal["positional", "fourier"] = "positional"
-    channel_mult_noise: int = Field(1, ge=1)
-    encoder_type: Literal["standard", "skip", "residual"] = "standard"
-    decoder_type: Literal["standard", "skip"] = "standard"
-    resample_filter: Ints = (1, 1)
-    resample_with: Literal["block", "pointwise"] = "block"  # pointwise: lean levels, not in published networks
+    kind: Literal["unet"] = Field("unet", description="DDPM++, NCSN++ and the lean U-Nets.")
+    model_channels: int = Field(128, ge=1, description=_CHANNELS)
+    channel_mult: Ints = Field((1, 2, 2, 2), min_length=1, description=_MULT)
+    num_blocks: int = Field(4, ge=1, description=_BLOCKS)
+    attn_resolutions: Ints = Field((16,), description=_ATTENTION)
+    embedding_type: Literal["positional", "fourier"] = Field(
+        "positional", description="How the noise level is embedded."
+    )
+    channel_mult_noise: int = Field(
+        1, ge=1, description="Channels of the noise level's embedding, times model_channels."
+    )
+    encoder_type: Literal["standard", "skip", "residual"] = Field(
+        "standard", description="How the encoder carries a resampled copy of its input, if at all."
+    )
+    decoder_type: Literal["standard", "skip"] = Field(
+        "standard", description="skip adds up one output per level instead of computing only the last."
+    )
+    resample_filter: Ints = Field((1, 1), description="Taps of the filter that halves and doubles images.")
+    resample_with: Literal["block", "pointwise"] = Field(
+        "block", description="pointwise makes lean levels, which published networks do not have."
+    )
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse filters that do not halve and double exactly."""
@@ -106,11 +121,11 @@ class UNetConfig(PyramidConfig):
 class ADMConfig(PyramidConfig):
     """ADM: heads of 64 channels, attention at more levels, scale and shift after the norm."""
 
-    kind: Literal["adm"] = "adm"
-    model_channels: int = Field(192, ge=1)
-    channel_mult: Ints = Field((1, 2, 3, 4), min_length=1)
-    num_blocks: int = Field(3, ge=1)
-    attn_resolutions: Ints = (32, 16, 8)
+    kind: Literal["adm"] = Field("adm", description="ADM, the U-Net of class-conditional ImageNet.")
+    model_channels: int = Field(192, ge=1, description=_CHANNELS)
+    channel_mult: Ints = Field((1, 2, 3, 4), min_length=1, description=_MULT)
+    num_blocks: int = Field(3, ge=1, description=_BLOCKS)
+    attn_resolutions: Ints = Field((32, 16, 8), description=_ATTENTION)
 
 
 class UNet(Network):

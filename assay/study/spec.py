@@ -47,16 +47,18 @@ Baseline = Literal["clean_only", "truncated", "consistency"]
 class EvaluateConfig(Strict):
     """The paper's protocol: `num_ranges` disjoint ranges of `num_images` seeds each, mean and deviation."""
 
-    extractor: ExtractorName = "classifier"
+    extractor: ExtractorName = Field(
+        "classifier", description="The features to compare; only inception gives FID, others give FD-NAME."
+    )
     reference: Path | None = Field(
         None,
         description="Statistics of the real images, an npz of `assay reference` or of EDM's fid-refs. Default: "
         "the study's own clean images.",
     )
-    num_images: int = Field(1000, ge=20)
-    num_ranges: int = Field(3, ge=1)
-    sample: SampleConfig = SampleConfig()
-    batch_size: int = Field(256, ge=1)
+    num_images: int = Field(1000, ge=20, description="Samples per range of seeds.")
+    num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")
+    sample: SampleConfig = Field(SampleConfig(), description="How to sample.")
+    batch_size: int = Field(256, ge=1, description="Images computed at a time; no influence on the result.")
 
 
 class Grid(Strict):
@@ -90,30 +92,41 @@ class Grid(Strict):
 class Extra(Strict):
     """One more setting: other fractions or noise, or the same with other training or sampling."""
 
-    table: str = "extreme"
-    clean_fraction: float = Field(ge=0, le=1)
-    sigma: float | None = Field(None, gt=0)  # of simulated noise
-    noisy_fraction: float = Field(1.0, gt=0, le=1)  # of the noisy images of the store
-    levels: tuple[float, float] | None = None  # their bin
-    noisy: bool = True  # False: the clean images alone
-    consistency: bool = False
-    sampling: Sampling = "full"
-    num_extra: int = Field(0, ge=0)  # steps below sigma_tn, with sampling = "refined"
-    train: TrainConfig = TrainConfig()  # what is set here wins over the study's
-    seeds: tuple[int, ...] | None = Field(None, min_length=1)
+    table: str = Field("extreme", description="The table of the report in which it is shown.")
+    clean_fraction: float = Field(ge=0, le=1, description="As in grid.clean_fractions.")
+    sigma: float | None = Field(None, gt=0, description="The level of simulated noise.")
+    noisy_fraction: float = Field(
+        1.0, gt=0, le=1, description="With real noise: the share of the noisy images that is kept."
+    )
+    levels: tuple[float, float] | None = Field(
+        None, description="With real noise: keep noisy images between these two levels."
+    )
+    noisy: bool = Field(True, description="false trains on the clean images alone.")
+    consistency: bool = Field(False, description="Train with the consistency loss.")
+    sampling: Sampling = Field(
+        "full", description="Sample to the end, stop at the noise level, or refine below it."
+    )
+    num_extra: int = Field(0, ge=0, description='Steps below the noise level, with sampling = "refined".')
+    train: TrainConfig = Field(TrainConfig(), description="Settings of training that override the study's.")
+    seeds: tuple[int, ...] | None = Field(
+        None, min_length=1, description="The seeds of training. Default: those of the grid."
+    )
 
 
 class Study(Strict):
     """The whole file."""
 
-    name: str = Field(pattern=r"^[\w.-]+$")
-    data: DataConfig
-    net: dict[str, Any]
-    train: TrainConfig = TrainConfig()
-    consistency: ConsistencyConfig = ConsistencyConfig(coefficient=1.0, start=0.5)
-    evaluate: EvaluateConfig = EvaluateConfig()
-    grid: Grid
-    extra: tuple[Extra, ...] = ()
+    name: str = Field(pattern=r"^[\w.-]+$", description="The study's name; its default folder is out/NAME.")
+    data: DataConfig = Field(description="The images.")
+    net: dict[str, Any] = Field(description="The network, as in the file of a run.")
+    train: TrainConfig = Field(TrainConfig(), description="How to train every setting.")
+    consistency: ConsistencyConfig = Field(
+        ConsistencyConfig(coefficient=1.0, start=0.5),
+        description="The consistency loss of the settings that use it.",
+    )
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="How results are measured.")
+    grid: Grid = Field(description="What to train on.")
+    extra: tuple[Extra, ...] = Field((), description="Further settings, each with overrides of its own.")
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:

@@ -191,12 +191,22 @@ class DataConfig(Strict):
 class AugmentConfig(Strict):
     """What may be done to images; see `assay.data.Augmentation` for what is safe on noisy ones."""
 
-    flip_x: bool = False
-    flip_y: bool = False
-    turn: bool = False
-    shift: int = Field(0, ge=0)
-    geometric: float = Field(0.0, ge=0, le=1)
-    interpolate_noisy: bool = False
+    flip_x: bool = Field(False, description="Mirror half of the images left to right.")
+    flip_y: bool = Field(False, description="Mirror half of the images top to bottom.")
+    turn: bool = Field(False, description="Rotate images by 0, 90, 180 or 270 degrees.")
+    shift: int = Field(
+        0, ge=0, description="Shift images by up to this number of whole pixels, wrapping around."
+    )
+    geometric: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Probability of each operation of EDM's augmentation pipeline; clean images only.",
+    )
+    interpolate_noisy: bool = Field(
+        False,
+        description="Apply geometric to noisy images too, as the original code does. For comparison only.",
+    )
 
     def build(self) -> Augmentation:
         """The same as the loader wants it."""
@@ -211,15 +221,26 @@ class ConsistencyConfig(Strict):
     sampling): both to be compared with, at the paper's `num_steps = 8` and `num_samples = 32`.
     """
 
-    coefficient: float = Field(0.0, ge=0)
-    method: Literal["product", "published", "original_code"] = "product"
-    sub_batch: float = Field(0.125, gt=0, le=1)  # share of each batch it is computed on
-    num_steps: int = Field(3, ge=1)  # of the walk down to s'
-    num_samples: int = Field(32, ge=1)  # to estimate the expectation at s''; "product" takes two
-    start: float = Field(0.0, ge=0, lt=1)  # share of training before it is switched on; configuration D: 0.8
-    sigma_min: float = Field(0.002, gt=0)
-    spacing: Literal["log", "linear"] = "log"
-    min_ratio: float = Field(0.5, gt=0, lt=1)
+    coefficient: float = Field(0.0, ge=0, description="Weight of this loss; 0 turns it off.")
+    method: Literal["product", "published", "original_code"] = Field(
+        "product", description="Which form of the loss: ours, the paper's, or that of the paper's code."
+    )
+    sub_batch: float = Field(
+        0.125, gt=0, le=1, description="Share of each batch on which this loss is computed."
+    )
+    num_steps: int = Field(3, ge=1, description="Steps of the walk from an image's own level down to s'.")
+    num_samples: int = Field(
+        32, ge=1, description="Samples that estimate the expectation at s''; product always uses two."
+    )
+    start: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of training before this loss is switched on; the paper's configuration D: 0.8.",
+    )
+    sigma_min: float = Field(0.002, gt=0, description="The lowest level s'.")
+    spacing: Literal["log", "linear"] = Field("log", description="Draw s' uniformly in log sigma or in sigma.")
+    min_ratio: float = Field(0.5, gt=0, lt=1, description="The smallest ratio s'' / s'.")
 
     def is_on(self, step: int, num_steps: int) -> bool:
         """Whether it is part of the loss at this step of a run."""
@@ -240,50 +261,91 @@ class ConsistencyConfig(Strict):
 class TrainConfig(Strict):
     """Algorithm 1 and its surroundings. What is counted in images keeps its meaning when batches change."""
 
-    num_steps: int = Field(10_000, ge=1)
-    batch_size: int = Field(128, ge=1)  # over all devices
-    accumulate: int = Field(1, ge=1)  # backward passes per step
-    seed: int = 0
-    precision: Literal["32", "bf16", "fp16"] = "32"
-    init_from: Path | None = None  # a checkpoint to fine-tune
-    continue_from: Path | None = None  # a run's folder: go on from its last state, under these settings
+    num_steps: int = Field(10_000, ge=1, description="Steps of training.")
+    batch_size: int = Field(128, ge=1, description="Images per step, over all devices.")
+    accumulate: int = Field(
+        1, ge=1, description="Backward passes per step, for batches that do not fit in memory."
+    )
+    seed: int = Field(0, description="Decides the initial weights, the batches and the noise of training.")
+    precision: Literal["32", "bf16", "fp16"] = Field(
+        "32", description="Number format of the network; bf16 and fp16 are mixed precision."
+    )
+    init_from: Path | None = Field(None, description="A checkpoint to fine-tune.")
+    continue_from: Path | None = Field(
+        None, description="The folder of another run: continue from its last state, with these settings."
+    )
 
-    lr: float = Field(1e-3, gt=0)
-    lr_ramp_images: int = Field(10_000, ge=0)
-    lr_decay: Literal["none", "cosine"] = "none"
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)  # configuration E
-    weight_decay_kind: Literal["decoupled", "l2"] = "decoupled"  # AdamW; l2 in Adam's gradient is the original
-    clip_grad: float | None = Field(None, gt=0)
-    ema_half_life_images: int = Field(500_000, ge=0)
-    ema_ramp: float | None = Field(0.05, gt=0)  # the half-life is at most this share of the images seen
+    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
+    lr_ramp_images: int = Field(
+        10_000, ge=0, description="The learning rate rises linearly over this number of images."
+    )
+    lr_decay: Literal["none", "cosine"] = Field(
+        "none", description="cosine lets the learning rate fall to 0 at the end."
+    )
+    betas: tuple[float, float] = Field((0.9, 0.999), description="The two betas of Adam.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay; the paper uses it in configuration E.")
+    weight_decay_kind: Literal["decoupled", "l2"] = Field(
+        "decoupled", description="decoupled is AdamW; l2 adds to Adam's gradient, as the original code does."
+    )
+    clip_grad: float | None = Field(None, gt=0, description="Largest norm of the gradient. Default: no limit.")
+    ema_half_life_images: int = Field(
+        500_000, ge=0, description="Half-life of the moving average of the weights (EMA), in images."
+    )
+    ema_ramp: float | None = Field(
+        0.05, gt=0, description="The half-life is at most this share of the images seen so far."
+    )
 
-    compile: bool = False  # torch.compile: minutes at the start, then faster steps on most GPUs
-    tf32: bool = False  # faster float32 products on GPUs, with 10 bits of mantissa; EDM's choice is off
-    cudnn_benchmark: bool = True  # on GPUs, try which convolution is fastest
+    compile: bool = Field(
+        False, description="Use torch.compile: minutes at the start, then faster steps on most GPUs."
+    )
+    tf32: bool = Field(
+        False, description="Faster float32 products on GPUs, with 10 bits of mantissa. EDM leaves it off."
+    )
+    cudnn_benchmark: bool = Field(True, description="On GPUs, try which convolution is fastest.")
 
-    pairing: Pairing = "image_first"
-    sigma_mean: float = -1.2  # of log sigma_t
-    sigma_std: float = Field(1.2, gt=0)
-    weight: Literal["x_tn", "x_0"] = "x_tn"
-    class_conditional: bool = False
-    augment: AugmentConfig = AugmentConfig()
-    consistency: ConsistencyConfig = ConsistencyConfig()
+    pairing: Pairing = Field(
+        "image_first",
+        description="image_first draws an image, then a level above its own (Algorithm 1); sigma_first draws "
+        "the level first; clamped raises levels that are too low, as the original code does.",
+    )
+    sigma_mean: float = Field(-1.2, description="Mean of log sigma_t in training.")
+    sigma_std: float = Field(1.2, gt=0, description="Standard deviation of log sigma_t in training.")
+    weight: Literal["x_tn", "x_0"] = Field(
+        "x_tn", description="Whether EDM's weight applies to the error of x_tn or to that of x_0."
+    )
+    class_conditional: bool = Field(False, description="Tell the network the class of each image.")
+    augment: AugmentConfig = Field(AugmentConfig(), description="Augmentation of the images.")
+    consistency: ConsistencyConfig = Field(ConsistencyConfig(), description="The consistency loss.")
 
-    log_every: int = Field(100, ge=1)
-    state_every: int = Field(1000, ge=1)
-    snapshot_every: int | None = Field(None, ge=1)  # EMA weights besides the final ones
-    average_every: int | None = Field(None, ge=1)  # averages to choose the EMA's length from afterwards
-    picture_every: int | None = Field(None, ge=1)
+    log_every: int = Field(100, ge=1, description="Steps between two records of the loss.")
+    state_every: int = Field(
+        1000, ge=1, description="Steps between two saved states, from which a run resumes."
+    )
+    snapshot_every: int | None = Field(
+        None, ge=1, description="Steps between two checkpoints. Default: only the final one."
+    )
+    average_every: int | None = Field(
+        None,
+        ge=1,
+        description="Steps between two saved averages, from which assay average makes an EMA of any length.",
+    )
+    picture_every: int | None = Field(
+        None, ge=1, description="Steps between two pictures of samples. Default: none."
+    )
 
 
 class RunConfig(Strict):
     """Everything that decides the result of a run, and how its pictures are sampled, which does not."""
 
-    data: DataConfig
-    net: dict[str, Any] = {"preset": "unet-small"}
-    train: TrainConfig = TrainConfig()
-    sample: SampleConfig = SampleConfig()
+    data: DataConfig = Field(description="The images to train on.")
+    net: dict[str, Any] = Field(
+        {"preset": "unet-small"},
+        description="The network: a preset (`assay net list`) with overrides, or kind and its settings.",
+    )
+    train: TrainConfig = Field(TrainConfig(), description="How to train.")
+    sample: SampleConfig = Field(
+        SampleConfig(), description="How the pictures of the run are sampled; no influence on the weights."
+    )
 
     def net_config(self, source: ImageSource) -> NetConfig:
         """The network for these images: preset and overrides, with shapes and classes from the data."""
