@@ -45,6 +45,8 @@ class ExplainingGroup(TyperGroup):
             warnings.showwarning = show
             try:
                 return super().invoke(ctx)
+            except BrokenPipeError:  # of `assay ... | head`, which typer handles
+                raise
             except (ValueError, OSError, ImportError, FloatingPointError) as error:
                 _print("error:", with_options(_explain(error), command), "red")
                 raise typer.Exit(1) from error

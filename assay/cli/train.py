@@ -32,7 +32,7 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.lr=3e-4. Repeatable."),
     ] = None,
     output: Annotated[
-        Path | None, output_option("Folder of the run. Default: runs/<hash of the config>.")
+        Path | None, output_option("Folder of the run. Default: runs/HASH, by its settings.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings and what they cost, without training.")
