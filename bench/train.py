@@ -72,7 +72,7 @@ def main() -> None:
 
         plain, bare = measure({}, NUM_STEPS)
         beside = {
-            name: measure(loss, NUM_STEPS if name == "consistency" else 6) for name, loss in CONSISTENCY.items()
+            name: measure(loss, NUM_STEPS if name == "consistency" else 4) for name, loss in CONSISTENCY.items()
         }
 
     noisy = torch.full((100_000,), 0.2)

@@ -226,7 +226,7 @@ class ConsistencyConfig(Strict):
         "product", description="Which form of the loss: ours, the paper's, or that of the paper's code."
     )
     sub_batch: float = Field(
-        0.125, gt=0, le=1, description="Share of each batch on which this loss is computed."
+        0.0625, gt=0, le=1, description="Share of each batch on which this loss is computed."
     )
     num_steps: int = Field(3, ge=1, description="Steps of the walk from an image's own level down to s'.")
     num_samples: int = Field(
