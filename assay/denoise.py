@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from assay.noise import check_pixels, check_shape, check_sigma, per_image
+from assay.noise import check_pixels, check_shape, check_sigma, comparable, per_image
 
 
 class Denoiser(Protocol):
@@ -41,9 +41,11 @@ def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tenso
 
 
 def variance_ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
-    """r = sigma_tn^2 / sigma_t^2, (B,): the share of the noise in `x_t` that was there when measured."""
-    check_shape("sigma_tn", sigma_tn, len(x_t))
-    check_shape("sigma_t", sigma_t, len(x_t))
+    """r = sigma_tn^2 / sigma_t^2, (B,): the share of the noise in `x_t` that was there when measured.
+
+    Of a map `sigma_tn` it is a map, too.
+    """
+    sigma_tn, sigma_t = comparable(sigma_tn, sigma_t, x_t)
     return (sigma_tn / sigma_t) ** 2
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from assay.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from assay.data import Store, open_store
 from assay.data.export import ExportDType, Format, PhysicalRange, Target, open_target
-from assay.data.view import image_seeds, stream
+from assay.data.view import evened, image_seeds, stream
 from assay.devices import NumDevices, open_fabric
 from assay.files import sha256
 from assay.noise import per_image
@@ -103,13 +103,15 @@ def denoise_to_files(
 
     By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
     `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`); `sample`
-    gives their `num_steps`, `sigma_min`, `rho` and `truncate_at`. Clean images stay as they are.
+    gives their `num_steps`, `sigma_min`, `rho` and `truncate_at`. Clean images stay as they are. Images with a
+    map of noise levels get noise up to their highest level first: the network knows one level per image.
 
     Files are named by the image's number in the store (and draw); `images.csv` in the folder, or columns of
     an npz, tell which file each came from.
     """
     checkpoint = find_checkpoint(checkpoint)
     loaded, images = load_checkpoint(checkpoint), open_store(store)
+    noisy = evened(images, seed)
     _check_denoising(loaded, images, num_samples)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     lowest = sample.truncate_at if isinstance(sample.truncate_at, float) else sample.sigma_min
@@ -132,7 +134,7 @@ def denoise_to_files(
         denoiser = loaded.denoiser.to(on).eval()
         for index, padded in padded_batches(len(mine), batch_size):
             at = torch.tensor([mine[i] for i in padded])
-            x_tn, sigma_tn = images.read(number[at]).to(on), images.sigma_tn[number[at]].to(on)
+            x_tn, sigma_tn = noisy.read(number[at]).to(on), images.sigma_tn[number[at]].to(on)
             level = sigma_tn.where(sigma_tn > 0, lowest)  # a clean image goes along, and is put back below
             classes = None if label is None else label[number[at]].to(on)
             if num_samples:

@@ -35,7 +35,9 @@ def ambient_loss(
 ) -> Tensor:
     """Ambient denoising score matching (equation 3, Algorithm 1), with a noise level of its own per image.
 
-    `x_tn` and unit noise `eps` (B, ...); `sigma_tn < sigma_t` and `weight` (B,) -> loss (B,).
+    `x_tn` and unit noise `eps` (B, ...); `sigma_tn < sigma_t` and `weight` (B,) -> loss (B,). `sigma_tn` may be
+    a map (B, C or 1, H, W); then only pixels with sigma_tn < sigma_t count. The minimiser is E[x_0 | x_t] if
+    all do; a pixel that does not is noisier than the denoiser is told.
     """
     if weight is not None and weight.shape != (len(x_tn),):
         raise ValueError(

@@ -6,7 +6,8 @@ the network sees,
     x_tn = x_0 + sigma_tn z,        x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps,
 
 so that `x_t` has noise of standard deviation `sigma_t` whatever `sigma_tn` was. Images are scaled to
-[-1, 1], sigma is in those units and is the clock: there is no `t`. Sigmas are `(B,)`, one per image.
+[-1, 1], sigma is in those units and is the clock: there is no `t`. Sigmas are `(B,)`, one per image. Only
+sigma_tn may also be a map, one level per pixel: detectors and mosaics are not equally noisy everywhere.
 
 An image can teach only the levels above its own. Its `sigma_t` comes from a law truncated to
 (sigma_tn, inf), by inverse CDF through the survival function S:
@@ -144,11 +145,12 @@ class SigmaFirst:
 def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> Tensor:
     """x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps, for images (B, ...) and levels sigma_tn < sigma_t (B,).
 
-    Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are close.
+    `sigma_tn` may be a map (see `comparable`): then each pixel gets its own amount, and x_t has the same noise
+    everywhere. Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are
+    close.
     """
-    check_shape("sigma_tn", sigma_tn, len(x_tn))
-    check_shape("sigma_t", sigma_t, len(x_tn))
     check_pixels("eps", eps, x_tn)
+    sigma_tn, sigma_t = comparable(sigma_tn, sigma_t, x_tn)
     std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
     return x_tn + per_image(std, x_tn) * eps
 
@@ -163,8 +165,29 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
     return 10 * math.log10(1 + signal_power / sigma**2) if sigma > 0 else math.inf
 
 
+def comparable(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Check the levels of images `x` (B, C, H, W), and give both the same number of axes.
+
+    `sigma_t` is (B,), `sigma_tn` (B,) or a map (B, C or 1, H, W). A map is cut off at sigma_t: a pixel that has
+    more noise gets none, and with r = 1 there it has no part in the ambient loss.
+    """
+    check_shape("sigma_t", sigma_t, len(x))
+    if not isinstance(sigma_tn, Tensor) or sigma_tn.ndim == 1 or not sigma_tn.is_floating_point():
+        check_shape("sigma_tn", sigma_tn, len(x))
+        return sigma_tn, sigma_t
+    if sigma_tn.shape not in (x.shape, (len(x), 1, *x.shape[2:])):
+        raise ValueError(
+            f"sigma_tn has shape {tuple(sigma_tn.shape)}; expected ({len(x)},), one level per image, or a map "
+            f"of shape {tuple(x.shape)}, one level per pixel"
+        )
+    sigma_t = sigma_t.view(-1, *[1] * (x.ndim - 1))
+    return torch.minimum(sigma_tn, sigma_t), sigma_t
+
+
 def per_image(values: Tensor, x: Tensor) -> Tensor:
-    """Give `(B,)` values the shape (B, 1, ..., 1) and the dtype of the images `x` (B, ...)."""
+    """Give `(B,)` values the shape (B, 1, ..., 1), and these or a map the dtype of the images `x` (B, ...)."""
+    if values.ndim > 1:
+        return values.to(x.dtype)
     return values.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
 

@@ -16,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images, each with its noise level."
 )
 
-_OF_ONE_SOURCE = ("--sigma", "--sigma-file", "--range", "--dataset", "--noise")
+_OF_ONE_SOURCE = ("--sigma", "--sigma-file", "--sigma-map", "--range", "--dataset", "--noise")
 _NUM_SHOWN = 10  # problems that are printed one by one
 
 Output = Annotated[Path, output_option("The store to make (a folder).", metavar="STORE")]
@@ -58,12 +58,11 @@ def _options_of(found: list[tuple[int, str, str]], number: int) -> dict[str, str
             if name in mine:
                 raise ValueError(f"{name} is given twice for one source: give it once")
             mine[name] = value
-    options = general | mine
-    if "--sigma" in options and "--sigma-file" in options:
-        if ("--sigma" in mine and "--sigma-file" in mine) or not mine.keys() & {"--sigma", "--sigma-file"}:
-            raise ValueError("--sigma and --sigma-file say the same thing twice: give one")
-        options.pop("--sigma" if "--sigma-file" in mine else "--sigma-file")
-    return options
+    kinds = ("--sigma", "--sigma-file", "--sigma-map")
+    given = [name for name in kinds if name in mine] or [name for name in kinds if name in general]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} say the same thing twice: give one")
+    return {name: value for name, value in (general | mine).items() if name not in kinds or name in given}
 
 
 @app.command(cls=_PerSource)
@@ -73,7 +72,8 @@ def pack(
         list[str],
         typer.Argument(
             help="Folders of images, zips, .npy, .npz, IDX, CIFAR-10, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, "
-            "MRC, or hf:NAME. --sigma, --sigma-file, --range, --dataset and --noise after a source are its own."
+            "MRC, or hf:NAME. --sigma, --sigma-file, --sigma-map, --range, --dataset and --noise after a "
+            "source are its own."
         ),
     ],
     output: Output,
@@ -112,6 +112,17 @@ def pack(
             help="CSV or JSONL with `filename` and `sigma` of each image, or ambient-omni's annotations.jsonl."
         ),
     ] = None,
+    sigma_map: Annotated[
+        Path | None,
+        typer.Option(help=".npy with the noise of each pixel: (H, W) for all images, or (N, H, W) for each."),
+    ] = None,
+    map_quantile: Annotated[
+        float,
+        typer.Option(
+            help="With --sigma-map, the share of pixels that decides an image's level. Below 1, noisier pixels "
+            "are left out of training at lower levels, e.g. dead or hot ones."
+        ),
+    ] = 1.0,
     units: Annotated[
         Literal["files", "scaled"],
         typer.Option(
@@ -144,10 +155,12 @@ def pack(
         assay data pack photos/ -o stores/photos --size 64 --fit resize --classes
 
         assay data pack clean/ --sigma 0 noisy/ --sigma-file levels.csv -o stores/scans
+
+        assay data pack frames/ --range 0,4095 --sigma-map read_noise.npy -o stores/frames
     """
     from assay.data.pack import Conversion, PackSource
     from assay.data.pack import pack as pack_images
-    from assay.data.readers import cut_patches, read_any, without_classes
+    from assay.data.readers import cut_patches, read_any, with_map, without_classes
 
     _check_new(output)
     conversion = Conversion(_parse_size(size), fit, colour, None, dtype)
@@ -159,12 +172,14 @@ def pack(
         options = _options_of(context.meta["per_source"], number)
         raw = read_any(source, split, layout, options.get("--dataset"), options.get("--noise"))
         raw = raw if classes else without_classes(raw)
+        if "--sigma-map" in options:
+            raw = with_map(raw, Path(options["--sigma-map"]))
         raw = raw if cut is None else cut_patches(raw, cut, stride or cut[1])
         level = options.get("--sigma")
         chosen = Path(options["--sigma-file"]) if "--sigma-file" in options else None
         pair = parse_pair(options.get("--range"), "value_range")
         number_given = None if level is None else parse_number(level, "--sigma")
-        opened.append(PackSource(raw, chosen or number_given, pair, units))
+        opened.append(PackSource(raw, chosen or number_given, pair, units, map_quantile))
     with open_progress() as bar:
         report = pack_images(opened, output, conversion, None, skip_bad, advance(bar, "packing"))
     _print_report(report, context.command)
@@ -269,6 +284,10 @@ def show(
             bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
             table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
         console.print(table)
+    if num_mapped := opened.num_mapped:
+        console.print(
+            f"{num_mapped:,} images have a map of noise levels, one per pixel; sigma_tn is from the map."
+        )
     if num_annotated:
         console.print(
             f"Before training, {num_annotated:,} images are raised to the level where they are usable."

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
 from assay.data.store import ImageSource
-from assay.data.view import stream
+from assay.data.view import read_map, stream
 from assay.denoise import check_label
 from assay.noise import LogNormal, NoiseLaw, SigmaFirst, check_law, draw_sigma, draw_sigma_clamped
 
@@ -36,6 +36,7 @@ class Batch:
     `index` (B,), `x_tn` (B, C, H, W), `sigma_tn` and `sigma_t` (B,), unit noise `eps` (B, C, H, W),
     `label` (B,) with -1 for none, `augment_label` (B, 9) or None. For the consistency loss of the
     first W images, where it is on: unit noise `walk_eps` (num_draws, W, C, H, W) and `walk_uniform` (2, W).
+    `sigma_map` (B, C or 1, H, W) has the level of each pixel, if the images have maps.
     """
 
     index: Tensor
@@ -47,6 +48,12 @@ class Batch:
     augment_label: Tensor | None
     walk_eps: Tensor | None = None
     walk_uniform: Tensor | None = None
+    sigma_map: Tensor | None = None
+
+    @property
+    def levels(self) -> Tensor:
+        """The noise of the images: `sigma_map`, or `sigma_tn` without one."""
+        return self.sigma_tn if self.sigma_map is None else self.sigma_map
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; to a GPU it is copied from pinned memory, without waiting for the copy."""
@@ -111,7 +118,13 @@ class Loader:
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
         sigma_tn = self.source.sigma_tn[index]
-        x_tn, augment_label = augment(self.source.read(index), sigma_tn, uniform, self.augmentation)
+        x_tn, sigma_map = self.source.read(index), read_map(self.source, index)
+        if sigma_map is None:
+            x_tn, augment_label = augment(x_tn, sigma_tn, uniform, self.augmentation)
+        else:  # a map moves with its image
+            both = torch.cat([x_tn, sigma_map], 1)
+            both, augment_label = augment(both, sigma_tn, uniform, self.augmentation)
+            x_tn, sigma_map = both.split([x_tn.shape[1], sigma_map.shape[1]], 1)
         return Batch(
             index=index,
             x_tn=x_tn,
@@ -122,6 +135,7 @@ class Loader:
             augment_label=augment_label,
             walk_eps=self.noise(step, num_draws, num_walks) if num_walks else None,
             walk_uniform=self.uniform(step, 2, num_walks) if num_walks else None,
+            sigma_map=sigma_map,
         )
 
     @property

@@ -71,13 +71,15 @@ class PackSource:
     """Images to pack together with others, with a noise level and value range of their own.
 
     `sigma` is the noise level of all images or a file with one per image (`read_annotations`); without it
-    the format's own levels count, and else the images are clean. `value_range`: see `Conversion`.
+    the format's own levels count, and else the images are clean. `value_range`: see `Conversion`. An image with
+    a map of levels counts as noisy up to this `map_quantile` of them; 1 is the highest.
     """
 
     raw: RawImages
     sigma: float | Path | None = None
     value_range: tuple[float, float] | None = None
     units: Units = "files"
+    map_quantile: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,12 @@ def _join(sources: Sequence[PackSource]) -> RawImages:
         number = int(np.searchsorted(ends, i, side="right"))
         return raws[number].load(i - int(starts[number]))
 
+    def sigma_map(i: int) -> np.ndarray:
+        number = int(np.searchsorted(ends, i, side="right"))
+        found = raws[number].sigma_map
+        assert found is not None
+        return found(i - int(starts[number]))
+
     groups = [np.arange(len(raw.names)) if raw.group is None else raw.group for raw in raws]
     offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups[:-1])])
     return RawImages(
@@ -205,6 +213,7 @@ def _join(sources: Sequence[PackSource]) -> RawImages:
         pixels,
         has_opacity=False,  # laid on white by `load`
         group=np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)]),
+        sigma_map=sigma_map,
     )
 
 
@@ -219,6 +228,7 @@ class _Packer:
     skipped: list[Problem] = field(default_factory=list)
     levels: dict[int, Level] = field(default_factory=dict)
     ranges: dict[int, tuple[float, float]] = field(default_factory=dict)  # of images whose source names one
+    quantile: dict[int, float] = field(default_factory=dict)  # of the map that an image has
     num_faint: int = 0
     shape: tuple[int, int, int] | None = None
     dtype: DType = "uint8"
@@ -244,6 +254,12 @@ class _Packer:
         elif source.sigma is not None:
             check_level(source.sigma, "sigma")
             levels = dict.fromkeys(range(len(raw.names)), Level(source.sigma, source.sigma, scaled))
+        elif raw.sigma_map is not None:
+            if not 0 < source.map_quantile <= 1:
+                raise ValueError(f"map_quantile = {source.map_quantile:g}: expected a share above 0, at most 1")
+            number_of = range(len(raw.names))
+            levels = dict.fromkeys(number_of, Level(math.inf, math.inf, scaled))  # until the map is read
+            self.quantile |= dict.fromkeys((start + i for i in number_of), source.map_quantile)
         elif raw.sigma_tn is not None:
             for i, level in enumerate(raw.sigma_tn.tolist()):
                 try:
@@ -277,7 +293,10 @@ class _Packer:
         """One image with its level in units of images from -1 to 1."""
         name = self.raw.names[i]
         physical_range = self.range_of(pixels, name, i)
-        level = self.levels[i].in_range(*physical_range)
+        level, sigma_map = self.levels[i], None
+        if i in self.quantile:
+            sigma_map, level = self.map_of(i, pixels, level.scaled)
+        level = level.in_range(*physical_range)
         if level.usable_from < level.sigma_tn * (1 - 1e-9):
             raise ValueError(
                 f"{name}: it has noise of {level.sigma_tn:g} and cannot be usable from {level.usable_from:g} "
@@ -285,10 +304,35 @@ class _Packer:
             )
         level = level._replace(usable_from=max(level.usable_from, level.sigma_tn))
         values = self.convert(pixels, name, level.sigma_tn, physical_range)
-        self.check_noise(values, level.sigma_tn, name)
+        noise = level.sigma_tn
+        if sigma_map is not None:
+            sigma_map = sigma_map * (
+                1 if self.levels[i].scaled else 2 / (physical_range[1] - physical_range[0])
+            )
+            sigma_map = self.fit(sigma_map, name, noise).transpose(2, 0, 1)
+            noise = math.sqrt(float(np.square(np.minimum(sigma_map, noise)).mean()))
+        self.check_noise(values, noise, name)
         group = -1 if self.raw.group is None else int(self.raw.group[i])
         label = int(self.raw.label[i])
-        return PackedImage(name, values, level.sigma_tn, label, level.usable_from, physical_range, group)
+        return PackedImage(
+            name, values, level.sigma_tn, label, level.usable_from, physical_range, group, sigma_map
+        )
+
+    def map_of(self, i: int, pixels: np.ndarray, scaled: bool) -> tuple[np.ndarray, Level]:
+        """The map of an image's noise, (H, W, C or 1), and the level that it is used from."""
+        assert self.raw.sigma_map is not None
+        found, name = self.raw.sigma_map(i).astype(np.float64), self.raw.names[i]
+        if found.shape[:2] != pixels.shape[:2] or found.shape[2] not in (1, pixels.shape[2]):
+            raise ValueError(
+                f"{name} has {' x '.join(map(str, pixels.shape))} pixels (H x W x C), its map of the noise "
+                f"{' x '.join(map(str, found.shape))}: give a level for each"
+            )
+        if not bool((found >= 0).all()):
+            raise ValueError(f"{name}: its map of the noise has levels that are negative or NaN")
+        level = float(np.quantile(found, self.quantile[i], method="inverted_cdf"))
+        if level == math.inf:
+            raise ValueError(f"{name}: its map of the noise is infinite somewhere: give map_quantile = 0.99")
+        return found, Level(level, level, scaled)
 
     def check_noise(self, values: np.ndarray, sigma: float, name: str) -> None:
         """Reject noise that is more than all that varies in an image, and count images below 0 dB.

@@ -54,7 +54,8 @@ class RawImages:
 
     `label` (N,) is -1 where there is none; `sigma_tn` (N,) if the format itself has noise levels, in units of
     images from -1 to 1, or in those of the files if `in_file_units`. `has_opacity` is true for picture files.
-    `group` (N,) numbers the files that images or patches come from, if several come from one.
+    `group` (N,) numbers the files that images or patches come from, if several come from one. `sigma_map(i)` is
+    the noise of each pixel of an image, (H, W, C or 1), in the units of the files.
     """
 
     name: str
@@ -66,6 +67,7 @@ class RawImages:
     in_file_units: bool = False
     has_opacity: bool = True
     group: np.ndarray | None = None
+    sigma_map: Callable[[int], np.ndarray] | None = None
 
     def load(self, i: int) -> np.ndarray:
         """The pixels (H, W, C) of one image, transparency flattened on white."""
@@ -153,7 +155,16 @@ def read_stacks(name: str, files: dict[str, Path], dataset: str | None, noise: s
         with naming(files[file], "check that the file is whole"):
             return stacks[file].read(k)
 
+    def sigma_map(i: int) -> np.ndarray:
+        file, k = place[i]
+        stack = stacks[file]
+        if stack.sigma_map is not None:
+            return stack.sigma_map(k)
+        assert stack.sigma is not None
+        return np.full((*stack.read(k).shape[:2], 1), stack.sigma[k])
+
     label, class_names = _no_classes(len(names))
+    has_maps = any(stack.sigma_map is not None for stack in stacks.values())
     return RawImages(
         name,
         names,
@@ -161,11 +172,12 @@ def read_stacks(name: str, files: dict[str, Path], dataset: str | None, noise: s
         class_names,
         pixels,
         sigma_tn=None
-        if levels[0] is None
+        if has_maps or levels[0] is None
         else np.concatenate([level for level in levels if level is not None]),
         in_file_units=True,
         has_opacity=False,
         group=np.repeat(np.arange(len(stacks)), [stack.num_images for stack in stacks.values()]),
+        sigma_map=sigma_map if has_maps else None,
     )
 
 
@@ -173,6 +185,34 @@ def without_classes(raw: RawImages) -> RawImages:
     """The same images with no labels."""
     label, class_names = _no_classes(len(raw.names))
     return replace(raw, label=label, class_names=class_names)
+
+
+def with_map(raw: RawImages, path: Path) -> RawImages:
+    """The images with the noise of each pixel from a `.npy`: one map for all, or one for each.
+
+    (H, W) or (C, H, W) is for all; (N, H, W) and (N, C, H, W) have one for each of N images, in their order.
+    """
+    try:
+        maps = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"sigma_map = {path} cannot be read ({error}): give a .npy of numbers") from None
+    if maps.dtype.kind not in "fiu" or maps.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"sigma_map = {path} holds {maps.dtype} {maps.shape}; expected one level per pixel, (H, W) or "
+            "(C, H, W), or one map for each image, (N, H, W) or (N, C, H, W)"
+        )
+    num_images, num_channels = len(raw.names), raw.pixels(0).shape[2]
+    if maps.ndim == 3 and num_images == num_channels > 1:
+        raise ValueError(f"sigma_map = {path}: {maps.shape} may be maps of images or of channels: add an axis")
+    for_each = maps.ndim == 4 or (maps.ndim == 3 and len(maps) == num_images)
+    if for_each and len(maps) != num_images:
+        raise ValueError(f"sigma_map = {path} has {len(maps)} maps for {num_images} images: give one for each")
+
+    def sigma_map(i: int) -> np.ndarray:
+        levels = np.asarray(maps[i] if for_each else maps, dtype=np.float32)
+        return levels[:, :, None] if levels.ndim == 2 else levels.transpose(1, 2, 0)
+
+    return replace(raw, sigma_map=sigma_map)
 
 
 def cut_patches(raw: RawImages, size: tuple[int, int], stride: int) -> RawImages:
@@ -202,8 +242,16 @@ def cut_patches(raw: RawImages, size: tuple[int, int], stride: int) -> RawImages
             last[i] = whole
         return whole[y : y + height, x : x + width]
 
+    whole_map = raw.sigma_map
+
+    def sigma_map(k: int) -> np.ndarray:
+        i, y, x = corners[k]
+        assert whole_map is not None
+        return whole_map(i)[y : y + height, x : x + width]
+
     return replace(
         raw,
+        sigma_map=None if whole_map is None else sigma_map,
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
         label=raw.label[image],
         pixels=pixels,

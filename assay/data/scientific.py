@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
@@ -43,11 +43,15 @@ _MAX_CHANNELS = 64
 
 @dataclass(frozen=True)
 class Stack:
-    """The images of one file: `read(k)` returns image k as (H, W, C); `sigma` (N,) if the file has it."""
+    """The images of one file: `read(k)` returns image k as (H, W, C); `sigma` (N,) if the file has it.
+
+    If its noise is an image, `sigma_map(k)` is the noise of each pixel of image k, (H, W, C or 1).
+    """
 
     num_images: int
     read: Callable[[int], np.ndarray]
     sigma: np.ndarray | None = None
+    sigma_map: Callable[[int], np.ndarray] | None = None
 
 
 def stack_format(path: Path) -> str | None:
@@ -186,7 +190,7 @@ def _open_fits(path: Path, dataset: str | None, noise: str | None) -> Stack:
             names = ", ".join(hdu.name or "PRIMARY" for hdu in images) or "none"
             raise ValueError(f"it has no image extension {dataset or ''}; its images are: {names}")
         hdu = chosen[0]
-        values, sigma = hdu.data, None
+        values = hdu.data
         if values.ndim not in (2, 3):
             raise ValueError(f"its image has the shape {values.shape}; expected (H, W) or (N, H, W)")
         stack = _planes(values, "YX" if values.ndim == 2 else "IYX")
@@ -196,23 +200,29 @@ def _open_fits(path: Path, dataset: str | None, noise: str | None) -> Stack:
             if found is None and noise.upper() in [each.name for each in file]:
                 extension = file[noise.upper()]
                 found = extension.data if extension.is_image else extension.data.field(0)
-            sigma = _levels(found, stack.num_images, noise)
-    return Stack(stack.num_images, stack.read, sigma)
+            stack = _with_noise(stack, found, noise)
+    return stack
 
 
-def _levels(found: Any, num_images: int, noise: str) -> np.ndarray:
-    """One level for all images, or one each."""
+def _with_noise(stack: Stack, found: Any, noise: str) -> Stack:
+    """The images with their noise: one level for all images or one each, or maps of levels likewise."""
     if found is None:
         raise ValueError(f"it says nothing about its noise under {noise!r}: give `sigma` instead")
     try:
         levels = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"its noise {noise!r} is {found!r}, not a number") from None
-    if levels.size not in (1, num_images):
+    num_images = stack.num_images
+    if levels.size in (1, num_images):
+        return replace(stack, sigma=np.broadcast_to(levels.reshape(-1), num_images).copy())
+    maps = _planes(levels, _array_axes(levels.shape)) if 2 <= levels.ndim <= 4 else None
+    if maps is None or maps.num_images not in (1, num_images):
         raise ValueError(
-            f"its noise {noise!r} has {levels.size} values for {num_images} images: give one, or one each"
+            f"its noise {noise!r} has the shape {levels.shape} for {num_images} images: give one level or one "
+            "map of levels, or one each"
         )
-    return np.broadcast_to(levels.reshape(-1), num_images).copy()
+    several = maps.num_images > 1
+    return replace(stack, sigma_map=lambda k: maps.read(k if several else 0))
 
 
 def _open_tree(group: Any, dataset: str | None, noise: str | None, axes: str | None = None) -> Stack:
@@ -222,7 +232,8 @@ def _open_tree(group: Any, dataset: str | None, noise: str | None, axes: str | N
             raise ValueError(f"it has no data set {dataset!r}; it has {', '.join(_arrays(group)) or 'none'}")
         values = group[dataset]
     else:
-        stacks = [name for name, array in _arrays(group).items() if len(array.shape) in (3, 4)]
+        arrays = {name: array for name, array in _arrays(group).items() if name != noise}
+        stacks = [name for name, array in arrays.items() if len(array.shape) in (3, 4)]
         if len(stacks) != 1:
             raise ValueError(
                 f"it has {len(stacks)} data sets that could be images ({', '.join(stacks[:5]) or 'none'}): "
@@ -232,11 +243,10 @@ def _open_tree(group: Any, dataset: str | None, noise: str | None, axes: str | N
     if not hasattr(values, "shape") or len(values.shape) not in (2, 3, 4, 5):
         raise ValueError(f"{dataset} is not an array of images (N, H, W[, C])")
     stack = _planes(values, axes or _array_axes(tuple(values.shape)))
-    sigma = None
     if noise is not None:
         found = group[noise][...] if noise in group else values.attrs.get(noise, group.attrs.get(noise))
-        sigma = _levels(found, stack.num_images, noise)
-    return Stack(stack.num_images, stack.read, sigma)
+        return _with_noise(stack, found, noise)
+    return stack
 
 
 def _array_axes(shape: tuple[int, ...]) -> str:
@@ -315,8 +325,7 @@ def _open_dicom(path: Path, noise: str | None) -> Stack:
         values = values.astype(np.float32) * np.float32(slope) + np.float32(intercept)
     colour = int(file.get("SamplesPerPixel", 1)) > 1
     stack = _planes(values, ("I" if values.ndim == 3 + colour else "") + "YX" + "C" * colour)
-    sigma = None if noise is None else _levels(file.get(noise), stack.num_images, noise)
-    return Stack(stack.num_images, stack.read, sigma)
+    return stack if noise is None else _with_noise(stack, file.get(noise), noise)
 
 
 def _open_nifti(path: Path) -> Stack:

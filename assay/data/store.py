@@ -6,6 +6,8 @@
     names.npy      (N,) UTF-8 bytes, the file each image came from
     usable_from.npy  (N,) float32, only if some image may be used from a higher level than its noise on
     group.npy      (N,) int64, the file each image is a part of; absent if no two share one
+    sigma_map.npy  (K, C or 1, H, W) float32, maps of the noise, one level per pixel; only if some image has one
+    map_index.npy  (N,) int64, the map of each image; -1 is none, sigma_tn everywhere
     blocks.npy     checksums of the blocks of images.npy
     meta.json      shape, value range, classes, checksums of all files and of itself
 
@@ -49,6 +51,7 @@ _GROUP = "group.npy"
 _BLOCKS = "blocks.npy"
 _CHECKSUM = "checksum"  # of meta.json, the key in it
 _MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
+_MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 
 
 class ImageSource(Protocol):
@@ -111,6 +114,11 @@ class Store:
         self.group: Tensor | None = None
         if _GROUP in meta.checksums:
             self.group = torch.from_numpy(_map_column(path, _GROUP, (meta.num_images,), "int64"))
+        self.has_map = _MAP in meta.checksums
+        if self.has_map:
+            index = _map_column(path, _MAP_INDEX, (meta.num_images,), "int64")
+            shape = (int(index.max()) + 1, None, *meta.image_shape[1:])
+            self._maps, self._map_index = _map_column(path, _MAP, shape, "float32"), torch.from_numpy(index)
         _check_columns(path, meta, self.sigma_tn, self.usable_from, self.label)
         self._images_unchecked = self._names_unchecked = True
         self._blocks = Blocks(path / "images.npy", path / _BLOCKS) if _BLOCKS in meta.checksums else None
@@ -131,6 +139,19 @@ class Store:
         low, high = self.meta.value_range
         x = torch.from_numpy(self._images[index.numpy()]).to(torch.float32)
         return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
+
+    def read_map(self, index: Tensor) -> Tensor | None:
+        """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
+        if not self.has_map:
+            return None
+        which = self._map_index[index]
+        maps = torch.from_numpy(self._maps[which.clamp(min=0).numpy()])
+        return maps.where(which[:, None, None, None] >= 0, self.sigma_tn[index][:, None, None, None])
+
+    @property
+    def num_mapped(self) -> int:
+        """How many images have a map of noise levels."""
+        return int((self._map_index >= 0).sum()) if self.has_map else 0
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
@@ -215,6 +236,7 @@ class PackedImage:
     usable_from: float | None = None  # the same as sigma_tn
     physical_range: tuple[float, float] | None = None  # the same as the store's value range
     group: int = -1  # images of one group, e.g. patches of one picture, are held out together
+    sigma_map: np.ndarray | None = None  # (C or 1, H, W), the noise of each pixel as images from -1 to 1
 
 
 def write_store(
@@ -237,6 +259,7 @@ def write_store(
     names: list[bytes] = []
     ranges: set[tuple[float, float] | None] = set()
     groups: list[int] = []
+    maps = _Maps()
     with write_whole_directory(path) as partial:
         # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
         with open(partial / "images.npy", "wb") as file:
@@ -254,6 +277,7 @@ def write_store(
                 names.append(image.name.encode())
                 ranges.add(image.physical_range)
                 groups.append(image.group)
+                maps.add(partial / _MAP, image)
             if not sigmas:
                 raise ValueError(f"{path}: there are no images to store")
             file.seek(0)
@@ -281,10 +305,14 @@ def write_store(
             optional[_USABLE_FROM] = usable_from
         if len(set(groups)) < len(groups) and min(groups) >= 0:
             optional[_GROUP] = np.asarray(groups, dtype=np.int64)
+        if maps.number:
+            optional[_MAP_INDEX] = np.asarray(maps.index, dtype=np.int64)
+            maps.finish()
         for file_name, column in optional.items():
             np.save(partial / file_name, column)
         checksums = {"images.npy": write_blocks(partial / "images.npy", partial / _BLOCKS)}
         columns = [file for file in (*_COLUMNS, *optional, _BLOCKS) if file != "images.npy"]
+        columns += [_MAP] if maps.number else []
         meta = StoreMeta(
             name=name,
             num_images=len(sigmas),
@@ -301,6 +329,43 @@ def write_store(
     return open_store(path)
 
 
+class _Maps:
+    """Writes the maps of images one after the other; equal ones, e.g. of one detector, once."""
+
+    def __init__(self) -> None:
+        self.number: dict[bytes, int] = {}  # by hash
+        self.index: list[int] = []  # of each image
+        self._shape: tuple[int, ...] = ()
+
+    def add(self, path: Path, image: PackedImage) -> None:
+        """Take in an image, which may have no map."""
+        if image.sigma_map is None:
+            self.index.append(-1)
+            return
+        levels = np.ascontiguousarray(image.sigma_map, dtype=np.float32)
+        expected = self._shape or ((1, *image.values.shape[1:]), image.values.shape)[len(levels) > 1]
+        if levels.shape != expected:
+            raise ValueError(
+                f"{image.name}: its map of the noise has the shape {levels.shape}, not {expected} (C x H x W)"
+            )
+        if not bool((levels >= 0).all()):
+            raise ValueError(f"{image.name}: its map of the noise has levels that are negative or NaN")
+        if not self.number:
+            self._path, self._shape = path, levels.shape
+            with open(path, "wb") as file:
+                self._header_size = _write_header(file, (0, *self._shape), "float32")
+        key = hashlib.sha256(levels.tobytes()).digest()
+        if key not in self.number:
+            with open(self._path, "ab") as file:
+                file.write(levels.tobytes())
+        self.index.append(self.number.setdefault(key, len(self.number)))
+
+    def finish(self) -> None:
+        """Write the number of maps into the header."""
+        with open(self._path, "r+b") as file:
+            assert _write_header(file, (len(self.number), *self._shape), "float32") == self._header_size
+
+
 def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
     """Write the header of a .npy file and return its size: numpy pads it, so the count may change later."""
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
@@ -308,11 +373,15 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
     return file.tell()
 
 
-def _map_column(path: Path, file: str, shape: tuple[int, ...], dtype: str | None) -> np.ndarray:
-    """Memory-map one array of a store, in mode "c" because torch wants memory it could write to."""
+def _map_column(path: Path, file: str, shape: tuple[int | None, ...], dtype: str | None) -> np.ndarray:
+    """Memory-map one array of a store, in mode "c" because torch wants memory it could write to.
+
+    None in `shape` is any length.
+    """
     with naming(path / file, "restore it, or pack the store again"):
         array = read_npy(path / file, "c")
-    if array.shape != shape or (dtype is not None and array.dtype != dtype):
+    fits = array.ndim == len(shape) and all(b in (None, a) for a, b in zip(array.shape, shape, strict=True))
+    if not fits or (dtype is not None and array.dtype != dtype):
         raise ValueError(
             f"{path / file} holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}: "
             "pack the store again"

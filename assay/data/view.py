@@ -14,7 +14,7 @@ epoch, which would leak the clean image.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -28,7 +28,8 @@ _MAX_CACHE_BYTES = 2**30
 class View:
     """Images `index` (M,) of `source` with noise added up to the levels `target` (M,). An `ImageSource`.
 
-    Without `index` all images, without `target` at the level from which each may be used.
+    Without `index` all images, without `target` at the level from which each may be used. An image with a map
+    of levels keeps it unless it is raised, then each pixel gets noise up to the target; `even` does so to all.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class View:
         target: Tensor | None = None,
         seed: int = 0,
         name: str | None = None,
+        even: bool = False,
     ) -> None:
         index = torch.arange(len(source)) if index is None else index
         target = usable_from(source)[index] if target is None else target
@@ -65,10 +67,12 @@ class View:
         num_raised = _num_raised(source)
         # Noise added to noisy images is independent of what an earlier view added with the same seed.
         self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + num_raised, 0))
-        is_raised = bool((self._added > 0).any())
+        has_map: bool = getattr(source, "has_map", False)
+        self.has_map, self._even = has_map and not even, has_map and even
+        is_raised = bool((self._added > 0).any()) or self._even
         self.num_raised: int = num_raised + is_raised  # how many views added noise, this one included
         columns = [hashlib.sha256(column.numpy().tobytes()).hexdigest() for column in (index, target)]
-        self.fingerprint = hash_of(source.fingerprint, columns, seed)
+        self.fingerprint = hash_of(source.fingerprint, columns, seed, *(["even"] if self._even else []))
         # Noisy images are remembered when first read; views too large for that compute them every time.
         num_bytes = 4 * len(index) * math.prod(source.image_shape)
         cached = is_raised and num_bytes <= _MAX_CACHE_BYTES
@@ -88,14 +92,38 @@ class View:
             self._known[missing] = True
         return self._cache[index]
 
+    def read_map(self, index: Tensor) -> Tensor | None:
+        """`index` (B,) -> the level of each pixel (B, C or 1, H, W), or None if no image has a map."""
+        if not self.has_map or (before := read_map(self.source, self.index[index])) is None:
+            return None
+        raised_to = self.sigma_tn[index].where(self._added[index] > 0, 0)
+        return torch.maximum(before, raised_to[:, None, None, None])
+
     def _compute(self, index: Tensor) -> Tensor:
         x = self.source.read(self.index[index])
+        if (before := read_map(self.source, self.index[index])) is not None:
+            return self._raise_pixels(x, before, index)
         generator, z = torch.Generator(), torch.empty(self.image_shape)
         seeds, added = self._seeds[index].tolist(), self._added[index].tolist()
         for row, (seed, sigma) in enumerate(zip(seeds, added, strict=True)):
             if sigma > 0:
                 torch.randn(self.image_shape, generator=generator.manual_seed(seed), out=z)
                 x[row].add_(z, alpha=sigma)
+        return x
+
+    def _raise_pixels(self, x: Tensor, before: Tensor, index: Tensor) -> Tensor:
+        """Add noise to images `x` (B, C, H, W) with maps `before`, each pixel up to its image's target."""
+        target = self.sigma_tn[index]
+        if self._even and bool((above := (before > target[:, None, None, None]).flatten(1).any(1)).any()):
+            raise ValueError(
+                f"image {int(self.index[index][above][0])} of {self.source.name} has pixels with more noise "
+                "than its level, and cannot be scored or denoised: pack it with map_quantile = 1"
+            )
+        added = (target.double()[:, None, None, None] ** 2 - before.double() ** 2).clamp_min(0).sqrt()
+        generator, raised = torch.Generator(), (self._added[index] > 0) | self._even
+        for row in raised.nonzero()[:, 0].tolist():
+            generator.manual_seed(int(self._seeds[index[row]]))
+            x[row] += added[row].to(x.dtype) * torch.randn(self.image_shape, generator=generator)
         return x
 
 
@@ -132,17 +160,32 @@ class Joined:
         self.num_raised = max(map(_num_raised, sources))
         self.fingerprint = hash_of([source.fingerprint for source in sources])
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
+        self.has_map = any(getattr(source, "has_map", False) for source in sources)
 
     def __len__(self) -> int:
         return len(self.sigma_tn)
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32."""
+        return self._gather(index, lambda source, place: source.read(place))
+
+    def read_map(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> the level of each pixel (B, C, H, W)."""
+
+        def levels(source: ImageSource, place: Tensor) -> Tensor:
+            found = read_map(source, place)
+            return source.sigma_tn[place][:, None, None, None] if found is None else found
+
+        return self._gather(index, levels)
+
+    def _gather(self, index: Tensor, read: Callable[[ImageSource, Tensor], Tensor]) -> Tensor:
         x = torch.empty(len(index), *self.image_shape)
         number = torch.bucketize(index, self._ends, right=True)
         for chosen in number.unique().tolist():
             start = int(self._ends[chosen - 1]) if chosen else 0
-            x[number == chosen] = self.sources[chosen].read(index[number == chosen] - start)
+            x[number == chosen] = read(self.sources[chosen], index[number == chosen] - start).expand(
+                -1, *self.image_shape
+            )
         return x
 
 
@@ -238,6 +281,19 @@ def usable_from(source: ImageSource) -> Tensor:
     """(N,) float32: the level from which each image may be used, `sigma_tn` unless the source says more."""
     level: Tensor = getattr(source, "usable_from", source.sigma_tn)
     return level
+
+
+def read_map(source: ImageSource, index: Tensor) -> Tensor | None:
+    """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if the source has no maps."""
+    found: Tensor | None = source.read_map(index) if hasattr(source, "read_map") else None
+    return found
+
+
+def evened(source: ImageSource, seed: int = 0) -> ImageSource:
+    """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps."""
+    if not getattr(source, "has_map", False):
+        return source
+    return View(source, None, source.sigma_tn, seed, even=True)
 
 
 def split_held_out(

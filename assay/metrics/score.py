@@ -41,7 +41,7 @@ from torch import Tensor
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
-from assay.data.view import image_seeds, stream
+from assay.data.view import evened, image_seeds, stream
 from assay.denoise import Denoiser, x_tn_from_x_0
 from assay.files import write_whole
 from assay.metrics.distance import Estimate
@@ -236,10 +236,11 @@ def score(
 ) -> Score:
     """Score a model on the held-out images `index` (N,) of `source`, by default all; `denoiser` is on `device`.
 
-    At most `batch_size` images are denoised at a time. A class-conditional denoiser (one with `num_classes`)
+    Images with a map of noise levels get noise up to their highest level first. At most `batch_size` images
+    are denoised at a time. A class-conditional denoiser (one with `num_classes`)
     gets the labels of the images. `progress` is called with the number of images done.
     """
-    source = usable(source)
+    source = evened(usable(source))
     index = torch.arange(len(source)) if index is None else index
     sigma_tn = source.sigma_tn[index].double()
     num_usable = int((_MARGIN * sigma_tn < config.sigma_max).sum())

@@ -44,7 +44,7 @@ def seconds_per_image(source: ImageSource, batch_size: int, config: NetConfig) -
         for _ in range(NUM_TIMED_STEPS):
             started = time.perf_counter()
             weight = edm_weight(batch.sigma_t)
-            loss = ambient_loss(denoiser, batch.x_tn, batch.sigma_tn, batch.sigma_t, batch.eps, weight, label)
+            loss = ambient_loss(denoiser, batch.x_tn, batch.levels, batch.sigma_t, batch.eps, weight, label)
             loss.mean().backward()
             fastest = min(fastest, time.perf_counter() - started)
     finally:

@@ -92,7 +92,7 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
             weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
     label = batch.label if settings.class_conditional else None
     denoiser = informed(model, batch.augment_label)
-    return ambient_loss(denoiser, batch.x_tn, batch.sigma_tn, batch.sigma_t, batch.eps, weight, label)
+    return ambient_loss(denoiser, batch.x_tn, batch.levels, batch.sigma_t, batch.eps, weight, label)
 
 
 def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: TrainConfig) -> Tensor:
@@ -100,7 +100,7 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
     assert batch.walk_eps is not None and batch.walk_uniform is not None
     chosen, eps, uniform = settings.consistency, batch.walk_eps, batch.walk_uniform
     mine = slice(eps.shape[1])
-    x_tn, sigma_tn = batch.x_tn[mine], batch.sigma_tn[mine]
+    x_tn, sigma_tn, own = batch.x_tn[mine], batch.sigma_tn[mine], batch.levels[mine]
     denoiser = informed(model, None if batch.augment_label is None else batch.augment_label[mine])
     label = batch.label[mine] if settings.class_conditional else None
     match chosen.method:
@@ -111,12 +111,12 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
             levels = ConsistencyLevels(chosen.sigma_min, chosen.spacing, chosen.min_ratio)
             high, low = levels.draw(top, uniform)
             start = _RAISED * top
-            x_start = add_noise(x_tn, sigma_tn, start, eps[0])
+            x_start = add_noise(x_tn, own, start, eps[0])
             loss = consistency_loss(denoiser, x_start, start, high, low, eps[1:], label, chosen.num_steps)
         case "published":
             start = batch.sigma_t[mine]
             high, low = ConsistencyLevels(chosen.sigma_min, "linear", chosen.min_ratio).draw(start, uniform)
-            x_start = add_noise(x_tn, sigma_tn, start, eps[0])
+            x_start = add_noise(x_tn, own, start, eps[0])
             walk_eps, draw_eps = eps[1:].split([chosen.num_steps, chosen.num_samples])
             loss = original_consistency_loss(
                 denoiser, x_start, start, high, low, walk_eps, draw_eps[None], label
@@ -125,7 +125,7 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
             law = LogNormal(settings.sigma_mean, settings.sigma_std)
             low = law.inverse_survival(uniform[0].clamp_min(2.0**-24))
             high = torch.maximum(low, sigma_tn)
-            x_high = add_noise(x_tn, sigma_tn, high, eps[0])
+            x_high = add_noise(x_tn, own, high, eps[0])
             draw_eps = eps[1:].unflatten(0, (chosen.num_steps, chosen.num_samples))
             loss = original_consistency_loss(
                 denoiser, x_high, high, high, low, eps[:0], draw_eps, label, through_draws=True
