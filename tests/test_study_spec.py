@@ -100,7 +100,7 @@ def test_bad_spec_is_refused_with_line_and_cure(old: str, new: str, at: str, cur
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
         open_study(path, tmp_path / "out")
-    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
     assert f"line {line_of(text, at)}: " in str(caught.value) and cure in str(caught.value)
     assert not (tmp_path / "out" / "runs").exists() and not (tmp_path / "out" / "study.toml").exists()
 
@@ -147,7 +147,7 @@ def test_unreadable_or_incomplete_files_are_refused(content: bytes, said: str, t
     path.write_bytes(content)
     with pytest.raises(ValueError) as caught:
         open_study(path, tmp_path / "out")
-    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
+    assert str(caught.value).startswith(str(path)) and said in str(caught.value)
 
 
 def make_store(path: Path, sigma_tn: Sequence[float], seed: int = 0) -> Path:
