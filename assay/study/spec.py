@@ -43,6 +43,10 @@ class EvaluateConfig(Strict):
     num_ranges: int = Field(3, ge=1)
     sample: SampleConfig = SampleConfig()
     batch_size: int = Field(256, ge=1)
+    reference: Literal["training", "held_out"] = Field(
+        "training",
+        description="The real images that samples are compared with: all that are not held out, or those.",
+    )
 
 
 class Grid(Strict):

@@ -6,6 +6,7 @@ import torch
 
 from assay.data import Loader
 from assay.loss import ambient_loss, edm_weight
+from assay.metrics.score import NUM_EVALUATIONS
 from assay.nets import NetConfig, build_denoiser
 from assay.study.run import OpenStudy
 
@@ -14,7 +15,7 @@ _EVALUATIONS_PER_STEP = 3.0  # a training step costs about three evaluations
 
 
 def estimate_seconds(opened: OpenStudy) -> dict[str, float]:
-    """Seconds of one core for each job, by its key: training, plus two evaluations per sampling step."""
+    """Seconds of one core for each job, by its key: training, two evaluations per sampling step, scoring."""
     protocol = opened.study.evaluate
     seconds: dict[str, float] = {}
     per_image: dict[NetConfig, float] = {}
@@ -26,8 +27,10 @@ def estimate_seconds(opened: OpenStudy) -> dict[str, float]:
             if config not in per_image:
                 per_image[config] = _seconds_per_image(opened, job.config.train.batch_size, config)
             num_evaluated = protocol.num_images * protocol.num_ranges * len(job.samples)
-            num_sampled = num_evaluated * 2 * protocol.sample.num_steps / _EVALUATIONS_PER_STEP
-            seconds[job.key] = per_image[config] * (job.work + num_sampled)
+            num_sampled = num_evaluated * 2 * protocol.sample.num_steps
+            num_scored = NUM_EVALUATIONS * len(opened.held_out) if opened.held_out else 0
+            num_more = (num_sampled + num_scored) / _EVALUATIONS_PER_STEP
+            seconds[job.key] = per_image[config] * (job.work + num_more)
     finally:
         torch.set_num_threads(num_threads)
     return seconds
