@@ -166,8 +166,10 @@ def _subject(
         if price.series and not (priced.law and priced.law_is_open(priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
     if not one_of_many:
-        panels |= _training_panels(folder / "training.csv", currency.name, metric)
-        panels |= _level_panels(folder / "levels.csv") if currency is SCORE else {}
+        by_step = _training_panels(folder / "training.csv", currency.name, metric)
+        if many_currencies and currency is SCORE:
+            by_step.pop("loss_by_step", None)  # it stands beside FD
+        panels |= by_step | (_level_panels(folder / "levels.csv") if currency is SCORE else {})
     values, noise = averages(outcomes, currency), folder / "figures" / f"{slug}noise_levels.png"
     samples = []
     for role, setting in headline_settings(values).items():
