@@ -12,7 +12,8 @@ commands as `results.csv`, written and read here alone. Its columns:
     fd, fd_std, metric                the distance, its deviation over ranges of samples, and its name
     score, score_error, ...           the held-out score in nats per dimension (see `Evaluation`)
     extractor, num_images, kid, ...   the other fields of `Evaluation`; empty where not measured
-    train_seconds, sample_seconds     what it took
+    train_seconds, sample_seconds,    what it took: training, sampling and measuring, and scoring
+    score_seconds
 
 Several noise levels stand in one cell, separated by spaces, as do their numbers in `num_noisy`. The paper's
 tables, with `fid` and `fid_std`, are read as well; columns not named here are ignored.
@@ -173,7 +174,7 @@ def percent(part: float) -> str:
 
 
 class Outcome(BaseModel):
-    """A setting, what was measured of its model, and the seconds of training and sampling."""
+    """A setting, what was measured of its model, and the seconds of training, sampling and scoring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -181,6 +182,7 @@ class Outcome(BaseModel):
     evaluation: Evaluation
     train_seconds: float | None = None
     sample_seconds: float | None = None
+    score_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -188,8 +190,8 @@ class Currency:
     """What a table, a price or a report counts in: a number of each outcome with its error; less is better.
 
     `name` is that of its column and in the names of files, `title` in words, and `form` is how numbers are
-    written. `num_images` must agree where outcomes are compared. A `shared_error` is one of images that
-    all models were measured on, which more runs do not shrink.
+    written; `about` says what was measured. `num_images` must agree where outcomes are compared. A
+    `shared_error` is one of images that all models were measured on, which more runs do not shrink.
     """
 
     name: str
@@ -199,6 +201,7 @@ class Currency:
     num_images: Callable[[Outcome], int | None] = lambda outcome: outcome.evaluation.num_images
     shared_error: bool = False
     form: str = ".3g"
+    about: str = ""
 
 
 def metric(name: str) -> Currency:
@@ -213,13 +216,21 @@ def metric(name: str) -> Currency:
     )
 
 
-FD = replace(metric("fd"), title=lambda outcome: outcome.evaluation.metric, form=".2f")
+FD = replace(
+    metric("fd"),
+    title=lambda outcome: outcome.evaluation.metric,
+    form=".2f",
+    about="The distance between samples of each model, at the end of its training, and real images.",
+)
 SCORE = replace(
     metric("score"),
     error=lambda outcome: outcome.evaluation.score_paired_error or outcome.evaluation.score_error,
     num_images=lambda outcome: outcome.evaluation.score_images,
     shared_error=True,
     form=".3f",
+    about="The error of denoising held-out images, over all noise levels, in nats per dimension: differences "
+    "are differences of KL divergence. Each model is scored at its best stopping time, which was chosen on "
+    "other held-out images. The score punishes memorising and says little about looks.",
 )
 CURRENCIES = {currency.name: currency for currency in (SCORE, FD)}
 
@@ -343,7 +354,7 @@ _SETTING = ["table", "dataset", "sigma", "clean_fraction", "noisy_fraction", "sa
 _COUNTS = ["seed", "num_clean", "num_noisy"]
 _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
 _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
-_SECONDS = ["train_seconds", "sample_seconds"]
+_SECONDS = ["train_seconds", "sample_seconds", "score_seconds"]
 COLUMNS = _SETTING + _MEASURED + _COUNTS + _SECONDS
 _FORMULA = ("=", "+", "-", "@")  # a spreadsheet runs a cell that begins with one of these
 
@@ -431,6 +442,7 @@ def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
         evaluation=Evaluation(**evaluation),
         train_seconds=cells.number("train_seconds"),
         sample_seconds=cells.number("sample_seconds"),
+        score_seconds=cells.number("score_seconds"),
     )
 
 

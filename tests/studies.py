@@ -57,8 +57,8 @@ def outcome(opened: OpenStudy) -> str:
     path = opened.folder / "results.csv"
     write_outcomes(path, [found for _, found in opened.outcomes()])
     rows = [line.split(",") for line in path.read_text().splitlines()]
-    assert rows[0][-2:] == ["train_seconds", "sample_seconds"]
-    return "\n".join(",".join(row[:-2]) for row in rows)
+    assert rows[0][-3:] == ["train_seconds", "sample_seconds", "score_seconds"]
+    return "\n".join(",".join(row[:-3]) for row in rows)
 
 
 def weights(opened: OpenStudy) -> dict[str, bytes]:

@@ -8,8 +8,19 @@ import torch
 from scipy import integrate
 from torch import Tensor, nn
 
+from assay.checkpoint import save_checkpoint
 from assay.denoise import MixtureDenoiser, Preconditioned
-from assay.metrics.score import MIN_IMAGES, ScoreConfig, load_score, save_score, score
+from assay.metrics.score import (
+    MIN_IMAGES,
+    ScoreConfig,
+    find_stopping,
+    load_score,
+    save_score,
+    score,
+    score_checkpoint,
+    stopping_steps,
+)
+from assay.nets import build_denoiser, preset
 from tests.points import ATOMS, ORACLE, STD, WEIGHTS, Points
 
 
@@ -22,6 +33,16 @@ class Gaussian(Points):
         self.x_tn = std * torch.randn(num, 4, 1, 1, generator=torch.Generator().manual_seed(seed))
         self.sigma_tn, self.label = torch.zeros(num), torch.zeros(num, dtype=torch.long)
         self.name, self.fingerprint = "gaussian", f"{num} {std} {seed}"
+
+
+class Images(Points):
+    """Grey images of 8x8 noise, all clean."""
+
+    image_shape, num_classes, class_names = (1, 8, 8), 0, ()
+
+    def __init__(self, num: int) -> None:
+        super().__init__(num)
+        self.x_tn = 0.5 * torch.randn(num, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def gaussian_denoiser(mean: float, std: float) -> MixtureDenoiser:
@@ -122,6 +143,10 @@ def test_parts_add_up_and_the_curve_is_their_density() -> None:
     curve = found.curve()
     assert curve.value.sum() * math.log(80 / 0.002) / 32 == pytest.approx(found.nats_per_dim.value, rel=1e-6)
     rate = [gaussian_rate(sigma, 0.5, 0, 0.5) for sigma in curve.sigma]
+    other = score(gaussian_denoiser(0.2, 0.5), Gaussian(3000, 0.5))
+    gap = other.curve(minus=found)
+    np.testing.assert_allclose(gap.value, other.curve().value - curve.value, atol=1e-9)
+    assert (gap.standard_error < other.curve().standard_error).all()
     miss = (curve.value - rate) / np.hypot(curve.standard_error, 0.01)
     assert abs(miss).max() < 4
     assert set(curve.num_images) == {3000}
@@ -214,6 +239,29 @@ def test_an_augmented_network_is_scored_as_it_samples() -> None:
     assert found.minus(score(gaussian_denoiser(0.0, 0.5), Gaussian(1000, 0.5))).value == pytest.approx(
         0, abs=1e-6
     )
+
+
+def test_a_run_is_scored_where_it_should_have_been_stopped(tmp_path: Path) -> None:
+    """Weights that get better and then worse: chosen on even images, reported on odd ones."""
+    config = preset("mlp", (1, 8, 8))
+    denoiser, held_out, snapshots = build_denoiser(config), Images(200), {}
+    for step, wrong in ((10, 0.5), (20, 0.0), (40, 1.0)):
+        dict(denoiser.named_parameters())["model.token_out.bias"].data.fill_(wrong)
+        snapshots[step] = tmp_path / f"{step}.safetensors"
+        save_checkpoint(snapshots[step], denoiser, config)
+    done: list[int] = []
+    found = find_stopping(snapshots, held_out, progress=done.append)
+    assert found.steps == (10, 20, 40) and found.step == 20
+    assert found.chosen_by[1] == min(found.chosen_by)
+    odd = torch.arange(1, 200, 2)
+    assert found.best == score_checkpoint(snapshots[20], held_out, index=odd)
+    assert found.final.minus(found.best).value > 0
+    assert sum(done) == 100 * (3 + 2)
+
+
+def test_stopping_times_are_spread_over_a_run() -> None:
+    assert stopping_steps(2500) == [248, 394, 625, 992, 1575, 2500]
+    assert stopping_steps(3) == [1, 2, 3]
 
 
 def test_a_score_survives_its_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from assay.cli import app
 from assay.data import simulate
 from assay.data.known import get
 from assay.data.store import PackedImage, write_store
+from assay.metrics.score import stopping_steps
 from assay.outcome import metric, read_outcomes
 from assay.pricing import PAPER, Market, Offer, best_plan, fit_law, read_comparable
 from assay.study import open_study
@@ -161,22 +162,32 @@ def test_tiny_study_writes_everything(tiny: Path) -> None:
     figures = "fd_by_clean_fraction loss_by_step fd_by_step noise_levels samples samples-all_clean".split()
     figures += ["samples-few_clean", "samples-mix", "samples-noisy"]
     assert {f"figures/{name}.png" for name in figures} <= names
-    assert {"results.csv", "training.csv", "tables.md", "tables.tex", "report.html"} <= names
+    figures = [f"score-{name}_by_{by}" for name, by in (("score", "clean_fraction"), ("error", "level"))]
+    assert {f"figures/{name}.png" for name in figures} <= names
+    assert {"results.csv", "training.csv", "levels.csv", "tables.md", "tables.tex", "report.html"} <= names
     text = (tiny / "report.html").read_text()
     assert text.count('<img src="data:image/png;base64,') == 7  # six settings and the noise levels
     assert 'alt="Samples of the model trained on 10% clean + 90% noisy, FD-classifier' in text
-    (data,) = embedded(tiny / "report.html")
+    by_score, data = embedded(tiny / "report.html")
+    assert by_score["metric"] == "score" and by_score["command"].endswith("--by score")
+    gains = by_score["panels"]["gain_by_level"]["series"]
+    assert [series["name"] for series in gains if series["name"]] == ["100% clean", "10% clean + 90% noisy"]
     lengths = data["panels"]["fd_by_step"]["series"][0]
     assert lengths["name"] == "10% clean + 90% noisy at 0.5" and lengths["x"] == [20, 40]
     assert data["panels"]["loss_by_step"]["series"][0]["x"] == [5, 10, 15, 20]
     outcomes = list(read_outcomes(tiny / "results.csv").values())
     mix = next(each for each in outcomes if str(each.setting) == "162 clean + 1,456 noisy at 0.5")
+    scored = mix.evaluation
+    assert scored.score is not None and scored.score_error is not None and scored.score_paired_error is not None
+    assert scored.score_images == 89 and scored.score_step in stopping_steps(20) and scored.score_split == 0.5
+    assert (scored.score_below or 0) + (scored.score_above or 0) == pytest.approx(scored.score, rel=1e-9)
+    assert mix.score_seconds is not None and scored.score_final is not None
     for name in ("kid", "precision", "memorised"):
         assert f"<td>{averages(outcomes, metric(name))[mix.setting.without_seed]}</td>" in text
 
 
 def test_results_alone_give_the_same_report(tiny: Path, tmp_path: Path) -> None:
-    for name in ("results.csv", "training.csv"):
+    for name in ("results.csv", "training.csv", "levels.csv"):
         shutil.copy(tiny / name, tmp_path)
     shutil.copytree(tiny / "figures", tmp_path / "figures")
     done = CliRunner().invoke(app, ["study", "report", str(tmp_path / "results.csv")])

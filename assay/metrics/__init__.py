@@ -15,7 +15,15 @@ from assay.metrics.evaluate import (
 )
 from assay.metrics.extract import Extractor, ExtractorName, Images, images_to_features, load_extractor
 from assay.metrics.generated import ImageFiles, Samples, open_images
-from assay.metrics.score import Score, ScoreConfig, load_score, paired_errors, save_score, score
+from assay.metrics.score import (
+    Score,
+    ScoreConfig,
+    find_stopping,
+    load_score,
+    paired_errors,
+    save_score,
+    score,
+)
 from assay.metrics.statistics import FeatureStatistics, features_to_statistics, merge_statistics
 
 __all__ = [
@@ -32,6 +40,7 @@ __all__ = [
     "compare",
     "evaluate",
     "features_to_statistics",
+    "find_stopping",
     "frechet_distance",
     "frechet_infinity",
     "images_to_features",

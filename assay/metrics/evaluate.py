@@ -40,7 +40,7 @@ from assay.metrics.distance import (
 )
 from assay.metrics.extract import Extractor, Features, Images, Progress, images_to_features
 from assay.metrics.generated import SamplerSettings
-from assay.metrics.score import Score
+from assay.metrics.score import Score, Stopping
 from assay.metrics.statistics import (
     FeatureStatistics,
     features_to_statistics,
@@ -374,6 +374,12 @@ def with_score(evaluation: Evaluation, record: Score, split: float | None = None
         parts["score_below"] = record.part(high=split).value
     found = _named("score", record.nats_per_dim) | parts
     return evaluation.model_copy(update=found | {"score_images": len(record.index), "score_record": record})
+
+
+def with_stopping(evaluation: Evaluation, found: Stopping, split: float | None) -> Evaluation:
+    """The evaluation with the score at the best stopping time, and at the end of training."""
+    update = _named("score_final", found.final.nats_per_dim) | {"score_step": found.step}
+    return with_score(evaluation, found.best, split).model_copy(update=update)
 
 
 def save_evaluation(path: Path, evaluation: Evaluation) -> None:

@@ -27,7 +27,7 @@ sigma_tn^2 (1 - r) per dimension. Taking out that known excess leaves the error 
 
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,7 @@ MIN_IMAGES = 20  # that cover a level, for its error to have a standard error
 # A noisy image scores from here times its own level: the standard deviation of the excess that is taken out is
 # sqrt(2 D) r / (1 - r), in nats per unit of log sigma, and grows without bound as sigma_t falls to sigma_tn.
 _MARGIN = 1.25
+_NUM_STOPS, _NUM_LEVELS = 6, 8
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill [0, 1) evenly, whichever images are scored
 
 
@@ -64,7 +65,7 @@ class ScoreConfig(BaseModel):
 
     sigma_min: float = Field(0.002, gt=0)
     sigma_max: float = Field(80.0, gt=0)
-    num_levels: int = Field(8, ge=1)
+    num_levels: int = Field(_NUM_LEVELS, ge=1)
     seed: int = 0
 
     @model_validator(mode="after")
@@ -157,11 +158,15 @@ class Score(BaseModel):
                     "same held-out images with the same settings"
                 )
 
-    def curve(self, num_bins: int = 32) -> Curve:
-        """Error by level, in bins of equal width in log sigma over the levels that are covered."""
+    def curve(self, num_bins: int = 32, minus: "Score | None" = None) -> Curve:
+        """Error by level, in bins of equal width in log sigma over the levels that are covered.
+
+        With `minus`, the difference from another model on the same images and noise.
+        """
         low, high = self.covers
         edges = np.geomspace(low, high, num_bins + 1)
-        parts = [self.part(*ends) for ends in zip(edges[:-1], [*edges[1:-1], math.inf], strict=True)]
+        ends = zip(edges[:-1], [*edges[1:-1], math.inf], strict=True)
+        parts = [self.part(*bin) if minus is None else self.minus(minus, *bin) for bin in ends]
         width = math.log(high / low) / num_bins
         middle = np.sqrt(edges[:-1] * edges[1:])
         return Curve(
@@ -298,6 +303,59 @@ def score_checkpoint(path: Path, source: ImageSource, **options: Any) -> Score:
     denoiser = loaded.denoiser.to(options.get("device", "cpu")).eval()
     found = score(denoiser, source, **{"model": path.name, **options})
     return found.model_copy(update={"info": loaded.info})
+
+
+# Of the network by `find_stopping` with default settings, for each held-out image: a half of them chooses among
+# the stops, the other half is scored twice.
+NUM_EVALUATIONS = (_NUM_STOPS * (_NUM_LEVELS // 4) + 2 * _NUM_LEVELS) / 2
+
+
+class Stopping(BaseModel):
+    """When a run should have been stopped: models trained on few images get worse long before the others.
+
+    The step is chosen on one half of the held-out images, by their scores `chosen_by` after each of `steps`, in
+    nats per dimension. `best` and `final`, the scores there and at the end, are of the other half.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: tuple[int, ...]
+    chosen_by: tuple[float, ...]
+    step: int
+    best: Score
+    final: Score
+
+
+def stopping_steps(num_steps: int) -> list[int]:
+    """Steps after which to compare a run of `num_steps`: each 2^(2/3) times the one before, up to the last."""
+    return sorted({max(1, round(num_steps * 2 ** (-2 * k / 3))) for k in range(_NUM_STOPS)})
+
+
+def find_stopping(
+    snapshots: Mapping[int, Path],
+    source: ImageSource,
+    config: ScoreConfig = ScoreConfig(),  # noqa: B008
+    progress: Callable[[int], None] = lambda num_images: None,
+    **options: Any,
+) -> Stopping:
+    """The best stopping time of a run, given its weights after some steps; `options` as for `score`.
+
+    Choosing takes a quarter of the levels: differences on the same images and noise are precise.
+    """
+    first, second = torch.arange(0, len(source), 2), torch.arange(1, len(source), 2)
+    quick = config.model_copy(update={"num_levels": max(1, config.num_levels // 4)})
+    steps = sorted(snapshots)
+    options["progress"] = progress
+    values = [
+        score_checkpoint(snapshots[step], source, config=quick, index=first, **options).nats_per_dim.value
+        for step in steps
+    ]
+    step = steps[int(np.argmin(values))]
+    best, final = (
+        score_checkpoint(snapshots[at], source, config=config, index=second, **options)
+        for at in (step, steps[-1])
+    )
+    return Stopping(steps=tuple(steps), chosen_by=tuple(values), step=step, best=best, final=final)
 
 
 def paired_errors(scores: Sequence[Score]) -> list[float]:

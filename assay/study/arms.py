@@ -207,6 +207,7 @@ class Job:
     samples: tuple[SampleConfig, ...]
     evaluate: EvaluateConfig
     title: str
+    held_out_fingerprint: str = ""  # of the images it is scored on, if any
 
     @cached_property
     def key(self) -> str:
@@ -226,7 +227,7 @@ class Job:
     def result_key(self, sample: SampleConfig) -> str:
         """Hash of one result: the training, the sampling and the protocol."""
         evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
-        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate])
+        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate, self.held_out_fingerprint])
 
 
 def hash_tree(tree: Any) -> str:
@@ -234,7 +235,7 @@ def hash_tree(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def study_jobs(study: Study, arms: list[Arm], data_fingerprint: str) -> list[Job]:
+def study_jobs(study: Study, arms: list[Arm], data_fingerprint: str, held_out_fingerprint: str) -> list[Job]:
     """The trainings behind the arms; arms with the same training share one."""
     grouped: dict[str, list[Arm]] = {}
     for arm in arms:
@@ -242,7 +243,8 @@ def study_jobs(study: Study, arms: list[Arm], data_fingerprint: str) -> list[Job
     jobs = []
     for same in grouped.values():
         samples = tuple(dict.fromkeys(arm.sample for arm in same))
-        jobs.append(Job(same[0].config, data_fingerprint, samples, study.evaluate, same[0].setting.title))
+        title = same[0].setting.title
+        jobs.append(Job(same[0].config, data_fingerprint, samples, study.evaluate, title, held_out_fingerprint))
     return jobs
 
 

@@ -97,7 +97,7 @@ def study_cost(study: Study, source: ImageSource | None = None) -> StudyCost:
         conditional = study.train.class_conditional
         assumed = _Assumed(study.name, preset.image_shape, preset.num_classes if conditional else 0)
         source = cast(ImageSource, assumed)
-    jobs = study_jobs(study, study_arms(study, study.data, source), "")
+    jobs = study_jobs(study, study_arms(study, study.data, source), "", "")
     return StudyCost(tuple(_job_cost(job, source) for job in jobs), tuple(missing))
 
 
@@ -126,7 +126,7 @@ def missing_parts(study: Study) -> list[str]:
         if str(path) not in KNOWN and not Path(path).exists()
     ]
     reference = study.evaluate.reference
-    if reference is not None and not reference.exists():
+    if isinstance(reference, Path) and not reference.exists():
         found.append(f"{reference} is missing: get EDM's fid-refs, or make it with `assay reference`")
     weights = {"inception": INCEPTION_WEIGHTS, "mobilenet_v2": MOBILENET_WEIGHTS}.get(study.evaluate.extractor)
     if weights is not None and local_weights(weights, Path("cache")) is None:

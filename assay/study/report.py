@@ -1,6 +1,7 @@
 """The report of a study: tables, figures, and one page that opens anywhere, offline.
 
     results.csv, training.csv        what was measured, and how training went
+    levels.csv                       error by noise level of the headline's models
     figures/*.png                    the same figures as in the page, noise levels and samples
     tables.md, tables.tex            the paper's tables
     report.html                      all of it in one file, with a planner that buys the best mix
@@ -15,7 +16,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from PIL import Image, ImageDraw, ImageFont
 from assay.data.show import noise_picture
 from assay.figure import COLOURS, Panel, Series, save_png
 from assay.files import write_whole
-from assay.outcome import FD, Currency, Outcome, Setting, read_outcomes, write_outcomes
+from assay.metrics import Score
+from assay.outcome import CURRENCIES, FD, SCORE, Currency, Outcome, Setting, read_outcomes, write_outcomes
 from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
@@ -45,6 +47,7 @@ from assay.study.tables import (
     study_tables,
 )
 
+_NUM_LEVELS = 24  # of a curve by noise level
 _MAX_CURVE = 100  # points of a training curve
 _MAX_MARKED = 10  # on a curve of fewer points they are marked
 
@@ -77,19 +80,29 @@ def write_report(opened: OpenStudy) -> Written | None:
             is_real = bool((opened.source.sigma_tn > 0).any())
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     _write_training(opened, found, shown.values())
+    records = {outcome.setting.without_seed: outcome.evaluation.score_record for _, outcome in reversed(found)}
+    scored = {role: (setting, records[setting]) for role, setting in headline_settings(arms).items()}
+    _write_levels(opened.folder / "levels.csv", {r: (s, found) for r, (s, found) in scored.items() if found})
     return report_from_table(opened.folder / "results.csv", opened.folder)
 
 
-def report_from_table(table: Path, folder: Path, currency: Currency = FD) -> Written:
-    """Write tables, figures and page into `folder`, from a results.csv and the pictures and curves there."""
-    groups: dict[tuple[str, str], dict[int, Outcome]] = {}
-    for line, outcome in read_outcomes(table).items():
-        setting = outcome.setting
-        if _is_paper(table):
-            setting = setting.in_images(PAPER_NUM_IMAGES[setting.dataset])
-            outcome = outcome.model_copy(update={"setting": setting})
-        groups.setdefault((setting.dataset, outcome.evaluation.extractor), {})[line] = outcome
-    subjects = [_subject(table, folder, group, len(groups) > 1, currency) for group in groups.values()]
+def report_from_table(table: Path, folder: Path, currency: Currency | None = None) -> Written:
+    """Write tables, figures and page into `folder`, from a results.csv and the pictures and curves there.
+
+    Without a currency the report is in all those that the results have, the held-out score and FD.
+    """
+    outcomes = read_outcomes(table)
+    if _is_paper(table):
+        outcomes = {line: _in_images(outcome) for line, outcome in outcomes.items()}
+    found = [each for each in CURRENCIES.values() if any(map(each.value, outcomes.values()))]
+    currencies, subjects = [currency] if currency else found, []
+    for each in currencies:
+        groups: dict[tuple[str, str], dict[int, Outcome]] = {}
+        for line, outcome in outcomes.items():
+            extractor = "" if each.shared_error else outcome.evaluation.extractor
+            groups.setdefault((outcome.setting.dataset, extractor), {})[line] = outcome
+        for group in groups.values():
+            subjects.append(_subject(table, folder, group, len(groups) > 1, each, len(currencies) > 1))
     tables = [each for subject in subjects for each in subject.tables]
     for name, form in (("tables.md", "markdown"), ("tables.tex", "latex")):
         with write_whole(folder / name) as partial:
@@ -99,24 +112,42 @@ def report_from_table(table: Path, folder: Path, currency: Currency = FD) -> Wri
             save_png([panel], folder / "figures" / f"{subject.slug}{name}.png")
         _write_samples(subject, folder / "figures" / f"{subject.slug}samples.png")
     path = folder / "report.html"
-    several = "The paper's tables" if _is_paper(table) else table.stem
+    datasets = {outcome.setting.dataset for outcome in outcomes.values()}
+    several = "The paper's tables" if _is_paper(table) else table.stem if len(datasets) > 1 else min(datasets)
     with write_whole(path) as partial:
         partial.write_text(page(several if len(subjects) > 1 else subjects[0].name, subjects))
     before = [f"{subject.name}: " if len(subjects) > 1 else "" for subject in subjects]
-    says = [name + headline(subject.outcomes, currency) for name, subject in zip(before, subjects, strict=True)]
+    says = [
+        name + headline(subject.outcomes, subject.currency)
+        for name, subject in zip(before, subjects, strict=True)
+    ]
     worth = [name + price_sentence(subject) for name, subject in zip(before, subjects, strict=True)]
     return Written(path, tables, "\n".join(says), "\n".join(worth))
 
 
+def _in_images(outcome: Outcome) -> Outcome:
+    """An outcome of the paper's, in numbers of images."""
+    setting = outcome.setting
+    return outcome.model_copy(update={"setting": setting.in_images(PAPER_NUM_IMAGES[setting.dataset])})
+
+
 def _subject(
-    table: Path, folder: Path, lines: dict[int, Outcome], one_of_many: bool, currency: Currency
+    table: Path,
+    folder: Path,
+    lines: dict[int, Outcome],
+    one_of_many: bool,
+    currency: Currency,
+    many_currencies: bool,
 ) -> Subject:
     outcomes = list(lines.values())
     name, metric = outcomes[0].setting.dataset, currency.title(outcomes[0])
     slug = f"{_slug(f'{name} {outcomes[0].evaluation.extractor}')}-" if one_of_many else ""
+    slug += "score-" if many_currencies and currency is SCORE else ""
     command = f"assay plan {'--paper' if _is_paper(table) else shlex.quote(str(table))}"
     if one_of_many:
         command += f" --dataset {shlex.quote(name)}"
+    if many_currencies:
+        command += f" --by {currency.name}"
     priced: PriceReport | str
     try:
         (found,) = comparable(lines, str(table), currency=currency)
@@ -134,7 +165,11 @@ def _subject(
         panels |= {"law": law} if priced.law else {}
         if price.series and not (priced.law and priced.law_is_open(priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
-    panels |= {} if one_of_many else _training_panels(folder / "training.csv", currency.name, metric)
+    if not one_of_many:
+        by_step = _training_panels(folder / "training.csv", currency.name, metric)
+        if many_currencies and currency is SCORE:
+            by_step.pop("loss_by_step", None)  # it stands beside FD
+        panels |= by_step | (_level_panels(folder / "levels.csv") if currency is SCORE else {})
     values, noise = averages(outcomes, currency), folder / "figures" / f"{slug}noise_levels.png"
     samples = []
     for role, setting in headline_settings(values).items():
@@ -144,7 +179,8 @@ def _subject(
             samples.append(Picture(title, alt, path))
     alt = f"Images of {name} at each noise level of the study"
     levels = Picture("Noise levels", alt, noise) if noise.exists() else None
-    return Subject(name, slug, outcomes, currency, priced, command, tables, panels, samples, levels)
+    title = f"{name}, by {'the held-out score' if currency is SCORE else metric}" if many_currencies else name
+    return Subject(title, slug, outcomes, currency, priced, command, tables, panels, samples, levels)
 
 
 def _is_paper(table: Path) -> bool:
@@ -234,6 +270,52 @@ def _training_panels(path: Path, column: str, metric: str) -> dict[str, Panel]:
                 panel.series.append(Series("", "points", x, y, colour=colour))
         if points:
             panels[f"{name}_by_step"] = panel
+    return panels
+
+
+def _write_levels(path: Path, shown: Mapping[Role, tuple[Setting, Score]]) -> None:
+    """`levels.csv`: error by noise level of the headline's models, and how it differs from few clean images'.
+
+    Both are of the first seed, at the best stopping time; `error` is the standard error over held-out images.
+    """
+    rows = []
+    for role, (setting, record) in shown.items():
+        if role != "noisy_truncated":  # another way of sampling the same model
+            curves = {"error": record.curve(_NUM_LEVELS)}
+            if role in ("mix", "all_clean") and "few_clean" in shown:
+                curves["gain"] = record.curve(_NUM_LEVELS, minus=shown["few_clean"][1])
+            for kind, curve in curves.items():
+                columns = curve.sigma, curve.value, curve.standard_error
+                rows += [(kind, headline_title(setting), *point) for point in zip(*columns, strict=True)]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("kind", "setting", "sigma", "value", "error"))
+    writer.writerows(rows)
+    with write_whole(path) as partial:
+        partial.write_text(buffer.getvalue())
+
+
+def _level_panels(path: Path) -> dict[str, Panel]:
+    if not path.exists():
+        return {}
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    titles = {
+        "error": ("Denoising error by noise level", "error / noise², per dimension"),
+        "gain": ("What more images taught, by noise level", "score minus that of the few clean images alone"),
+    }
+    panels = {}
+    for kind, (title, label) in titles.items():
+        panel = Panel(title, "noise level", label, log_x=True)
+        mine = [row for row in rows if row["kind"] == kind]
+        for which, name in enumerate(dict.fromkeys(row["setting"] for row in mine)):
+            points = [(row["sigma"], row["value"], row["error"]) for row in mine if row["setting"] == name]
+            x, y, error = np.array(points, float).T
+            colour = COLOURS[which % len(COLOURS)]
+            panel.series.append(Series("", "band", x, y, y - 2 * error, y + 2 * error, colour=colour))
+            panel.series.append(Series(name, "line", x, y, colour=colour))
+        if mine:
+            panels[f"{kind}_by_level"] = panel
     return panels
 
 

@@ -29,13 +29,17 @@ from assay.metrics import (
     reference_from_images,
     reference_from_statistics,
 )
+from assay.metrics.classifier import has_labels
+from assay.metrics.evaluate import Evaluation, with_stopping
 from assay.metrics.generated import sample_checkpoint
-from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting
+from assay.metrics.score import MIN_IMAGES, find_stopping, stopping_steps
+from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting, with_paired_errors
 from assay.sample import SampleConfig
 from assay.study.arms import Arm, Job, check_against_data, study_arms, study_jobs
 from assay.study.spec import Study, named, read_study
 from assay.train import train
 from assay.train.config import DataConfig
+from assay.train.run import snapshot_path
 
 _NUM_PICTURED = 64
 _SETTINGS = "settings.txt"  # beside study.toml: what was changed on the command line
@@ -43,7 +47,7 @@ _SETTINGS = "settings.txt"  # beside study.toml: what was changed on the command
 
 @dataclass(frozen=True)
 class Update:
-    """What a job is doing ("training", "sampling") and how far it is, or how it ended.
+    """What a job is doing ("training", "scoring", "sampling") and how far it is, or how it ended.
 
     Ends are "done", "stopped" and "failed", which has a reason.
     """
@@ -76,14 +80,16 @@ class OpenStudy:
                 assert isinstance(outcome, Outcome)
                 setting = arm.setting if arm.setting.counted else arm.setting.with_counts(outcome.setting)
                 found.append((arm, outcome.model_copy(update={"setting": setting})))
-        return found
+        compared = with_paired_errors([outcome for _, outcome in found])
+        return [(arm, outcome) for (arm, _), outcome in zip(found, compared, strict=True)]
 
     def picture(self, arm: Arm) -> Path:
         """The grid of samples of an arm."""
         return picture_path(self._path(arm))
 
     def _path(self, arm: Arm) -> Path:
-        job = Job(arm.config, self.source.fingerprint, (), self.study.evaluate, "")
+        fingerprint = self.held_out.fingerprint if self.held_out else ""
+        job = Job(arm.config, self.source.fingerprint, (), self.study.evaluate, "", fingerprint)
         return outcome_path(self.folder, job, arm.sample)
 
     def is_finished(self, job: Job) -> bool:
@@ -122,7 +128,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         if settings:
             with write_whole(folder / _SETTINGS) as partial:
                 partial.write_text("\n".join(settings) + "\n")
-    jobs = study_jobs(study, arms, source.fingerprint)
+    jobs = study_jobs(study, arms, source.fingerprint, held_out.fingerprint if held_out else "")
     return OpenStudy(study, folder, data, source, held_out, arms, jobs)
 
 
@@ -136,14 +142,27 @@ def locked(folder: Path) -> Iterator[None]:
 
 def prepare_shared(opened: OpenStudy) -> None:
     """What all jobs use, computed once before they start: the extractor and the reference's features."""
-    _reference(opened.study, opened.source, opened.folder)
+    _reference(opened.study, opened.data, opened.folder)
 
 
-def _reference(study: Study, source: ImageSource, folder: Path) -> tuple[Extractor, Reference]:
-    extractor = load_extractor(study.evaluate.extractor, folder / "shared", reference=source, device=_device())
-    if study.evaluate.reference is not None:
-        return extractor, reference_from_statistics(study.evaluate.reference, extractor)
+def _reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extractor, Reference] | None:
+    """What samples are compared with; None for images without labels, where the score alone is measured."""
+    source, held_out, chosen = data.open(), data.open_held_out(), study.evaluate
+    if "extractor" not in chosen.model_fields_set and _can_score(held_out) and not has_labels(source):
+        return None
+    extractor = load_extractor(chosen.extractor, folder / "shared", reference=source, device=_device())
+    if isinstance(chosen.reference, Path):
+        return extractor, reference_from_statistics(chosen.reference, extractor)
+    if chosen.reference == "held_out":
+        if held_out is None:
+            raise ValueError("evaluate.reference is held_out, but no image is: set data.held_out")
+        source = held_out
     return extractor, reference_from_images(source, extractor, folder / "shared")
+
+
+def _can_score(held_out: ImageSource | None) -> bool:
+    """Whether each half of the held-out images is enough for a score."""
+    return held_out is not None and len(held_out) >= 2 * MIN_IMAGES
 
 
 def _device() -> str:
@@ -165,62 +184,94 @@ def execute(
     if all(path.exists() for path in paths.values()):
         return True
     source = job.config.data.moved(data.all_paths).open()
+    held_out = data.open_held_out()
+    steps = stopping_steps(job.config.train.num_steps) if _can_score(held_out) else []
     clock = _Clock(run_dir / "seconds.json")
     trained = train(
         job.config,
         run_dir,
         source,
+        snapshot_steps=steps,
         on_progress=lambda p: on_update(Update(job.key, "training", p.step, p.num_steps)),
         should_stop=should_stop,
     )
     train_seconds = clock.stop()
     if not trained.finished:
         return False
-    extractor, reference = _reference(study, data.open(), folder)
-    protocol, num_total = study.evaluate, study.evaluate.num_images * study.evaluate.num_ranges
-    for sample, path in paths.items():
-        if path.exists():
-            continue
-        started, done = time.perf_counter(), 0
+
+    def counter(phase: str, total: int) -> Callable[[int], None]:
+        done = 0
 
         def advance(num_images: int) -> None:
             nonlocal done
             done += num_images
-            on_update(Update(job.key, "sampling", done, num_total))
+            on_update(Update(job.key, phase, done, total))
             if should_stop():
                 raise Interrupted
 
-        samples, settings = sample_checkpoint(
-            trained.checkpoint, num_total, 0, sample, reference.frequencies, _device()
-        )
-        try:
-            measured = evaluate(
-                samples,
-                reference,
-                extractor,
-                protocol.num_images,
-                protocol.num_ranges,
-                sampler=settings,
-                batch_size=protocol.batch_size,
-                progress=advance,
-            ).evaluation
-        except Interrupted:
-            return False
-        with write_whole(picture_path(path)) as partial:
-            image_grid(samples.read(torch.arange(min(_NUM_PICTURED, num_total))), 8).save(partial)
-        outcome = Outcome(
-            setting=trained_setting(settings.info, study.name, settings.sample),
-            evaluation=measured,
-            train_seconds=train_seconds,
-            sample_seconds=time.perf_counter() - started,
-        )
-        save_outcome(path, outcome)
+        return advance
+
+    protocol, num_total = study.evaluate, study.evaluate.num_images * study.evaluate.num_ranges
+    snapshots = {step: path for step in steps if (path := snapshot_path(run_dir, step)).exists()}
+    snapshots[job.config.train.num_steps] = trained.checkpoint
+    scored, score_seconds = None, None
+    try:
+        if held_out is not None and steps:
+            started = time.perf_counter()
+            advance = counter("scoring", (len(snapshots) + 2) * len(held_out) // 2)
+            batch_size = 4 * protocol.batch_size  # evaluations, of which sampling has two per step
+            scored = find_stopping(
+                snapshots, held_out, progress=advance, device=_device(), batch_size=batch_size
+            )
+            score_seconds = time.perf_counter() - started
+        compared_with = _reference(study, data, folder)
+        for sample, path in paths.items():
+            if path.exists():
+                continue
+            started = time.perf_counter()
+            frequencies = compared_with[1].frequencies if compared_with else None
+            samples, settings = sample_checkpoint(
+                trained.checkpoint, num_total, 0, sample, frequencies, _device()
+            )
+            found = Evaluation()
+            if compared_with:
+                found = evaluate(
+                    samples,
+                    compared_with[1],
+                    compared_with[0],
+                    protocol.num_images,
+                    protocol.num_ranges,
+                    sampler=settings,
+                    batch_size=protocol.batch_size,
+                    progress=counter("sampling", num_total),
+                ).evaluation
+            with write_whole(picture_path(path)) as partial:
+                image_grid(samples.read(torch.arange(min(_NUM_PICTURED, num_total))), 8).save(partial)
+            outcome = Outcome(
+                setting=trained_setting(settings.info, study.name, settings.sample),
+                evaluation=with_stopping(found, scored, _split(study, data)) if scored else found,
+                train_seconds=train_seconds,
+                sample_seconds=time.perf_counter() - started,
+                score_seconds=score_seconds,
+            )
+            save_outcome(path, outcome)
+    except Interrupted:
+        return False
     shutil.rmtree(run_dir / "state", ignore_errors=True)  # a finished model needs no optimizer
+    every = job.config.train.snapshot_every
+    for step, path in snapshots.items():  # nor the weights that were only compared
+        if scored and step not in (scored.step, max(snapshots)) and not (every and step % every == 0):
+            path.unlink()
     return True
 
 
+def _split(study: Study, data: DataConfig) -> float | None:
+    """The level at which scores are split: the highest noise, below which only cleaner images can teach."""
+    return max(study.grid.sigmas, default=float(data.open().sigma_tn.max())) or None
+
+
 class Interrupted(Exception):
-    """Sampling was asked to stop; it starts over next time, for it is short beside training."""
+    """Scoring or sampling was asked to stop; it starts over next time, for it is short beside training."""
 
 
 class _Clock:

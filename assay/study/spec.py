@@ -50,10 +50,11 @@ class EvaluateConfig(Strict):
     extractor: ExtractorName = Field(
         "classifier", description="The features to compare; only inception gives FID, others give FD-NAME."
     )
-    reference: Path | None = Field(
-        None,
-        description="Statistics of the real images, an npz of `assay reference` or of EDM's fid-refs. Default: "
-        "the study's own clean images.",
+    reference: Literal["training", "held_out"] | Path = Field(
+        "training",
+        union_mode="left_to_right",
+        description="The real images that samples are compared with: all that are not held out, those that are, or "
+        "an npz of statistics (of `assay reference`, or EDM's fid-refs).",
     )
     num_images: int = Field(1000, ge=20, description="Samples per range of seeds.")
     num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")

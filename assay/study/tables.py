@@ -8,11 +8,11 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from assay.metrics.evaluate import titles
-from assay.outcome import FD, Currency, Outcome, Setting, metric, percent
+from assay.outcome import FD, SCORE, Currency, Outcome, Setting, metric, percent
 
 Role = Literal["all_clean", "noisy", "noisy_truncated", "noisy_consistent", "few_clean", "mix"]
 
@@ -63,6 +63,8 @@ def study_tables(outcomes: Sequence[Outcome], currency: Currency = FD) -> list[T
         _extras_table(values, name),
     ]
     tables = [table for table in found if table is not None]
+    if currency is SCORE:
+        return [*tables, score_table(outcomes)]
     every = metrics_table(outcomes)
     return [*tables, every] if len(every.header) > 2 or not tables else tables
 
@@ -205,14 +207,34 @@ def metrics_table(outcomes: Sequence[Outcome]) -> Table:
     """Every setting with all that was measured of it."""
     names = titles(outcome.evaluation for outcome in outcomes)
     columns = {name: averages(outcomes, FD if name == "fd" else metric(name)) for name in names}
+    header = ("setting", *(FD.title(outcomes[0]) if name == "fd" else title for name, title in names.items()))
+    return Table("All metrics", header, _rows_of_settings(list(columns.values())))
+
+
+def score_table(outcomes: Sequence[Outcome]) -> Table:
+    """Every setting with its score: at the best stopping time, when that was, its parts, and at the end."""
+    split = next((o.evaluation.score_split for o in outcomes if o.evaluation.score_split), None)
+    columns = {"score": SCORE, "at step": replace(metric("score_step"), form=".0f")}
+    if split is not None:
+        columns |= {
+            f"{side} {split:g}": replace(metric(f"score_{side}"), form=".3f") for side in ("below", "above")
+        }
+    columns["at the end"] = replace(metric("score_final"), form=".3f")
+    known = {title: averages(outcomes, currency) for title, currency in columns.items()}
+    known = {title: column for title, column in known.items() if column}
+    return Table(
+        "Held-out score, nats per dimension", ("setting", *known), _rows_of_settings(list(known.values()))
+    )
+
+
+def _rows_of_settings(columns: Sequence[Mapping[Setting, Average]]) -> tuple[tuple[str, ...], ...]:
     rows: dict[Setting, tuple[str, ...]] = {}
-    for setting in columns["fd"]:
+    for setting in dict.fromkeys(setting for column in columns for setting in column):
         # Noisy images alone stand in two of the paper's tables.
         same = setting.model_copy(update={"table": ""}) if setting.table == "only_noisy" else setting
         same = same.model_copy(update={"table": ""}) if same.table == "clean_mix" else same
-        rows[same] = (same.title, *(str(column.get(setting, "")) for column in columns.values()))
-    header = ("setting", *(FD.title(outcomes[0]) if name == "fd" else title for name, title in names.items()))
-    return Table("All metrics", header, tuple(rows.values()))
+        rows[same] = (same.title, *(str(column.get(setting, "")) for column in columns))
+    return tuple(rows.values())
 
 
 def _levels(levels: Sequence[float]) -> str:

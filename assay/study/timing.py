@@ -6,6 +6,7 @@ import torch
 
 from assay.data import ImageSource, Loader
 from assay.loss import ambient_loss, edm_weight
+from assay.metrics.score import NUM_EVALUATIONS
 from assay.nets import NetConfig, build_denoiser
 from assay.study.arms import Job
 from assay.study.run import OpenStudy
@@ -15,14 +16,16 @@ _EVALUATIONS_PER_STEP = 3.0  # a training step costs about three evaluations
 
 
 def estimate_seconds(opened: OpenStudy) -> dict[str, float]:
-    """Seconds of one core for each job, by its key: training, plus two evaluations per sampling step."""
+    """Seconds of one core for each job, by its key: training, two evaluations per sampling step, scoring."""
     seconds: dict[str, float] = {}
     per_image: dict[NetConfig, float] = {}
     for job in opened.jobs:
         config = job.config.net_config(opened.source)
         if config not in per_image:
             per_image[config] = seconds_per_image(opened.source, job.config.train.batch_size, config)
-        seconds[job.key] = per_image[config] * (job.work + sampling_work(job))
+        num_scored = NUM_EVALUATIONS * len(opened.held_out) if opened.held_out else 0
+        more = sampling_work(job) + num_scored / _EVALUATIONS_PER_STEP
+        seconds[job.key] = per_image[config] * (job.work + more)
     return seconds
 
 
