@@ -147,7 +147,7 @@ def test_unreadable_or_incomplete_files_are_refused(content: bytes, said: str, t
     path.write_bytes(content)
     with pytest.raises(ValueError) as caught:
         open_study(path, tmp_path / "out")
-    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
+    assert str(caught.value).startswith(str(path)) and said in str(caught.value)
 
 
 def make_store(path: Path, sigma_tn: Sequence[float], seed: int = 0) -> Path:
