@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test bench docs lint clean
 demo: .venv/installed
-	$(BIN)/assay study run studies/demo/study.toml -o out/demo
+	$(BIN)/assay demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

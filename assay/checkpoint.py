@@ -250,7 +250,7 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
 
 
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
-    """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is refused."""
+    """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is rejected."""
     if not isinstance(config, UNetConfig | ADMConfig):
         raise ValueError(f"EDM has no network of kind {config.kind!r}; only unet and adm can be exported")
     if isinstance(config, UNetConfig) and config.resample_with != "block":

@@ -104,7 +104,7 @@ class _Storage:
 
 
 class _Bounded:
-    """A file that refuses to read more bytes than it has, before any memory is set aside for them."""
+    """A file that rejects to read more bytes than it has, before any memory is set aside for them."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self.file, self.size = file, size

@@ -9,7 +9,7 @@ import pytest
 from assay.metrics.evaluate import Evaluation
 from assay.outcome import Outcome, Setting, metric, read_outcomes
 from assay.pricing import PAPER
-from assay.study.tables import Table, averages, format_table, headline, headline_settings, study_tables
+from assay.study.tables import Average, Table, averages, format_table, headline, headline_settings, study_tables
 
 DEMO = Path(__file__).parent.parent / "studies" / "demo" / "results.csv"
 # The rows of the paper's Tables 2 and 3 for CIFAR-10, as its source has them, without the typesetting.
@@ -148,7 +148,7 @@ def test_small_fractions_are_told_apart() -> None:
         for p in (0.001, 0.002, 0.1)
     ]
     assert headline_settings(each.setting for each in mixes)["mix"].num_clean == 0.001
-    assert headline(mixes).startswith("0.1% clean + 99.9% noisy images at noise 0.3 reach FD-pixels 1000.00")
+    assert headline(mixes).startswith("0.1% clean + 99.9% noisy images at noise 0.3 reach FD-pixels 1000")
     (table,) = study_tables(mixes)
     assert table.header == ("available data", "p = 10%", "p = 0.2%", "p = 0.1%")
 
@@ -189,3 +189,11 @@ def test_names_are_escaped() -> None:
         r"50\% of \$x\_0\$ \& \{y\}\textasciitilde{}\textasciicircum{}\#\textbackslash{} | <b>* \\"
         in format_table(table, "latex")
     )
+
+
+def test_small_and_large_values_keep_their_digits() -> None:
+    assert str(Average(9.662, 0.7)) == "9.66 ± 0.70"
+    assert str(Average(0.00312, 0.00041)) == "0.00312 ± 0.00041"
+    assert str(Average(123456.7, 89.1)) == "123457 ± 89"
+    assert str(Average(0.0, None)) == "0.00"
+    assert Average(0.0312, 0.1).value == "0.0312"

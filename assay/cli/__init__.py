@@ -107,6 +107,7 @@ def assay_command(
 
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")
+app.command("demo")(study.demo)
 app.command("train")(train.train)
 app.command("sample")(generate.sample)
 app.command("denoise")(generate.denoise)

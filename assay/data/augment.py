@@ -34,7 +34,7 @@ class Augmentation:
     """What may be done to images; by default nothing.
 
     `flip_x` and `flip_y` mirror half of them, `turn` rotates by 0, 90, 180 or 270 degrees, `shift` moves
-    by up to so many whole pixels and wraps around. `geometric` is the probability of each operation of
+    by up to that number of whole pixels and wraps around. `geometric` is the probability of each operation of
     EDM's pipe (0.12 there for CIFAR-10), for clean images only unless `interpolate_noisy`, the original
     code's way, which is here to be compared with.
     """

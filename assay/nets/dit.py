@@ -35,7 +35,7 @@ class DiTConfig(TokenConfig):
     channels_per_head: int = Field(64, ge=1, description="Features per attention head.")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse images that patches do not tile, and widths that heads do not share."""
+        """Reject images that patches do not tile, and widths that heads do not share."""
         super().model_post_init(context)
         if self.image_shape[1] % self.patch or self.image_shape[2] % self.patch:
             raise ValueError(
@@ -51,7 +51,7 @@ class MLPConfig(TokenConfig):
     kind: Literal["mlp"] = Field("mlp", description="Residual layers on the flattened image.")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse widths that cosines and sines of the noise level do not share."""
+        """Reject widths that cosines and sines of the noise level do not share."""
         super().model_post_init(context)
         if self.width % 2:
             raise ValueError(f"width = {self.width}: must be even")

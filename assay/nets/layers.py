@@ -41,7 +41,7 @@ class BaseConfig(BaseModel):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse an image without pixels."""
+        """Reject an image without pixels."""
         if min(self.image_shape) < 1:
             raise ValueError(f"image_shape = {self.image_shape}: channels, height and width are >= 1")
 
@@ -54,7 +54,7 @@ class Network(nn.Module):
         self.config = config
 
     def check(self, x: Tensor, augment_label: Tensor | None) -> None:
-        """Refuse images and augmentation labels of another shape than the network was built for."""
+        """Reject images and augmentation labels of another shape than the network was built for."""
         if x.shape[1:] != self.config.image_shape:
             raise ValueError(
                 f"the network was built for images of shape {self.config.image_shape}; got {tuple(x.shape[1:])}"

@@ -49,7 +49,7 @@ class PyramidConfig(BaseConfig):
     dropout: float = Field(0.10, ge=0, lt=1, description="Probability of dropout.")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse sides that the levels cannot halve, and noise levels without a cosine for each sine."""
+        """Reject sides that the levels cannot halve, and noise levels without a cosine for each sine."""
         super().model_post_init(context)
         _, height, width = self.image_shape
         step = 2 ** (len(self.channel_mult) - 1)
@@ -105,7 +105,7 @@ class UNetConfig(PyramidConfig):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse filters that do not halve and double exactly."""
+        """Reject filters that do not halve and double exactly."""
         super().model_post_init(context)
         if len(self.resample_filter) % 2 or not self.resample_filter or not sum(self.resample_filter):
             raise ValueError(

@@ -36,7 +36,7 @@ from assay.metrics.score import MIN_IMAGES, find_stopping, stopping_steps
 from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting, with_paired_errors
 from assay.sample import SampleConfig
 from assay.study.arms import Arm, Job, check_against_data, study_arms, study_jobs
-from assay.study.spec import Study, named, read_study
+from assay.study.spec import Study, naming_line, read_study
 from assay.train import train
 from assay.train.config import DataConfig
 from assay.train.run import snapshot_path
@@ -117,7 +117,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         other = read_study(folder / "study.toml").name
         if other != study.name:
             raise ValueError(f"{folder} holds the study {other!r}, not {study.name!r}: choose another folder")
-    with named(spec):
+    with naming_line(spec):
         data = study.data.resolved(folder / "data", hold_out=True)
         source, held_out = data.open(), data.open_held_out()
         arms = study_arms(study, data, source)

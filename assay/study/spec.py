@@ -41,6 +41,7 @@ from assay.train.config import (
 )
 from assay.train.presets import PRESETS, preset_tree
 
+DEMO = Path(__file__).parent / "demo.toml"  # the study of `assay demo`
 Baseline = Literal["clean_only", "truncated", "consistency"]
 
 
@@ -53,8 +54,8 @@ class EvaluateConfig(Strict):
     reference: Literal["training", "held_out"] | Path = Field(
         "training",
         union_mode="left_to_right",
-        description="The real images that samples are compared with: all that are not held out, those that are, or "
-        "an npz of statistics (of `assay reference`, or EDM's fid-refs).",
+        description="The real images that samples are compared with: all that are not held out, those "
+        "that are, or an npz of statistics (of `assay reference`, or EDM's fid-refs).",
     )
     num_images: int = Field(1000, ge=20, description="Samples per range of seeds.")
     num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")
@@ -139,9 +140,9 @@ def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
     try:
         study = Study.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        faults = [_where(text, fault["loc"]) + explain(dict(fault), Study) for fault in error.errors()]
+        faults = [_line_of(text, fault["loc"]) + explain(dict(fault), Study) for fault in error.errors()]
         raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
-    with named(path):
+    with naming_line(path):
         _check(study)
     return study
 
@@ -197,18 +198,18 @@ def _check(study: Study) -> None:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def naming_line(path: Path) -> Iterator[None]:
     """Add the file, and the line of the first `section.key` that a ValueError names, to its message."""
     try:
         yield
     except ValueError as error:
         key = re.search(r"\b[a-z_]+(\.\w+)+", str(error))
         parts = key[0].split(".") if key else ()
-        where = _where(path.read_text(), tuple(int(part) if part.isdigit() else part for part in parts))
-        raise ValueError(f"{path}: {where}{error}") from None
+        line = _line_of(path.read_text(), tuple(int(part) if part.isdigit() else part for part in parts))
+        raise ValueError(f"{path}: {line}{error}") from None
 
 
-def _where(text: str, loc: tuple[Any, ...]) -> str:
+def _line_of(text: str, loc: tuple[Any, ...]) -> str:
     """ "line 7: " of the longest beginning of a location, e.g. ("extra", 1, "sigma"), that the file names."""
     section: tuple[Any, ...] = ()
     num_tables: Counter[str] = Counter()

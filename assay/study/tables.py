@@ -26,7 +26,20 @@ class Average:
     form: str = ".2f"
 
     def __str__(self) -> str:
-        return f"{self.mean:{self.form}}" + ("" if self.std is None else f" ± {self.std:{self.form}}")
+        return self.value + ("" if self.std is None else f" ± {self.std:{self._digits}}")
+
+    @property
+    def value(self) -> str:
+        """The mean alone, as text."""
+        return f"{self.mean:{self._digits}}"
+
+    @property
+    def _digits(self) -> str:
+        """`form`, but three digits of a mean below 0.1 and no decimals from 1,000 on."""
+        size = abs(self.mean)
+        if self.form != ".2f" or not 0 < size < math.inf or 0.1 <= size < 1000:
+            return self.form
+        return ".0f" if size >= 1000 else f".{2 - math.floor(math.log10(size))}f"
 
 
 def averages(outcomes: Iterable[Outcome], currency: Currency = FD) -> dict[Setting, Average]:

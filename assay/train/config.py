@@ -1,4 +1,4 @@
-"""What a run is: one frozen config, from TOML, presets and `--set`, with unknown keys refused by name.
+"""What a run is: one frozen config, from TOML, presets and `--set`, with unknown keys rejected by name.
 
     [data]   which images to train on, and what noise to add to them
     [net]    a preset with overrides, or a whole network

@@ -91,7 +91,7 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
         case "x_0":
             weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
     label = batch.label if settings.class_conditional else None
-    denoiser = informed(model, batch.augment_label)
+    denoiser = with_augment_label(model, batch.augment_label)
     return ambient_loss(denoiser, batch.x_tn, batch.levels, batch.sigma_t, batch.eps, weight, label)
 
 
@@ -101,7 +101,7 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
     chosen, eps, uniform = settings.consistency, batch.walk_eps, batch.walk_uniform
     mine = slice(eps.shape[1])
     x_tn, sigma_tn, own = batch.x_tn[mine], batch.sigma_tn[mine], batch.levels[mine]
-    denoiser = informed(model, None if batch.augment_label is None else batch.augment_label[mine])
+    denoiser = with_augment_label(model, None if batch.augment_label is None else batch.augment_label[mine])
     label = batch.label[mine] if settings.class_conditional else None
     match chosen.method:
         case "product":
@@ -133,7 +133,7 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
     return chosen.coefficient * loss.mean()
 
 
-def informed(model: nn.Module, augment_label: Tensor | None) -> Denoiser:
+def with_augment_label(model: nn.Module, augment_label: Tensor | None) -> Denoiser:
     """The model with augmentation labels filled in, repeated if it is called with copies of the batch."""
 
     def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
