@@ -416,7 +416,7 @@ def _print_plan(console: Console, best: "Plan", report: "PriceReport") -> None:
     }
     console.print(_sheet(f"What to buy for {best.cost:,.2f} (by {results.called} of {results.name})", columns))
     if best.have_clean:
-        _say(console, f"The {best.have_clean:,.0f} clean images at hand are used as well.")
+        _say(console, f"The {best.have_clean:,.0f} clean images you have are used as well.")
     guess = best.prediction
     interval = f"{report.confidence:.0%} of runs in [{guess.low:.3f}, {guess.high:.3f}]"
     _say(console, f"Predicted {results.metric} {guess.value:.3f}; {interval}.")
