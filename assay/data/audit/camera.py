@@ -8,18 +8,22 @@ that counts photons has noise whose variance grows with the signal (Poisson-Gaus
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from scipy.special import i0e, i1e
 from torch import Tensor
 
-from assay.data.audit.windows import lag_one, windows
+from assay.data.audit.windows import lag_one, unclipped, windows
+
+Bounds = tuple[float, float]
 
 _SIDE = 6
+_SIDE_SHARED = 4  # for the level of a group, with the windows beside each
 _START = 0.01  # of all windows, the flattest: what the search for flat windows starts from
 _MIN_WINDOWS = 200
+_TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
 _NUM_COPIES = 1000  # noisy copies of clean examples
@@ -40,14 +44,9 @@ class Sensor:
     """A line fitted to the variance of flat windows: `variance = gain * mean + offset`."""
 
     gain: Estimate
-    offset: Estimate  # read_noise^2 if no light is 0
+    offset: Estimate  # the square of the read noise, if no light is 0
     mean: np.ndarray  # (bins,) what the line was fitted to, to be plotted
     variance: np.ndarray  # (bins,)
-
-    @property
-    def read_noise(self) -> float:
-        """Noise where there is no light, if that is the value 0; NaN if the line is below zero there."""
-        return math.sqrt(self.offset.value) if self.offset.value >= 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,16 @@ class _Pool:
     owner: np.ndarray
 
 
-def _pool(images: Sequence[Tensor], each_channel: bool = False) -> _Pool:
+def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) -> _Pool:
     columns: list[list[np.ndarray]] = [[], [], [], []]
     for number, image in enumerate(_even_selection(images)):
-        found = windows(image[:, None] if each_channel else image[None], _SIDE)
-        for column, values in zip(columns, (found.detail, found.structure, found.mean), strict=False):
-            column.append(values.flatten().double().numpy())
-        columns[3].append(np.full(found.detail.numel(), number))
+        x, k = (image[:, None], _SIDE) if each_channel else (image[None], _SIDE_SHARED)
+        found = windows(x, k)
+        whole = unclipped(x, k, bounds)
+        structure = found.structure if each_channel else found.structure_around()
+        for column, values in zip(columns, (found.detail, structure, found.mean), strict=False):
+            column.append(values[whole].double().numpy())
+        columns[3].append(np.full(int(whole.sum()), number))
     return _Pool(*(np.concatenate(column) for column in columns))
 
 
@@ -75,22 +77,29 @@ def _even_selection(images: Sequence[Tensor]) -> Sequence[Tensor]:
     return images[:: max(1, len(images) * per_image // _MAX_TOTAL)]
 
 
-def group_level(images: Sequence[Tensor], clean: Sequence[Tensor] = (), seed: int = 0) -> Estimate:
-    """The noise level that all `images` (C, H, W) share.
+def group_level(
+    images: Sequence[Tensor],
+    bounds: Bounds = (-math.inf, math.inf),
+    clean: Sequence[Tensor] = (),
+    seed: int = 0,
+) -> Estimate:
+    """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
 
     The texture left in their flattest windows makes it slightly too high. With `clean` examples that is
     measured, on copies of them with noise of the level found, and divided out.
     """
-    value, error = _flat_level(_pool(images))
+    value, error = _flat_level(_pool(images, bounds))
+    texture = 0.0 if clean else _TEXTURE
     if clean and value > 0:
         generator, there = torch.Generator().manual_seed(seed), value
         copies = list(clean) * max(1, _NUM_COPIES // len(clean))
         for _ in range(2):  # the second time with a level that is nearly right
             noisy = [image + there * torch.randn(image.shape, generator=generator) for image in copies]
-            seen, error_there = _flat_level(_pool(noisy))
+            pool = _pool(noisy, (-math.inf, math.inf))
+            seen, error_there = _flat_level(replace(pool, owner=pool.owner % len(clean)))
             there = value * there / seen
         value, error = there, math.hypot(error, error_there)
-    return Estimate(value, value * math.exp(-1.96 * error), value * math.exp(1.96 * error))
+    return Estimate(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
 
 
 def _flat_level(pool: _Pool) -> tuple[float, float]:
@@ -98,6 +107,8 @@ def _flat_level(pool: _Pool) -> tuple[float, float]:
 
     Half of all windows without texture pass, and few others.
     """
+    if len(pool.detail) == 0:
+        return 0.0, 0.0
     start = np.argsort(pool.structure)[: max(_MIN_WINDOWS, round(_START * len(pool.structure)))]
     chosen, variance = start, pool.detail[start].mean()
     for _ in range(30):
@@ -115,12 +126,14 @@ def _cluster_error(residual: np.ndarray, owner: np.ndarray) -> float:
     return float(np.sqrt(np.square(sums).sum())) / len(residual)
 
 
-def fit_sensor(images: Sequence[Tensor]) -> Sensor | None:
+def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf)) -> Sensor | None:
     """Gain and read noise of the camera that took `images` (C, H, W); None without enough flat windows.
 
     Weighted least squares over the flat windows of each channel. Which are flat depends on the line itself.
     """
-    pool = _pool(images, each_channel=True)
+    pool = _pool(images, bounds, each_channel=True)
+    if len(pool.mean) < _MIN_WINDOWS:
+        return None
     low, high = np.quantile(pool.mean, [0.001, 0.999])
     bin_of = _bins(pool.mean, low, high)
     start = []

@@ -22,6 +22,9 @@ MIN_SIDE = 8  # pixels; smaller images have too few windows
 _SIDES = (3, 4, 6)
 _SHARES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 _FIRST_GUESS = 2 * (len(_SHARES) + 2)  # the detail of the flattest 20 % of the 4 x 4 windows
+_FLATTEST = [
+    2 * len(_SHARES) * i for i in range(len(_SIDES))
+]  # the detail of the flattest windows of each size
 _NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
 _WEIGHTS = Path(__file__).parent.parent / "embedded" / "noise_level.safetensors"
 _TINY = 1e-24
@@ -84,7 +87,10 @@ class LevelNet(nn.Module):
         inputs, guess = features(x, self.unit.item() or None)
         mean, std = self(inputs)
         centre = guess + mean
-        found = guess > math.log(_TINY) / 2  # else flat windows without any noise: the level is zero
+        # Where some windows are perfectly flat, but for rounding in float32, there is no noise.
+        flat = inputs[:, _FLATTEST].amin(1)
+        rounding = (1e-6 * x.flatten(1).abs().amax(1).double()).clamp_min(_TINY).log()
+        found = (flat > -5) & (guess + flat > rounding)
         sigma, low, high = (found * (centre + z * std).exp() for z in (0, -1.96, 1.96))
         return Levels(sigma, low, high)
 
@@ -110,7 +116,7 @@ def train_on_examples(clean: Sequence[Tensor], seed: int = 0, num_draws: int = 6
     copies = max(2, num_draws // len(clean))
     inputs, target = noisy_features(clean, (0.01 * unit, 2 * unit), copies, generator, unit)
     held_out = torch.arange(len(clean)).repeat_interleave(copies) % 5 == 0
-    net = fit(inputs[~held_out], target[~held_out], generator, num_steps=3000)
+    net = fit(inputs[~held_out], target[~held_out], generator, num_steps=num_draws // 2)
     net.unit.fill_(unit)
     calibrate(net, inputs[held_out], target[held_out])
     return net

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -20,6 +20,8 @@ from assay.data.audit.camera import (
 )
 from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
 from assay.data.readers import RawImages
+from assay.data.store import Store
+from assay.figure import COLOURS, Panel, Series
 
 Progress = Callable[[int, int], None]
 _BATCH = 64
@@ -50,15 +52,34 @@ class Audit:
     whiteness: Estimate  # correlation of neighbours over all images
     step: float
     sensor: Sensor | None
-    examples: Tensor | None  # up to 24 images (M, C, H, W) from the least to the most noise, if of one size
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The audit as a table of two columns."""
+        lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = np.nanmedian(np.where(self.sigma > 0, (self.high - self.low) / 2 / self.sigma, np.nan))
+        rows = [
+            ("images", f"{len(self.names):,}"),
+            (
+                "noise level, in the files' units",
+                f"{typical:.4g} ({lowest:.4g} to {highest:.4g} for 90 % of them)",
+            ),
+            ("measured", f"{self.method}, each to within {width:.1%} (95 % interval)"),
+            ("if all share one level", f"{_text(self.group)}{'' if self.agree else '; but they differ'}"),
+            ("correlation of neighbours", _text(self.whiteness, ".2f")),
+            ("clipped values", f"{self.clipped.mean():.2%}"),
+            ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
+        ]
+        if self.sensor is not None:
+            rows.append(("gain (variance per unit of signal)", _text(self.sensor.gain)))
+            rows.append(("variance at value 0 (read noise squared)", _text(self.sensor.offset)))
+        return rows
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
         found, typical = [], float(np.median(self.sigma))
         if typical == 0:
-            found.append(
-                "most images have perfectly flat parts: there is no noise in them, or it was removed or clipped"
-            )
+            found.append("most images have perfectly flat parts: no noise, or it was removed or clipped")
         share = float(self.clipped.mean())
         if share > 0.01 and typical > 0:
             found.append(
@@ -67,14 +88,14 @@ class Audit:
             )
         if self.step > typical > 0:
             found.append(
-                f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g}): it is no "
-                "longer Gaussian"
+                f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g}): it is "
+                "no longer Gaussian"
             )
         if self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
             found.append(
-                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), as "
-                "it is after resizing, sharpening, compression or demosaicing. Training assumes white noise, and "
-                "the true levels are higher than these: use unprocessed images if you can"
+                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
+                "as it is after resizing, sharpening, compression or demosaicing. Training assumes white "
+                "noise, and the true levels are higher than these: use unprocessed images if you can"
             )
         ratio = self.signal_dependence()
         if ratio > 1.5 and self.sensor is not None:
@@ -92,6 +113,12 @@ class Audit:
         dark, bright = self.sensor.mean.min(), self.sensor.mean.max()
         line = [self.sensor.gain.value * mean + self.sensor.offset.value for mean in (dark, bright)]
         return line[1] / line[0] if line[0] > 0 else math.inf
+
+
+def _text(estimate: Estimate, form: str = ".4g") -> str:
+    if math.isnan(estimate.value):
+        return "unknown: no flat parts"
+    return f"{estimate.value:{form}} (95 %: {estimate.low:{form}} to {estimate.high:{form}})"
 
 
 def audit(
@@ -125,7 +152,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
     if clean is not None:
         if len(clean.names) < _MIN_EXAMPLES:
             raise ValueError(
-                f"{clean.name} has {len(clean.names)} images: give {_MIN_EXAMPLES} clean examples or more, or none"
+                f"{clean.name} has {len(clean.names)} images: give {_MIN_EXAMPLES} clean examples or more"
             )
         examples = [_image(clean, i) for i in _spread(len(clean.names), _MAX_EXAMPLES)]
     net = train_on_examples(examples) if examples else blind_net()
@@ -142,6 +169,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
     correlation[kept], whiteness = neighbour_correlation(images, sigma[kept].tolist())
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = np.nan_to_num(np.log(sigma / np.median(sigma)) / (np.log(high / low) / (2 * 1.96)))
+    unclipped = values.bounds()
     return Audit(
         names=tuple(raw.names),
         sigma=sigma,
@@ -150,12 +178,11 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
         correlation=correlation,
         clipped=values.clipped(),
         method=f"from {len(examples):,} clean examples" if examples else "from each image alone",
-        group=group_level(images, examples),
+        group=group_level(images, unclipped, examples),
         agree=bool(np.median(sigma) > 0 and np.square(deviation).mean() < _AGREEMENT),
         whiteness=whiteness,
         step=values.step,
-        sensor=fit_sensor(images),
-        examples=_gallery(images, sigma[kept]),
+        sensor=fit_sensor(images, unclipped),
     )
 
 
@@ -165,7 +192,7 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
     for i, name in enumerate(raw.names):
         scenes.setdefault(PurePosixPath(name).parent, []).append(i)
     variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
-    values, firsts, means, variances, num_values = _Values(len(raw.names)), [], [], [], 0
+    values, means, variances, num_values = _Values(len(raw.names)), [], [], 0
     for members in scenes.values():
         if len(members) < 2:
             raise ValueError(
@@ -193,7 +220,6 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
         means.append(y.mean(0).flatten().numpy())
         variances.append(y.var(0).flatten().numpy())
         num_values += y.numel() - y[0].numel()
-        firsts.append(stack[0])
         if progress is not None:
             progress(len(means), len(scenes))
     sigma = np.sqrt(variance)
@@ -214,8 +240,19 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
         whiteness=Estimate(white, white - 2 / math.sqrt(num_values), white + 2 / math.sqrt(num_values)),
         step=values.step,
         sensor=sensor_from_repeats(np.concatenate(means), np.concatenate(variances)),
-        examples=_gallery(firsts, np.array([sigma[members[0]] for members in scenes.values()])),
     )
+
+
+def images_of(store: Store) -> RawImages:
+    """The images of a store in the units of the files they came from, to be measured again."""
+    low, high = store.physical_range or (-1.0, 1.0)
+
+    def pixels(i: int) -> np.ndarray:
+        return (low + (store.read(torch.tensor([i]))[0] + 1) * ((high - low) / 2)).permute(1, 2, 0).numpy()
+
+    names = store.source_names(range(len(store)))
+    sigma = store.sigma_tn.double().numpy() * (high - low) / 2
+    return RawImages(store.name, names, store.label.numpy(), (), pixels, sigma, True, has_opacity=False)
 
 
 class _Values:
@@ -235,10 +272,13 @@ class _Values:
             self._extreme[row, i] = value
             self._share[row, i] = (image == value).double().mean()
 
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value of all images."""
+        return self._extreme[0].min(), self._extreme[1].max()
+
     def clipped(self) -> np.ndarray:
-        """The share (N,) of each image's values that lie at the lowest or highest value of all images."""
-        bound = np.array([self._extreme[0].min(), self._extreme[1].max()])[:, None]
-        return np.where(self._extreme == bound, self._share, 0).sum(0)
+        """The share (N,) of each image's values that lie at the bounds."""
+        return np.where(self._extreme == np.array(self.bounds())[:, None], self._share, 0).sum(0)
 
 
 def rounding_step(image: Tensor) -> float:
@@ -285,13 +325,6 @@ def _spread(total: int, count: int) -> list[int]:
     return np.unique(np.linspace(0, total - 1, min(total, count)).round().astype(int)).tolist()
 
 
-def _gallery(images: Sequence[Tensor], sigma: np.ndarray) -> Tensor | None:
-    if len({image.shape for image in images}) != 1 or images[0].shape[0] not in (1, 3):
-        return None
-    order = np.argsort(sigma, kind="stable")
-    return torch.stack([images[order[i]] for i in _spread(len(order), 24)])
-
-
 def write_levels(found: Audit, path: Path) -> None:
     """A CSV that `assay data pack --sigma-file` takes; levels are in the files' units."""
     with open(path, "w", newline="") as file:
@@ -303,30 +336,23 @@ def write_levels(found: Audit, path: Path) -> None:
             writer.writerow([name, *("" if math.isnan(number) else f"{number:.6g}" for number in numbers)])
 
 
-def draw_audit(found: Audit, path: Path) -> None:
-    """A picture: the levels with their intervals, variance against signal, images from low to high noise."""
-    import matplotlib.pyplot as plt
-
-    from assay.data.picture import image_grid
-
-    figure, (levels, line, gallery) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+def audit_panels(found: Audit) -> list[Panel]:
+    """Figures: the levels with their intervals, and the variance of the noise against the signal."""
     order = np.argsort(found.sigma, kind="stable")
-    place = np.arange(len(order))
-    levels.fill_between(place, found.low[order], found.high[order], alpha=0.3, label="95 % interval", lw=0)
-    levels.plot(place, found.sigma[order], label="noise level")
-    levels.axhline(found.group.value, color="black", ls=":", label="level of the group")
-    levels.set(xlabel="images, sorted", ylabel="sigma, in the files' units", ylim=(0, None))
-    levels.legend()
+    place = np.arange(1, len(order) + 1)
+    ends = place[[0, -1]]
+    low, high = found.low[order], found.high[order]
+    levels = [
+        Series("95 % interval", "band", place, found.sigma[order], low, high, COLOURS[1]),
+        Series("noise level", "line", place, found.sigma[order], colour=COLOURS[1]),
+        Series("level of the group", "dashed", ends, [found.group.value] * 2, colour=COLOURS[0]),
+    ]
+    panels = [Panel("Noise levels", "images, from the least to the most noise", "sigma, in file units", levels)]
     if found.sensor is not None:
-        mean = found.sensor.mean
-        line.plot(mean, found.sensor.variance, "o")
-        line.plot(mean, found.sensor.gain.value * mean + found.sensor.offset.value)
-    line.set(xlabel="mean of flat parts", ylabel="variance of their noise", ylim=(0, None))
-    if found.examples is not None:
-        low, high = found.examples.quantile(0.005), found.examples.quantile(0.995)
-        scaled = (found.examples - low) / (high - low).clamp_min(1e-12) * 2 - 1
-        gallery.imshow(image_grid(scaled, 6))
-        gallery.set_title("from the least to the most noise")
-    gallery.axis("off")
-    figure.savefig(path, format="png", dpi=110)
-    plt.close(figure)
+        mean, line = found.sensor.mean, found.sensor.gain.value * found.sensor.mean + found.sensor.offset.value
+        series = [
+            Series("flat parts", "points", mean, found.sensor.variance, colour=COLOURS[1]),
+            Series("fitted line", "line", mean, line, colour=COLOURS[2]),
+        ]
+        panels.append(Panel("Does the noise depend on the signal?", "mean", "variance of the noise", series))
+    return panels

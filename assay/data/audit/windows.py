@@ -30,6 +30,19 @@ class Windows:
     detail: Tensor  # mean square of the fine coefficients
     structure: Tensor  # of the coarse ones, without the mean
     mean: Tensor  # value
+    grid: tuple[int, int]  # L = rows * columns of windows
+    apart: int  # steps on that grid to a window that shares no pixel
+
+    def structure_around(self) -> Tensor:
+        """Structure (N, L), averaged with that of the up to four windows beside each: finds wide flat parts."""
+        rows, columns = self.grid
+        padded = F.pad(self.structure.unflatten(1, self.grid), (self.apart,) * 4, value=math.nan)
+        places = [(1, 1), (0, 1), (2, 1), (1, 0), (1, 2)]
+        shifted = [
+            padded[:, a * self.apart : a * self.apart + rows, b * self.apart : b * self.apart + columns]
+            for a, b in places
+        ]
+        return torch.stack(shifted).nanmean(0).flatten(1)
 
 
 @cache
@@ -57,17 +70,28 @@ def _fine(num_channels: int, k: int) -> Tensor:
 def windows(x: Tensor, k: int) -> Windows:
     """The k x k windows of images `x` (N, C, H, W)."""
     num_images, num_channels, height, width = x.shape
-    stride = max(1, math.isqrt(height * width // _MAX_WINDOWS))
+    stride = _stride(height, width)
     x = torch.einsum("dc,nchw->ndhw", _cosines(num_channels), x) if num_channels > 1 else x
     filters = torch.einsum("ai,bj->abij", _cosines(k), _cosines(k)).reshape(k * k, 1, k, k)
     coefficients = F.conv2d(x.reshape(-1, 1, height, width), filters, stride=stride)
+    grid = (coefficients.shape[2], coefficients.shape[3])
     coefficients = coefficients.reshape(num_images, num_channels * k * k, -1)
     fine = _fine(num_channels, k).flatten()
     coarse = ~fine
     coarse[:: k * k] = False
     mean = coefficients[:, 0] / (k * math.sqrt(num_channels))
     energy = coefficients.square_()
-    return Windows(energy, energy[:, fine].mean(1), energy[:, coarse].mean(1), mean)
+    return Windows(energy, energy[:, fine].mean(1), energy[:, coarse].mean(1), mean, grid, -(-k // stride))
+
+
+def _stride(height: int, width: int) -> int:
+    return max(1, math.isqrt(height * width // _MAX_WINDOWS))
+
+
+def unclipped(x: Tensor, k: int, bounds: tuple[float, float]) -> Tensor:
+    """Which of the windows (N, L) have all their values strictly between the `bounds`."""
+    outside = ((x <= bounds[0]) | (x >= bounds[1])).any(1, keepdim=True).float()
+    return F.max_pool2d(outside, k, _stride(*x.shape[2:])).flatten(1) == 0
 
 
 def flattest(found: Windows, share: float) -> tuple[Tensor, Tensor]:
