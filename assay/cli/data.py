@@ -1,4 +1,4 @@
-"""`assay data`: pack images into stores, get known data sets, show what a store contains."""
+"""`assay data`: pack images into stores, get known data sets, show what a store contains, measure noise."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +11,7 @@ from assay.cli.options import advance, open_console, open_progress, output_optio
 
 if TYPE_CHECKING:
     from assay.data.pack import PackReport
+    from assay.data.readers import RawImages
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images, each with its noise level."
@@ -296,6 +297,69 @@ def show(
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as partial:
             picture.save(partial, format="PNG")
+        console.print(f"wrote {png}")
+
+
+@app.command()
+def noise(
+    source: Annotated[str, typer.Argument(help="Images in any format that `pack` reads, or a store.")],
+    clean: Annotated[
+        str | None, typer.Option(help="Clean examples of such images, 20 or more: makes levels more exact.")
+    ] = None,
+    repeats: Annotated[
+        bool, typer.Option("--repeats", help="Each folder holds several exposures of one scene: exact levels.")
+    ] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="All images have one noise level: give each that of the group.")
+    ] = False,
+    levels: Annotated[
+        Path | None,
+        output_option("Save the levels as CSV, for `pack --sigma-file`.", "--levels", suffix=".csv"),
+    ] = None,
+    png: Annotated[Path | None, output_option("Save a picture of the levels.", "--png", suffix=".png")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
+    ] = None,
+) -> None:
+    """Measure the noise in images: its level, and whether it is Gaussian, white and independent of the signal.
+
+    Example: `assay data noise scans/ --levels levels.csv --png noise.png`
+
+    Then: `assay data pack scans/ --sigma-file levels.csv -o stores/scans`
+    """
+    from assay.data import open_store
+    from assay.data.audit import audit, audit_panels, images_of, write_levels
+    from assay.data.readers import read_any
+    from assay.figure import save_png
+    from assay.files import write_whole
+
+    def open_images(text: str) -> "RawImages":
+        if (Path(text) / "meta.json").is_file():
+            return images_of(open_store(text))
+        return read_any(text, dataset=dataset)
+
+    raw = open_images(source)
+    with open_progress() as bar:
+        found = audit(
+            raw, None if clean is None else open_images(clean), repeats, shared, advance(bar, "measuring")
+        )
+    console = open_console()
+    table = Table("", "", box=None, show_header=False)
+    for row in found.rows():
+        table.add_row(*row)
+    console.print(table)
+    for warning in found.warnings():
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    if raw.sigma_tn is not None and (raw.sigma_tn > 0).any():
+        told = raw.sigma_tn
+        share = ((told < found.low) | (told > found.high)).mean()
+        console.print(f"{share:.0%} of the images have a recorded level outside its measured interval")
+    if levels is not None:
+        with write_whole(levels) as partial:
+            write_levels(found, partial)
+        console.print(f"wrote {levels}")
+    if png is not None:
+        save_png(audit_panels(found), png)
         console.print(f"wrote {png}")
 
 

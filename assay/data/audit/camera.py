@@ -1,0 +1,233 @@
+"""What images of one camera have in common: a noise level, correlation of neighbours, gain and read noise.
+
+Measured in the flattest windows of all images together, which a large group always has enough of. A sensor
+that counts photons has noise whose variance grows with the signal (Poisson-Gaussian):
+
+    variance = gain * mean + read_noise^2,        mean measured from the value of no light.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.special import i0e, i1e
+from torch import Tensor
+
+from assay.data.audit.windows import lag_one, unclipped, windows
+
+Bounds = tuple[float, float]
+
+_SIDE = 6
+_SIDE_SHARED = 4  # for the level of a group, with the windows beside each
+_START = 0.01  # of all windows, the flattest: what the search for flat windows starts from
+_MIN_WINDOWS = 200
+_TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
+_MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
+_NUM_BINS = 16
+_NUM_COPIES = 1000  # noisy copies of clean examples
+_MIN_FLAT = 20  # windows of an image that its own correlation is measured in
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """A line fitted to the variance of flat windows: `variance = gain * mean + offset`."""
+
+    gain: Estimate
+    offset: Estimate  # the square of the read noise, if no light is 0
+    mean: np.ndarray  # (bins,) what the line was fitted to, to be plotted
+    variance: np.ndarray  # (bins,)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """All windows of all images, each (L,); `owner` is the number of the image."""
+
+    detail: np.ndarray
+    structure: np.ndarray
+    mean: np.ndarray
+    owner: np.ndarray
+
+
+def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) -> _Pool:
+    columns: list[list[np.ndarray]] = [[], [], [], []]
+    for number, image in enumerate(_even_selection(images)):
+        x, k = (image[:, None], _SIDE) if each_channel else (image[None], _SIDE_SHARED)
+        found = windows(x, k)
+        whole = unclipped(x, k, bounds)
+        structure = found.structure if each_channel else found.structure_around()
+        for column, values in zip(columns, (found.detail, structure, found.mean), strict=False):
+            column.append(values[whole].double().numpy())
+        columns[3].append(np.full(int(whole.sum()), number))
+    return _Pool(*(np.concatenate(column) for column in columns))
+
+
+def _even_selection(images: Sequence[Tensor]) -> Sequence[Tensor]:
+    per_image = min(images[0].shape[-2] * images[0].shape[-1], 2**16)
+    return images[:: max(1, len(images) * per_image // _MAX_TOTAL)]
+
+
+def group_level(
+    images: Sequence[Tensor],
+    bounds: Bounds = (-math.inf, math.inf),
+    clean: Sequence[Tensor] = (),
+    seed: int = 0,
+) -> Estimate:
+    """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
+
+    The texture left in their flattest windows makes it slightly too high. With `clean` examples that is
+    measured, on copies of them with noise of the level found, and divided out.
+    """
+    value, error = _flat_level(_pool(images, bounds))
+    texture = 0.0 if clean else _TEXTURE
+    if clean and value > 0:
+        generator, there = torch.Generator().manual_seed(seed), value
+        copies = list(clean) * max(1, _NUM_COPIES // len(clean))
+        for _ in range(2):  # the second time with a level that is nearly right
+            noisy = [image + there * torch.randn(image.shape, generator=generator) for image in copies]
+            pool = _pool(noisy, (-math.inf, math.inf))
+            seen, error_there = _flat_level(replace(pool, owner=pool.owner % len(clean)))
+            there = value * there / seen
+        value, error = there, math.hypot(error, error_there)
+    return Estimate(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
+
+
+def _flat_level(pool: _Pool) -> tuple[float, float]:
+    """sigma with sigma^2 = mean detail of the windows whose structure is below sigma^2; its relative error.
+
+    Half of all windows without texture pass, and few others.
+    """
+    if len(pool.detail) == 0:
+        return 0.0, 0.0
+    start = np.argsort(pool.structure)[: max(_MIN_WINDOWS, round(_START * len(pool.structure)))]
+    chosen, variance = start, pool.detail[start].mean()
+    for _ in range(30):
+        passed = np.flatnonzero(pool.structure < variance)
+        if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
+            break
+        chosen, variance = passed, pool.detail[passed].mean()
+    error = _cluster_error(pool.detail[chosen] - variance, pool.owner[chosen])
+    return math.sqrt(variance), error / (2 * variance) if variance > 0 else 0.0
+
+
+def _cluster_error(residual: np.ndarray, owner: np.ndarray) -> float:
+    """Standard error of a mean whose independent units are images, from the residuals (L,) of its terms."""
+    sums = np.bincount(np.unique(owner, return_inverse=True)[1], residual)
+    return float(np.sqrt(np.square(sums).sum())) / len(residual)
+
+
+def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf)) -> Sensor | None:
+    """Gain and read noise of the camera that took `images` (C, H, W); None without enough flat windows.
+
+    Weighted least squares over the flat windows of each channel. Which are flat depends on the line itself.
+    """
+    pool = _pool(images, bounds, each_channel=True)
+    if len(pool.mean) < _MIN_WINDOWS:
+        return None
+    low, high = np.quantile(pool.mean, [0.001, 0.999])
+    bin_of = _bins(pool.mean, low, high)
+    start = []
+    for number in range(_NUM_BINS):
+        inside = np.flatnonzero(bin_of == number)
+        if len(inside) >= _MIN_WINDOWS:
+            flattest = inside[np.argsort(pool.structure[inside])[: max(20, round(_START * len(inside)))]]
+            if pool.structure[flattest].mean() < pool.detail[flattest].mean():
+                start.append(flattest)
+    if len(start) < 3:
+        return None
+    chosen = np.concatenate(start)
+    variance = np.concatenate([np.full(len(part), pool.detail[part].mean()) for part in start])
+    for _ in range(30):
+        line, _ = _weighted_line(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen])
+        everywhere = np.maximum(line[0] * pool.mean + line[1], 1e-3 * variance.max())
+        passed = np.flatnonzero((pool.structure < everywhere) & (pool.mean >= low) & (pool.mean <= high))
+        if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
+            break
+        chosen, variance = passed, everywhere[passed]
+    return _sensor(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen])
+
+
+def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray) -> Sensor:
+    """The same from the mean and the variance over repeated exposures of each pixel, (L,) both."""
+    line = np.full(len(mean), variance.mean())
+    for _ in range(5):
+        (gain, offset), _ = _weighted_line(mean, variance, line, np.arange(len(mean)))
+        line = np.maximum(gain * mean + offset, 1e-3 * variance.mean())
+    return _sensor(mean, variance, line, np.arange(len(mean)))
+
+
+def _bins(mean: np.ndarray, low: float, high: float) -> np.ndarray:
+    edges = np.linspace(low, high, _NUM_BINS + 1)
+    return np.clip(np.searchsorted(edges, mean, side="right") - 1, 0, _NUM_BINS - 1)
+
+
+def _weighted_line(
+    mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slope and offset of `energy` against `mean`, and their errors; all (L,), with weights 1 / variance^2.
+
+    Owners are independent of each other, their windows are not: a sandwich of sums over owners.
+    """
+    design = np.stack([mean, np.ones(len(mean))], 1) / variance[:, None]
+    inverse = np.linalg.pinv(design.T @ design)
+    line = inverse @ design.T @ (energy / variance)
+    residual = (energy / variance - design @ line)[:, None] * design
+    unit = np.unique(owner, return_inverse=True)[1]
+    scores = np.stack([np.bincount(unit, column) for column in residual.T], 1)
+    return line, np.sqrt(np.diag(inverse @ scores.T @ scores @ inverse))
+
+
+def _sensor(mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray) -> Sensor:
+    line, error = _weighted_line(mean, energy, variance, owner)
+    gain, offset = (Estimate(v, v - 1.96 * e, v + 1.96 * e) for v, e in zip(line.tolist(), error, strict=True))
+    bin_of = _bins(mean, mean.min(), mean.max())
+    filled = [part for n in range(_NUM_BINS) if (part := bin_of == n).sum() >= 20]
+    return Sensor(
+        gain, offset, *(np.array([column[part].mean() for part in filled]) for column in (mean, energy))
+    )
+
+
+def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> tuple[np.ndarray, Estimate]:
+    """Correlation of the noise of pixels beside each other, of each image (N,) and of all; 0 for white noise.
+
+    If the noise has the spectrum exp(b (cos u + cos v)), neighbours correlate by I_1(b) / I_0(b), and the log
+    of the variance of a coefficient is a line in the lag-one sum of its cosines (`lag_one`), with slope b.
+    That line is fitted to the fine coefficients of windows with less structure than `sigma`^2.
+    """
+    fine, lag = lag_one(_SIDE)
+    slope_of = np.linalg.pinv(np.stack([np.ones(int(fine.sum())), lag[fine].numpy()], 1))[1]
+    for share in (0.0, 0.05):  # if hardly any window is that flat, the flattest of each image must do
+        total = np.full((len(images), len(slope_of)), np.nan)
+        for number, (image, level) in enumerate(zip(images, sigma, strict=True)):
+            found = windows(image[:, None], _SIDE)
+            bound = max(level**2, found.structure.quantile(share).item() if share else 0.0)
+            flat = (found.structure < bound).double()
+            if level > 0 and flat.sum() >= _MIN_FLAT:
+                energy = found.energy[:, fine.flatten()].double()
+                total[number] = (torch.einsum("cfl,cl->f", energy, flat) / level**2).numpy()
+        known = np.isfinite(total[:, 0])
+        if known.mean() >= 0.05:
+            break
+
+    def correlation(spectrum: np.ndarray) -> np.ndarray:
+        slope = np.log(np.maximum(spectrum, 1e-30)) @ slope_of
+        return np.sign(slope) * i1e(abs(slope)) / i0e(abs(slope))
+
+    if not known.any():
+        return np.full(len(images), np.nan), Estimate(math.nan, math.nan, math.nan)
+    everything = total[known].sum(0)
+    together = float(correlation(everything))
+    blocks = [block for block in np.array_split(np.flatnonzero(known), 10) if 0 < len(block) < known.sum()]
+    without = np.array([correlation(everything - total[block].sum(0)) for block in blocks])  # the jackknife
+    error = 1.96 * math.sqrt(0.9 * np.square(without - without.mean()).sum()) if blocks else math.inf
+    return correlation(total), Estimate(together, max(-1.0, together - error), min(1.0, together + error))

@@ -1,0 +1,174 @@
+"""The noise level of one image, with an interval.
+
+The windows of an image (`windows`) give a first guess s of sigma and a few dozen numbers in units of s: how
+detail and structure grow from its flattest windows to all of them. A small network turns them into the mean
+and the standard deviation of log(sigma / s). It is trained on noisy copies of images whose noise is known:
+of drawn scenes (`scenes`; its weights come with Assay), or of a user's own clean examples, which takes seconds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from assay.data.audit.windows import flattest, windows
+
+MIN_SIDE = 8  # pixels; smaller images have too few windows
+_SIDES = (3, 4, 6)
+_SHARES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
+_FIRST_GUESS = 2 * (len(_SHARES) + 2)  # the detail of the flattest 20 % of the 4 x 4 windows
+_FLATTEST = [
+    2 * len(_SHARES) * i for i in range(len(_SIDES))
+]  # the detail of the flattest windows of each size
+_NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
+_WEIGHTS = Path(__file__).parent.parent / "embedded" / "noise_level.safetensors"
+_TINY = 1e-24
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Noise levels (N,) with 95 % intervals, in the units of the images."""
+
+    sigma: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def features(x: Tensor, unit: float | None = None) -> tuple[Tensor, Tensor]:
+    """Images (N, C, H, W) -> what the network sees (N, F), and log of the first guess (N,).
+
+    `unit` is a size of pixel values that the network may know: the spread of the clean examples.
+    """
+    energies: list[Tensor] = []
+    for k in _SIDES:
+        found = windows(x, k)
+        for share in _SHARES:
+            energies += flattest(found, share)
+    logs = torch.stack(energies, 1).double().clamp_min(_TINY).log() / 2
+    guess = logs[:, _FIRST_GUESS]
+    num_pixels, num_channels = x.shape[2] * x.shape[3], x.shape[1]
+    size = torch.tensor([math.log(num_pixels / 1000) / 4, math.log(num_channels) / 2]).expand(len(x), 2)
+    scale = guess[:, None] - math.log(unit) if unit else torch.zeros(len(x), 1)
+    # A window without any structure has the log of zero: as good as 1e-4 of the noise.
+    return torch.cat([(logs - guess[:, None]).clamp(-9, 9), size, scale], 1).float(), guess
+
+
+class LevelNet(nn.Module):
+    """Two hidden layers from `features` to the mean and the log standard deviation of log(sigma / guess)."""
+
+    mean: Tensor
+    std: Tensor
+    unit: Tensor
+    widen: Tensor
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(_NUM_FEATURES, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2)
+        )
+        self.register_buffer("mean", torch.zeros(_NUM_FEATURES))
+        self.register_buffer("std", torch.ones(_NUM_FEATURES))
+        self.register_buffer("unit", torch.zeros(()))  # 0: knows no unit
+        self.register_buffer("widen", torch.ones(()))  # of intervals, so that they cover what they should
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (N, F) -> mean and standard deviation (N,) of log(sigma / guess)."""
+        mean, log_std = self.layers((inputs - self.mean) / self.std).unbind(1)
+        return 0.1 * mean, self.widen * (log_std.clamp(-3, 5) - 3).exp()
+
+    @torch.no_grad()
+    def levels(self, x: Tensor) -> Levels:
+        """The noise levels of images (N, C, H, W)."""
+        inputs, guess = features(x, self.unit.item() or None)
+        mean, std = self(inputs)
+        centre = guess + mean
+        # Where some windows are perfectly flat, but for rounding in float32, there is no noise.
+        flat = inputs[:, _FLATTEST].amin(1)
+        rounding = (1e-6 * x.flatten(1).abs().amax(1).double()).clamp_min(_TINY).log()
+        found = (flat > -5) & (guess + flat > rounding)
+        sigma, low, high = (found * (centre + z * std).exp() for z in (0, -1.96, 1.96))
+        return Levels(sigma, low, high)
+
+
+@cache
+def blind_net() -> LevelNet:
+    """The network that comes with Assay, for images of which no clean examples exist."""
+    weights = load_file(_WEIGHTS)
+    net = LevelNet(len(weights["layers.0.bias"]))
+    net.load_state_dict(weights)
+    return net.eval()
+
+
+def train_on_examples(clean: Sequence[Tensor], seed: int = 0, num_draws: int = 6000) -> LevelNet:
+    """A network that knows what clean images look like, from images (C, H, W) without noise; some seconds.
+
+    Every fifth image is kept aside to check that the intervals cover 95 %, and to widen them if not.
+    """
+    unit = float(torch.cat([image.flatten() for image in clean]).double().std())
+    if not unit > 0:
+        raise ValueError("the clean examples are all of one value: there is nothing to learn from them")
+    generator = torch.Generator().manual_seed(seed)
+    copies = max(2, num_draws // len(clean))
+    inputs, target = noisy_features(clean, (0.01 * unit, 2 * unit), copies, generator, unit)
+    held_out = torch.arange(len(clean)).repeat_interleave(copies) % 5 == 0
+    net = fit(inputs[~held_out], target[~held_out], generator, num_steps=num_draws // 2)
+    net.unit.fill_(unit)
+    calibrate(net, inputs[held_out], target[held_out])
+    return net
+
+
+def noisy_features(
+    images: Sequence[Tensor],
+    sigmas: tuple[float, float],
+    copies: int,
+    generator: torch.Generator,
+    unit: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Features of noisy copies of each image, turned and flipped, and log(sigma / guess), image by image.
+
+    Levels are log-uniform between the two `sigmas`.
+    """
+    inputs, targets = [], []
+    for image in images:
+        level = torch.empty(copies).uniform_(*map(math.log, sigmas), generator=generator).exp()
+        turned = image if torch.rand((), generator=generator) < 0.5 else image.transpose(1, 2)
+        x = turned + level[:, None, None, None] * torch.randn(copies, *turned.shape, generator=generator)
+        seen, guess = features(x, unit)
+        inputs.append(seen)
+        targets.append(level.log() - guess)
+    return torch.cat(inputs), torch.cat(targets).float()
+
+
+def fit(
+    inputs: Tensor, target: Tensor, generator: torch.Generator, num_steps: int, width: int = 48
+) -> LevelNet:
+    """Train a network by the Gaussian likelihood of `target` (N,) given `inputs` (N, F)."""
+    net = LevelNet(width)
+    for parameter in net.parameters():
+        bound = 1 / math.sqrt(parameter.shape[-1])
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    net.mean.copy_(inputs.mean(0))
+    net.std.copy_(inputs.std(0) + 0.01)
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, num_steps)
+    for _ in range(num_steps):
+        chosen = torch.randint(len(inputs), (256,), generator=generator)
+        mean, std = net(inputs[chosen])
+        loss = (((target[chosen] - mean) / std).square() / 2 + std.log()).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return net.eval()
+
+
+@torch.no_grad()
+def calibrate(net: LevelNet, inputs: Tensor, target: Tensor) -> None:
+    """Widen the intervals of `net` until they cover 95 % of data that it was not trained on."""
+    mean, std = net(inputs)
+    net.widen.mul_(max(1.0, ((target - mean) / std).abs().quantile(0.95).item() / 1.96))

@@ -1,0 +1,358 @@
+"""`audit`: what noise is in these images, and does the Gaussian model of training hold for them?"""
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.data.audit.camera import (
+    Estimate,
+    Sensor,
+    fit_sensor,
+    group_level,
+    neighbour_correlation,
+    sensor_from_repeats,
+)
+from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
+from assay.data.readers import RawImages
+from assay.data.store import Store
+from assay.figure import COLOURS, Panel, Series
+
+Progress = Callable[[int, int], None]
+_BATCH = 64
+_MAX_VALUES = 2**26  # of the images kept for what all have in common
+_MIN_EXAMPLES = 20
+_MAX_EXAMPLES = 1000
+_AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that may share a level
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The noise of N images, in the units of their files; arrays are (N,).
+
+    `correlation` is that of neighbouring pixels' noise, NaN where the image has no flat part to measure it in.
+    `clipped` is the share of values at the lowest or the highest value of all images. `step` is the distance
+    of neighbouring values (1 for whole numbers), 0 if they are not rounded.
+    """
+
+    names: tuple[str, ...]
+    sigma: np.ndarray
+    low: np.ndarray  # of the 95 % interval
+    high: np.ndarray
+    correlation: np.ndarray
+    clipped: np.ndarray
+    method: str
+    group: Estimate  # the level, if all images share one
+    agree: bool  # whether the images' own levels allow that
+    whiteness: Estimate  # correlation of neighbours over all images
+    step: float
+    sensor: Sensor | None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The audit as a table of two columns."""
+        lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = np.nanmedian(np.where(self.sigma > 0, (self.high - self.low) / 2 / self.sigma, np.nan))
+        rows = [
+            ("images", f"{len(self.names):,}"),
+            (
+                "noise level, in the files' units",
+                f"{typical:.4g} ({lowest:.4g} to {highest:.4g} for 90 % of them)",
+            ),
+            ("measured", f"{self.method}, each to within {width:.1%} (95 % interval)"),
+            ("if all share one level", f"{_text(self.group)}{'' if self.agree else '; but they differ'}"),
+            ("correlation of neighbours", _text(self.whiteness, ".2f")),
+            ("clipped values", f"{self.clipped.mean():.2%}"),
+            ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
+        ]
+        if self.sensor is not None:
+            rows.append(("gain (variance per unit of signal)", _text(self.sensor.gain)))
+            rows.append(("variance at value 0 (read noise squared)", _text(self.sensor.offset)))
+        return rows
+
+    def warnings(self) -> list[str]:
+        """What of the Gaussian model does not hold, in words."""
+        found, typical = [], float(np.median(self.sigma))
+        if typical == 0:
+            found.append("most images have perfectly flat parts: no noise, or it was removed or clipped")
+        share = float(self.clipped.mean())
+        if share > 0.01 and typical > 0:
+            found.append(
+                f"{share:.1%} of the values are clipped at the lowest or highest value, which cuts off their "
+                "noise: levels come out too low"
+            )
+        if self.step > typical > 0:
+            found.append(
+                f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g}): it is "
+                "no longer Gaussian"
+            )
+        if self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
+            found.append(
+                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
+                "as it is after resizing, sharpening, compression or demosaicing. Training assumes white "
+                "noise, and the true levels are higher than these: use unprocessed images if you can"
+            )
+        ratio = self.signal_dependence()
+        if ratio > 1.5 and self.sensor is not None:
+            gain, offset = self.sensor.gain.value, self.sensor.offset.value
+            found.append(
+                f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
+                f"as in dark ones (variance = {gain:.4g} * value + {offset:.4g})"
+            )
+        return found
+
+    def signal_dependence(self) -> float:
+        """Variance of the noise at the bright end over that at the dark end; 1 if the gain may be zero."""
+        if self.sensor is None or self.sensor.gain.low <= 0:
+            return 1.0
+        dark, bright = self.sensor.mean.min(), self.sensor.mean.max()
+        line = [self.sensor.gain.value * mean + self.sensor.offset.value for mean in (dark, bright)]
+        return line[1] / line[0] if line[0] > 0 else math.inf
+
+
+def _text(estimate: Estimate, form: str = ".4g") -> str:
+    if math.isnan(estimate.value):
+        return "unknown: no flat parts"
+    return f"{estimate.value:{form}} (95 %: {estimate.low:{form}} to {estimate.high:{form}})"
+
+
+def audit(
+    raw: RawImages,
+    clean: RawImages | None = None,
+    repeats: bool = False,
+    shared: bool = False,
+    progress: Progress | None = None,
+) -> Audit:
+    """Measure the noise of `raw`, image by image and as a whole.
+
+    With `clean` examples of the same kind of images, levels are read by a network trained on them. With
+    `repeats`, images in the same folder are exposures of the same scene, and levels are exact. `shared`: all
+    images have one level, and each is given that of the group.
+    """
+    if repeats and clean is not None:
+        raise ValueError("repeated exposures need no clean examples: give one of the two")
+    measured = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
+    if not shared:
+        return measured
+    level = measured.group
+    one = {name: np.full(len(raw.names), getattr(level, key)) for name, key in _SHARED_COLUMNS}
+    return replace(measured, **one)  # type: ignore[arg-type]
+
+
+_SHARED_COLUMNS = (("sigma", "value"), ("low", "low"), ("high", "high"))
+
+
+def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | None) -> Audit:
+    examples: list[Tensor] = []
+    if clean is not None:
+        if len(clean.names) < _MIN_EXAMPLES:
+            raise ValueError(
+                f"{clean.name} has {len(clean.names)} images: give {_MIN_EXAMPLES} clean examples or more"
+            )
+        examples = [_image(clean, i) for i in _spread(len(clean.names), _MAX_EXAMPLES)]
+    net = train_on_examples(examples) if examples else blind_net()
+    kept = _spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
+    looked_at, values, images, levels = set(kept), _Values(len(raw.names)), [], []
+    for batch in _batches(raw, progress):
+        found = net.levels(torch.stack([image for _, image in batch]))
+        levels.append((found.sigma, found.low, found.high))
+        images += [image for i, image in batch if i in looked_at]
+        for i, image in batch:
+            values.add(i, image)
+    sigma, low, high = (torch.cat(column).double().numpy() for column in zip(*levels, strict=True))
+    correlation = np.full(len(sigma), np.nan)
+    correlation[kept], whiteness = neighbour_correlation(images, sigma[kept].tolist())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviation = np.nan_to_num(np.log(sigma / np.median(sigma)) / (np.log(high / low) / (2 * 1.96)))
+    unclipped = values.bounds()
+    return Audit(
+        names=tuple(raw.names),
+        sigma=sigma,
+        low=low,
+        high=high,
+        correlation=correlation,
+        clipped=values.clipped(),
+        method=f"from {len(examples):,} clean examples" if examples else "from each image alone",
+        group=group_level(images, unclipped, examples),
+        agree=bool(np.median(sigma) > 0 and np.square(deviation).mean() < _AGREEMENT),
+        whiteness=whiteness,
+        step=values.step,
+        sensor=fit_sensor(images, unclipped),
+    )
+
+
+def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
+    """What differs between exposures of the same scene is noise."""
+    scenes: dict[PurePosixPath, list[int]] = {}
+    for i, name in enumerate(raw.names):
+        scenes.setdefault(PurePosixPath(name).parent, []).append(i)
+    variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
+    values, means, variances, num_values = _Values(len(raw.names)), [], [], 0
+    for members in scenes.values():
+        if len(members) < 2:
+            raise ValueError(
+                f"{raw.names[members[0]]} is alone in its folder: with repeats, each folder holds two or more "
+                "exposures of one scene"
+            )
+        stack = [_image(raw, i) for i in members]
+        for i, image in zip(members, stack, strict=True):
+            if image.shape != stack[0].shape:
+                raise ValueError(
+                    f"{raw.names[i]} and {raw.names[members[0]]} differ in size: repeats have one size"
+                )
+            values.add(i, image)
+        y = torch.stack(stack).double()
+        residual, count = y - y.mean(0), len(y)
+        power = residual.square().flatten(1).mean(1)
+        # E power_i = s_i^2 (1 - 2/n) + T / n^2 with T the sum of all s_j^2, and powers sum to T (1 - 1/n).
+        total = power.sum() / (1 - 1 / count)
+        own = total.expand(2) / 2 if count == 2 else (power - total / count**2) / (1 - 2 / count)
+        variance[members] = own.clamp_min(0)
+        error[members] = math.sqrt(2 / y[0].numel()) * power / (0.5 if count == 2 else 1 - 2 / count)
+        beside = [residual[..., 1:] * residual[..., :-1], residual[..., 1:, :] * residual[..., :-1, :]]
+        near = torch.stack([product.flatten(1).mean(1) for product in beside]).mean(0)
+        correlation[members] = near / power.clamp_min(1e-300)
+        means.append(y.mean(0).flatten().numpy())
+        variances.append(y.var(0).flatten().numpy())
+        num_values += y.numel() - y[0].numel()
+        if progress is not None:
+            progress(len(means), len(scenes))
+    sigma = np.sqrt(variance)
+    relative = error / (2 * np.maximum(variance, 1e-300))
+    level = math.sqrt(np.concatenate(variances).mean())
+    half, white = 1.96 / math.sqrt(2 * num_values), float(correlation.mean())
+    deviation = (variance - level**2) / np.maximum(error, 1e-300)
+    return Audit(
+        names=tuple(raw.names),
+        sigma=sigma,
+        low=sigma * np.exp(-1.96 * relative),
+        high=sigma * np.exp(1.96 * relative),
+        correlation=correlation,
+        clipped=values.clipped(),
+        method=f"from repeated exposures of {len(scenes):,} scene{'s' if len(scenes) > 1 else ''}",
+        group=Estimate(level, level * math.exp(-half), level * math.exp(half)),
+        agree=bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
+        whiteness=Estimate(white, white - 2 / math.sqrt(num_values), white + 2 / math.sqrt(num_values)),
+        step=values.step,
+        sensor=sensor_from_repeats(np.concatenate(means), np.concatenate(variances)),
+    )
+
+
+def images_of(store: Store) -> RawImages:
+    """The images of a store in the units of the files they came from, to be measured again."""
+    low, high = store.physical_range or (-1.0, 1.0)
+
+    def pixels(i: int) -> np.ndarray:
+        return (low + (store.read(torch.tensor([i]))[0] + 1) * ((high - low) / 2)).permute(1, 2, 0).numpy()
+
+    names = store.source_names(range(len(store)))
+    sigma = store.sigma_tn.double().numpy() * (high - low) / 2
+    return RawImages(store.name, names, store.label.numpy(), (), pixels, sigma, True, has_opacity=False)
+
+
+class _Values:
+    """Extremes and rounding of the values, gathered image by image."""
+
+    def __init__(self, num_images: int) -> None:
+        self._extreme = np.zeros((2, num_images))  # lowest and highest value
+        self._share = np.zeros((2, num_images))  # of the image's values that equal it
+        self._every = max(1, num_images // 16)
+        self.step = math.inf
+
+    def add(self, i: int, image: Tensor) -> None:
+        """Look at image number `i`."""
+        if i % self._every == 0:
+            self.step = min(self.step, rounding_step(image))
+        for row, value in enumerate((image.min(), image.max())):
+            self._extreme[row, i] = value
+            self._share[row, i] = (image == value).double().mean()
+
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value of all images."""
+        return self._extreme[0].min(), self._extreme[1].max()
+
+    def clipped(self) -> np.ndarray:
+        """The share (N,) of each image's values that lie at the bounds."""
+        return np.where(self._extreme == np.array(self.bounds())[:, None], self._share, 0).sum(0)
+
+
+def rounding_step(image: Tensor) -> float:
+    """The step between the values of a rounded image; 0 if they are not rounded, inf if all are equal."""
+    values = image.double().unique()
+    if len(values) == 1:
+        return math.inf
+    if len(values) > image.numel() / 2 and len(values) > 256:
+        return 0.0
+    gaps = values.diff()
+    step = gaps.min()
+    return float(step) if bool(((gaps / step - (gaps / step).round()).abs() < 1e-3).all()) else 0.0
+
+
+def _image(raw: RawImages, i: int) -> Tensor:
+    """Image (C, H, W), float32, in the units of its file."""
+    pixels = raw.load(i)
+    if min(pixels.shape[:2]) < MIN_SIDE:
+        raise ValueError(
+            f"{raw.names[i]} has {pixels.shape[0]} x {pixels.shape[1]} pixels: noise is measured in images of "
+            f"{MIN_SIDE} x {MIN_SIDE} and more"
+        )
+    if not np.isfinite(pixels).all():
+        raise ValueError(f"{raw.names[i]} has pixels that are NaN or infinite: replace them first")
+    return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy())
+
+
+def _batches(raw: RawImages, progress: Progress | None) -> Iterator[list[tuple[int, Tensor]]]:
+    """Runs of images of one shape, each with its number."""
+    batch: list[tuple[int, Tensor]] = []
+    for i in range(len(raw.names)):
+        image = _image(raw, i)
+        if batch and (image.shape != batch[0][1].shape or len(batch) * image.numel() > _BATCH * 4096):
+            yield batch
+            batch = []
+        batch.append((i, image))
+        if progress is not None:
+            progress(i + 1, len(raw.names))
+    yield batch
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """At most `count` of the numbers 0 .. total - 1, evenly spread."""
+    return np.unique(np.linspace(0, total - 1, min(total, count)).round().astype(int)).tolist()
+
+
+def write_levels(found: Audit, path: Path) -> None:
+    """A CSV that `assay data pack --sigma-file` takes; levels are in the files' units."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["filename", "sigma", "low", "high", "correlation", "clipped"])
+        for name, *numbers in zip(
+            found.names, found.sigma, found.low, found.high, found.correlation, found.clipped, strict=True
+        ):
+            writer.writerow([name, *("" if math.isnan(number) else f"{number:.6g}" for number in numbers)])
+
+
+def audit_panels(found: Audit) -> list[Panel]:
+    """Figures: the levels with their intervals, and the variance of the noise against the signal."""
+    order = np.argsort(found.sigma, kind="stable")
+    place = np.arange(1, len(order) + 1)
+    ends = place[[0, -1]]
+    low, high = found.low[order], found.high[order]
+    levels = [
+        Series("95 % interval", "band", place, found.sigma[order], low, high, COLOURS[1]),
+        Series("noise level", "line", place, found.sigma[order], colour=COLOURS[1]),
+        Series("level of the group", "dashed", ends, [found.group.value] * 2, colour=COLOURS[0]),
+    ]
+    panels = [Panel("Noise levels", "images, from the least to the most noise", "sigma, in file units", levels)]
+    if found.sensor is not None:
+        mean, line = found.sensor.mean, found.sensor.gain.value * found.sensor.mean + found.sensor.offset.value
+        series = [
+            Series("flat parts", "points", mean, found.sensor.variance, colour=COLOURS[1]),
+            Series("fitted line", "line", mean, line, colour=COLOURS[2]),
+        ]
+        panels.append(Panel("Does the noise depend on the signal?", "mean", "variance of the noise", series))
+    return panels
