@@ -123,7 +123,8 @@ def comparable(
     if not kept:
         raise ValueError(
             f"{where}: none of the lines {min(settings)} to {max(settings)} has full sampling, no consistency "
-            f"loss, clean images, clean_fraction >= {min_clean_fraction:g} and a value in column {currency.name}"
+            f"loss, clean images, clean_fraction >= {min_clean_fraction:g} and a value in "
+            f"column {currency.name}"
         )
     groups: dict[tuple[str, str], list[int]] = {}
     for line in kept:

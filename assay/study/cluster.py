@@ -245,7 +245,7 @@ def _keep(ended: _Ended, folder: Path, job: Job) -> None:
     _unpack(ended.files, run_dir)
     if ended.end.phase == "done":
         shutil.rmtree(run_dir / "state", ignore_errors=True)
-        for path in (run_dir / "snapshots").glob("*.safetensors"):  # of an earlier attempt, used up by this one
+        for path in (run_dir / "snapshots").glob("*.safetensors"):  # of an earlier attempt, used by this one
             if str(path.relative_to(run_dir)) not in ended.files:
                 path.unlink()
 
