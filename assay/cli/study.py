@@ -329,7 +329,7 @@ def _report(opened: "OpenStudy", console: Console) -> None:
 
 
 def _print_report(written: "Written", console: Console) -> None:
-    for table in written.tables[:1]:
+    for table in written.headline_tables:
         shown = Table(*table.header, title=table.title)
         for row in table.rows:
             shown.add_row(*row)

@@ -54,10 +54,11 @@ _MAX_MARKED = 10  # on a curve of fewer points they are marked
 
 @dataclass(frozen=True)
 class Written:
-    """What a report says, and where it lies."""
+    """What a report says, and where it lies. `headline_tables` are the first of each data set and currency."""
 
     path: Path
     tables: list[Table]
+    headline_tables: list[Table]
     headline: str
     prices: str
 
@@ -122,7 +123,8 @@ def report_from_table(table: Path, folder: Path, currency: Currency | None = Non
         for name, subject in zip(before, subjects, strict=True)
     ]
     worth = [name + price_sentence(subject) for name, subject in zip(before, subjects, strict=True)]
-    return Written(path, tables, "\n".join(says), "\n".join(worth))
+    first = [subject.tables[0] for subject in subjects if subject.tables]
+    return Written(path, tables, first, "\n".join(says), "\n".join(worth))
 
 
 def _in_images(outcome: Outcome) -> Outcome:
