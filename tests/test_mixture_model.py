@@ -374,9 +374,9 @@ def test_few_samples_warn_which_condition_fails() -> None:
     "change, message",
     [
         (lambda x, s: (x[:, 0], s), r"reshape\(-1, 1\)"),
-        (lambda x, s: (x.astype(str), s), "expected numbers"),
+        (lambda x, s: (x.astype(str), s), "numeric"),
         (lambda x, s: (x, None), "sigma is missing"),
-        (lambda x, s: (x, s[:-1]), "50 samples, sigma 49"),
+        (lambda x, s: (x, s[:-1]), r"50 samples in 3 dimensions, sigma has shape .49,."),
         (lambda x, s: (x, np.where(np.arange(50) == 3, -1, s)), r"sigma\[3\] = -1.0"),
         (lambda x, s: (x, np.where(np.arange(50) == 4, np.nan, s)), r"sigma\[4\] = nan"),
         (lambda x, s: (np.where(np.arange(50)[:, None] == 7, np.nan, x), s), r"X\[7\] holds NaN"),

@@ -29,9 +29,16 @@ def _numbers(text: str) -> list[float]:
 @app.command()
 def fit(
     path: Annotated[Path, typer.Argument(help="Samples: .npy, .npz, .csv or .parquet with a sigma column.")],
-    k: NumAtoms = 2,
-    sigma_column: Annotated[str, typer.Option(help="Name of the column with noise levels.")] = "sigma",
+    k: Annotated[
+        int | None, typer.Option("--k", "-k", help="Number of atoms. Default: chosen by the likelihood.", min=1)
+    ] = None,
+    sigma_column: Annotated[
+        str, typer.Option(help="Column with noise levels, or prefix of one per feature: sigma_x0.")
+    ] = "sigma",
     sigma: Annotated[float | None, typer.Option(help="One noise level for all samples.")] = None,
+    covariance: Annotated[
+        bool, typer.Option("--covariance", help="Components with a covariance each instead of atoms.")
+    ] = False,
     polish: Annotated[bool, typer.Option(help="Refine the estimate by maximum likelihood.")] = True,
     search: Annotated[
         str, typer.Option(help="'scalable', or 'exhaustive' (the paper's algorithm, k <= 3).")
@@ -43,6 +50,8 @@ def fit(
 ) -> None:
     """Estimate the atoms and weights of a mixture from noisy samples.
 
+    Without --k the number of atoms is chosen: by the likelihood, minus log n / 2 for each fitted number.
+
     Example: `assay mixture fit samples.csv --k 3`
     """
     from assay.files import write_whole
@@ -53,29 +62,51 @@ def fit(
     console = Console()
     with warnings.catch_warnings(record=True) as caught, console.status(f"learning from {len(x):,} samples"):
         warnings.simplefilter("always")
-        model = NoisyMixture(k, search=search, polish=polish, random_state=seed)  # type: ignore[arg-type]
+        kind = "full" if covariance else "zero"
+        model = NoisyMixture(k, covariance=kind, search=search, polish=polish, random_state=seed)  # type: ignore[arg-type]
         model.fit(x, sigma=level)
-    sizes = [condition.have for condition in model.conditions_[:2]]
+        few = slice(None, None, max(1, len(x) // 100_000))
+        errors = model.standard_errors(x[few], sigma=level[few]) if polish and x.shape[1] <= 8 else None
+        shrink = (len(x[few]) / len(x)) ** 0.5
     console.print(f"{len(x):,} samples in {x.shape[1]} dimensions, noise {level.min():g} to {level.max():g}")
-    raised = f"; noise below {model.radius_:.3g}, the atoms' radius, counts as that"
-    console.print(
-        f"effective samples: {sizes[0]:,.1f} for the subspace (n_d), {sizes[1]:,.1f} inside it (n_l)"
-        + (raised if level.min() < model.radius_ else "")
-    )
-    table = Table("weight", "atom")
-    for weight, atom in zip(model.weights_, model.means_, strict=True):
-        shown = " ".join(f"{value:.4g}" for value in atom[:8])
-        table.add_row(f"{weight:.4f}", shown + (f" .. ({len(atom)} numbers)" if len(atom) > 8 else ""))
+    result: dict[str, object] = {"atoms": model.means_.tolist(), "weights": model.weights_.tolist()}
+    if model.conditions_:
+        sizes = [condition.have for condition in model.conditions_[:2]]
+        raised = f"; noise below {model.radius_:.3g}, the atoms' radius, counts as that"
+        console.print(
+            f"effective samples: {sizes[0]:,.1f} for the subspace (n_d), {sizes[1]:,.1f} inside it (n_l)"
+            + (raised if level.min() < model.radius_ else "")
+        )
+        result |= {"n_d": sizes[0], "n_l": sizes[1]}
+    if k is None:
+        best = model.npmle_
+        evidence = Table("atoms", "log-likelihood", "penalised", "probability")
+        for row in model.evidence_:
+            numbers = f"{row.log_likelihood:,.2f}", f"{row.penalised:,.2f}", f"{row.probability:.3f}"
+            evidence.add_row(f"{row.num_atoms}", *numbers)
+        console.print(evidence)
+        console.print(
+            f"no mixture on {best.num_places:,} places has a log-likelihood above "
+            f"{best.log_likelihood + best.gap:,.2f} (duality gap {best.gap:.2g} nats)",
+            soft_wrap=True,
+        )
+        result["evidence"] = [
+            {"num_atoms": row.num_atoms, "probability": row.probability} for row in model.evidence_
+        ]
+    if model.covariances_ is not None:
+        result["covariances"] = model.covariances_.tolist()
+    table = Table("weight", "mean" if covariance else "atom")
+    for j, (weight, atom) in enumerate(zip(model.weights_, model.means_, strict=True)):
+        shown = [f"{value:.4g}" for value in atom[:8]]
+        if errors is not None:
+            shown = [f"{value} ± {shrink * e:.2g}" for value, e in zip(shown, errors[0][j], strict=True)]
+        deviation = "" if errors is None else f" ± {shrink * errors[1][j]:.2g}"
+        more = f" .. ({len(atom)} numbers)" if len(atom) > 8 else ""
+        table.add_row(f"{weight:.4f}{deviation}", "  ".join(shown) + more)
     console.print(table)
     for warning in caught:
         console.print(f"warning: {warning.message}", style="yellow", soft_wrap=True)
     if json_path:
-        result = {
-            "atoms": model.means_.tolist(),
-            "weights": model.weights_.tolist(),
-            "n_d": sizes[0],
-            "n_l": sizes[1],
-        }
         with write_whole(json_path) as partial:
             partial.write_text(json.dumps(result, indent=1))
 
@@ -171,9 +202,11 @@ def rates(
         table.add_row(grown.name, dims, errors, f"{-grown.slope:.3f} in d", f"{-grown.theory_slope:.3f} in d")
     console = Console()
     console.print(table)
+    rate = result.exchange
+    promised = rate.inside if num_features == 1 else rate.subspace
     console.print(
-        f"{result.measured_exchange:,.1f} samples of noise {sigma:g} replace a clean one (k = {k}); "
-        f"the theory says sigma^{power} = {result.theory_exchange:,.1f}. "
+        f"{rate.measured:,.3g} samples of noise {sigma:g} replace a clean one (90 %: {rate.low:,.3g} to "
+        f"{rate.high:,.3g}; k = {k}); the theory says sigma^{power} = {promised:,.3g}. "
         f"(10 % more or less error is a factor of {1.1**power:.1f} in samples.)"
     )
     if csv is not None:
@@ -187,6 +220,56 @@ def rates(
         with write_whole(csv) as partial:
             partial.write_text("\n".join(["curve,num_samples,error,standard_error", *lines]) + "\n")
     save_png(rates_panels(result), out)
+    console.print(f"wrote {out}", soft_wrap=True)
+
+
+@app.command()
+def worth(
+    k: NumAtoms = 2,
+    num_features: Annotated[int, typer.Option("--num-features", "-d", help="Dimension.", min=1)] = 1,
+    sigma: Annotated[
+        str, typer.Option(help="Noise levels, relative to clean samples: '1.5,2,3'.")
+    ] = "1.25,1.5,2,2.5",
+    num_samples: Annotated[
+        str, typer.Option(help="Numbers of clean samples to compare with.")
+    ] = "500,1500,4500",
+    num_repeats: Annotated[int, typer.Option(help="Repeats per number of samples.", min=2)] = 20,
+    seed: Seed = 0,
+    out: Annotated[Path, output_option("File of the plot.", "--out", suffix=".png")] = Path("worth.png"),
+) -> None:
+    """Measure how many noisy samples replace a clean one, beside what the theorem promises.
+
+    A sample of noise sigma is worth 1 / sigma^4 of a clean one for finding the subspace of the atoms, and
+    1 / sigma^(4k-2) for telling the atoms apart inside it. Both hold in the worst case, up to constants, for
+    atoms in a ball whose radius is the clean noise. The measured number is the one at which the theorem's
+    estimator has the same error, in the worst case, from noisy samples as from clean ones.
+
+    Example: `assay mixture worth --k 2 -d 5 --sigma 1.5,2,3`
+    """
+    from assay.figure import save_png
+    from assay.mixture.plot import worth_panel
+    from assay.mixture.rates import measure_worth
+
+    levels, sizes = _numbers(sigma), [round(value) for value in _numbers(num_samples)]
+    with Progress(transient=True) as progress:
+        task = progress.add_task("measuring", total=1.0)
+        result = measure_worth(
+            k,
+            levels,
+            num_features,
+            sizes,
+            num_repeats,
+            seed,
+            lambda share: progress.update(task, completed=share),
+        )
+    table = Table("noise", "noisy per clean", "90 % interval", "sigma^4", f"sigma^{4 * k - 2}")
+    for row in result:
+        interval = f"{row.low:,.3g} to {row.high:,.3g}"
+        theory = f"{row.subspace:,.3g}", f"{row.inside:,.3g}"
+        table.add_row(f"{row.sigma:g}", f"{row.measured:,.3g}", interval, *theory)
+    console = Console()
+    console.print(table)
+    save_png([worth_panel(result, k, num_features)], out)
     console.print(f"wrote {out}", soft_wrap=True)
 
 

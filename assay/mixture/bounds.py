@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from assay.mixture.moments import Array, Atoms
+from assay.mixture.noise import check_sigma
 
 
 def effective_sample_size(sigma: ArrayLike, power: float, radius: float = 0.0) -> float:
@@ -31,18 +32,6 @@ def effective_sample_size(sigma: ArrayLike, power: float, radius: float = 0.0) -
     if level.min() == 0:
         return float((level == 0).sum())
     return float(((level.min() / level) ** power).sum())
-
-
-def check_sigma(sigma: ArrayLike) -> Array:
-    """Noise levels as a float64 vector; rejects none at all, negative ones, NaN and infinity."""
-    level = np.atleast_1d(np.asarray(sigma, np.float64))
-    if level.ndim != 1 or len(level) == 0:
-        raise ValueError(f"sigma has shape {np.shape(sigma)}; expected one noise level per sample")
-    bad = ~(np.isfinite(level) & (level >= 0))
-    if bad.any():
-        first = int(bad.argmax())
-        raise ValueError(f"sigma[{first}] = {level[first]}: a noise level is finite and >= 0")
-    return level
 
 
 @dataclass(frozen=True)

@@ -1,209 +1,389 @@
-"""The estimator of the paper's main theorem, with the interface of scikit-learn."""
+"""Mixtures from noisy samples, with the interface of scikit-learn."""
 
 import math
 import warnings
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
+from scipy.special import logsumexp, softmax
+from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from assay.mixture.bounds import check_sigma, upper_conditions
-from assay.mixture.likelihood import Maximum, polish, polish_all
-from assay.mixture.moments import Array, Atoms, denoised_moments, inverse_weights
-from assay.mixture.search import Marginals, choose_caution, exhaustive_search, scalable_search
-from assay.mixture.subspace import cleanest, find_subspace
+from assay.mixture.bounds import Condition, upper_conditions
+from assay.mixture.deconvolve import Components, deconvolve, log_joint, posterior_means, standard_errors
+from assay.mixture.estimate import LEAST_NOISE, Settings, estimate_atoms, reject_bad_rows
+from assay.mixture.likelihood import polish
+from assay.mixture.moments import Array, Atoms, inverse_weights
+from assay.mixture.noise import Noise, make_noise, read_sigma
+from assay.mixture.npmle import Estimate, npmle
+from assay.mixture.subspace import Subspace, find_subspace
 
-_CLEANEST = 1000  # samples per atom that the atoms' radius is read off
-_SUBSAMPLE = 20_000  # on which the likelihood is first maximised
-_LEAST_NOISE = 1e-6  # of the radius: a sample without noise would have infinite precision
-_LARGEST = 1e140  # its square, and that of a millionth of its inverse, are still floating-point numbers
+_CHUNK = 65_536  # samples at a time when a fitted mixture is asked about them
+_MOST_SAMPLES = 200_000  # on which the number of atoms is chosen
+_MOST_ATOMS = 30
 
 
 class ConditionWarning(UserWarning):
     """A hypothesis of the theorem fails: the estimate stands, its guarantee does not."""
 
 
-class NoisyMixture(BaseEstimator):
-    """Learns a k-atomic distribution from samples X_i = Y_i + sigma_i g_i, each with its own known noise
-    sigma_i.
+@dataclass(frozen=True)
+class Evidence:
+    """The evidence for a number of atoms."""
 
-    Algorithm "High-dimensional Gaussian Mixtures": half of the samples find the subspace of the atoms, the
-    other half, projected onto it, their places and weights by denoised moments. Then, unless `polish` is off,
-    the likelihood of all samples is maximised from there.
+    num_atoms: int
+    log_likelihood: float
+    """The highest that was found with this number of atoms, in nats."""
+    penalised: float
+    """Minus log n / 2 for each number that was fitted (Schwarz's criterion): the largest wins."""
+    probability: float
+    """exp(penalised), over the sum for the numbers of atoms that were tried."""
+
+
+class NoisyMixture(DensityMixin, BaseEstimator):
+    """Learns a mixture from samples X_i = Y_i + noise_i, each with its own known Gaussian noise.
+
+    Y has k atoms, or k Gaussian components. With isotropic noise and atoms, the estimator is the one of the
+    paper's theorem (`assay.mixture.estimate`). Any other noise, and components with covariances, are learned by
+    EM (`assay.mixture.deconvolve`).
+
+    Every method takes the noise as `sigma`: one number for all samples, a level per sample (n,), a level per
+    sample and coordinate (n, d), or a covariance per sample (n, d, d). An infinite level or variance marks a
+    coordinate that was not observed, where X may hold anything. It has the units of X: put no scaler in front.
 
     Parameters
     ----------
-    n_components : number k of atoms.
+    n_components : number k of atoms; None chooses it by the likelihood.
+    covariance : "zero" for atoms, "full" for components with a covariance each (extreme deconvolution).
+    sigma : the noise level of every sample, where a method is not told otherwise.
     search : "scalable" or "exhaustive", the paper's own search, which is feasible for k <= 3.
     polish : maximise the likelihood afterwards. Without it the estimate is the one the theorem speaks of.
     split : find the subspace on one half of the samples and the rest on the other, as the theorem asks.
     radius : distance from their mean within which atoms lie; None reads it off the cleanest samples.
     delta : probability of failure; sets the number of groups of the median of means.
+    check_units : reject samples that a scaler has changed, and sigma has not.
     random_state : seed, generator or None, as in scikit-learn.
 
     Attributes
     ----------
-    means_ : (k', d), the atoms, heaviest first; k' <= k if fewer suffice.
+    means_ : (k', d), the atoms or the components' means, heaviest first; k' <= k if fewer suffice.
     weights_ : (k',), their weights.
+    covariances_ : (k', d, d), or None for atoms.
     radius_ : distance from their mean of the outermost atom.
     conditions_ : the hypotheses of the theorem, each with what it needs and what these samples have.
+    npmle_, evidence_ : with n_components=None, the nonparametric estimate and a list of `Evidence`, by k.
     n_features_in_ : d.
     """
 
     means_: Array
     weights_: Array
+    covariances_: Array | None
+    conditions_: list[Condition]
+    npmle_: Estimate
+    evidence_: list[Evidence]
 
     def __init__(
         self,
-        n_components: int = 2,
+        n_components: int | None = 2,
         *,
+        covariance: Literal["zero", "full"] = "zero",
+        sigma: float | None = None,
         search: Literal["scalable", "exhaustive"] = "scalable",
         polish: bool = True,
         split: bool = True,
         radius: float | None = None,
         delta: float = 0.05,
+        check_units: bool = True,
         random_state: Any = None,
     ) -> None:
         self.n_components = n_components
+        self.covariance = covariance
+        self.sigma = sigma
         self.search = search
         self.polish = polish
         self.split = split
         self.radius = radius
         self.delta = delta
+        self.check_units = check_units
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: None = None, *, sigma: ArrayLike | None = None) -> "NoisyMixture":
-        """Fit to samples `X` (n, d), an array or a memory-map, with noise levels `sigma` (n,) or one number."""
-        x, level = self._checked(X, sigma)
-        k, num_features = self.n_components, x.shape[1]
-        self.n_features_in_ = num_features
+        """Fit to samples `X` (n, d), an array or a memory-map, with their noise."""
+        x, level = self._read(X, sigma, reset=True)
+        self._check_parameters(len(x))
+        if self.check_units and level.all():  # without noise, units do not matter
+            _reject_scaled(x)
         rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
-        found = self._fit(x, level, rng) if k > 1 else self._fit_one(x, level)
-        order = np.argsort(-found.weights, kind="stable")
-        order = order[found.weights[order] > 1e-12]
-        self.means_, self.weights_ = found.atoms[order], found.weights[order] / found.weights[order].sum()
+        k, guess = self.n_components, None
+        if k is None:
+            k, guess = self._choose_number(x, level, rng)
+        if level.ndim == 1 and self.covariance == "zero":
+            settings = Settings(self.search, self.polish, self.split, self.radius, self.delta)
+            found = estimate_atoms(x, level, k, rng, settings, guess)
+            components = Components(found.weights, found.atoms)
+        else:
+            components = self._deconvolve(x, level, k, rng)
+        order = np.argsort(-components.weights, kind="stable")
+        order = order[components.weights[order] > 1e-12]
+        self.means_ = components.means[order]
+        self.covariances_ = None if components.covariances is None else components.covariances[order]
+        self.weights_ = components.weights[order] / components.weights[order].sum()
         self.radius_ = float(np.linalg.norm(self.means_ - self.weights_ @ self.means_, axis=1).max())
-        self.conditions_ = upper_conditions(level, num_features, k, self.delta, self.radius_)
-        for condition in self.conditions_[:2]:  # the last, sigma >= R, is not needed for the guarantee
-            if not condition.holds:
-                warnings.warn(
-                    f"{condition}; the theorem's guarantee does not apply", ConditionWarning, stacklevel=2
-                )
+        self._check_conditions(level, k)
         return self
 
     @property
     def mixture_(self) -> Atoms:
-        """The fitted distribution, as the distances take it."""
+        """The fitted atoms, or means, as the distances take them."""
         check_is_fitted(self)
         return Atoms(self.means_, self.weights_)
 
-    def _checked(self, samples: ArrayLike, sigma: ArrayLike | None) -> tuple[NDArray, Array]:
-        """Samples as an array (memory-maps stay on disk) and one level per sample, or a sentence why not."""
-        x = samples if isinstance(samples, np.ndarray) else np.asarray(samples)
-        if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape:
+    def score_samples(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
+        """Log-density of each sample under the mixture and its own noise, in nats: (n,)."""
+        return self._in_chunks(
+            X, sigma, lambda x, noise, fitted: logsumexp(log_joint(x, noise, fitted), axis=1)
+        )
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        sigma: ArrayLike | None = None,
+    ) -> float:
+        """Mean log-density of the samples, weighted if asked for, in nats: higher is better."""
+        weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+        return float(np.average(self.score_samples(X, sigma=sigma), weights=weights))
+
+    def predict_proba(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
+        """Probability that each sample comes from each atom, given its noise: (n, k')."""
+        return self._in_chunks(X, sigma, lambda x, noise, fitted: softmax(log_joint(x, noise, fitted), axis=1))
+
+    def predict(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> NDArray[np.int64]:
+        """Index of the most probable atom of each sample: (n,)."""
+        return np.asarray(self.predict_proba(X, sigma=sigma).argmax(1))
+
+    def posterior_mean(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
+        """Denoised samples E[Y_i | X_i], (n, d); coordinates that were not observed are filled in."""
+        return self._in_chunks(X, sigma, posterior_means)
+
+    def standard_errors(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> tuple[Array, Array]:
+        """Standard errors of `means_` (k', d) and `weights_` (k',), from the samples of the fit.
+
+        They come from the information of the likelihood: for polished fits with enough samples to tell the
+        atoms apart. Where samples say nothing of a number, its error is infinite.
+        """
+        x, noise = self._with_noise(X, sigma)
+        return standard_errors(x, noise, self._components())
+
+    def sample(self, n_samples: int = 1, *, sigma: float = 0.0) -> tuple[Array, NDArray[np.int64]]:
+        """Draw samples with isotropic noise `sigma`: (n, d), and the index of each one's atom, (n,)."""
+        check_is_fitted(self)
+        if n_samples < 1:
+            raise ValueError(f"n_samples = {n_samples}: draw at least one")
+        rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
+        label = rng.choice(len(self.weights_), n_samples, p=self.weights_)
+        x = self.means_[label]
+        x += sigma * rng.standard_normal(x.shape)
+        for j, covariance in enumerate(self.covariances_ if self.covariances_ is not None else ()):
+            x[label == j] += rng.multivariate_normal(np.zeros(x.shape[1]), covariance, (label == j).sum())
+        return x, label
+
+    # what the methods share --------------------------------------------------------------------------
+
+    def _read(self, X: ArrayLike, sigma: ArrayLike | None, reset: bool) -> tuple[NDArray, Array]:
+        """Samples as an array (memory-maps stay on disk) and their noise as `read_sigma` returns it."""
+        x = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
+        if x.dtype.kind not in "fiu":
+            raise ValueError(f"X has type {x.dtype}: expected numbers")
+        given = self.sigma if sigma is None else sigma
+        if given is None:
             raise ValueError(
-                f"X has shape {x.shape} and type {x.dtype}; expected numbers (num_samples, num_features), "
-                "a line of samples as X.reshape(-1, 1)"
+                "sigma is missing: give the noise level of each sample, or one number for all, to this method "
+                "or as NoisyMixture(sigma=...); in a pipeline, ask for it by set_fit_request(sigma=True)"
             )
-        if sigma is None:
-            raise ValueError("sigma is missing: give the noise level of each sample, or one number for all")
-        level = np.full(len(x), sigma, np.float64) if np.ndim(sigma) == 0 else np.asarray(sigma)
-        level = check_sigma(level)
-        if len(level) != len(x):
-            raise ValueError(f"X has {len(x)} samples, sigma {len(level)} levels: expected one per sample")
-        k = self.n_components
-        if not isinstance(k, Integral) or isinstance(k, bool) or k < 1:
-            raise ValueError(f"n_components = {k!r}: give a whole number of atoms, at least one atom")
-        if self.search not in ("scalable", "exhaustive"):
-            raise ValueError(f"search = {self.search!r}: choose 'scalable' or 'exhaustive'")
-        if self.radius is not None and not 0 < self.radius < math.inf:
-            raise ValueError(f"radius = {self.radius}: give a finite number > 0, or None to read it off X")
-        if len(x) < 2 * self.n_components:
-            raise ValueError(f"{len(x)} samples are too few for {self.n_components} atoms: need two per atom")
+        level = read_sigma(given, *x.shape)
+        if level.ndim > 1:
+            unseen = np.isinf(level if level.ndim == 2 else np.einsum("naa->na", level))
+            x = np.where(unseen, 0.0, x)
+            reject_bad_rows(x, x)
         return x, level
 
-    def _fit_one(self, x: NDArray, sigma: Array) -> Atoms:
-        """One atom: the mean with weights sigma^-2, which is the maximum of the likelihood too."""
-        mean = denoised_moments(x, sigma, 1, inverse_weights(sigma**2))[1]
-        _refuse_bad_rows(x, mean)
-        return Atoms(mean[None], np.ones(1))
-
-    def _fit(self, x: NDArray, sigma: Array, rng: np.random.Generator) -> Atoms:
-        k, num_samples = self.n_components, len(x)
-        shuffled = rng.permutation(num_samples)
-        half = num_samples // 2 if self.split else 0
-        chosen = None
-        if self.split:
-            chosen = np.zeros(num_samples, bool)
-            chosen[shuffled[:half]] = True
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # a sentence follows instead
-                subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
-        except np.linalg.LinAlgError:
-            _refuse_bad_rows(x, np.full(1, np.nan))
-            raise
-        z = subspace.project(x)
-        # Beyond these sizes the squares that follow would be infinite or 0; equal samples are fine.
-        size = np.abs(z).max()
-        _refuse_bad_rows(x, z if size == 0 or 1 / _LARGEST < size < _LARGEST else np.full(1, np.nan))
-        rest = shuffled[half:]
-        radius = self.radius if self.radius is not None else _radius(z[rest], sigma[rest], k)
-        found = self._moment_estimate(z[rest] / radius, sigma[rest] / radius)
-        found = Atoms(found.atoms * radius, found.weights)
-        if not self.polish:
-            return Atoms(subspace.lift(found.atoms), found.weights)
-        level = np.maximum(sigma, _LEAST_NOISE * radius)
-        # A few samples without noise may weigh more than all others together: they belong to the subsample.
-        few = np.union1d(rest[:_SUBSAMPLE], cleanest(sigma, 100))
-        maximum = self._best_start(z[few], level[few], found, rng)
-        return polish_all(x, level, maximum, subspace)
-
-    def _moment_estimate(self, z: Array, sigma: Array) -> Atoms:
-        """Atoms and weights by moments, from samples `z` (n, r) in units of the ball that holds the atoms.
-
-        Whatever the caution, the theorem's guarantee holds up to the constant; a polish needs no better start.
-        """
+    def _check_parameters(self, num_samples: int) -> None:
         k = self.n_components
-        num_groups = math.ceil(math.log(1 / self.delta) + k * math.log(k))
-        search = exhaustive_search if self.search == "exhaustive" else scalable_search
-        caution = 10.0 if self.polish else choose_caution(z, sigma, k, num_groups)
-        return search(Marginals(z, sigma, k, num_groups, caution))
+        if k is not None and (not isinstance(k, Integral) or isinstance(k, bool) or k < 1):
+            raise ValueError(f"n_components = {k!r}: give a whole number of atoms, at least one atom, or None")
+        if self.search not in ("scalable", "exhaustive"):
+            raise ValueError(f"search = {self.search!r}: choose 'scalable' or 'exhaustive'")
+        if self.covariance not in ("zero", "full"):
+            raise ValueError(f"covariance = {self.covariance!r}: choose 'zero' or 'full'")
+        if self.covariance == "full" and k is None:
+            raise ValueError("n_components = None chooses a number of atoms: give it for covariance = 'full'")
+        if self.radius is not None and not 0 < self.radius < math.inf:
+            raise ValueError(f"radius = {self.radius}: give a finite number > 0, or None to read it off X")
+        if num_samples < 2 * (k or 1):
+            raise ValueError(f"{num_samples} samples are too few for {k or 1} atoms: need two per atom")
 
-    def _best_start(self, z: Array, sigma: Array, found: Atoms, rng: np.random.Generator) -> Maximum:
-        """Climb the likelihood of a subsample from the moment estimate; from k-means of its cleanest samples
-        too
+    def _check_conditions(self, level: Array, k: int) -> None:
+        """The theorem's hypotheses, if it speaks of this fit, with a warning for those that fail."""
+        self.conditions_ = []
+        if self.covariance == "full":
+            return
+        if level.ndim > 1:  # isotropic noise of the largest variance would be worse
+            largest = level.max(1) if level.ndim == 2 else np.sqrt(np.einsum("naa->n", level))
+            level = largest[np.isfinite(largest)]
+        if len(level):
+            self.conditions_ = upper_conditions(level, self.n_features_in_, k, self.delta, self.radius_)
+        for condition in self.conditions_[:2]:  # the last, sigma >= R, is not needed for the guarantee
+            if not condition.holds:
+                message = f"{condition}; the theorem's guarantee does not apply"
+                warnings.warn(message, ConditionWarning, stacklevel=3)
 
-        where many atoms make moments of high order, and so that estimate, unreliable. The higher maximum wins.
-        """
-        k = self.n_components
-        weights = np.maximum(found.weights, 0.1 / k)  # an atom of weight 0 would never move
-        best = polish(z, sigma, Atoms(found.atoms, weights / weights.sum()))
-        if k > 3 or len(found.atoms) < k:
-            cleanest = z[np.argsort(sigma, kind="stable")[: 200 * k]]
-            clusters = KMeans(min(k, len(cleanest)), n_init=1, random_state=int(rng.integers(2**31))).fit(
-                cleanest
+    def _components(self) -> Components:
+        return Components(self.weights_, self.means_, self.covariances_)
+
+    def _with_noise(self, X: ArrayLike, sigma: ArrayLike | None) -> tuple[NDArray, Noise]:
+        check_is_fitted(self)
+        x, level = self._read(X, sigma, reset=False)
+        return x, make_noise(level, x.shape[1], LEAST_NOISE * (self.radius_ or 1.0))
+
+    def _in_chunks(self, X: ArrayLike, sigma: ArrayLike | None, ask: Any) -> Array:
+        x, noise = self._with_noise(X, sigma)
+        rows = [slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)]
+        parts = [ask(np.asarray(x[each], np.float64), noise[each], self._components()) for each in rows]
+        answer = np.concatenate(parts)
+        reject_bad_rows(x, answer)
+        return answer
+
+    def _deconvolve(self, x: NDArray, level: Array, k: int, rng: np.random.Generator) -> Components:
+        """The best of a few climbs of the likelihood from k-means, under any noise."""
+        x = np.asarray(x, np.float64)
+        reject_bad_rows(x, x)
+        size = float(x.std()) or 1.0
+        noise = make_noise(level, x.shape[1], LEAST_NOISE * size)
+        starts = [_start(x, noise, k, self.covariance == "full", int(rng.integers(2**31))) for _ in range(3)]
+        trials = [deconvolve(x, noise, start, 30) for start in starts]
+        return deconvolve(x, noise, max(trials, key=lambda trial: trial[1])[0])[0]
+
+    def _choose_number(self, x: NDArray, level: Array, rng: np.random.Generator) -> tuple[int, Array]:
+        """The number of atoms and a guess where they are (k, d)."""
+        few = np.sort(rng.permutation(len(x))[:_MOST_SAMPLES])
+        z, subspace = np.asarray(x[few], np.float64), None
+        reject_bad_rows(z, z)
+        if x.shape[1] > 3:
+            if level.ndim > 1:
+                raise ValueError("n_components = None needs isotropic noise, or at most 3 dimensions: give it")
+            subspace = _visible(find_subspace(z, level[few], 3, rng), z, level[few])
+            z = subspace.project(z)
+        noise = make_noise(level[few], z.shape[1], 1e-4 * (float(np.ptp(z, axis=0).max()) or 1.0))
+        self.npmle_ = npmle(z, noise, seed=int(rng.integers(2**31)))
+        self.evidence_, atoms = choose_number(z, noise, self.npmle_)
+        return len(atoms), atoms if subspace is None else subspace.lift(atoms)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = False
+        return tags
+
+
+def choose_number(x: Array, noise: Noise, best: Estimate) -> tuple[list[Evidence], Array]:
+    """Fit k = 1, 2, .. atoms to samples `x` (n, d) and weigh them: the evidence, and the winner's atoms (k, d).
+
+    `best` bounds the likelihood of every mixture, so that the search ends where no larger k can win.
+    """
+    penalty = math.log(len(x)) / 2
+    tried: list[tuple[float, float, Array]] = []
+    for k in range(1, min(_MOST_ATOMS, len(best.mixture.weights)) + 1):
+        clusters = KMeans(k, n_init=4, random_state=0).fit(
+            best.mixture.atoms, sample_weight=best.mixture.weights
+        )
+        weights = np.bincount(clusters.labels_, best.mixture.weights, k)
+        start = Components(np.maximum(weights, 1e-6), clusters.cluster_centers_)
+        found = _climb(x, noise, start)
+        log_likelihood = float(logsumexp(log_joint(x, noise, found), axis=1).sum())
+        tried.append((log_likelihood, log_likelihood - penalty * found.num_parameters, found.means))
+        more = (k + 1) * (x.shape[1] + 1) - 1
+        if best.log_likelihood + best.gap - penalty * more <= max(penalised for _, penalised, _ in tried):
+            break
+    share = softmax([penalised for _, penalised, _ in tried])
+    evidence = [
+        Evidence(k + 1, log_likelihood, penalised, float(share[k]))
+        for k, (log_likelihood, penalised, _) in enumerate(tried)
+    ]
+    return evidence, tried[int(np.argmax(share))][2]
+
+
+def _climb(x: Array, noise: Noise, start: Components) -> Components:
+    """The maximum of the likelihood near `start`, for atoms."""
+    if noise.precision.ndim > 1:
+        return deconvolve(x, noise, start)[0]
+    sigma, few = noise.precision**-0.5, slice(None, None, max(1, len(x) // 20_000))
+    guess = polish(x[few], sigma[few], Atoms(start.means, start.weights / start.weights.sum())).guess
+    found = polish(x, sigma, guess).guess
+    return Components(found.weights, found.atoms)
+
+
+def _visible(subspace: Subspace, x: Array, sigma: Array) -> Subspace:
+    """The axes of a subspace along which the atoms vary by more than 4 standard errors, at least the first."""
+    z = subspace.project(x)
+    alpha = inverse_weights(sigma**4 + 1e-12 * (z**2).mean() ** 2)
+    square = z**2 - (sigma**2)[:, None]
+    mean = alpha @ square
+    error = np.sqrt((alpha**2) @ (square - mean) ** 2)
+    order = np.argsort(-mean)
+    kept = order[(mean > 4 * error)[order]]
+    return Subspace(subspace.center, subspace.basis[:, kept if len(kept) else order[:1]])
+
+
+def _start(x: Array, noise: Noise, k: int, spread: bool, seed: int) -> Components:
+    """k-means of the cleanest samples, of those without a gap if there are enough."""
+    precision = noise.axis_precision()
+    mean = (precision * x).sum(0) / np.maximum(precision.sum(0), np.finfo(float).tiny)
+    filled = np.where(precision > 0, x, mean)
+    order = np.argsort(-precision.min(1), kind="stable")[: max(1000 * k, len(x) // 10)]
+    clusters = KMeans(min(k, len(order)), n_init=1, random_state=seed).fit(filled[order])
+    counts = np.bincount(clusters.labels_, minlength=clusters.n_clusters)
+    weights = np.maximum(counts, 1) / np.maximum(counts, 1).sum()
+    if not spread:
+        return Components(weights, clusters.cluster_centers_)
+    d, total = x.shape[1], np.diag(filled[order].var(0) + 1e-12)
+    groups = [filled[order][clusters.labels_ == j] for j in range(clusters.n_clusters)]
+    own = [(np.cov(mine.T, bias=True) if len(mine) > d else total).reshape(d, d) for mine in groups]
+    # Half of it may be noise; along no axis does a component start as an atom.
+    return Components(weights, clusters.cluster_centers_, np.array(own) / 2 + 0.05 * total)
+
+
+def _reject_scaled(x: NDArray) -> None:
+    """Reject samples that a scaler of scikit-learn has left: sigma would be in other units than X.
+
+    A scaler leaves exact traces in every column: mean 0 and variance 1, least 0 and largest 1, largest size 1,
+    or median 0 and quartiles 1 apart. A few rows rule most of that out before all are read.
+    """
+    few = np.asarray(x[:: max(1, len(x) // 1000)], np.float64)
+    for name, trace in _TRACES.items():
+        if trace(few, 0.5) and trace(np.asarray(x, np.float64), 1e-6):
+            raise ValueError(
+                f"X looks like the output of {name}, so that sigma is in other units than X: leave the "
+                "scaler out (the fit does not depend on units), or scale sigma too and set check_units=False"
             )
-            weights = np.bincount(clusters.labels_, minlength=clusters.n_clusters) / len(cleanest)
-            other = polish(z, sigma, Atoms(clusters.cluster_centers_, weights))
-            best = other if other.log_likelihood > best.log_likelihood else best
-        return best
 
 
-def _radius(z: Array, sigma: Array, k: int) -> float:
-    """Largest distance from the mean among the cleanest samples: half of an extreme atom's are beyond it."""
-    radius = float(np.linalg.norm(z[cleanest(sigma, _CLEANEST * k)], axis=1).max())
-    return radius if radius > 0 else 1.0
+def _is_zero(values: Array, tolerance: float) -> bool:
+    return bool((np.abs(values) < tolerance).all())
 
 
-def _refuse_bad_rows(x: NDArray, computed: Array) -> None:
-    """If `computed` is not finite: name the first sample that is not, or blame the size of the values."""
-    if not np.isfinite(computed).all():
-        bad = next((i for i, row in enumerate(x) if not np.isfinite(row).all()), None)
-        if bad is None:
-            raise ValueError("values are too large or too small to square: rescale X and sigma together")
-        raise ValueError(f"X[{bad}] holds NaN or infinity: remove or correct the sample")
+_TRACES = {
+    "StandardScaler": lambda x, near: _is_zero(x.mean(0), near) and _is_zero(x.std(0) - 1, near),
+    "MinMaxScaler": lambda x, near: _is_zero(x.min(0), near) and _is_zero(x.max(0) - 1, near),
+    "MaxAbsScaler": lambda x, near: _is_zero(np.abs(x).max(0) - 1, near),
+    "RobustScaler": lambda x, near: (
+        _is_zero(np.median(x, 0), near)
+        and _is_zero(np.subtract(*np.quantile(x, [0.75, 0.25], axis=0)) - 1, near)
+    ),
+}

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from assay.files import is_number, naming, write_whole
-from assay.mixture.bounds import check_sigma
 from assay.mixture.moments import Array, Atoms
+from assay.mixture.noise import check_sigma
 
 SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 
@@ -85,9 +85,10 @@ def write_samples(path: Path, x: Array, sigma: Array) -> None:
 def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = None) -> tuple[NDArray, Array]:
     """Samples (n, d) and their levels (n,) from a file; with `sigma` every column is data and has that level.
 
-    - npz: an array named like the sigma column, and one other array (n, d);
+    - npz: an array named like the sigma column, (n,), (n, d) or (n, d, d), and one other array (n, d);
     - npy: plain (n, d + 1), whose last column is sigma, or with named fields; it stays on disk as a memory-map;
-    - csv (with a header) and parquet: one column per feature and the sigma column.
+    - csv (with a header) and parquet: one column per feature and the sigma column, or a column per feature with
+      its noise, named sigma_ and the feature's name.
     """
     path = Path(path)
     match _suffix(path):
@@ -120,9 +121,14 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
             table = _pyarrow()[1].read_table(path)
             columns = {name: table[name].to_numpy() for name in table.column_names}
     if sigma is None and sigma_column not in columns:
-        raise ValueError(
-            f"{path} has no column {sigma_column!r}, only {', '.join(columns)}: name it or give sigma"
-        )
+        each = [name for name in columns if f"{sigma_column}_{name}" in columns]
+        if not each or 2 * len(each) != len(columns):
+            raise ValueError(
+                f"{path} has no column {sigma_column!r}, only {', '.join(columns)}: name it or give sigma"
+            )
+        # One level per feature: x0, x1, sigma_x0, sigma_x1.
+        levels = np.column_stack([columns.pop(f"{sigma_column}_{name}") for name in each])
+        return np.column_stack([columns[name] for name in each]), levels
     level = columns.pop(sigma_column, None) if sigma is None else None
     if not columns:
         raise ValueError(f"{path} holds noise levels and no samples")
@@ -130,7 +136,7 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
         raise ValueError(f"{path} holds several arrays of samples, {', '.join(columns)}: keep one, (n, d)")
     x = np.column_stack(list(columns.values()))
     level = np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
-    if level.shape != x.shape[:1]:
+    if level.ndim == 0 or len(level) != len(x):
         raise ValueError(f"{path} has {len(x)} samples, levels of shape {level.shape}: give one per sample")
     return x, level
 

@@ -56,13 +56,17 @@ class Subspace:
         return self.center + z @ self.basis.T
 
 
-def sum_over_chunks(x: NDArray, work: Callable[[slice, Array], tuple[Array, ...]]) -> tuple[Array, ...]:
+def sum_over_chunks(
+    x: NDArray, work: Callable[[slice, Array], tuple[Array, ...]], width: int = 1
+) -> tuple[Array, ...]:
     """One pass over `x` (n, d): the sums of what `work(rows, x[rows])` returns for chunks of rows.
+
+    `width` is how many numbers the work keeps for each row, if more than d.
 
     Chunks are small enough for the cache, too small to be worth splitting a product over threads: each thread
     takes chunks of its own instead, as many threads as the products were allowed.
     """
-    step = max(64, _CHUNK_VALUES // x.shape[1])
+    step = max(64, _CHUNK_VALUES // max(x.shape[1], width))
     slices = [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
 
     def share(mine: list[slice]) -> list[Array]:

@@ -1,0 +1,165 @@
+"""Gaussian noise that differs from sample to sample: isotropic, along the axes, or with a full covariance.
+
+What the likelihood needs of sample i with noise N(0, S_i) is its precision P_i = S_i^-1. In
+
+    log N(x_i; mu, S_i) = constant_i + [-x_i' P_i x_i / 2, P_i x_i, -P_i / 2] . [1, mu, mu mu']
+
+the sample enters by the first vector and the place mu by the second, so that the log-densities of many samples
+at many places are one matrix product, whatever the noise. A coordinate that was not observed has infinite
+variance: its precision is 0, and so is its share of everything.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from assay.mixture.moments import Array
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of n samples in d dimensions."""
+
+    precision: Array
+    """(n,) for isotropic noise, (n, d) for noise along the axes, or (n, d, d)."""
+    constant: Array
+    """(n,): log det P_i^(1/2) minus log (2 pi) / 2, over the coordinates that were observed."""
+    num_features: int
+
+    def __len__(self) -> int:
+        return len(self.precision)
+
+    def __getitem__(self, rows: slice | NDArray) -> "Noise":
+        return Noise(self.precision[rows], self.constant[rows], self.num_features)
+
+    def axis_precision(self) -> Array:
+        """The diagonals of the precisions: (n, d)."""
+        if self.precision.ndim == 3:
+            return np.asarray(np.einsum("naa->na", self.precision))
+        return np.broadcast_to(self.precision.reshape(len(self), -1), (len(self), self.num_features))
+
+    def matrices(self) -> Array:
+        """The precisions as matrices: (n, d, d)."""
+        if self.precision.ndim == 3:
+            return self.precision
+        return self.axis_precision()[:, :, None] * np.eye(self.num_features)
+
+    @property
+    def quadratics(self) -> Array:
+        """Symmetric matrices Q (s, d, d) such that mu' P_i mu is a combination of mu' Q_s mu for every i."""
+        units = np.eye(self.num_features)
+        if self.precision.ndim == 1:
+            return units[None]
+        pairs = _pairs(self.num_features) if self.precision.ndim == 3 else [(a, a) for a in range(len(units))]
+        return np.array([(np.outer(units[a], units[b]) + np.outer(units[b], units[a])) / 2 for a, b in pairs])
+
+    def features(self, x: Array) -> Array:
+        """The vectors of samples `x` (n, d) in the product above: (n, 1 + d + s)."""
+        if self.precision.ndim == 3:
+            linear = np.einsum("nab,nb->na", self.precision, x)
+            pairs = _pairs(self.num_features)
+            quadratic = np.stack([self.precision[:, a, b] * (1 + (a != b)) for a, b in pairs], axis=1)
+        else:
+            quadratic = self.precision.reshape(len(self), -1)
+            linear = quadratic * x
+        return np.concatenate([-0.5 * (x * linear).sum(1)[:, None], linear, -0.5 * quadratic], axis=1)
+
+    def places(self, mu: Array) -> Array:
+        """The vectors of places `mu` (m, d): (m, 1 + d + s)."""
+        quadratic = np.einsum("ma,sab,mb->ms", mu, self.quadratics, mu, optimize=True)
+        return np.concatenate([np.ones((len(mu), 1)), mu, quadratic], axis=1)
+
+    def slopes(self, mu: Array) -> Array:
+        """Derivatives of `places` with respect to mu: (m, 1 + d + s, d)."""
+        m, d = mu.shape
+        linear = np.broadcast_to(np.eye(d), (m, d, d))
+        quadratic = 2 * np.einsum("sab,mb->msa", self.quadratics, mu)
+        return np.concatenate([np.zeros((m, 1, d)), linear, quadratic], axis=1)
+
+
+def _pairs(d: int) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(d) for b in range(a, d)]
+
+
+def isotropic(sigma: Array, num_features: int) -> Noise:
+    """Noise of one level per sample, `sigma` (n,) > 0."""
+    constant = -num_features * (np.log(sigma) + 0.5 * math.log(2 * math.pi))
+    return Noise(sigma**-2.0, constant, num_features)
+
+
+def along_axes(sigma: Array) -> Noise:
+    """Noise of one level per sample and coordinate, `sigma` (n, d) > 0; infinite where nothing was observed."""
+    seen = np.isfinite(sigma)
+    logs = np.log(np.where(seen, sigma, 1.0)) + 0.5 * math.log(2 * math.pi) * seen
+    return Noise(np.where(seen, sigma, np.inf) ** -2.0, -logs.sum(1), sigma.shape[1])
+
+
+def with_covariance(covariance: Array) -> Noise:
+    """Noise of covariance S_i, (n, d, d); an infinite variance marks a coordinate that was not observed."""
+    d = covariance.shape[1]
+    seen = np.isfinite(np.einsum("naa->na", covariance))
+    both = seen[:, :, None] & seen[:, None, :]
+    # An unobserved coordinate is given variance 1 and no covariance, inverted along, and then taken out.
+    known = np.where(both, covariance, np.eye(d))
+    precision = np.where(both, np.linalg.inv(known), 0.0)
+    constant = -0.5 * np.linalg.slogdet(known)[1] - 0.5 * math.log(2 * math.pi) * seen.sum(1)
+    return Noise((precision + precision.swapaxes(1, 2)) / 2, constant, d)
+
+
+def read_sigma(sigma: ArrayLike, num_samples: int, num_features: int) -> Array:
+    """The noise of samples as given: (n,) levels, (n, d) levels along the axes, or (n, d, d) covariances.
+
+    One number is the level of every sample; levels that are the same along all axes are isotropic. Rejects what
+    is no noise, with the first sample at fault.
+    """
+    values = np.asarray(sigma, np.float64)
+    if values.ndim == 0:
+        values = np.full(num_samples, values)
+    shapes = {1: (num_samples,), 2: (num_samples, num_features), 3: (num_samples, num_features, num_features)}
+    if values.shape != shapes.get(values.ndim):
+        raise ValueError(
+            f"X has {num_samples} samples in {num_features} dimensions, sigma has shape {values.shape}: give a "
+            "level per sample (n,), per sample and coordinate (n, d), or covariances (n, d, d)"
+        )
+    if values.ndim == 1:
+        return check_sigma(values)
+    levels = values if values.ndim == 2 else np.einsum("naa->na", values)
+    bad = np.isnan(values).reshape(num_samples, -1).any(1) | (levels < 0).any(1) | np.isinf(levels).all(1)
+    if values.ndim == 3:
+        seen = np.isfinite(levels)
+        known = np.where(seen[:, :, None] & seen[:, None], values, np.eye(num_features))
+        scale = np.maximum(np.abs(known).max((1, 2)), np.finfo(float).tiny)
+        off = np.abs(known - known.swapaxes(1, 2)).max((1, 2)) > 1e-8 * scale
+        bad |= off | (np.linalg.eigvalsh(np.nan_to_num(known))[:, 0] < -1e-8 * scale)
+    if bad.any():
+        first = int(bad.argmax())
+        raise ValueError(
+            f"sigma[{first}] = {values[first].tolist()}: levels are >= 0, covariances symmetric without "
+            "negative eigenvalues, and at least one coordinate of a sample is observed (infinite: not observed)"
+        )
+    if values.ndim == 2 and (values == values[:, :1]).all():
+        return check_sigma(values[:, 0])
+    return values
+
+
+def check_sigma(sigma: ArrayLike) -> Array:
+    """Noise levels as a float64 vector; rejects none at all, negative ones, NaN and infinity."""
+    level = np.atleast_1d(np.asarray(sigma, np.float64))
+    if level.ndim != 1 or len(level) == 0:
+        raise ValueError(f"sigma has shape {np.shape(sigma)}; expected one noise level per sample")
+    bad = ~(np.isfinite(level) & (level >= 0))
+    if bad.any():
+        first = int(bad.argmax())
+        raise ValueError(f"sigma[{first}] = {level[first]}: a noise level is finite and >= 0")
+    return level
+
+
+def make_noise(sigma: Array, num_features: int, least: float) -> Noise:
+    """The noise that `read_sigma` returned, with levels raised to `least`: every precision is then finite."""
+    if sigma.ndim == 1:
+        return isotropic(np.maximum(sigma, least), num_features)
+    if sigma.ndim == 2:
+        return along_axes(np.maximum(sigma, least))
+    return with_covariance(sigma + least**2 * np.eye(num_features))

@@ -1,0 +1,214 @@
+"""A fitted mixture: denoising, labels, scores, draws; any noise; choosing k; scikit-learn's rules."""
+
+import warnings
+
+import numpy as np
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from assay.mixture import NoisyMixture
+from assay.mixture.distance import wasserstein
+from assay.mixture.moments import Atoms
+from assay.mixture.samples import simulate
+
+TRUTH = Atoms(np.array([[-2.0, 0.0], [1.0, 1.5], [1.5, -2.0]]), np.array([0.5, 0.3, 0.2]))
+
+
+def instance(seed: int = 0, n: int = 3000) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    sigma = rng.uniform(0.2, 1.2, n)
+    return simulate(TRUTH, sigma, rng), sigma
+
+
+def fitted(**options) -> tuple[NoisyMixture, np.ndarray, np.ndarray]:
+    x, sigma = instance()
+    return NoisyMixture(3, random_state=0, **options).fit(x, sigma=sigma), x, sigma
+
+
+def test_answers_agree_with_bayes_rule() -> None:
+    model, x, sigma = fitted()
+    distance = ((x[:, None] - model.means_) ** 2).sum(-1)
+    density = model.weights_ * np.exp(-distance / (2 * sigma[:, None] ** 2)) / (2 * np.pi * sigma[:, None] ** 2)
+    total = density.sum(1)
+    np.testing.assert_allclose(model.score_samples(x, sigma=sigma), np.log(total))
+    assert model.score(x, sigma=sigma) == pytest.approx(np.log(total).mean())
+    posterior = density / total[:, None]
+    np.testing.assert_allclose(model.predict_proba(x, sigma=sigma), posterior, atol=1e-12)
+    np.testing.assert_array_equal(model.predict(x, sigma=sigma), posterior.argmax(1))
+    np.testing.assert_allclose(model.posterior_mean(x, sigma=sigma), posterior @ model.means_, atol=1e-12)
+    # One number stands for all, and cleaner samples are trusted more.
+    np.testing.assert_allclose(
+        model.posterior_mean(x, sigma=1e-3)[:50], model.means_[model.predict(x, sigma=1e-3)[:50]]
+    )
+
+
+def test_denoising_beats_the_samples() -> None:
+    rng = np.random.default_rng(1)
+    model, _, _ = fitted()
+    label = rng.choice(3, 2000, p=TRUTH.weights)
+    sigma = rng.uniform(0.2, 1.2, 2000)
+    x = TRUTH.atoms[label] + sigma[:, None] * rng.normal(size=(2000, 2))
+    denoised = model.posterior_mean(x, sigma=sigma)
+    assert ((denoised - TRUTH.atoms[label]) ** 2).mean() < 0.2 * ((x - TRUTH.atoms[label]) ** 2).mean()
+
+
+def test_draws_are_from_the_mixture() -> None:
+    model, _, _ = fitted()
+    x, label = model.sample(4000)
+    np.testing.assert_array_equal(x, model.means_[label])
+    np.testing.assert_allclose(np.bincount(label) / 4000, model.weights_, atol=0.03)
+    noisy, label = model.sample(4000, sigma=0.5)
+    assert (noisy - model.means_[label]).std() == pytest.approx(0.5, rel=0.05)
+    with pytest.raises(ValueError, match="at least one"):
+        model.sample(0)
+
+
+def test_standard_errors_cover_the_truth() -> None:
+    covered = []
+    for seed in range(20):
+        x, sigma = instance(seed, 1500)
+        model = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
+        means, weights = model.standard_errors(x, sigma=sigma)
+        order = [int(np.linalg.norm(TRUTH.atoms - mean, axis=1).argmin()) for mean in model.means_]
+        covered.append(np.abs(model.means_ - TRUTH.atoms[order]) < 2 * means)
+        covered.append(np.abs(model.weights_ - TRUTH.weights[order])[:, None] < 2 * weights[:, None])
+    share = np.concatenate([part.ravel() for part in covered]).mean()
+    assert 0.88 < share < 0.99
+
+
+# any noise -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["axes", "covariance", "missing"])
+def test_atoms_under_any_noise(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    n = 3000
+    y = TRUTH.atoms[rng.choice(3, n, p=TRUTH.weights)]
+    if kind == "covariance":
+        root = rng.normal(size=(n, 2, 2)) / 2
+        sigma = root @ root.swapaxes(1, 2) + 0.05 * np.eye(2)
+        x = y + np.einsum("nab,nb->na", np.linalg.cholesky(sigma), rng.normal(size=(n, 2)))
+    else:
+        sigma = rng.uniform(0.2, 1.2, (n, 2))
+        x = y + sigma * rng.normal(size=(n, 2))
+    if kind == "missing":
+        gone = np.arange(n) % 3
+        sigma = np.where(gone[:, None] == [1, 2], np.inf, sigma)
+        x = np.where(np.isinf(sigma), np.nan, x)
+    model = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
+    assert wasserstein(model.mixture_, TRUTH) < 0.1
+    denoised = model.posterior_mean(x, sigma=sigma)
+    # What was not observed is filled in from the other coordinate: better than by the mean, whose error is 2.
+    assert np.isfinite(denoised).all() and ((denoised - y) ** 2).mean() < 0.6
+    assert model.predict_proba(x, sigma=sigma).sum(1) == pytest.approx(1)
+
+
+def test_a_level_per_coordinate_that_is_the_same_is_isotropic() -> None:
+    x, sigma = instance()
+    one = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
+    two = NoisyMixture(3, random_state=0).fit(x, sigma=np.tile(sigma[:, None], 2))
+    np.testing.assert_array_equal(one.means_, two.means_)
+    matrices = sigma[:, None, None] ** 2 * np.eye(2)
+    three = NoisyMixture(3, random_state=0).fit(x, sigma=matrices)
+    assert wasserstein(one.mixture_, three.mixture_) < 0.01
+
+
+def test_components_with_covariances() -> None:
+    rng = np.random.default_rng(4)
+    n = 6000
+    covariances = np.array([[[0.8, 0.3], [0.3, 0.4]], [[0.2, 0.0], [0.0, 1.0]]])
+    means, label = np.array([[-2.0, 0.0], [2.0, 1.0]]), rng.choice(2, n, p=[0.7, 0.3])
+    y = means[label] + np.einsum("nab,nb->na", np.linalg.cholesky(covariances)[label], rng.normal(size=(n, 2)))
+    sigma = rng.uniform(0.3, 1.5, n)
+    x = y + sigma[:, None] * rng.normal(size=(n, 2))
+    model = NoisyMixture(2, covariance="full", random_state=0).fit(x, sigma=sigma)
+    np.testing.assert_allclose(model.means_, means, atol=0.12)
+    np.testing.assert_allclose(model.covariances_, covariances, atol=0.15)
+    np.testing.assert_allclose(model.weights_, [0.7, 0.3], atol=0.03)
+    drawn, label = model.sample(20_000)
+    np.testing.assert_allclose(np.cov(drawn[label == 0].T), model.covariances_[0], atol=0.05)
+    denoised = model.posterior_mean(x, sigma=sigma)
+    assert ((denoised - y) ** 2).mean() < 0.6 * ((x - y) ** 2).mean()
+    assert model.conditions_ == []  # the theorem speaks of atoms
+
+
+# the number of atoms ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d, k", [(1, 1), (1, 3), (2, 3), (6, 2)])
+def test_number_of_atoms_is_chosen(d: int, k: int) -> None:
+    rng = np.random.default_rng(d + k)
+    atoms = 3 * np.eye(max(k, d))[:k, :d] if d > 1 else 3 * np.arange(k)[:, None]
+    truth = Atoms(atoms, np.full(k, 1 / k))
+    sigma = rng.uniform(0.3, 1.5, 4000)
+    model = NoisyMixture(None, random_state=0).fit(simulate(truth, sigma, rng), sigma=sigma)
+    assert len(model.means_) == k and wasserstein(model.mixture_, truth) < 0.15
+    best = max(model.evidence_, key=lambda row: row.penalised)
+    assert best.num_atoms == k and best.probability > 0.9
+    assert sum(row.probability for row in model.evidence_) == pytest.approx(1)
+    # The certificate: no number of atoms has a higher likelihood than the nonparametric estimate.
+    assert (
+        max(row.log_likelihood for row in model.evidence_)
+        <= model.npmle_.log_likelihood + model.npmle_.gap + 1e-6
+    )
+
+
+def test_choosing_needs_a_grid() -> None:
+    x, sigma = np.zeros((50, 4)), np.random.default_rng(0).uniform(1, 2, (50, 4))
+    with pytest.raises(ValueError, match="at most 3 dimensions"):
+        NoisyMixture(None).fit(x, sigma=sigma)
+    with pytest.raises(ValueError, match="covariance = 'full'"):
+        NoisyMixture(None, covariance="full").fit(x, sigma=1.0)
+    with pytest.raises(ValueError, match="'zero' or 'full'"):
+        NoisyMixture(2, covariance="diagonal").fit(x, sigma=1.0)  # type: ignore[arg-type]
+
+
+# scikit-learn ----------------------------------------------------------------------------------------
+
+# check_estimator calls `fit(X)`: the noise of all samples is given when the estimator is made. What is left are
+# checks that a required sigma makes impossible, each with its reason.
+EXCEPTIONS: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}])
+def test_scikit_learns_own_checks(options: dict) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator = NoisyMixture(2, sigma=0.5, check_units=False, random_state=0, **options)
+        results = check_estimator(estimator, expected_failed_checks=EXCEPTIONS, on_fail=None)
+    failed = {row["check_name"]: str(row["exception"])[:300] for row in results if row["status"] == "failed"}
+    assert not failed, failed
+
+
+def test_sigma_passes_through_pipelines_and_searches() -> None:
+    x, sigma = instance(n=600)
+    with sklearn.config_context(enable_metadata_routing=True):
+        mixture = NoisyMixture(3, random_state=0).set_fit_request(sigma=True).set_score_request(sigma=True)
+        mixture.set_predict_request(sigma=True)
+        pipeline = make_pipeline(FunctionTransformer(), mixture).fit(x, sigma=sigma)
+        plain = clone(mixture).fit(x, sigma=sigma)
+        np.testing.assert_array_equal(pipeline[-1].means_, plain.means_)
+        assert pipeline.score(x, sigma=sigma) == plain.score(x, sigma=sigma)
+        np.testing.assert_array_equal(pipeline.predict(x, sigma=sigma), plain.predict(x, sigma=sigma))
+        search = GridSearchCV(mixture, {"n_components": [1, 2, 3]}, cv=3).fit(x, sigma=sigma)
+        assert search.best_params_ == {"n_components": 3}
+    with pytest.raises(ValueError, match="set_fit_request"):
+        make_pipeline(FunctionTransformer(), NoisyMixture(3)).fit(x)
+
+
+@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler(), MaxAbsScaler(), RobustScaler()])
+def test_a_scaler_in_front_is_rejected(scaler) -> None:
+    x, sigma = instance(n=600)
+    with pytest.raises(ValueError, match=f"{type(scaler).__name__}.*leave the scaler out"):
+        make_pipeline(scaler, NoisyMixture(3)).fit(x, noisymixture__sigma=sigma)
+    scaled = scaler.fit_transform(x)
+    scale = 1 / scaler.scale_ if isinstance(scaler, MinMaxScaler) else scaler.scale_
+    both = NoisyMixture(3, random_state=0, check_units=False).fit(scaled, sigma=sigma[:, None] / scale)
+    plain = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
+    back = Atoms(scaler.inverse_transform(both.means_), both.weights_)
+    assert wasserstein(back, plain.mixture_) < 0.05
