@@ -78,8 +78,44 @@ def test_rates_draws_its_picture(tmp_path: Path) -> None:
         assert picture.width > 500
     options = ["--sigma", 1.2, "--num-samples", "100,400", "--num-repeats", 2, "--out", out, "-d", 4]
     said = run("rates", *options, "--csv", tmp_path / "rates.csv")
-    assert "sigma^4 = 2.1" in said and "d = 4 .. 32" in said and "0.250 in d" in said
+    assert "sigma^4 = 2.07" in said and "d = 4 .. 32" in said and "0.250 in d" in said
     assert "curve,num_samples,error,standard_error" in (tmp_path / "rates.csv").read_text()
+
+
+def test_worth_draws_its_curve(tmp_path: Path) -> None:
+    out = tmp_path / "worth.png"
+    said = run("worth", "--sigma", "1.5,2", "--num-samples", "100,400", "--num-repeats", 5, "--out", out)
+    assert "sigma^6" in said and "11.4" in said and " to " in said and "sigma^4" in said
+    with Image.open(out) as picture:
+        assert picture.width > 500
+
+
+def test_number_of_atoms_is_chosen_with_its_evidence(tmp_path: Path) -> None:
+    samples, result = tmp_path / "s.csv", tmp_path / "fit.json"
+    run("simulate", samples, "--atoms", "0;6", "-n", 2000, "--sigma", 2)
+    said = run("fit", samples, "--json", result)
+    assert "duality gap" in said and "probability" in said and "±" in said
+    assert len(read_mixture(result).weights) == 2
+    assert max(json.loads(result.read_text())["evidence"], key=lambda row: row["probability"])["num_atoms"] == 2
+
+
+def test_noise_per_feature_and_missing_values(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    label, sigma = rng.integers(2, size=400), rng.uniform(0.3, 1, (400, 2))
+    x = 5 * label[:, None] * [1, 0] + sigma * rng.normal(size=(400, 2))
+    sigma[::5, 1] = np.inf
+    table = np.column_stack([x, sigma])
+    path = tmp_path / "s.csv"
+    np.savetxt(path, table, delimiter=",", header="a,b,sigma_b,sigma_a", comments="")
+    read, levels = read_samples(path)
+    np.testing.assert_array_equal(levels, sigma[:, ::-1])
+    np.savez(tmp_path / "s.npz", x=x, sigma=sigma)
+    said = run("fit", tmp_path / "s.npz", "--k", 2, "--json", tmp_path / "fit.json")
+    assert "noise 0.3" in said and "to inf" in said
+    np.testing.assert_allclose(np.sort(read_mixture(tmp_path / "fit.json").atoms[:, 0]), [0, 5], atol=0.2)
+    said = run("fit", tmp_path / "s.npz", "--k", 2, "--covariance", "--json", tmp_path / "fit.json")
+    assert "mean" in said and len(json.loads((tmp_path / "fit.json").read_text())["covariances"]) == 2
+    assert read.shape == (400, 2)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from scipy.stats import wasserstein_distance
 from assay.mixture import NoisyMixture, bounds
 from assay.mixture.distance import sliced_wasserstein, wasserstein, wasserstein_line
 from assay.mixture.moments import Atoms, denoised_moments, moment_weights, project_moments, quadrature
-from assay.mixture.rates import Curve, line_errors, measure_rates, separated, worst_case
+from assay.mixture.rates import (
+    draw_curve,
+    hard_errors,
+    line_errors,
+    measure_rates,
+    measure_worth,
+    separated,
+)
 from assay.mixture.samples import simulate, two_levels
 from assay.mixture.search import sphere_net
 
@@ -182,26 +189,26 @@ def test_worst_case_exponent() -> None:
     """Hard pairs, k = 2: within 20 % of 1 / (4k - 2)."""
     rng = np.random.default_rng(0)
     sizes = [300, 1000, 3000, 10_000, 30_000]
-    errors, deviations = np.transpose([worst_case(2, np.ones(n), 150, rng) for n in sizes])
-    assert (deviations < 0.1 * errors).all()
-    curve = Curve("worst", np.array(sizes, float), np.array(errors), 1 / 6)
+    curve = draw_curve("worst", sizes, [hard_errors(2, np.ones(n), 150, rng) for n in sizes], 1 / 6)
+    assert (curve.standard_error < 0.1 * curve.error).all()
     assert curve.slope == pytest.approx(1 / 6, rel=0.2)
-    assert curve.samples_for(errors[2]) == pytest.approx(3000, rel=0.5)
+    assert curve.samples_for(float(curve.error[2])) == pytest.approx(3000, rel=0.5)
 
 
 def test_parametric_exponent_when_atoms_are_apart() -> None:
     rng = np.random.default_rng(1)
     sizes = [300, 1000, 3000, 10_000]
-    errors = [line_errors(separated(2), np.ones(1), np.ones(n), 150, rng, 9.0).mean() for n in sizes]
-    assert Curve("easy", np.array(sizes, float), np.array(errors), 0.5).slope == pytest.approx(0.5, rel=0.2)
+    draws = [line_errors(separated(2), np.ones(1), np.ones(n), 150, rng, 9.0) for n in sizes]
+    assert draw_curve("easy", sizes, draws, 0.5).slope == pytest.approx(0.5, rel=0.2)
 
 
 def test_exchange_rate_follows_the_theory() -> None:
     """sigma^(4k-2) noisy samples replace a clean one within a factor of 3, which is 20 % of error (3^(1/6))."""
     shares: list[float] = []
     result = measure_rates(2, 1.6, 0.2, (300, 1000, 3000), 60, progress=shares.append)
-    assert result.theory_exchange == pytest.approx(1.6**6)
-    assert 1 / 3 < result.measured_exchange / result.theory_exchange < 3
+    assert result.exchange.inside == pytest.approx(1.6**6)
+    assert 1 / 3 < result.exchange.measured / result.exchange.inside < 3
+    assert result.exchange.low < result.exchange.measured < result.exchange.high
     assert [curve.theory_slope for curve in result.curves] == [1 / 6] * 3 + [0.5]
     assert shares[-1] == 1 and (np.diff(shares) > 0).all()
 
@@ -230,5 +237,27 @@ def test_subspace_term_grows_with_the_fourth_root_of_the_dimension() -> None:
     assert result.dimension.num_samples.tolist() == [8, 16, 32, 64]
     assert [curve.theory_slope for curve in result.curves] == [0.25] * 3
     assert result.curves[0].slope == pytest.approx(0.25, abs=0.1)
-    assert result.theory_exchange == pytest.approx(1.5**4)
-    assert 0.4 < result.measured_exchange / result.theory_exchange < 2.5
+    assert result.exchange.subspace == pytest.approx(1.5**4)
+    assert 0.4 < result.exchange.measured / result.exchange.subspace < 2.5
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_worth_lies_between_the_exponents(d: int) -> None:
+    """On a line it follows sigma^(4k-2); in space it may be as little as sigma^4."""
+    shares: list[float] = []
+    sizes = (300, 1000, 3000) if d == 1 else (200, 800)
+    (row,) = measure_worth(2, [1.5], d, sizes, 60 if d == 1 else 6, progress=shares.append)
+    assert (row.subspace, row.inside) == (pytest.approx(1.5**4), pytest.approx(1.5**6))
+    assert row.low <= row.measured <= row.high and shares[-1] == 1
+    assert 1 / 3 < row.measured / row.inside < 3 if d == 1 else 1 < row.measured < 100
+
+
+def test_draws_give_standard_errors_and_new_curves() -> None:
+    rng = np.random.default_rng(0)
+    draws = [scale * rng.gamma(4, size=(400, 3)) * [0.1, 1.0, 0.2] for scale in (2.0, 1.0)]
+    curve = draw_curve("c", [100, 1600], draws, 0.25)
+    np.testing.assert_allclose(curve.error, [draw[:, 1].mean() for draw in draws])
+    np.testing.assert_allclose(curve.standard_error, [draw[:, 1].std() / np.sqrt(399) for draw in draws])
+    again = np.array([curve.redrawn(rng).error for _ in range(200)])
+    np.testing.assert_allclose(again.std(0), curve.standard_error, rtol=0.2)
+    assert curve.slope == pytest.approx(0.25, abs=0.05)

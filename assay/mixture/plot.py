@@ -1,32 +1,51 @@
-"""The picture of a rates experiment."""
+"""Pictures of the theory's experiments."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from assay.figure import COLOURS, Panel, Series
-from assay.mixture.rates import Curve, Rates
+from assay.mixture.rates import Curve, Exchange, Rates
 
 
 def rates_panels(rates: Rates) -> list[Panel]:
     """Error against numbers of samples and of dimensions, with the theory's slope (dashed) for each curve."""
-    measured, theory = rates.measured_exchange, rates.theory_exchange
-    title = f"{measured:,.0f} noisy samples replace a clean one (theory: {theory:,.0f})"
-    panels = [_panel(rates.curves, title, "samples, n")]
+    rate = rates.exchange
+    theory = rate.inside if rates.dimension is None else rate.subspace
+    title = f"{rate.measured:,.3g} noisy samples replace a clean one (theory: {theory:,.3g})"
+    panels = [_curves(rates.curves, title, "samples, n")]
     if rates.dimension is not None:
-        panels.append(_panel([rates.dimension], "The price of the dimension", "dimension, d"))
+        panels.append(_curves([rates.dimension], "The price of the dimension", "dimension, d"))
     return panels
 
 
-def _panel(curves: list[Curve], title: str, label: str) -> Panel:
+def _curves(curves: list[Curve], title: str, label: str) -> Panel:
     panel = Panel(title, label, "W1 error (dashed: slope of the theory)", log_x=True, log_y=True)
     for which, curve in enumerate(curves):
         size, error, colour = curve.num_samples, curve.error, COLOURS[which % len(COLOURS)]
         expected = np.exp(np.log(error).mean() - curve.theory_slope * (np.log(size) - np.log(size).mean()))
-        deviation = np.zeros(len(size)) if curve.standard_error is None else curve.standard_error
+        low, high = error - curve.standard_error, error + curve.standard_error
         panel.series.extend(
             [
                 Series(f"{curve.name}: {label[-1]}^{-curve.slope:.3f}", "line", size, error, colour=colour),
-                Series("", "bars", size, error, error - deviation, error + deviation, colour=colour, width=1.0),
+                Series("", "bars", size, error, low, high, colour=colour, width=1.0),
                 Series("", "dashed", size, expected, colour=colour, width=1.0),
             ]
         )
+    return panel
+
+
+def worth_panel(worth: Sequence[Exchange], k: int, num_features: int) -> Panel:
+    """Noisy samples that replace a clean one, against their noise: measured, and the theorem's exponents."""
+    title = f"How many noisy samples replace a clean one (k = {k}, d = {num_features})"
+    panel = Panel(
+        title, "noise, in units of the clean samples' noise", "noisy per clean", log_x=True, log_y=True
+    )
+    sigma, measured, low, high = np.transpose([[w.sigma, w.measured, w.low, w.high] for w in worth])
+    fine = np.geomspace(1, sigma.max(), 50)
+    panel.series.append(Series("measured, with 90 % intervals", "bars", sigma, measured, low, high))
+    inside = f"theorem, telling atoms apart: sigma^{4 * k - 2}"
+    panel.series.append(Series(inside, "dashed", fine, fine ** (4 * k - 2), colour=COLOURS[1]))
+    if num_features > 1:
+        panel.series.append(Series("theorem, subspace: sigma^4", "dashed", fine, fine**4, colour=COLOURS[2]))
     return panel
