@@ -1,7 +1,7 @@
 """Learning mixtures from samples of unequal noise: Assay beside its peers, in one run.
 
     python bench/mixture.py            all parts
-    python bench/mixture.py packages   one of: packages, em, million, growth
+    python bench/mixture.py packages   one of: packages, em, million, growth, npmle, covariances
 
 Times are ratios measured in the same run, beside the W1 error of each method. Instances: k = 3 atoms at
 distance 2 (overlapping) or 8 (well separated) from the origin in random directions, 10 % of the samples with
@@ -11,6 +11,7 @@ own, with a limit on time and memory, and what it says when it fails is printed.
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,12 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from scipy.special import logsumexp
 from sklearn.cluster import KMeans
 
+from assay.mixture.deconvolve import Components, log_joint
 from assay.mixture.distance import wasserstein
 from assay.mixture.likelihood import _pass_in_space
 from assay.mixture.model import NoisyMixture
 from assay.mixture.moments import Atoms
+from assay.mixture.noise import along_axes, isotropic
+from assay.mixture.npmle import npmle
 from assay.mixture.samples import simulate, two_levels
 
 SEPARATIONS = {"overlapping": 2.0, "separated": 8.0}
@@ -192,12 +197,184 @@ def growth() -> None:
         print(f"time against {name}: {shown}; exponent {slope:.2f}", flush=True)
 
 
-PARTS = {"packages": packages, "em": em_from_kmeans, "million": million, "growth": growth}
+def line_instance(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Samples on a line of a smooth distribution, each with its own noise between 0.5 and 2."""
+    rng = np.random.default_rng(seed)
+    sigma = rng.uniform(0.5, 2, n)
+    return (2 * rng.normal(size=n) + sigma * rng.normal(size=n))[:, None], sigma
+
+
+def kernel(x: np.ndarray, sigma: np.ndarray, places: np.ndarray) -> np.ndarray:
+    noise = isotropic(sigma, x.shape[1])
+    return np.exp(noise.features(x) @ noise.places(places).T + noise.constant[:, None])
+
+
+def describe(
+    x: np.ndarray, sigma: np.ndarray, places: np.ndarray, weights: np.ndarray, table: np.ndarray
+) -> str:
+    """Log-likelihood per sample of a mixture, and its duality gap over the columns of `table`."""
+    weights = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
+    density = kernel(x, sigma, places) @ weights
+    gap = np.log(((1 / density) @ table).max() / len(x))
+    return f"log-likelihood / n {np.log(density).mean():.9f}   gap / n {gap:.1e}"
+
+
+MIXSQP = """
+suppressMessages(library(mixsqp))
+a <- commandArgs(TRUE); n <- as.integer(a[2]); m <- as.integer(a[3])
+L <- matrix(readBin(a[1], "double", n * m), n, m)
+t <- system.time(fit <- mixsqp(L, control = list(verbose = FALSE)))
+writeBin(c(t[["user.self"]] + t[["sys.self"]], fit$x), a[4])
+"""
+
+
+def run_mixsqp(table: np.ndarray) -> tuple[float, np.ndarray]:
+    """CPU seconds and weights of R's mixsqp; the matrix of densities is made for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("table", "found", "run.R")]
+        np.asfortranarray(table).T.tofile(paths[0])
+        paths[2].write_text(MIXSQP)
+        sizes = [str(size) for size in table.shape]
+        subprocess.run(["Rscript", paths[2], paths[0], *sizes, paths[1]], check=True, capture_output=True)
+        answer = np.fromfile(paths[1])
+    return float(answer[0]), answer[1:]
+
+
+def peer_npeb(path: str) -> None:
+    """The child: npeb on a fixed grid, with cvxpy's solver."""
+    from npeb import GLMixture
+
+    with np.load(path) as stored:
+        x, sigma, places = stored["x"], stored["sigma"], stored["places"]
+    model = GLMixture(prec_type="diagonal", atoms_init=places)
+    start = time.process_time()
+    model.fit(x, sigma[:, None] ** -2, max_iter_em=0, row_condition=True, score_every=None)
+    seconds = time.process_time() - start
+    np.savez(path, atoms=model.atoms, weights=model.weights, seconds=seconds)
+
+
+def nonparametric() -> None:
+    """The nonparametric estimate beside R's mixsqp and npeb on one grid, and alone at a million samples."""
+    for n, m, peers in ((20_000, 400, ["mixsqp"]), (1_000, 100, ["mixsqp", "npeb"])):
+        x, sigma = line_instance(n)
+        axis = np.linspace(x.min(), x.max(), m)
+        places, table = axis[:, None], kernel(x, sigma, axis[:, None])
+        print(f"n = {n:,}, {m} places on a line (seconds of CPU)")
+        start = time.process_time()
+        found = npmle(x, isotropic(sigma, 1), [axis], free=False)
+        ours = time.process_time() - start
+        line = describe(x, sigma, found.mixture.atoms, found.mixture.weights, table)
+        print(f"  {'assay':10} {ours:8.2f} s   {line}")
+        start = time.process_time()
+        free = npmle(x, isotropic(sigma, 1))
+        seconds = time.process_time() - start
+        line = describe(x, sigma, free.mixture.atoms, free.mixture.weights, table)
+        print(
+            f"  {'free atoms':10} {seconds:8.2f} s   {line}, everywhere {free.gap_everywhere / n:.1e}",
+            flush=True,
+        )
+        for peer in peers:
+            if peer == "mixsqp":
+                if shutil.which("Rscript") is None:
+                    print("  mixsqp     needs R: apt-get install r-cran-mixsqp")
+                    continue
+                theirs, weights = run_mixsqp(table)
+                atoms = places
+            else:
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / "samples.npz"
+                    np.savez(path, x=x, sigma=sigma, places=places)
+                    command = [sys.executable, __file__, "peer_npeb", str(path)]
+                    subprocess.run(command, check=True, capture_output=True, timeout=600)
+                    with np.load(path) as stored:
+                        atoms, weights, theirs = stored["atoms"], stored["weights"], float(stored["seconds"])
+            line = describe(x, sigma, atoms, weights, table)
+            print(f"  {peer:10} {theirs:8.2f} s   {line}   assay is {theirs / ours:,.0f}x faster", flush=True)
+    for d in (1, 2, 3):
+        seconds = []
+        for n in (100_000, 1_000_000):
+            rng = np.random.default_rng(0)
+            sigma = rng.uniform(0.5, 2, n)
+            x = simulate(Atoms(3 * rng.normal(size=(5, d)), np.full(5, 0.2)), sigma, rng)
+            start = time.perf_counter()
+            found = npmle(x, isotropic(sigma, d))
+            seconds.append(time.perf_counter() - start)
+            print(
+                f"n = {n:,}, d = {d}, 10,000 places and free atoms: {seconds[-1]:.1f} s, gap / n "
+                f"{found.gap / n:.1e}, {len(found.mixture.weights)} atoms",
+                flush=True,
+            )
+        print(f"  exponent of the time in n: {np.log10(seconds[1] / seconds[0]):.2f}")
+
+
+def covariances() -> None:
+    """Components with covariances under noise that differs by sample and coordinate, at equal likelihood."""
+    rng = np.random.default_rng(0)
+    n, d, k = 2000, 3, 3
+    means, root = 2.5 * rng.normal(size=(k, d)), rng.normal(size=(k, d, d)) / 2
+    label = rng.choice(k, n, p=[0.5, 0.3, 0.2])
+    deviation = rng.uniform(0.2, 1.0, (n, d))
+    x = (
+        means[label]
+        + np.einsum("nab,nb->na", root[label], rng.normal(size=(n, d)))
+        + deviation * rng.normal(size=(n, d))
+    )
+    matrices = deviation[:, :, None] ** 2 * np.eye(d)
+    noise = along_axes(deviation)
+
+    def height(weights: np.ndarray, centres: np.ndarray, spread: np.ndarray) -> float:
+        return float(logsumexp(log_joint(x, noise, Components(weights, centres, spread)), axis=1).mean())
+
+    start = time.process_time()
+    model = NoisyMixture(k, covariance="full", random_state=0).fit(x, sigma=deviation)
+    ours = time.process_time() - start
+    print(f"n = {n:,}, d = {d}, k = {k}, covariances (seconds of CPU)")
+    mine = height(model.weights_, model.means_, model.covariances_)
+    print(f"  {'assay':10} {ours:8.2f} s   log-likelihood / n {mine:.6f}", flush=True)
+
+    def pygmmis_fit() -> tuple:
+        import pygmmis
+
+        gmm = pygmmis.GMM(K=k, D=d)
+        pygmmis.fit(gmm, x, covar=matrices, init_method="kmeans", tol=1e-6, rng=np.random.RandomState(0))
+        return np.asarray(gmm.amp), np.asarray(gmm.mean), np.asarray(gmm.covar)
+
+    def astroml_fit() -> tuple:
+        from astroML.density_estimation import XDGMM
+
+        xd = XDGMM(k, max_iter=1000, tol=1e-6, random_state=0).fit(x, matrices)
+        return xd.alpha, xd.mu, xd.V
+
+    for name, run in {"pygmmis": pygmmis_fit, "astroML": astroml_fit}.items():
+        start = time.process_time()
+        try:
+            found = run()
+        except Exception as error:  # a benchmark tells what a peer says when it fails
+            print(f"  {name:10} failed: {error}")
+            continue
+        seconds = time.process_time() - start
+        print(
+            f"  {name:10} {seconds:8.2f} s   log-likelihood / n {height(*found):.6f}   "
+            f"assay is {seconds / ours:,.1f}x faster",
+            flush=True,
+        )
+
+
+PARTS = {
+    "packages": packages,
+    "em": em_from_kmeans,
+    "million": million,
+    "growth": growth,
+    "npmle": nonparametric,
+    "covariances": covariances,
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if sys.argv[1:2] == ["peer"]:
         peer_process(*sys.argv[2:])
+    elif sys.argv[1:2] == ["peer_npeb"]:
+        peer_npeb(sys.argv[2])
     else:
         for part in sys.argv[1:] or PARTS:
             PARTS[part]()
