@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two test processes share two cores: one thread each, or both crawl.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench docs lint clean
+.PHONY: demo test bench docs fuzz soak lint clean
 demo: .venv/installed
 	$(BIN)/assay demo
 
@@ -23,6 +23,13 @@ lint: .venv/dev-installed
 # The site, in out/site; open out/site/index.html. Needs no network.
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# Hours of a core: 10,000 damaged files of every format, 200 kills. `make test` has a short form of both.
+fuzz: .venv/dev-installed
+	nice -n 19 $(BIN)/python -m tests.fuzz.run
+
+soak: .venv/dev-installed
+	nice -n 19 $(BIN)/python -m tests.soak
 
 # All cores: nproc would answer with OMP_NUM_THREADS.
 bench: .venv/bench-installed

@@ -7,6 +7,7 @@ than it takes on the disk. All limits stand here; `assay.unpickle` takes its own
 
 import gzip
 import math
+import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -72,6 +73,13 @@ def open_unpacked(path: Path) -> Iterator[_Limited]:
         yield _Limited(file, path)  # type: ignore[arg-type]
 
 
+def check_gzip(path: Path) -> None:
+    """Compare the checksum of a gzipped file, for readers that do not go to its end."""
+    with open_unpacked(path) as file:
+        while file.read(2**20):
+            pass
+
+
 def is_tar(path: Path) -> bool:
     """Whether a file, perhaps gzipped, begins with the header of a tar archive."""
     with open_unpacked(path) as file:
@@ -101,6 +109,21 @@ def read_tar(path: Path, names: set[str]) -> dict[str, bytes]:
         while stream.read(2**20):  # up to gzip's checksum
             pass
     return found
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """Open a zip archive whose directory is whole; members are compared with it as they are read."""
+    with naming(path, "copy or make the zip again"):
+        archive = zipfile.ZipFile(path)
+        for name in archive.namelist():
+            check_member_name(path, name)
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 2**16 - 22))
+            end = file.read().rpartition(b"PK\x05\x06")[2]
+        (declared,) = struct.unpack("<H", end[6:8])
+        if declared not in (len(archive.namelist()), 2**16 - 1):  # the latter: written elsewhere
+            raise ValueError(f"it declares {declared} members and lists {len(archive.namelist())}")
+    return archive
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:

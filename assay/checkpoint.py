@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from assay.archives import check_unpacked
 from assay.denoise import Denoiser, Preconditioned
-from assay.files import naming, read_json, reason, write_whole, write_whole_directory
+from assay.files import naming, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
 from assay.nets.layers import resample_kernel
 from assay.sample import Guided, SampleConfig
@@ -120,7 +121,7 @@ def load_tensors(path: Path, since_version: int = 0) -> tuple[dict[str, Tensor],
     """
     tensors, metadata = _read_safetensors(path)
     if _HEADER not in metadata:
-        raise ValueError(f"{path} was not written by Assay: foreign weights go through `assay import`")
+        raise ValueError(f"{path} was not written by Assay: use `assay import` for foreign weights")
     with naming(path, "restore it, or make it again"):
         header = json.loads(metadata[_HEADER])
         checksum = header.pop(_CHECKSUM, None)
@@ -187,7 +188,7 @@ def import_checkpoint(source: str | Path) -> Checkpoint:
         return _import_directory(path, path.resolve().name)
     if path.suffix in (".pkl", ".pt", ".pth"):
         return _import_pickle(path)
-    if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+    if not path.exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
         return _import_directory(_download(str(source)), str(source))
     if not path.exists():
         raise FileNotFoundError(f"{source} is neither a file or directory here nor the name of a repository")
@@ -234,7 +235,9 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
         given.pop(unused, None)
     model_type = given.pop("model_type", "DhariwalUNet")
     if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
-        raise ValueError(f"{where}: model_type {model_type!r} is none of {', '.join(_MODEL_TYPES)}")
+        raise ValueError(
+            f"{where}: model_type is {one_line(repr(model_type))}: give one of {', '.join(_MODEL_TYPES)}"
+        )
     for ours, edms in (("image_shape", "img_resolution and img_channels"), ("num_classes", "label_dim")):
         if ours in given:
             raise ValueError(f"{where}: {ours} is no argument of EDM's: name {edms} instead")
@@ -244,9 +247,9 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
         given |= dict(image_shape=image_shape, num_classes=given.pop("label_dim", 0))
         return _MODEL_TYPES[model_type].model_validate(given)
     except KeyError as error:
-        raise ValueError(f"{where}: the network's arguments lack {error}") from error
+        raise ValueError(f"{where}: the network's arguments lack {error}: add it") from error
     except ValidationError as error:
-        raise ValueError(f"{where}: the arguments do not fit a {model_type}: {reason(error)}") from error
+        raise ValueError(f"{where}: correct the arguments of a {model_type}: {reason(error)}") from error
 
 
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
@@ -291,7 +294,9 @@ def _import_directory(directory: Path, name: str) -> Checkpoint:
     config_path, weights_path = directory / "config.json", directory / "model.safetensors"
     config = config_from_edm(_read_json(config_path), config_path)
     return Checkpoint(
-        _fill(config, _read_safetensors(weights_path)[0], weights_path), config, info_from_name(name)
+        _fill(config, _read_safetensors(weights_path)[0], weights_path, config_path),
+        config,
+        info_from_name(name),
     )
 
 
@@ -299,6 +304,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The arguments of a network."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: it should hold the network's arguments")
+    check_unpacked(path, path.stat().st_size, 0)  # some hundred bytes are enough
     return read_json(path, "write the network's arguments to it as JSON")
 
 
@@ -329,23 +335,23 @@ def _import_pickle(path: Path) -> Checkpoint:
     content = read_pickle(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected a dict with 'ema' or 'net'")
-    network = content.get("ema", content.get("net"))
+    network, config_path = content.get("ema", content.get("net")), None
     if isinstance(network, Plain):
         if network.class_name != "EDMPrecond":
-            raise ValueError(f"{path}: its network is a {network.class_name}; only EDMPrecond is known here")
-        try:
+            name = one_line(network.class_name)
+            raise ValueError(f"{path}: its network is a {name}; give one of EDMPrecond, which is known here")
+        with naming(path, "it is not laid out as EDM does; get it again"):
             arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
             arguments |= network.state["_init_kwargs"]
             weights = dict(_tensors(network, "", set()))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path}: its network is not laid out as EDM does ({error})") from error
         config = config_from_edm(arguments, path)
     elif content and all(isinstance(value, Tensor) for value in content.values()):
-        beside = path.with_suffix(".json")
-        config, weights = config_from_edm(_read_json(beside), beside), content
+        config_path = path.with_suffix(".json")
+        config, weights = config_from_edm(_read_json(config_path), config_path), content
     else:
-        raise ValueError(f"{path} has neither 'ema' nor 'net': not an EDM snapshot or training state")
-    return Checkpoint(_fill(config, weights, path), config, _info_from_snapshot(path, content))
+        raise ValueError(f"{path} has neither 'ema' nor 'net': give an EDM snapshot or training state")
+    denoiser = _fill(config, weights, path, config_path)
+    return Checkpoint(denoiser, config, _info_from_snapshot(path, content))
 
 
 # The order of EDMPrecond's arguments, for networks that were built without naming them.
@@ -388,44 +394,43 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _fill(config: NetConfig, weights: Mapping[str, Tensor], path: Path) -> Preconditioned:
+def _fill(
+    config: NetConfig, weights: Mapping[str, Tensor], path: Path, config_path: Path | None = None
+) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
     levels = len(config.channel_mult) if isinstance(config, UNetConfig | ADMConfig) else 1
     if config.num_blocks * levels > len(weights):  # before building them takes for ever
-        raise ValueError(
-            f"{path}: its config says {config.num_blocks} blocks, has {len(weights)} tensors: get it again"
-        )
+        blocks, tensors = f"{config.num_blocks} blocks", f"{len(weights)} tensors"
+        raise ValueError(f"{config_path or path} says {blocks}, and {path} has {tensors}: get them again")
     try:
         with torch.device("meta"):
             denoiser = build_denoiser(config)
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-        ArithmeticError,
-    ) as error:  # the last three: sizes that overflow
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:  # also sizes that overflow
         raise ValueError(
-            f"{path}: no network can be built from its config ({reason(error)}): check it, or get it again"
+            f"{config_path or path}: no network can be built from its config ({reason(error)}): correct it"
         ) from error
-    expected = denoiser.state_dict()
+    if problem := _misfit(config, weights, denoiser.state_dict()):
+        fitting = "" if config_path is None else f", or {config_path.name}, which describes it"
+        raise ValueError(f"{path}: {problem}: get it again{fitting}")
+    denoiser.load_state_dict({key: weights[key].float() for key in denoiser.state_dict()}, assign=True)
+    return channels_last(denoiser).eval()
+
+
+def _misfit(config: NetConfig, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """The first weight that is not as the config's network has it."""
     taps = config.resample_filter if isinstance(config, UNetConfig) else (1, 1)
     for key, slot in expected.items():
         if key not in weights:
-            raise ValueError(f"{path}: {key} is missing")
+            return f"{key} is missing"
         value = weights[key]
         if value.shape != slot.shape:
-            raise ValueError(
-                f"{path}: {key} has shape {tuple(value.shape)}; its config says {tuple(slot.shape)}"
-            )
+            return f"{key} has shape {tuple(value.shape)}; its config says {tuple(slot.shape)}"
         if not value.is_floating_point() or not bool(value.isfinite().all()):
-            raise ValueError(f"{path}: {key} has values that are not finite numbers")
+            return f"{key} has values that are not finite numbers"
         if key.endswith("resample_filter") and not torch.allclose(value.float(), resample_kernel(taps)):
-            raise ValueError(f"{path}: {key} is not the filter {taps} of its config")
-    for key in weights:
-        if key not in expected:
-            raise ValueError(f"{path}: {key} has no place in the network of its config")
-    denoiser.load_state_dict({key: weights[key].float() for key in expected}, assign=True)
-    return channels_last(denoiser).eval()
+            return f"{key} is not the filter {taps} of its config"
+    unknown = next((key for key in weights if key not in expected), None)
+    return None if unknown is None else f"{one_line(unknown)} has no place in the network of its config"
 
 
 def _state(denoiser: Preconditioned) -> dict[str, Tensor]:

@@ -71,12 +71,12 @@ def write_whole_directory(path: Path) -> Iterator[Path]:
     with explain_full_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = partial.with_name(partial.name + _LOCK)
+        check_absent(path)
         descriptor = _lock(lock)
         if descriptor is None:
             raise FileExistsError(f"another process is writing {path}: wait for it, or choose another name")
         try:
-            if path.exists():
-                raise FileExistsError(f"{path} exists already: remove it, or choose another name")
+            check_absent(path)  # it may have appeared while the lock was waited for
             _remove_tree(partial)
             partial.mkdir()
             yield partial
@@ -90,6 +90,16 @@ def write_whole_directory(path: Path) -> Iterator[Path]:
             lock.unlink(missing_ok=True)
             _unlock(descriptor)
         _flush(path.parent)
+
+
+def check_absent(path: Path) -> None:
+    """Raise FileExistsError if `path` exists; what a writer that was killed at the very end left is removed."""
+    if path.exists():
+        lock = path.with_name(f".{path.name}{_PARTIAL}{_LOCK}")
+        if lock.exists() and (descriptor := _lock(lock)) is not None:
+            lock.unlink()
+            _unlock(descriptor)
+        raise FileExistsError(f"{path} exists already: remove it, or choose another name")
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -201,15 +211,25 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 def naming(path: Path | str, cure: str = "get it again") -> Iterator[None]:
     """Turn whatever goes wrong while a file is read into one sentence that names it and says what to do.
 
-    A damaged file makes a decoder fail in any way at all, so every exception counts. An error that names
-    the file already passes unchanged.
+    A damaged file makes a decoder fail in any way at all, so every exception counts. A sentence of ours that
+    names the file already passes unchanged, and so does what the system says of a file that is not there.
     """
     try:
         yield
     except Exception as error:
-        if str(path) in str(error) and isinstance(error, ValueError | OSError | ImportError):
+        if isinstance(error, OSError) and str(error.filename) == str(path):
+            raise
+        if str(path) in str(error) and _is_ours(error):
             raise
         raise ValueError(f"{path} cannot be read ({reason(error)}): {cure}") from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether an error was raised by a line of this package."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").split(".")[0] == __package__
 
 
 def reason(error: Exception) -> str:
@@ -220,7 +240,13 @@ def reason(error: Exception) -> str:
     elif isinstance(error, KeyError):
         text = f"{error} is missing"
     else:
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = str(error) or type(error).__name__
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Text from elsewhere as a message may quote it: on one line, printable, of bounded length."""
+    text = " ".join(text[:1000].split())
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= 300 else text[:297] + "..."
 

@@ -40,7 +40,7 @@ from pydantic import (
 )
 
 from assay.checkpoint import CheckpointInfo
-from assay.files import is_number, naming, read_text, reason, write_whole
+from assay.files import is_number, naming, one_line, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
 from assay.metrics.score import Score, paired_errors
 from assay.sample import SampleConfig
@@ -262,16 +262,10 @@ def save_outcome(path: Path, outcome: Outcome) -> None:
 
 def load_outcome(path: Path) -> Outcome | Evaluation:
     """Read an outcome of a study, or a result of `assay evaluate`."""
-    try:
-        tree = json.loads(read_text(path, "give a JSON file of `assay evaluate`"))
+    with naming(path, "give a result of `assay evaluate` or of a study"):
+        tree = json.loads(path.read_bytes())
         is_outcome = isinstance(tree, dict) and "setting" in tree
         return Outcome.model_validate(tree) if is_outcome else Evaluation.model_validate(tree)
-    except ValueError as error:
-        if str(path) in str(error):
-            raise
-        raise ValueError(
-            f"{path} is not a result of `assay evaluate` or of a study: {reason(error)}"
-        ) from error
 
 
 def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
@@ -423,7 +417,7 @@ def _check_header(path: Path, names: list[str], header: list[str]) -> None:
         needed += ["clean_fraction", "noisy_fraction"]
     if missing := [name for name in needed if name not in names]:
         name = "score, fd or fid" if missing[0] == "fd" else missing[0]
-        raise ValueError(f"{path}: column {name} is missing; the header has {', '.join(header)}")
+        raise ValueError(f"{path}: column {name} is missing; the header has {one_line(', '.join(header))}")
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: column {min(twice)} is named twice")
 

@@ -67,7 +67,7 @@ def parse_pickle(file: IO[bytes], size: int, where: str | Path) -> Any:
         return content
     except Refused as error:
         raise ValueError(
-            f"{where} was rejected and nothing in it was run: {error}; get it from a source you trust"
+            f"{where} was rejected and nothing in it was run: {reason(error)}; get it from a source you trust"
         ) from None
     except Exception as error:  # a damaged program fails in any way whatever
         why = f"{type(error).__name__}: {reason(error)}"

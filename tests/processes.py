@@ -5,17 +5,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def children(pid: int) -> list[int]:
-    """The processes that `pid` has started and that live."""
+def children(pid: int, command: str = "") -> list[int]:
+    """The processes that `pid` has started and that live, those with `command` in their command line."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = stat.read_text().rsplit(")", 1)[1].split()[:2]
+            line = stat.with_name("cmdline").read_bytes().decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
-        if int(parent) == pid and state != "Z":
+        if int(parent) == pid and state != "Z" and command in line:
             found.append(int(stat.parent.name))
     return found
+
+
+def workers_of(pid: int) -> list[int]:
+    """The workers of a study that process `pid` runs."""
+    return children(pid, "assay.orphans")
 
 
 def seconds_until_gone(pids: Iterable[int], patience: float = 30.0) -> float:

@@ -1,6 +1,7 @@
 """Checkpoints: round trips are exact, published files load, and what does not fit is named."""
 
 import json
+import os
 import struct
 import sys
 import types
@@ -390,6 +391,51 @@ def test_imports_a_repository_from_the_offline_cache(tmp_path: Path, monkeypatch
         import_checkpoint(repository)
 
 
+def test_hostile_repositories_are_named_and_nothing_outside_them_is_used(tmp_path: Path) -> None:
+    golden = GOLDEN / "edm_ddpmpp"
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+
+    def fresh(number: int) -> Path:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_bytes((golden / name).read_bytes())
+        return folder
+
+    def huge(path: Path) -> None:
+        with path.open("wb") as file:
+            file.truncate(2**40)  # takes no room on the disk
+
+    for number, (name, spoil) in enumerate(
+        [
+            ("config.json", lambda path: path.symlink_to(secret)),
+            ("config.json", lambda path: path.symlink_to(path)),
+            ("config.json", lambda path: path.symlink_to("/dev/zero")),
+            ("config.json", Path.mkdir),
+            ("config.json", huge),
+            ("model.safetensors", lambda path: path.symlink_to(secret)),
+            ("model.safetensors", lambda path: path.symlink_to("/dev/zero")),
+            ("model.safetensors", lambda path: os.mkfifo(path)),
+            ("model.safetensors", huge),
+        ]
+    ):
+        folder = fresh(number)
+        (folder / name).unlink()
+        spoil(folder / name)
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            import_checkpoint(folder)
+        assert str(folder / name) in str(caught.value) and "password" not in str(caught.value)
+    odd = "<script>\x1b[31m"
+    folder = fresh(99).rename(tmp_path / odd)
+    imported = import_checkpoint(folder)
+    save_checkpoint(tmp_path / "x.safetensors", imported.denoiser, imported.config, imported.info)
+    assert load_checkpoint(tmp_path / "x.safetensors").info.source == odd
+    for name in ("../x", "a/../b", "a/b/c", "https://example.org/a", "a b/c"):
+        with pytest.raises(FileNotFoundError, match="neither a file or directory here nor the name of a repo"):
+            import_checkpoint(name)
+
+
 def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         import_checkpoint(tmp_path)
@@ -409,7 +455,7 @@ def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
             "image_shape is no argument of EDM's: name img_resolution and img_channels",
         ),
         ({"num_classes": 3}, "num_classes is no argument of EDM's: name label_dim instead"),
-        ({"model_type": ["SongUNet"]}, r"model_type \['SongUNet'\] is none of SongUNet, DhariwalUNet"),
+        ({"model_type": ["SongUNet"]}, r"model_type is \['SongUNet'\]: give one of SongUNet, DhariwalUNet"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0]) | argument))
         with pytest.raises(ValueError, match=rf"config\.json: .*{complaint}"):

@@ -339,5 +339,5 @@ def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"good\.json and .*fewer\.json cannot be compared: num_images"):
         gather([good, save(tmp_path / "fewer.json", fewer)])
     (tmp_path / "bad.json").write_text('{"value": 1}')
-    with pytest.raises(ValueError, match=r"bad\.json is not a result"):
+    with pytest.raises(ValueError, match=r"bad\.json cannot be read .*: give a result"):
         gather([tmp_path / "bad.json"])

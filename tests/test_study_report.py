@@ -406,3 +406,45 @@ def test_names_cannot_break_out_of_the_page(browser: Any, tmp_path: Path) -> Non
     assert page.locator("td,th").filter(has_text="onerror").count() == 2  # a column's head and a setting's name
     assert page.complaints == []
     page.close()
+
+
+def test_a_table_of_hostile_strings_only(browser: Any, tmp_path: Path) -> None:
+    """Every text of a table in turn: quotes, tags, templates, formulas, links, LaTeX, escape sequences."""
+    evil = [
+        "</script><img src=x onerror=alert(1)>",
+        "\"'><svg/onload=alert(1)>",
+        "{{7*7}}${7*7}<%= 7 %>",
+        "=HYPERLINK(1)|cmd",
+        "[x](javascript:alert(1))|`a`",
+        "\\input{/etc/passwd}%&_#$",
+        "\u202e\u2028\x1b[31mred",
+    ]
+    for number, text in enumerate(evil):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = folder / "results.csv"
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow("table dataset sigma clean_fraction noisy_fraction fd metric extractor".split())
+            for p in (1.0, 0.5, 0.3, 0.1):
+                writer.writerow([text, text, "", p, 0, 2 / p, text, text])
+            for p in (0.5, 0.3, 0.1):
+                writer.writerow([text, text, 0.5, p, 1 - p, 2 / (0.5 + 0.5 * p), text, text])
+        written = report_from_table(path, folder)
+        page = visit(browser, written.path)
+        assert page.complaints == [], text
+        assert page.locator("img[src=x], svg[onload], a[href^=javascript]").count() == 0
+        assert "49" not in page.locator("h1").inner_text()
+        page.close()
+        for file in folder.iterdir():
+            if file.suffix in (".md", ".tex", ".csv", ".html"):
+                assert "\x1b" not in file.read_text() or file == path
+        for file in folder.glob("*.tex"):
+            assert "\\input{" not in file.read_text()
+        for file in folder.glob("*.md"):
+            assert "<img" not in file.read_text() and "](javascript" not in file.read_text()
+        for file in folder.glob("*.csv"):
+            with open(file, newline="") as opened:
+                cells = [cell for row in csv.reader(opened) for cell in row]
+            if file != path:
+                assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]

@@ -22,10 +22,10 @@ def import_(
     Example: `assay import network-snapshot-000123.pkl cifar10.safetensors`
     """
     from assay.checkpoint import import_checkpoint, save_checkpoint
+    from assay.files import check_absent
 
     out = out or Path(Path(source).resolve().name.removesuffix(".pkl").removesuffix(".pt") + ".safetensors")
-    if out.exists():
-        raise FileExistsError(f"{out} exists already: remove it, or choose another name")
+    check_absent(out)
     console = open_console()
     with console.status(f"reading {source}"):
         checkpoint = import_checkpoint(source)
@@ -48,11 +48,11 @@ def export(
     Example: `assay export cifar10.safetensors cifar10-hf --to ambient-laws-hf`
     """
     from assay.checkpoint import export_checkpoint, load_checkpoint
+    from assay.files import check_absent
 
-    if out.exists():
-        raise FileExistsError(f"{out} exists already: remove it, or choose another name")
-    if to == "edm-state-dict" and out.with_suffix(".json").exists():  # the network's arguments go there
-        raise FileExistsError(f"{out.with_suffix('.json')} exists already: remove it, or choose another name")
+    check_absent(out)
+    if to == "edm-state-dict":  # the network's arguments go there
+        check_absent(out.with_suffix(".json"))
     export_checkpoint(load_checkpoint(checkpoint), out, to)
     open_console().print(f"wrote {out} for {to}")
 

@@ -162,8 +162,9 @@ def pack(
     from assay.data.pack import Conversion, PackSource
     from assay.data.pack import pack as pack_images
     from assay.data.readers import cut_patches, read_any, with_map, without_classes
+    from assay.files import check_absent
 
-    _check_new(output)
+    check_absent(output)  # before any long work
     conversion = Conversion(_parse_size(size), fit, colour, None, dtype)
     cut = _parse_size(patch)
     if stride is not None and cut is None:
@@ -224,8 +225,9 @@ def get(
         assay data get cifar10 --size 16 --class automobile --num-images 2000 -o stores/cars
     """
     from assay.data.known import get as get_known
+    from assay.files import check_absent
 
-    _check_new(output)
+    check_absent(output)  # before any long work
     with open_progress() as bar:
         report = get_known(name, output, split, source, advance(bar, name), size, classes or (), num_images)
     _print_report(report, context.command)
@@ -370,12 +372,6 @@ def _parse_size(text: str | None) -> tuple[int, int] | None:
     if len(parts) > 2 or not all(part.isdecimal() for part in parts):
         raise ValueError(f"--size {text}: expected a number of pixels like 32, or HEIGHTxWIDTH like 32x48")
     return int(parts[0]), int(parts[-1])
-
-
-def _check_new(output: Path) -> None:
-    """Fail before any long work."""
-    if output.exists():
-        raise FileExistsError(f"{output} exists already: remove it, or choose another name")
 
 
 def _print_report(report: "PackReport", command: Any) -> None:

@@ -25,6 +25,7 @@ from PIL import Image
 from assay.data.decode import flatten, is_transparent
 from assay.data.readers import RawImages, printable
 from assay.data.store import DType, PackedImage, Store, write_store
+from assay.files import one_line
 
 Fit = Literal["exact", "crop", "resize"]
 Colour = Literal["keep", "grey", "colour"]
@@ -537,7 +538,7 @@ def read_annotations(
     bad: set[int] = set()
     problems: list[Problem] = []
     for where, row in _annotation_rows(path):
-        filename = str(row["filename"])
+        filename = one_line(str(row["filename"]))
         candidates = by_last_part.get(filename, [])
         i = number.get(filename, candidates[0] if len(candidates) == 1 else -1)
         if i < 0:

@@ -28,11 +28,11 @@ import numpy as np
 
 from assay.archives import (
     MAX_DIMENSIONS,
-    check_member_name,
     check_unpacked,
     is_gzip,
     is_tar,
     open_unpacked,
+    open_zip,
     read_member,
     read_npy,
     read_npz,
@@ -121,7 +121,7 @@ def read_any(
     if is_tar(path):
         return read_cifar10(path, split)
     raise ValueError(
-        f"{path} is none of the formats Assay reads: a folder of images, a zip, .npy, .npz, IDX(.gz), "
+        f"{path} is none of the formats Assay reads: give a folder of images, a zip, .npy, .npz, IDX(.gz), "
         "a CIFAR-10 archive, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, MRC, hf:NAME"
     )
 
@@ -285,14 +285,14 @@ def read_folder(path: Path) -> RawImages:
 
 def read_zip(path: Path) -> RawImages:
     """A zip of images as EDM's dataset tool makes it, with the labels in `dataset.json`."""
-    with naming(path, "copy or make the zip again"):
-        archive = zipfile.ZipFile(path)
+    archive = open_zip(path)
     members = archive.namelist()
-    for name in members:
-        check_member_name(path, name)
     names = sorted(name for name in members if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES)
     if not names:
         raise ValueError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}): check the path")
+    with naming(path, "copy or make the zip again"):
+        for other in set(members) - set(names):  # an image that has lost its name is among these
+            archive.open(other).close()
 
     def pixels(i: int) -> np.ndarray:
         return decode_pixels(read_member(archive, names[i]), f"{path}:{names[i]}")
@@ -501,8 +501,10 @@ def read_huggingface(spec: str) -> RawImages:
             "reading Hugging Face datasets needs an extra: pip install 'assay[huggingface]'"
         ) from error
     name, _, split = spec.partition(":")
+    cure = "save the data set again"
     if Path(name).exists():
-        data = datasets.load_from_disk(name)
+        with naming(name, cure):
+            data = datasets.load_from_disk(name)
         if isinstance(data, datasets.DatasetDict):
             if (split or "train") not in data:
                 choice = ", ".join(data)
@@ -517,17 +519,22 @@ def read_huggingface(spec: str) -> RawImages:
     if len(image_columns) != 1:
         raise ValueError(f"{spec} has image columns {image_columns}; expected exactly one")
     column = image_columns[0]
-    data = data.cast_column(column, datasets.Image(decode=False))
-    label, class_names = _no_classes(len(data))
-    if label_columns:
-        numbers = data[label_columns[0]][:]
-        label = np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
-        class_names = tuple(data.features[label_columns[0]].names)
-    sigma_tn = np.asarray(data["sigma_tn"][:], dtype=np.float64) if "sigma_tn" in data.features else None
+    with naming(name, cure):
+        data.data.validate(full=True)  # a damaged file must not lead outside its own memory
+        data = data.cast_column(column, datasets.Image(decode=False))
+        label, class_names = _no_classes(len(data))
+        if label_columns:
+            numbers = data[label_columns[0]][:]
+            label = np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
+            class_names = tuple(data.features[label_columns[0]].names)
+            if not ((label >= -1) & (label < len(class_names))).all():
+                raise ValueError(f"its labels are not all among its {len(class_names)} classes")
+        sigma_tn = np.asarray(data["sigma_tn"][:], dtype=np.float64) if "sigma_tn" in data.features else None
     names = [f"{name}[{i}]" for i in range(len(data))]
 
     def pixels(i: int) -> np.ndarray:
-        cell = data[i][column]
+        with naming(names[i], cure):
+            cell = data[i][column]
         if cell is None or not (cell["bytes"] or cell["path"]):
             raise ValueError(f"{names[i]} has no image in its column {column}: remove the row")
         return decode_pixels(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])

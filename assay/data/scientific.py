@@ -12,6 +12,7 @@
 `open_stack` returns the images of one file; `assay.data.readers` joins the files of a folder.
 """
 
+import io
 import logging
 import math
 import warnings
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.archives import read_npy
+from assay.archives import check_gzip, check_unpacked, read_npy
 from assay.data.decode import native
 from assay.files import naming
 
@@ -107,6 +108,8 @@ def open_stack(path: Path, dataset: str | None = None, noise: str | None = None)
     kind = stack_format(path)
     _require(kind or "")
     with naming(path, "check that the file is whole, or leave it out"):
+        if path.suffix == ".gz":
+            check_gzip(path)
         match kind:
             case "fits":
                 return _open_fits(path, dataset, noise)
@@ -121,7 +124,7 @@ def open_stack(path: Path, dataset: str | None = None, noise: str | None = None)
             case "nifti":
                 return _open_nifti(path)
             case "mrc":
-                values = import_module("mrcfile").mmap(path, mode="r", permissive=False).data
+                values = _open_mrc(path)
                 return _planes(values, "YX" if values.ndim == 2 else "IYX")
             case "npy":
                 return _open_npy(path)
@@ -316,9 +319,20 @@ def _page(series: Any, number: int) -> np.ndarray:
     return np.asarray(page.asarray())
 
 
+def _open_mrc(path: Path) -> np.ndarray:
+    with open(path, "rb") as file:  # mrcfile sets memory aside for whatever this number says
+        header = file.read(1024)
+    byte_order: Any = "big" if header[212:213] == b"\x11" else "little"
+    if int.from_bytes(header[92:96], byte_order, signed=True) > path.stat().st_size:
+        raise ValueError("its extended header is longer than the file")
+    return import_module("mrcfile").mmap(path, mode="r", permissive=False).data
+
+
 def _open_dicom(path: Path, noise: str | None) -> Stack:
     pydicom = import_module("pydicom")
-    file = pydicom.dcmread(path)
+    file = pydicom.dcmread(io.BytesIO(path.read_bytes()))  # reads no more than there is, whatever a length says
+    sizes = [int(file.get(key, 1) or 1) for key in ("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel")]
+    check_unpacked(path, math.prod(sizes) * int(file.get("BitsAllocated", 8)) // 8, path.stat().st_size)
     values = file.pixel_array
     slope, intercept = float(file.get("RescaleSlope", 1)), float(file.get("RescaleIntercept", 0))
     if (slope, intercept) != (1, 0):

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import assay
+from assay.archives import read_npy
 from assay.data import ImageSource
 from assay.data.picture import captioned_rows
 from assay.data.view import usable_from
@@ -102,16 +103,14 @@ def reference_from_images(
                 features = images_to_features(extractor, source, index, batch_size, progress).features
                 with write_whole_directory(folder) as partial:
                     np.save(partial / "features.npy", features)
+                    (partial / "features.sha256").write_text(sha256(partial / "features.npy"))
                     found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
                     save_statistics(partial / "statistics.npz", found)
-    return Reference(
-        source.name,
-        source.fingerprint,
-        load_statistics(folder / "statistics.npz"),
-        np.load(folder / "features.npy", mmap_mode="r"),
-        source,
-        index,
-    )
+    features_file, checksum = folder / "features.npy", folder / "features.sha256"
+    if checksum.exists() and sha256(features_file) != checksum.read_text():
+        raise ValueError(f"{features_file} is damaged: remove {folder}, and it is computed again")
+    known = load_statistics(folder / "statistics.npz")
+    return Reference(source.name, source.fingerprint, known, read_npy(features_file), source, index)
 
 
 class Measures(BaseModel):

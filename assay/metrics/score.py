@@ -36,14 +36,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 from torch import Tensor
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
 from assay.data.view import evened, image_seeds, stream
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.files import write_whole
+from assay.files import naming, write_whole
 from assay.metrics.distance import Estimate
 from assay.noise import add_noise
 from assay.sample import SeededNoise
@@ -380,7 +380,7 @@ def save_score(path: Path, found: Score) -> None:
 
 def load_score(path: Path) -> Score:
     """Read a score written by `save_score`."""
-    try:
-        return Score.model_validate_json(path.read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a held-out score of `assay evaluate`: {error}") from error
+    with naming(path, "give a held-out score of `assay evaluate`"):
+        found = Score.model_validate_json(path.read_bytes())
+        found.nats_per_dim  # noqa: B018  # its numbers belong together
+        return found

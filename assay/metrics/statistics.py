@@ -9,7 +9,6 @@ They are accumulated in float64, batch by batch, and parts merge exactly (Chan, 
 so that the order of the images and the split into batches or shards do not matter.
 """
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.files import write_whole
+from assay.archives import read_npz
+from assay.files import naming, write_whole
 
 Array = NDArray[np.float64]
 
@@ -122,22 +122,19 @@ def save_statistics(path: Path, statistics: FeatureStatistics, edm_names: bool =
 
 def load_statistics(path: Path) -> FeatureStatistics:
     """Read an npz of ours or a reference of EDM's (`mu`, `sigma`)."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not a readable npz file: {error}") from error
+    arrays = read_npz(path)
     mean = arrays.get("mean", arrays.get("mu"))
     cov = arrays.get("cov", arrays.get("sigma"))
     if mean is None or cov is None:
         raise ValueError(
             f"{path} holds {sorted(arrays)}; expected feature statistics: mean, cov (or mu, sigma)"
         )
-    num_images = int(arrays["num_images"]) if "num_images" in arrays else None
-    extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
-    mean, cov = mean.astype(np.float64), cov.astype(np.float64)
-    image_shape = None
-    if "image_shape" in arrays:
-        channels, height, width = arrays["image_shape"].tolist()
-        image_shape = channels, height, width
-    return FeatureStatistics(mean, cov, num_images, extractor_sha256, image_shape)
+    with naming(path, "make it again with `assay reference`"):
+        num_images = int(arrays["num_images"]) if "num_images" in arrays else None
+        extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
+        mean, cov = mean.astype(np.float64), cov.astype(np.float64)
+        image_shape = None
+        if "image_shape" in arrays:
+            channels, height, width = arrays["image_shape"].tolist()
+            image_shape = channels, height, width
+        return FeatureStatistics(mean, cov, num_images, extractor_sha256, image_shape)

@@ -1,14 +1,14 @@
 """Samples with a noise level each: drawing them from a mixture, reading and writing them."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from assay.files import is_number, naming, write_whole
+from assay.archives import read_npy, read_npz
+from assay.files import is_number, naming, read_json, write_whole
 from assay.mixture.moments import Array, Atoms
 from assay.mixture.noise import check_sigma
 
@@ -25,7 +25,7 @@ def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
     except (TypeError, ValueError) as error:
         raise ValueError("atoms must be rows of equally many numbers, weights one number per atom") from error
     if places.ndim != 2 or 0 in places.shape or not np.isfinite(places).all():
-        raise ValueError(f"atoms have shape {places.shape}: expected finite numbers (num_atoms, num_features)")
+        raise ValueError(f"atoms have shape {places.shape}: write one row of finite numbers for each atom")
     if mass.shape != places.shape[:1] or not (mass >= 0).all() or not np.isclose(mass.sum(), 1, atol=1e-6):
         raise ValueError(
             f"weights {mass.tolist()} must be {len(places)} numbers >= 0 that sum to 1, one per atom"
@@ -53,15 +53,12 @@ def two_levels(num_samples: int, clean_fraction: float, clean: float, noisy: flo
 
 def read_mixture(path: Path) -> Atoms:
     """The JSON that `assay mixture fit --json` writes: {"atoms": [[..], ..], "weights": [..]}."""
-    try:
-        content = json.loads(Path(path).read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON, as `assay mixture fit --json` writes it: {error}") from error
-    if not isinstance(content, dict) or "atoms" not in content:
+    content = read_json(path, "give a file of `assay mixture fit --json`")
+    if "atoms" not in content:
         raise ValueError(f'{path} holds no mixture: expected {{"atoms": [[..], ..], "weights": [..]}}')
     try:
         return check_mixture(content["atoms"], content.get("weights"))
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:  # the latter of numbers that are too large
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -93,10 +90,9 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
     path = Path(path)
     match _suffix(path):
         case ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                columns = {name: archive[name] for name in archive.files}
+            columns = read_npz(path)
         case ".npy":
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = read_npy(path)
             if array.dtype.names is None:
                 if array.ndim != 2 or (sigma is None and array.shape[1] < 2):
                     raise ValueError(
@@ -107,19 +103,19 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
                 )
             columns = {name: array[name] for name in array.dtype.names}
         case ".csv":
-            names = _header(path)
-            try:
+            with naming(path, "save it as a table of numbers under one header line"):
+                names = _header(path)
                 values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
-            except ValueError as error:
-                raise ValueError(f"{path} is not a table of numbers under one header line: {error}") from error
             if not len(values) or values.shape[1] != len(names):
                 raise ValueError(
-                    f"{path} has {len(names)} names in its header and {values.shape[1]} columns below"
+                    f"{path} has {values.shape[1]} columns and {len(names)} names above: correct the header"
                 )
             columns = dict(zip(names, values.T, strict=True))
         case _:
-            table = _pyarrow()[1].read_table(path)
-            columns = {name: table[name].to_numpy() for name in table.column_names}
+            parquet = _pyarrow()[1]
+            with naming(path, "save it again"):
+                table = parquet.read_table(path)
+                columns = {name: table[name].to_numpy() for name in table.column_names}
     if sigma is None and sigma_column not in columns:
         each = [name for name in columns if f"{sigma_column}_{name}" in columns]
         if not each or 2 * len(each) != len(columns):
@@ -134,8 +130,9 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
         raise ValueError(f"{path} holds noise levels and no samples")
     if _suffix(path) == ".npz" and len(columns) > 1:
         raise ValueError(f"{path} holds several arrays of samples, {', '.join(columns)}: keep one, (n, d)")
-    x = np.column_stack(list(columns.values()))
-    level = np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
+    with naming(path, "save columns of numbers, one value per sample"):
+        x = np.column_stack(list(columns.values()))
+        level = np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
     if level.ndim == 0 or len(level) != len(x):
         raise ValueError(f"{path} has {len(x)} samples, levels of shape {level.shape}: give one per sample")
     return x, level

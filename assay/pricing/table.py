@@ -192,7 +192,7 @@ def _arrays(
     found = _merge_repeats(found, seeds, where, currency.shared_error)
     first, last = found.line.min(), found.line.max()
     if len(found) < 2:
-        raise ValueError(f"{where}: {name} has one usable row (line {first}): there is nothing to compare")
+        raise ValueError(f"{where}: {name} has one usable row (line {first}): add others to compare it with")
     if np.ptp(found.value) == 0:
         raise ValueError(
             f"{where}: {found.metric} is {found.value[0]:g} in every usable row of {name} (lines {first} to "

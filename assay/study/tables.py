@@ -284,7 +284,8 @@ _IN_LATEX = str.maketrans(
 
 
 def _markdown(text: str) -> str:
-    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN))
+    """Text that is neither a tag nor a link nor bold."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN)).replace("](", r"]\(")
 
 
 def _latex(text: str) -> str:

@@ -417,7 +417,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, "give a TOML file"))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path} is not valid TOML: {error}: correct it there") from None
 
 
 def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Recorder:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
         self.path = run_dir / "metrics.jsonl"
-        kept = _lines_up_to(self.path, first_step) if self.path.exists() else []
+        kept = read_lines(self.path, first_step) if self.path.exists() else []
         with write_whole(self.path) as partial:
             partial.write_text("".join(line + "\n" for line in kept))
         self.events = run_dir / "tensorboard"
@@ -89,7 +89,7 @@ def _leave_to_the_writer(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
-def _lines_up_to(path: Path, last_step: int) -> list[str]:
+def read_lines(path: Path, last_step: int) -> list[str]:
     """The lines of the steps up to `last_step`; the last line of a killed run may be cut short."""
     *lines, last = path.read_bytes().split(b"\n")
     kept = []

@@ -155,6 +155,17 @@ class _Continued:
     same_data: bool
 
 
+def read_run(path: Path) -> dict[str, Any]:
+    """A run's config.json, with at least `fingerprint` (`data`, `run`), `config` (`train`) and `net`."""
+    with naming(path, "restore it, or train into another folder"):
+        found = json.loads(path.read_bytes())
+        parts = found["fingerprint"], found["config"], found["config"]["train"], found["net"]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("its parts are not objects")
+        found["fingerprint"]["data"], found["fingerprint"]["run"]
+    return dict(found)
+
+
 class Run:
     """Everything around the loop: built or resumed on creation, saved as it goes."""
 
@@ -323,10 +334,8 @@ class Run:
         path = self.run_dir / "config.json"
         identity = {"data": self.source.fingerprint, "run": self.config.fingerprint(self.source)}
         if path.exists():
-            with naming(path, "restore it, or train into another folder"):
-                found = json.loads(path.read_bytes())
-                known = {key: found["fingerprint"][key] for key in identity}
-                config_there = dict(found["config"])
+            found = read_run(path)
+            known, config_there = found["fingerprint"], found["config"]
             if known["data"] != identity["data"]:
                 raise ValueError(
                     f"{self.run_dir} was trained on other images: {self.source.name} has changed since the run "
@@ -374,7 +383,7 @@ class Run:
             raise ValueError(
                 f"train.continue_from = {folder}: there is no run with a saved state in that folder"
             )
-        theirs = json.loads((folder / "config.json").read_bytes())
+        theirs = read_run(folder / "config.json")
         step, here = state[1]["step"], self.config.model_dump(mode="json")
         different = differences(theirs["net"], self.net_config.model_dump(mode="json"))
         for name in ("batch_size", "accumulate"):  # steps are counted in batches

@@ -1,0 +1,449 @@
+"""Every format that Assay reads: how a valid file is made, how it is read, what it holds.
+
+A new format is one more row of `FORMATS`. `make` writes a valid file, with whatever belongs to it, into an
+empty folder and returns the file to be damaged. `read` reads that file the way a user's command would, and
+returns its contents as plain values and arrays. `has_checksum` says whether other contents can be told from
+the right ones; what has no checksum may be read as other contents, but not in any other way.
+"""
+
+import base64
+import gzip
+import io
+import json
+import pickle
+import shutil
+import struct
+import tarfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+import torch
+from PIL import Image
+
+from assay.checkpoint import (
+    Checkpoint,
+    CheckpointInfo,
+    export_checkpoint,
+    import_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from assay.data.pack import read_annotations
+from assay.data.readers import read_any
+from assay.data.store import PackedImage, open_store, write_store
+from assay.metrics.score import Score, ScoreConfig, load_score
+from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
+from assay.mixture.samples import read_mixture, read_samples, write_samples
+from assay.nets import MLPConfig, UNetConfig, build_denoiser
+from assay.outcome import load_outcome
+from assay.pricing.table import PAPER, read_comparable
+from assay.study.spec import read_study
+from assay.train.config import read_config, read_toml
+from assay.train.record import read_lines
+from assay.train.run import read_run
+from assay.train.state import load_state, save_state
+from tests.studies import SPEC
+from tests.test_data_scientific import WRITERS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+_RNG = np.random.default_rng(0)
+_IMAGES = _RNG.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+_MAX_READ = 50  # images; a mutant may have many more than the valid file
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format (see the head of this module)."""
+
+    name: str
+    make: Callable[[Path], Path]
+    read: Callable[[Path], Any]
+    has_checksum: bool = False
+    named: Callable[[Path], str] = lambda path: path.name  # what a message must contain
+
+
+# --- images ------------------------------------------------------------------------------------------------
+
+
+def _raw(path: Path, **options: Any) -> Any:
+    raw = read_any(str(path), **options)
+    return raw.label, raw.class_names, raw.sigma_tn, [raw.pixels(i) for i in range(len(raw.names))[:_MAX_READ]]
+
+
+def _folder(path: Path) -> Any:
+    return _raw(path.parent)
+
+
+def _picture(name: str, values: np.ndarray, **options: Any) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        Image.fromarray(values).save(folder / name, **options)
+        return folder / name
+
+    return make
+
+
+def _tiff(values: np.ndarray) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        tifffile.imwrite(folder / "a.tif", values, photometric="rgb")
+        return folder / "a.tif"
+
+    return make
+
+
+def _deep_png(folder: Path) -> Path:
+    """16-bit colour, which Pillow does not write: lines without prediction."""
+    pixels = _RNG.integers(0, 65536, (8, 8, 3)).astype(">u2")
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    body = b"".join(struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    return folder / "a.png"
+
+
+def _png() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(_IMAGES[0]).save(file, "png")
+    return file.getvalue()
+
+
+def _edm_zip(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("00000/a.png", "00000/b.png"):
+            archive.writestr(name, _png())
+        labels = [["00000/a.png", 0], ["00000/b.png", 1]]
+        archive.writestr("dataset.json", json.dumps({"labels": labels}))
+    return folder / "a.zip"
+
+
+def _edm_labels(folder: Path) -> Path:
+    (folder / "a.png").write_bytes(_png())
+    (folder / "dataset.json").write_text(json.dumps({"labels": [["a.png", 0]]}))
+    return folder / "dataset.json"
+
+
+def _npy(folder: Path) -> Path:
+    np.save(folder / "a.npy", _IMAGES)
+    return folder / "a.npy"
+
+
+def _npz(folder: Path) -> Path:
+    labels, levels = np.array([0, 1, 0, 1, 0, 1]), np.linspace(0, 1, 6)
+    np.savez_compressed(folder / "a.npz", images=_IMAGES, label=labels, sigma_tn=levels)
+    return folder / "a.npz"
+
+
+def _idx(folder: Path) -> Path:
+    values = _IMAGES[..., 0]
+    (folder / "a-images-idx3-ubyte").write_bytes(
+        bytes([0, 0, 8, 3]) + struct.pack(">3I", *values.shape) + values.tobytes()
+    )
+    (folder / "a-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 6, 0, 1, 0, 1, 0, 1]))
+    return folder / "a-images-idx3-ubyte"
+
+
+def _idx_gz(folder: Path) -> Path:
+    (folder / "a-idx3.gz").write_bytes(gzip.compress(_idx(folder).read_bytes()))
+    return folder / "a-idx3.gz"
+
+
+def _tar(path: Path, contents: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:  # type: ignore[call-overload]
+        for name, content in contents.items():
+            member = tarfile.TarInfo(f"cifar/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def _batches() -> dict[str, bytes]:
+    batch = {"data": _RNG.integers(0, 256, (2, 3072), dtype=np.uint8), "labels": [3, 9], "batch_label": "x"}
+    return {f"data_batch_{i}": pickle.dumps(batch, 3) for i in range(1, 6)}
+
+
+def _npm() -> dict[str, bytes]:
+    file = io.BytesIO()
+    Image.fromarray(_RNG.integers(0, 256, (1, 1024, 3), dtype=np.uint8)).save(file, "png")
+    contents = {f"data_batch_{i}.png": file.getvalue() for i in range(1, 6)}
+    return {**contents, "train_lables.json": json.dumps([0, 1, 2, 3, 4]).encode()}
+
+
+def _cifar_batch(folder: Path) -> Path:
+    for name, content in _batches().items():
+        (folder / name).write_bytes(content)
+    return folder / "data_batch_1"
+
+
+def _npm_labels(folder: Path) -> Path:
+    for name, content in _npm().items():
+        (folder / name).write_bytes(content)
+    return folder / "train_lables.json"
+
+
+def _huggingface(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        import datasets
+
+        features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+        columns = {"img": [Image.fromarray(image) for image in _IMAGES[:2]], "label": [0, 1]}
+        datasets.disable_progress_bars()
+        shutil.rmtree(folder / "hf", ignore_errors=True)
+        datasets.Dataset.from_dict(columns, features).save_to_disk(folder / "hf")
+        return folder / "hf" / file
+
+    return make
+
+
+def _scientific(name: str, part: str = "") -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        WRITERS[name](path)
+        return path / part if part else path
+
+    return make
+
+
+def _read_scientific(path: Path) -> Any:
+    whole = next((parent for parent in path.parents if parent.suffix == ".zarr"), path)
+    return _raw(whole, dataset="images" if whole.name == "a.zarr" else None)
+
+
+# --- our own files -----------------------------------------------------------------------------------------
+
+
+def _store(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "store"
+        shutil.rmtree(path, ignore_errors=True)
+        images = [
+            PackedImage(f"{i}.png", image.transpose(2, 0, 1), 0.1 * i, i % 2, 0.1 * i + 0.1, None, i // 2)
+            for i, image in enumerate(_IMAGES)
+        ]
+        write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
+        return path / file
+
+    return make
+
+
+def _read_store(path: Path) -> Any:
+    store = open_store(path.parent)
+    x = store.read(torch.arange(len(store)))
+    columns = store.sigma_tn, store.label, store.usable_from, store.group
+    names = store.source_names(range(len(store)))
+    return x, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint
+
+
+_MLP = MLPConfig(image_shape=(1, 4, 4), num_classes=2, width=8, num_blocks=1)
+_UNET = UNetConfig(image_shape=(1, 8, 8), model_channels=8, channel_mult=(1,), num_blocks=1)
+
+
+def _checkpoint(folder: Path) -> Path:
+    info = CheckpointInfo(dataset="digits", sigma_tn=((0.0, 0.5), (0.2, 0.5)), label_names=("a", "b"))
+    save_checkpoint(folder / "a.safetensors", build_denoiser(_MLP), _MLP, info)
+    return folder / "a.safetensors"
+
+
+def _weights(checkpoint: Checkpoint) -> Any:
+    state = dict(checkpoint.denoiser.state_dict())
+    return state, checkpoint.config.model_dump(), checkpoint.info.model_dump()
+
+
+def _state(folder: Path) -> Path:
+    tensors = {"model/a": torch.arange(100.0), "optimizer/0/step": torch.tensor(3.0)}
+    save_state(folder / "state", 40, tensors, {"num_skipped": 1, "by_sigma": [[0.5, 1.5]]})
+    return folder / "state" / "000000040.safetensors"
+
+
+def _read_state(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return load_state(path.parent)
+        except UserWarning as warning:  # a damaged state is not used, and the user is told
+            raise ValueError(str(warning)) from warning
+
+
+def _exported(kind: str, file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        path = folder / "out" / ("net" if kind == "ambient-laws-hf" else "net.pt")
+        checkpoint = Checkpoint(build_denoiser(_UNET), _UNET, CheckpointInfo())
+        export_checkpoint(checkpoint, path, kind)  # type: ignore[arg-type]
+        return folder / "out" / file
+
+    return make
+
+
+def _snapshot(folder: Path) -> Path:
+    shutil.copy(GOLDEN / "edm_pickle" / "network-snapshot-000123.pkl", folder)
+    return folder / "network-snapshot-000123.pkl"
+
+
+def _statistics(folder: Path) -> Path:
+    save_statistics(folder / "ref.npz", features_to_statistics(_RNG.normal(size=(30, 5))))
+    return folder / "ref.npz"
+
+
+def _text(name: str, text: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_text(text)
+        return folder / name
+
+    return make
+
+
+def _samples(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        write_samples(folder / name, _RNG.normal(size=(20, 2)), np.linspace(0.1, 1, 20))
+        return folder / name
+
+    return make
+
+
+def _read_numbers(path: Path) -> Any:
+    x, sigma = read_samples(path)
+    return np.array(x), np.array(sigma)
+
+
+_CONFIG = """
+[data]
+store = "digits"
+clean_fraction = 0.1
+sigma = 0.5
+[net]
+preset = "mlp"
+[train]
+num_steps = 100
+lr = 1e-3
+"""
+_ANNOTATIONS = "filename,sigma,usable_from\n0.png,0.1,\n1.png,0,0.5\n2.png,0.2,0.3\n"
+_JSON_LINES = "".join(json.dumps({"filename": f"{i}.png", "sigma": i / 10}) + "\n" for i in range(3))
+_LOG = "".join(json.dumps({"step": i, "loss": 0.5 / i}) + "\n" for i in range(1, 9))
+_MIXTURE = json.dumps({"atoms": [[0.5, 1.0], [-1.0, 2.0]], "weights": [0.25, 0.75]})
+_RUN = json.dumps(
+    {"assay": "0.2.0", "fingerprint": {"data": "a1", "run": "b2"}, "config": {"train": {}}, "net": {}}
+)
+_EVALUATION = json.dumps({"metric": "FD-pixels", "fd": 2.5, "extractor": "pixels", "num_images": 100})
+_SCORE = Score(
+    model="a",
+    held_out="b",
+    fingerprint="c",
+    num_dims=64,
+    config=ScoreConfig(num_levels=2),
+    index=tuple(range(20)),
+    sigma_tn=(0.0,) * 20,
+    errors=base64.b64encode(np.ones((20, 2), np.float32).tobytes()).decode(),
+)
+
+
+def _read_annotations(path: Path) -> Any:
+    levels, problems = read_annotations(path, ["0.png", "1.png", "2.png"])
+    if problems:
+        raise ValueError(problems[0].reason)
+    return levels
+
+
+def _read_table(path: Path) -> Any:
+    return [(found.sigma, found.num_clean, found.value, found.std) for found in read_comparable(path)]
+
+
+FORMATS: list[Format] = [
+    *(
+        Format(f"store {file}", _store(f"{file}"), _read_store, True)
+        for file in (
+            "images.npy",
+            "sigma_tn.npy",
+            "label.npy",
+            "names.npy",
+            "usable_from.npy",
+            "group.npy",
+            "blocks.npy",
+            "meta.json",
+        )
+    ),
+    Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
+    Format("state", _state, _read_state, True),
+    Format("EDM pickle", _snapshot, lambda path: _weights(import_checkpoint(path))),
+    Format(
+        "torch archive",
+        _exported("edm-state-dict", "net.pt"),
+        lambda path: _weights(import_checkpoint(path)),
+        True,
+    ),
+    Format(
+        "EDM arguments",
+        _exported("edm-state-dict", "net.json"),
+        lambda path: _weights(import_checkpoint(path.with_suffix(".pt"))),
+    ),
+    Format(
+        "ambient-laws weights",
+        _exported("ambient-laws-hf", "net/model.safetensors"),
+        lambda path: _weights(import_checkpoint(path.parent)),
+    ),
+    Format(
+        "ambient-laws config",
+        _exported("ambient-laws-hf", "net/config.json"),
+        lambda path: _weights(import_checkpoint(path.parent)),
+    ),
+    Format("png", _picture("a.png", _IMAGES[0]), _folder, True),
+    Format("png palette", _picture("a.png", _IMAGES[0] // 64 * 64), _folder, True),
+    Format("png 16-bit grey", _picture("a.png", _IMAGES[0, ..., 0].astype(np.uint16) * 257), _folder, True),
+    Format("png 16-bit colour", _deep_png, _folder, True),
+    Format("jpeg", _picture("a.jpg", _IMAGES[0]), _folder),
+    Format("webp", _picture("a.webp", _IMAGES[0], lossless=True), _folder),
+    Format("tiff", _picture("a.tif", _IMAGES[0]), _folder),
+    Format("tiff deflate", _picture("a.tif", _IMAGES[0], compression="tiff_adobe_deflate"), _folder),
+    Format("tiff float", _tiff(_IMAGES[0].astype(np.float32)), _folder),
+    Format("tiff 16-bit", _tiff(_IMAGES[0].astype(np.uint16)), _folder),
+    Format("zip", _edm_zip, _raw, True),
+    Format("dataset.json", _edm_labels, _folder),
+    Format("npy", _npy, _raw),
+    Format("npz", _npz, _raw, True),
+    Format("idx", _idx, _raw),
+    Format("idx.gz", _idx_gz, _raw, True),
+    Format("cifar tar.gz", lambda folder: _tar(folder / "c.tar.gz", _batches()), _raw, True),
+    Format("cifar tar", lambda folder: _tar(folder / "c.tar", _batches()), _raw),
+    Format("cifar batch", _cifar_batch, _folder, named=lambda path: path.parent.name),
+    Format("cifar npm", lambda folder: _tar(folder / "c.tgz", _npm()), _raw, True),
+    Format("cifar npm labels", _npm_labels, _folder, named=lambda path: path.parent.name),
+    *(
+        Format(f"hugging face {file[:10]}", _huggingface(file), _folder, named=lambda path: path.parent.name)
+        for file in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
+    ),
+    *(
+        Format(name, _scientific(name), _read_scientific, has_checksum=name.endswith("gz"))
+        for name in WRITERS
+        if not name.endswith("zarr")
+    ),
+    Format(
+        "zarr array", _scientific("a.zarr", "images/c/0/0/0"), _read_scientific, named=lambda path: "a.zarr"
+    ),
+    Format(
+        "zarr group", _scientific("a.zarr", "images/zarr.json"), _read_scientific, named=lambda path: "a.zarr"
+    ),
+    Format("annotations csv", _text("a.csv", _ANNOTATIONS), _read_annotations),
+    Format("annotations jsonl", _text("a.jsonl", _JSON_LINES), _read_annotations),
+    Format("train toml", _text("a.toml", _CONFIG), lambda path: read_config(read_toml(path), str(path))),
+    Format("study toml", _text("study.toml", SPEC), read_study),
+    Format("run config", _text("config.json", _RUN), read_run),
+    Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
+    Format("results.csv", _text("results.csv", PAPER.read_text()), _read_table),
+    Format("evaluation json", _text("a.json", _EVALUATION), load_outcome),
+    Format("score json", _text("a.json", _SCORE.model_dump_json()), lambda path: load_score(path).model_dump()),
+    Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
+    Format("mixture json", _text("a.json", _MIXTURE), lambda path: vars(read_mixture(path))),
+    Format("samples csv", _samples("a.csv"), _read_numbers),
+    Format("samples npy", _samples("a.npy"), _read_numbers),
+    Format("samples npz", _samples("a.npz"), _read_numbers, True),
+    Format("samples parquet", _samples("a.parquet"), _read_numbers),
+]
