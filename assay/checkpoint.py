@@ -23,7 +23,7 @@ from torch import Tensor
 
 from assay.archives import check_unpacked
 from assay.denoise import Denoiser, Preconditioned
-from assay.files import naming, one_line, read_json, reason, write_whole, write_whole_directory
+from assay.files import Name, naming, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
 from assay.nets.layers import resample_kernel
 from assay.sample import Guided, SampleConfig
@@ -45,11 +45,11 @@ class CheckpointInfo(BaseModel):
     seed: int | None = None  # of training
     consistency: bool | None = None  # whether the consistency loss was used
     num_images_seen: int | None = None
-    dataset: str | None = None
+    dataset: Name | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept
-    label_names: tuple[str, ...] = ()
+    label_names: tuple[Name, ...] = ()
     physical_range: tuple[float, float] | None = None  # what -1 and 1 are in the units of the data
-    source: str | None = None  # where foreign weights came from
+    source: Name | None = None  # where foreign weights came from
 
     @property
     def lowest_sigma_tn(self) -> float | None:

@@ -19,10 +19,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from filelock import lock_descriptor
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 
 _PARTIAL = ".partial"
 _LOCK = ".lock"
@@ -242,6 +242,13 @@ def reason(error: Exception) -> str:
     else:
         text = str(error) or type(error).__name__
     return one_line(text)
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+Name = Annotated[str, AfterValidator(_printable)]  # one line without control characters, whatever a file says
 
 
 def one_line(text: str) -> str:

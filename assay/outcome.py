@@ -27,10 +27,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -40,21 +39,13 @@ from pydantic import (
 )
 
 from assay.checkpoint import CheckpointInfo
-from assay.files import is_number, naming, one_line, write_whole
+from assay.files import Name, is_number, naming, one_line, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
 from assay.metrics.score import Score, paired_errors
 from assay.sample import SampleConfig
 
 Sampling = Literal["full", "truncated", "refined"]
 _MAX_LEVELS_IN_WORDS = 3
-
-
-def _one_line(text: str) -> str:
-    printable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(printable.split())
-
-
-Name = Annotated[str, AfterValidator(_one_line)]
 
 
 class Setting(BaseModel):
@@ -419,7 +410,7 @@ def _check_header(path: Path, names: list[str], header: list[str]) -> None:
         name = "score, fd or fid" if missing[0] == "fd" else missing[0]
         raise ValueError(f"{path}: column {name} is missing; the header has {one_line(', '.join(header))}")
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{path}: column {min(twice)} is named twice")
+        raise ValueError(f"{path}: column {one_line(min(twice))} is named twice: remove one of them")
 
 
 def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:

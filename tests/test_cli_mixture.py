@@ -46,7 +46,7 @@ def test_files_come_back_as_written(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[1], sigma)
     np.save(tmp_path / "plain.npy", x)
     plain = read_samples(tmp_path / "plain.npy", sigma=0.5)
-    assert plain[0].shape == (50, 3) and (plain[1] == 0.5).all() and isinstance(plain[0], np.memmap)
+    assert plain[0].shape == (50, 3) and (plain[1] == 0.5).all() and isinstance(plain[0].base, np.memmap)
     named = np.zeros(4, dtype=[("a", float), ("noise", float)])
     np.save(tmp_path / "named.npy", named)
     assert read_samples(tmp_path / "named.npy", "noise")[0].shape == (4, 1)
@@ -126,15 +126,15 @@ def test_noise_per_feature_and_missing_values(tmp_path: Path) -> None:
         (["fit", "good.csv", "--sigma-column", "noise"], "no column 'noise', only x0, x1, sigma"),
         (["fit", "good.csv", "--k", "3", "--search", "all"], "'scalable' or 'exhaustive'"),
         (["fit", "good.csv", "--k", "40"], "too few for 40 atoms"),
-        (["fit", "bad.csv"], "not a table of numbers"),
-        (["fit", "short.csv"], "2 names in its header and 3 columns"),
+        (["fit", "bad.csv"], "bad.csv cannot be read"),
+        (["fit", "short.csv"], "3 columns and 2 names"),
         (["fit", "flat.npy"], "the last column sigma"),
         (["fit", "lonely.npz"], "no samples"),
         (["simulate", "out.csv"], "either --atoms"),
         (["simulate", "out.csv", "--atoms", "0,0;1"], "different numbers of coordinates"),
         (["simulate", "out.csv", "--atoms", "a,b"], "not a list of numbers"),
         (["simulate", "out.csv", "--atoms", "0;1", "--weights", "0.5,0.6"], "sum to 1"),
-        (["simulate", "out.csv", "--mixture", "empty.json"], "holds no mixture"),
+        (["simulate", "out.csv", "--mixture", "empty.json"], "not an object"),
         (["simulate", "out.csv", "--atoms", "0;1", "--sigma", "-1"], "finite and >= 0"),
         (["fit", "gone.csv", "--k", "2"], "gone.csv does not exist: check the path"),
         (["bounds", "--delta", "2"], "--delta 2"),

@@ -19,7 +19,7 @@ import pytest
 
 from assay.study import OpenStudy, run_local
 from assay.study.run import Update, locked, run_path
-from tests.processes import children, seconds_until_gone
+from tests.processes import seconds_until_gone, workers_of
 from tests.studies import kept, outcome, prepared, weights
 
 # `assay study run` without its display: a line of JSON for each update.
@@ -107,7 +107,7 @@ def test_killing_the_driver_at_any_moment_changes_nothing(undisturbed: OpenStudy
             for line in process.stdout:
                 told.append(json.loads(line))
                 if len(told) == num_updates:
-                    workers = children(process.pid)
+                    workers = workers_of(process.pid)
                     os.kill(moments.choice(workers), signal.SIGSTOP)  # even a stopped one is not left over
                     process.kill()
                     seconds_until_gone(workers)

@@ -40,7 +40,7 @@ from assay.archives import (
 )
 from assay.data.decode import decode_image, decode_pixels, flatten
 from assay.data.scientific import is_tiff_stack, open_stack, stack_format, to_pixels
-from assay.files import naming
+from assay.files import naming, one_line
 from assay.unpickle import PlainArray, parse_pickle
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp"}
@@ -313,8 +313,9 @@ def _edm_labels(text: bytes, where: str, names: list[str]) -> tuple[np.ndarray, 
         return _no_classes(len(names))
     missing = [name for name in names if name not in labels]
     if missing:
+        name = one_line(missing[0])
         raise ValueError(
-            f"{where} has no label for {missing[0]} ({len(missing)} in all): add it, or remove the image"
+            f"{where} has no label for {name} ({len(missing)} in all): add it, or remove the image"
         )
     return numbered_classes([labels[name] for name in names], where)
 

@@ -114,7 +114,7 @@ def open_stack(path: Path, dataset: str | None = None, noise: str | None = None)
             case "fits":
                 return _open_fits(path, dataset, noise)
             case "hdf5":
-                return _open_tree(import_module("h5py").File(path, "r"), dataset, noise)
+                return _open_tree(path, import_module("h5py").File(path, "r"), dataset, noise)
             case "zarr":
                 return _open_zarr(path, dataset, noise)
             case "tiff":
@@ -228,7 +228,9 @@ def _with_noise(stack: Stack, found: Any, noise: str) -> Stack:
     return replace(stack, sigma_map=lambda k: maps.read(k if several else 0))
 
 
-def _open_tree(group: Any, dataset: str | None, noise: str | None, axes: str | None = None) -> Stack:
+def _open_tree(
+    path: Path, group: Any, dataset: str | None, noise: str | None, axes: str | None = None
+) -> Stack:
     """A data set of an HDF5 file or zarr group: the one named, or the only one with three or four axes."""
     if dataset is not None:
         if dataset not in group:
@@ -245,11 +247,22 @@ def _open_tree(group: Any, dataset: str | None, noise: str | None, axes: str | N
         dataset, values = stacks[0], group[stacks[0]]
     if not hasattr(values, "shape") or len(values.shape) not in (2, 3, 4, 5):
         raise ValueError(f"{dataset} is not an array of images (N, H, W[, C])")
+    _check_size(path, values)
     stack = _planes(values, axes or _array_axes(tuple(values.shape)))
     if noise is not None:
-        found = group[noise][...] if noise in group else values.attrs.get(noise, group.attrs.get(noise))
-        return _with_noise(stack, found, noise)
+        if noise in group:
+            _check_size(path, group[noise])
+            return _with_noise(stack, group[noise][...], noise)
+        return _with_noise(stack, values.attrs.get(noise, group.attrs.get(noise)), noise)
     return stack
+
+
+def _check_size(path: Path, values: Any) -> None:
+    """Reject an array, or chunks of one, that declare far more than is stored: missing chunks cost nothing."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    stored = sum(file.stat().st_size for file in files if file.is_file())
+    parts = values.shape, values.chunks or (), getattr(values, "shards", None) or ()
+    check_unpacked(path, max(map(math.prod, parts)) * values.dtype.itemsize, stored)
 
 
 def _array_axes(shape: tuple[int, ...]) -> str:
@@ -274,13 +287,14 @@ def _arrays(group: Any, prefix: str = "", depth: int = 8) -> dict[str, Any]:
 def _open_zarr(path: Path, dataset: str | None, noise: str | None) -> Stack:
     opened = import_module("zarr").open(str(path), mode="r")
     if hasattr(opened, "shape"):
+        _check_size(path, opened)
         return _planes(opened, _array_axes(tuple(opened.shape)))
     multiscales = opened.attrs.get("multiscales") or opened.attrs.get("ome", {}).get("multiscales")
     if multiscales and dataset is None:  # OME-Zarr: the first resolution is the full one
         image = multiscales[0]
         axes = "".join(axis["name"] if isinstance(axis, dict) else axis for axis in image.get("axes", "tczyx"))
-        return _open_tree(opened, image["datasets"][0]["path"], noise, axes)
-    return _open_tree(opened, dataset, noise)
+        return _open_tree(path, opened, image["datasets"][0]["path"], noise, axes)
+    return _open_tree(path, opened, dataset, noise)
 
 
 def _open_tiff(path: Path) -> Stack:

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from assay.archives import read_npy
 from assay.data.blocks import Blocks, write_blocks
-from assay.files import naming, sha256, write_whole_directory
+from assay.files import Name, naming, sha256, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
@@ -79,13 +79,13 @@ class StoreMeta(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_version: Literal[1, 2] = FORMAT_VERSION
-    name: str
+    name: Name
     num_images: int
     image_shape: tuple[int, int, int]
     dtype: DType
     value_range: tuple[float, float]
     physical_range: tuple[float, float] | None = None  # None: the value range
-    class_names: tuple[str, ...]
+    class_names: tuple[Name, ...]
     num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
 

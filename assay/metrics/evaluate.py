@@ -24,7 +24,7 @@ from assay.archives import read_npy
 from assay.data import ImageSource
 from assay.data.picture import captioned_rows
 from assay.data.view import usable_from
-from assay.files import hold_lock, sha256, write_whole, write_whole_directory
+from assay.files import Name, hold_lock, sha256, write_whole, write_whole_directory
 from assay.metrics.distance import (
     Estimate,
     Memorisation,
@@ -156,14 +156,14 @@ class Details(BaseModel):
     extractor_sha256: str
     extractor_accuracy: float | None
     num_features: int
-    generated: str
-    reference: str
+    generated: Name
+    reference: Name
     reference_fingerprint: str
     num_reference: int | None
     sampler: SamplerSettings | None
     ranges: tuple[RangeMeasures, ...]
-    training: str | None  # where the nearest training images were looked for
-    held_out: str | None  # whose distances they are compared with
+    training: Name | None  # where the nearest training images were looked for
+    held_out: Name | None  # whose distances they are compared with
     memorisation: Memorisation | None  # over all ranges together
     assay_version: str
 
@@ -175,8 +175,8 @@ class Evaluation(Measures):
     """
 
     fd_std: float | None = None  # standard deviation over the ranges (n - 1), None if there is one
-    metric: str = ""  # FID only for `inception`
-    extractor: str = ""
+    metric: Name = ""  # FID only for `inception`
+    extractor: Name = ""
     num_images: int | None = None  # in each range
     score: float | None = Field(None, title="score")  # held-out score, nats per dimension, at `score_step`
     score_error: float | None = None  # standard error over the held-out images

@@ -43,7 +43,7 @@ from assay.checkpoint import CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
 from assay.data.view import evened, image_seeds, stream
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.files import naming, write_whole
+from assay.files import Name, naming, write_whole
 from assay.metrics.distance import Estimate
 from assay.noise import add_noise
 from assay.sample import SeededNoise
@@ -107,8 +107,8 @@ class Score(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # the summaries in a file are computed again
 
-    model: str
-    held_out: str
+    model: Name
+    held_out: Name
     fingerprint: str  # of the held-out images
     num_dims: int
     config: ScoreConfig

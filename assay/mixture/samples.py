@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from assay.archives import read_npy, read_npz
-from assay.files import is_number, naming, read_json, write_whole
+from assay.files import is_number, naming, one_line, read_json, write_whole
 from assay.mixture.moments import Array, Atoms
 from assay.mixture.noise import check_sigma
 
 SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+_COLUMNS = "save columns of numbers, one value per sample"
 
 
 def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
@@ -119,18 +120,19 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
     if sigma is None and sigma_column not in columns:
         each = [name for name in columns if f"{sigma_column}_{name}" in columns]
         if not each or 2 * len(each) != len(columns):
-            raise ValueError(
-                f"{path} has no column {sigma_column!r}, only {', '.join(columns)}: name it or give sigma"
-            )
-        # One level per feature: x0, x1, sigma_x0, sigma_x1.
-        levels = np.column_stack([columns.pop(f"{sigma_column}_{name}") for name in each])
-        return np.column_stack([columns[name] for name in each]), levels
+            there = one_line(", ".join(columns))
+            raise ValueError(f"{path} has no column {sigma_column!r}, only {there}: name it or give sigma")
+        with naming(path, _COLUMNS):  # one level per feature: x0, x1, sigma_x0, sigma_x1
+            levels = np.column_stack([columns.pop(f"{sigma_column}_{name}") for name in each])
+            return np.column_stack([columns[name] for name in each]), levels.astype(np.float64)
     level = columns.pop(sigma_column, None) if sigma is None else None
     if not columns:
         raise ValueError(f"{path} holds noise levels and no samples")
     if _suffix(path) == ".npz" and len(columns) > 1:
-        raise ValueError(f"{path} holds several arrays of samples, {', '.join(columns)}: keep one, (n, d)")
-    with naming(path, "save columns of numbers, one value per sample"):
+        raise ValueError(
+            f"{path} holds several arrays of samples, {one_line(', '.join(columns))}: keep one, (n, d)"
+        )
+    with naming(path, _COLUMNS):
         x = np.column_stack(list(columns.values()))
         level = np.full(len(x), sigma) if level is None else np.asarray(level, np.float64)
     if level.ndim == 0 or len(level) != len(x):
@@ -148,7 +150,9 @@ def _header(path: Path) -> list[str]:
     if names and all(is_number(name) for name in names):
         raise ValueError(f"{path} begins with numbers: put a header line above them, such as x0,x1,sigma")
     if len(set(names)) < len(names):
-        raise ValueError(f"{path} names a column twice in {','.join(names)}: give each a name of its own")
+        raise ValueError(
+            f"{path} names a column twice in {one_line(','.join(names))}: give each a name of its own"
+        )
     return names
 
 

@@ -81,9 +81,10 @@ def _folder(path: Path) -> Any:
     return _raw(path.parent)
 
 
-def _picture(name: str, values: np.ndarray, **options: Any) -> Callable[[Path], Path]:
+def _picture(name: str, values: np.ndarray, mode: str | None = None, **options: Any) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        Image.fromarray(values).save(folder / name, **options)
+        image = Image.fromarray(values)
+        (image.convert(mode) if mode else image).save(folder / name, **options)
         return folder / name
 
     return make
@@ -310,11 +311,6 @@ def _samples(name: str) -> Callable[[Path], Path]:
     return make
 
 
-def _read_numbers(path: Path) -> Any:
-    x, sigma = read_samples(path)
-    return np.array(x), np.array(sigma)
-
-
 _CONFIG = """
 [data]
 store = "digits"
@@ -396,7 +392,7 @@ FORMATS: list[Format] = [
         lambda path: _weights(import_checkpoint(path.parent)),
     ),
     Format("png", _picture("a.png", _IMAGES[0]), _folder, True),
-    Format("png palette", _picture("a.png", _IMAGES[0] // 64 * 64), _folder, True),
+    Format("png palette", _picture("a.png", _IMAGES[0], "P"), _folder, True),
     Format("png 16-bit grey", _picture("a.png", _IMAGES[0, ..., 0].astype(np.uint16) * 257), _folder, True),
     Format("png 16-bit colour", _deep_png, _folder, True),
     Format("jpeg", _picture("a.jpg", _IMAGES[0]), _folder),
@@ -442,8 +438,8 @@ FORMATS: list[Format] = [
     Format("score json", _text("a.json", _SCORE.model_dump_json()), lambda path: load_score(path).model_dump()),
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
     Format("mixture json", _text("a.json", _MIXTURE), lambda path: vars(read_mixture(path))),
-    Format("samples csv", _samples("a.csv"), _read_numbers),
-    Format("samples npy", _samples("a.npy"), _read_numbers),
-    Format("samples npz", _samples("a.npz"), _read_numbers, True),
-    Format("samples parquet", _samples("a.parquet"), _read_numbers),
+    Format("samples csv", _samples("a.csv"), read_samples),
+    Format("samples npy", _samples("a.npy"), read_samples),
+    Format("samples npz", _samples("a.npz"), read_samples, True),
+    Format("samples parquet", _samples("a.parquet"), read_samples),
 ]

@@ -10,6 +10,7 @@ checksum.
 """
 
 import argparse
+import copy
 import json
 import os
 import random
@@ -106,7 +107,7 @@ def _read_all(format: Format, folder: Path, first: int, last: int, pipe: int) ->
     os.dup2(silence, 2)  # what decoders in C have to say
     path = format.make(folder)
     valid = path.read_bytes()
-    expected = format.read(path)
+    expected = copy.deepcopy(format.read(path))  # what is memory-mapped changes with the file
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + BYTES, in_use + BYTES))
     for number in range(first, last):
