@@ -7,10 +7,12 @@ the committed numbers give, so no figure on a page can differ from them.
 """
 
 import csv
+import math
 import re
 import statistics
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,35 @@ def ordering(study: str) -> str:
         ("mix", mix, "clean-only 10 %", values["few_clean"]),
     ]
     return "\n".join(f"- {a} < {b}: {x} against {y}: {_verdict(x, y)}" for a, x, b, y in claims)
+
+
+def by_score(study: str) -> str:
+    """All settings in the order of their held-out score, and how many standard errors neighbours are apart."""
+    lines = []
+    moments = {
+        "at the end of training": ("score_final", "score_final_error"),
+        "at the best stopping time": ("score", "score_paired_error"),
+    }
+    for moment, names in moments.items():
+        values: dict[Setting, list[tuple[float, ...]]] = {}
+        for outcome in _outcomes(study):
+            if outcome.setting.sampling == "full":
+                found = tuple(getattr(outcome.evaluation, name) for name in names)
+                values.setdefault(outcome.setting.without_seed, []).append(found)
+        order = sorted({(*_mean_and_error(each), headline_title(setting)) for setting, each in values.items()})
+        text = f"{order[0][2]} {order[0][0]:.3f}"
+        for (low, low_error, _), (high, high_error, title) in pairwise(order):
+            apart = (high - low) / math.hypot(low_error, high_error)
+            text += f" < {title} {high:.3f} ({apart:.1f} standard errors above)"
+        lines.append(f"- {moment}: {text}")
+    return "\n".join(lines)
+
+
+def _mean_and_error(found: list[tuple[float, ...]]) -> tuple[float, float]:
+    """The mean over seeds; the error of the held-out images, which all seeds share, and that of the seeds."""
+    values, errors = zip(*found, strict=True)
+    between_seeds = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), math.hypot(statistics.fmean(errors), between_seeds)
 
 
 def _verdict(low: Average, high: Average) -> str:
@@ -234,6 +265,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "tables": tables,
     "headline": headline,
     "ordering": ordering,
+    "by_score": by_score,
     "ablation": ablation,
     "additions": additions,
     "rates": rates,

@@ -110,7 +110,10 @@ class PriceReport:
         if low <= 1 and high > _MAX_FACTOR:
             return f"{by} these runs do not decide what {noisy} are worth ({sure}).{self._advice(sigma)}"
         if math.isinf(high):
-            return f"{by} at least {low:.3g} {noisy} replace a clean one, and perhaps no number does ({sure})."
+            return (
+                f"{by} a noisy image at noise {sigma:g} is worth at most {1 / low:.2g} clean ones, and perhaps "
+                f"nothing: at least {low:.3g} of them replace a clean one ({sure})."
+            )
         if math.isnan(found.price):
             return f"{by} {between(low, high)} {noisy} replace a clean one ({sure}).{self._advice(sigma)}"
         return f"{by} {found.price:.3g} {noisy} replace a clean one ({between(low, high)}: {sure})."
