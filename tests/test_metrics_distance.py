@@ -358,3 +358,7 @@ def test_nearest_neighbours_against_scikit_learn() -> None:
     distance, index = NearestNeighbors(n_neighbors=2).fit(training).kneighbors(training[own])
     np.testing.assert_array_equal(leave_one_out(training).index, index[:, 1])
     np.testing.assert_allclose(leave_one_out(training).distance, distance[:, 1], rtol=1e-8)
+    last = training[:8193]  # whose last row is alone in its chunk
+    found = nearest_neighbours(last[-1:], last, np.array([8192]))
+    distance = np.linalg.norm(last[:-1] - last[-1], axis=1)
+    assert (found.index[0], found.distance[0]) == (distance.argmin(), pytest.approx(distance.min()))

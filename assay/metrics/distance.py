@@ -205,19 +205,30 @@ class Neighbours:
 
 
 def nearest_neighbours(a: np.ndarray, b: np.ndarray, own: np.ndarray | None = None) -> Neighbours:
-    """Which row of `b` (M, D) is nearest to each row of `a` (N, D); b[own[i]] does not count for a[i]."""
+    """Which row of `b` (M, D) is nearest to each row of `a` (N, D); b[own[i]] does not count for a[i].
+
+    Rows are compared by products in float32, twice as fast as float64: where two of them are equally far up to
+    a millionth of |a|^2, either may be chosen. The distance to the chosen one is exact. Memory is bounded, so
+    that `b` may be a mapped file larger than it.
+    """
     index, distance = np.zeros(len(a), dtype=np.int64), np.full(len(a), np.inf)
-    chunk_size = 8192  # of `b`, which may be a mapped file larger than memory
+    block_size, chunk_size = 512, 8192
+    centre = np.asarray(b[:1024], dtype=np.float64).mean(0)  # far from it, products lose their digits
     for start in range(0, len(b), chunk_size):
-        chunk = b[start : start + chunk_size]
-        for rows, distances in distance_blocks(a, chunk):
+        chunk = (b[start : start + chunk_size] - centre).astype(np.float32)
+        half_square = np.square(chunk).sum(1) / 2
+        for first in range(0, len(a), block_size):
+            rows = slice(first, min(first + block_size, len(a)))
+            block = a[rows].astype(np.float64)
+            gap = half_square - (block - centre).astype(np.float32) @ chunk.T  # (|x - y|^2 - |x|^2) / 2
             if own is not None:
                 here = np.flatnonzero((own[rows] >= start) & (own[rows] < start + len(chunk)))
-                distances[here, own[rows][here] - start] = np.inf
-            column = distances.argmin(1)
-            closest = distances[np.arange(len(column)), column]
-            closer = np.flatnonzero(closest < distance[rows])
-            index[rows.start + closer], distance[rows.start + closer] = start + column[closer], closest[closer]
+                gap[here, own[rows][here] - start] = np.inf
+            lowest = gap.argmin(1)
+            exact = np.sqrt(np.square(block - b[start + lowest]).sum(1))
+            exact[np.isinf(gap[np.arange(len(gap)), lowest])] = np.inf  # this chunk has its own row only
+            closer = np.flatnonzero(exact < distance[rows])
+            index[first + closer], distance[first + closer] = start + lowest[closer], exact[closer]
     return Neighbours(index, distance)
 
 
