@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.archives import check_unpacked
+from assay.data.units import PhysicalRange
 from assay.denoise import Denoiser, Preconditioned
 from assay.files import Name, naming, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
@@ -48,7 +49,7 @@ class CheckpointInfo(BaseModel):
     dataset: Name | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept
     label_names: tuple[Name, ...] = ()
-    physical_range: tuple[float, float] | None = None  # what -1 and 1 are in the units of the data
+    physical_range: PhysicalRange | None = None  # what -1 and 1 are in the units of the data
     source: Name | None = None  # where foreign weights came from
 
     @property

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from assay.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from assay.data import Store, open_store
-from assay.data.export import ExportDType, Format, PhysicalRange, Target, open_target
+from assay.data.export import ExportDType, Format, Target, open_target
+from assay.data.units import PhysicalRange
 from assay.data.view import evened, image_seeds, stream
 from assay.devices import NumDevices, open_fabric
 from assay.files import sha256

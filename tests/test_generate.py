@@ -25,6 +25,7 @@ from assay.data import Store
 from assay.data.pack import Conversion, pack
 from assay.data.picture import to_uint8
 from assay.data.readers import read_any, read_folder
+from assay.data.units import PhysicalRange
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
 
@@ -203,7 +204,7 @@ def test_numbers_out_of_range_are_rejected_by_their_option(
 
 
 def gaussian_checkpoint(
-    folder: Path, channels: int = 1, physical_range: tuple[float, float] | None = (0, 4095)
+    folder: Path, channels: int = 1, physical_range: PhysicalRange | None = (0, 4095)
 ) -> Path:
     """A new network predicts zeros, so its denoiser is exact for images of independent pixels N(0, 0.5^2)."""
     config = MLPConfig(image_shape=(channels, 8, 6), width=8, num_blocks=1)

@@ -133,6 +133,14 @@ def pack(
     dataset: Annotated[
         str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
     ] = None,
+    gain: Annotated[
+        float | None,
+        typer.Option(help="For sensors that count photons: values per photon. Images are stabilised."),
+    ] = None,
+    read_noise: Annotated[
+        float, typer.Option(min=0, help="With --gain: standard deviation of the read noise, in file units.")
+    ] = 0.0,
+    black: Annotated[float, typer.Option(help="With --gain: the value of no light.")] = 0.0,
     noise: Annotated[
         str | None,
         typer.Option(help="Keyword, extension or data set of a scientific file that holds its noise level."),
@@ -158,14 +166,26 @@ def pack(
         assay data pack clean/ --sigma 0 noisy/ --sigma-file levels.csv -o stores/scans
 
         assay data pack frames/ --range 0,4095 --sigma-map read_noise.npy -o stores/frames
+
+        assay data pack frames/ --range 0,4095 --gain 2.1 --read-noise 4 --black 100 -o stores/frames
     """
     from assay.data.pack import Conversion, PackSource
     from assay.data.pack import pack as pack_images
     from assay.data.readers import cut_patches, read_any, with_map, without_classes
+    from assay.data.units import Stabilised
     from assay.files import check_absent
 
     check_absent(output)  # before any long work
-    conversion = Conversion(_parse_size(size), fit, colour, None, dtype)
+    sensor = None
+    if gain is not None:
+        pairs = {value for _, name, value in context.meta["per_source"] if name == "--range"}
+        if len(pairs) != 1:
+            raise ValueError("--gain needs the values of black and white, one --range for all sources")
+        low, high = parse_pair(pairs.pop(), "value_range") or (0.0, 1.0)
+        sensor = Stabilised(low, high, gain, read_noise, black)
+    elif read_noise or black:
+        raise ValueError("--read-noise and --black describe a sensor that counts photons: give --gain too")
+    conversion = Conversion(_parse_size(size), fit, colour, None, dtype, sensor)
     cut = _parse_size(patch)
     if stride is not None and cut is None:
         raise ValueError("--stride is the distance of patches: give --patch too")
@@ -252,6 +272,7 @@ def show(
     """
     from assay.data import open_store
     from assay.data.show import noise_histogram, noise_picture, snr_text
+    from assay.data.units import Stabilised, black_and_white
     from assay.files import write_whole
 
     if noise and png is None:
@@ -267,10 +288,16 @@ def show(
         f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}, "
         f"{megabytes:.1f} MB" + (", checksums are correct" if verify else "")
     )
-    low, high = opened.physical_range or opened.meta.value_range
-    console.print(
-        f"black and white are {low:g} and {high:g} in the files: a sigma of 1 is {(high - low) / 2:g} there"
-    )
+    units = opened.physical_range or opened.meta.value_range
+    low, high = black_and_white(units)
+    if isinstance(units, Stabilised):
+        console.print(
+            f"black and white are {low:g} and {high:g} in the files; the sensor has gain {units.gain:g}, read "
+            f"noise {units.read_noise:g} and {units.black:g} for no light; images are stabilised"
+        )
+    else:
+        half = (high - low) / 2
+        console.print(f"black and white are {low:g} and {high:g} in the files: a sigma of 1 is {half:g} there")
     if opened.num_classes:
         counts = opened.label[opened.label >= 0].bincount(minlength=opened.num_classes).tolist()
         pairs = [f"{name} {count:,}" for name, count in zip(opened.class_names, counts, strict=True)]
@@ -393,7 +420,7 @@ def _print_report(report: "PackReport", command: Any) -> None:
     levels = store.sigma_tn[store.sigma_tn > 0]
     if len(levels):
         noisy += f" (sigma {levels.min().item():.3g} to {levels.max().item():.3g} where black to white is 2"
-        if store.meta.physical_range is not None:
+        if isinstance(store.meta.physical_range, tuple):
             half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
             noisy += (
                 f", {levels.min().item() * half:.4g} to {levels.max().item() * half:.4g} in the files' units"

@@ -23,11 +23,11 @@ from PIL import Image
 from torch import Tensor
 
 from assay.data.picture import image_grid, to_uint8
+from assay.data.units import PhysicalRange, as_plain, black_and_white, to_physical
 from assay.files import differences, read_json, remove_leftovers, write_whole
 
 Format = Literal["png", "tiff", "npy", "fits"]
 ExportDType = Literal["uint8", "uint16", "float32"]
-PhysicalRange = tuple[float, float]
 _SUFFIX = {"png": ".png", "tiff": ".tif", "npy": ".npy", "fits": ".fits"}
 _KIND = {".png": "grid", ".npz": "npz", ".npy": "npy", ".tif": "tiff", ".tiff": "tiff", ".fits": "fits"}
 _JOB = ".job.json"
@@ -36,14 +36,14 @@ _JOB = ".job.json"
 def to_values(images: Tensor, dtype: ExportDType, physical_range: PhysicalRange | None) -> np.ndarray:
     """(B, C, H, W) in [-1, 1] -> (B, H, W, C) as a file holds them.
 
-    In the data's units the value is low + (x + 1) (high - low) / 2, with `physical_range` = (low, high).
+    In the data's units the value is low + (x + 1) (high - low) / 2, with `physical_range` = (low, high), or
+    what a sensor that counts photons would show (`assay.data.units`).
     """
     images = images.detach().float().cpu().permute(0, 2, 3, 1)
     if dtype == "uint8":
         return to_uint8(images).numpy()
     assert physical_range is not None, "`open_target` asks for it"
-    low, high = physical_range
-    values = low + (images.double().numpy() + 1) * ((high - low) / 2)
+    values = to_physical(images.numpy(), physical_range)
     return np.rint(values.clip(0, 65535)).astype(np.uint16) if dtype == "uint16" else values.astype(np.float32)
 
 
@@ -95,7 +95,7 @@ class Target:
             partial.write_text(json.dumps(self._full(job), indent=2))
 
     def _full(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        values = {"dtype": self.dtype, "physical_range": self.physical_range and list(self.physical_range)}
+        values = {"dtype": self.dtype, "physical_range": as_plain(self.physical_range)}
         return {**job, "format": self.format, **(values if self.dtype != "uint8" else {"dtype": "uint8"})}
 
     def missing(self, names: Sequence[str]) -> list[int]:
@@ -168,7 +168,7 @@ def open_target(
             "`physical_range`, the values of black and white, or use dtype = uint8"
         )
     if dtype == "uint16" and physical_range is not None:
-        low, high = physical_range
+        low, high = black_and_white(physical_range)
         if low < 0 or high > 65535 or high - low < 255:
             raise ValueError(
                 f"dtype = uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to "

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -21,10 +21,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
+from scipy.ndimage import uniform_filter
 
 from assay.data.decode import flatten, is_transparent
 from assay.data.readers import RawImages, printable
 from assay.data.store import DType, PackedImage, Store, write_store
+from assay.data.units import Stabilised
 from assay.files import one_line
 
 Fit = Literal["exact", "crop", "resize"]
@@ -100,6 +102,7 @@ class Conversion:
     ("exact"), cut out the centre ("crop"), or scale the shorter side and cut out the centre ("resize").
     `value_range`: the pixels that are black and white; None means 0 .. 255 or 0 .. 65535, and is rejected for
     float pixels. `dtype`: None means uint8 if the files have 8 bits, else float32; of several sources, all.
+    `sensor`: all images are of a sensor that counts photons, and are kept stabilised, in its range.
     """
 
     size: tuple[int, int] | None = None
@@ -107,12 +110,15 @@ class Conversion:
     colour: Colour = "keep"
     value_range: tuple[float, float] | None = None
     dtype: DType | None = None
+    sensor: Stabilised | None = None
 
     def __post_init__(self) -> None:
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size {self.size}: an image has at least one pixel")
         if self.size is not None and math.prod(self.size) > _MAX_PIXELS:
             raise ValueError(f"size {self.size}: an image of a store has at most {_MAX_PIXELS:,} pixels")
+        if self.sensor is not None and self.dtype == "uint8":
+            raise ValueError("dtype uint8: stabilised images are not whole numbers; use float32")
         if self.fit != "exact" and self.size is None:
             raise ValueError(f"fit {self.fit!r} needs a size")
         if (
@@ -144,9 +150,13 @@ def pack(
         if printable(label) != label:
             raise ValueError(f"{printable(label)}: the name of this folder is not UTF-8: rename it")
     conversion = conversion or Conversion()
+    dark: dict[tuple[int, int], float] = {}
+    if conversion.sensor is not None:
+        many = [_stabilised(source, conversion.sensor, n, dark) for n, source in enumerate(many)]
+        raw = _join(many)
     if conversion.dtype is None and len(many) > 1 and not all(map(_begins_with_bytes, many)):
         conversion = replace(conversion, dtype="float32")
-    writer = _Packer(raw, conversion, skip_bad, progress)
+    writer = _Packer(raw, conversion, skip_bad, progress, dark)
     for number, source in enumerate(many):
         writer.set_levels(source, number, sum(len(before.raw.names) for before in many[:number]))
     images = writer.images()
@@ -165,6 +175,39 @@ def pack(
         raw.class_names,
     )
     return PackReport(store, tuple(writer.skipped), tuple(writer.warnings()))
+
+
+def _stabilised(
+    source: PackSource, sensor: Stabilised, number: int, dark: dict[tuple[int, int], float]
+) -> PackSource:
+    """A source of a sensor's images, between -1 and 1: clean if its sigma is 0, else with the sensor's noise.
+
+    `dark` receives the share of each noisy image with so few photons that its noise cannot be stabilised.
+    """
+    raw, clean, fewest = source.raw, source.sigma == 0, sensor.smallest_count()
+    if source.sigma not in (None, 0) or (not clean and (raw.sigma_tn is not None or raw.sigma_map is not None)):
+        raise ValueError(
+            f"{raw.name}: its noise is given twice, as a level and as the `gain` of a sensor: leave out one, "
+            "or give `sigma` 0 for clean images"
+        )
+    if source.value_range not in (None, (sensor.low, sensor.high)):
+        raise ValueError(f"{raw.name}: images of one sensor have one range; leave out {source.value_range}")
+
+    def pixels(i: int) -> np.ndarray:
+        values = raw.pixels(i)
+        if raw.has_opacity:
+            if not clean and is_transparent(values):
+                raise ValueError(f"{raw.names[i]} is noisy and transparent: save it opaque")
+            values = flatten(values, raw.names[i])
+        if clean:
+            return sensor.clean_to_images(values).astype(np.float32)
+        # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
+        counts = uniform_filter(sensor.counts(values), (5, 5, 1))
+        dark[number, i] = float((counts < fewest).mean()) if fewest > 0 else 0.0
+        return sensor.noisy_to_images(values).astype(np.float32)
+
+    plain = replace(raw, pixels=pixels, has_opacity=False, sigma_tn=None, sigma_map=None)
+    return PackSource(plain, 0.0 if clean else sensor.sigma_tn, (-1.0, 1.0), "scaled")
 
 
 def _begins_with_bytes(source: PackSource) -> bool:
@@ -226,6 +269,7 @@ class _Packer:
     conversion: Conversion
     skip_bad: bool
     progress: Progress | None
+    dark: Mapping[tuple[int, int], float]  # the share of too few photons, of images of a sensor
     skipped: list[Problem] = field(default_factory=list)
     levels: dict[int, Level] = field(default_factory=dict)
     ranges: dict[int, tuple[float, float]] = field(default_factory=dict)  # of images whose source names one
@@ -315,9 +359,8 @@ class _Packer:
         self.check_noise(values, noise, name)
         group = -1 if self.raw.group is None else int(self.raw.group[i])
         label = int(self.raw.label[i])
-        return PackedImage(
-            name, values, level.sigma_tn, label, level.usable_from, physical_range, group, sigma_map
-        )
+        units = self.conversion.sensor or physical_range
+        return PackedImage(name, values, level.sigma_tn, label, level.usable_from, units, group, sigma_map)
 
     def map_of(self, i: int, pixels: np.ndarray, scaled: bool) -> tuple[np.ndarray, Level]:
         """The map of an image's noise, (H, W, C or 1), and the level that it is used from."""
@@ -489,6 +532,13 @@ class _Packer:
 
     def warnings(self) -> Iterator[str]:
         """What the user should know about a store that could be written."""
+        share = float(np.mean(list(self.dark.values()))) if self.dark else 0.0
+        if share > 0 and self.conversion.sensor is not None:
+            fewest = self.conversion.sensor.smallest_count()
+            yield (
+                f"about {share:.1%} of the noisy pixels have a mean below {fewest:.1f} photons: their "
+                "stabilised noise differs from its level by more than 3 %"
+            )
         if self.num_noisy_8_bit and self.shape is not None:
             share = self.num_clipped / (self.num_noisy_8_bit * math.prod(self.shape))
             yield (

@@ -16,9 +16,10 @@
     x = 2 (value - low) / (high - low) - 1,
 
 and clips nothing: the noise of a noisy image leaves [-1, 1]. `physical_range` are black and white in the files
-that were packed, so that results can be given in their units. An image that is blurred, compressed or of
-another kind can still teach the levels where noise hides that: `usable_from` >= sigma_tn says from which
-level on. It must get noise up to that level before training, which `assay.data.usable` adds.
+that were packed (see `assay.data.units`), so that results can be given in their units. An image that is
+blurred, compressed or of another kind can still teach the levels where noise hides that: `usable_from` >=
+sigma_tn says from which level on. It must get noise up to that level before training, which
+`assay.data.usable` adds.
 
 Everything is memory-mapped, so that opening reads the columns of numbers and no images. A store is whole or
 absent (`assay.files`), and damage is noticed: columns are compared with their checksums when the store is
@@ -40,6 +41,7 @@ from torch import Tensor
 
 from assay.archives import read_npy
 from assay.data.blocks import Blocks, write_blocks
+from assay.data.units import PhysicalRange
 from assay.files import Name, naming, sha256, write_whole_directory
 from assay.noise import check_sigma
 
@@ -61,7 +63,7 @@ class ImageSource(Protocol):
     image_shape: tuple[int, int, int]  # (C, H, W)
     class_names: tuple[str, ...]  # empty if the images have no classes
     num_classes: int
-    physical_range: tuple[float, float] | None  # -1 and 1 in the units of the files; None if these differ
+    physical_range: PhysicalRange | None  # -1 and 1 in the units of the files; None if these differ
     sigma_tn: Tensor  # (N,) float32, the noise level of each image
     label: Tensor  # (N,) int64, the class of each image, -1 for none
     fingerprint: str  # hash of all that `read`, `sigma_tn` and `label` return
@@ -84,7 +86,7 @@ class StoreMeta(BaseModel):
     image_shape: tuple[int, int, int]
     dtype: DType
     value_range: tuple[float, float]
-    physical_range: tuple[float, float] | None = None  # None: the value range
+    physical_range: PhysicalRange | None = None  # None: the value range
     class_names: tuple[Name, ...]
     num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
@@ -100,7 +102,7 @@ class Store:
         self.image_shape = meta.image_shape
         self.class_names = meta.class_names
         self.num_classes = len(meta.class_names)
-        self.physical_range: tuple[float, float] | None = meta.physical_range or meta.value_range
+        self.physical_range: PhysicalRange | None = meta.physical_range or meta.value_range
         for file in meta.checksums:
             if file not in ("images.npy", "names.npy"):  # these are compared when they are read
                 self._compare(file)
@@ -234,7 +236,7 @@ class PackedImage:
     sigma_tn: float
     label: int
     usable_from: float | None = None  # the same as sigma_tn
-    physical_range: tuple[float, float] | None = None  # the same as the store's value range
+    physical_range: PhysicalRange | None = None  # the same as the store's value range
     group: int = -1  # images of one group, e.g. patches of one picture, are held out together
     sigma_map: np.ndarray | None = None  # (C or 1, H, W), the noise of each pixel as images from -1 to 1
 
@@ -257,7 +259,7 @@ def write_store(
     usable: list[float] = []
     labels: list[int] = []
     names: list[bytes] = []
-    ranges: set[tuple[float, float] | None] = set()
+    ranges: set[PhysicalRange | None] = set()
     groups: list[int] = []
     maps = _Maps()
     with write_whole_directory(path) as partial:

@@ -14,6 +14,7 @@ import torch
 
 from assay.data import ImageSource
 from assay.data.known import KNOWN
+from assay.data.units import PhysicalRange
 from assay.metrics.extract import INCEPTION_WEIGHTS, MOBILENET_WEIGHTS, local_weights
 from assay.nets import PRESETS as NETS
 from assay.nets import measure_cost
@@ -69,7 +70,7 @@ class _Assumed:
     num_classes: int
     num_images: int = 50_000
     class_names: tuple[str, ...] = ()
-    physical_range: tuple[float, float] | None = None
+    physical_range: PhysicalRange | None = None
     fingerprint: str = ""
 
     @property

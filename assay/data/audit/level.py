@@ -22,9 +22,7 @@ MIN_SIDE = 8  # pixels; smaller images have too few windows
 _SIDES = (3, 4, 6)
 _SHARES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 _FIRST_GUESS = 2 * (len(_SHARES) + 2)  # the detail of the flattest 20 % of the 4 x 4 windows
-_FLATTEST = [
-    2 * len(_SHARES) * i for i in range(len(_SIDES))
-]  # the detail of the flattest windows of each size
+_FLATTEST = [2 * len(_SHARES) * i for i in range(len(_SIDES))]  # the detail of the flattest windows
 _NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
 _WEIGHTS = Path(__file__).parent.parent / "embedded" / "noise_level.safetensors"
 _TINY = 1e-24
@@ -68,9 +66,12 @@ class LevelNet(nn.Module):
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(_NUM_FEATURES, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2)
+        sizes = [_NUM_FEATURES, width, width, 2]
+        # `fit` draws the weights, from its own generator.
+        first, second, last = (
+            nn.utils.skip_init(nn.Linear, *pair) for pair in zip(sizes, sizes[1:], strict=False)
         )
+        self.layers = nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), last)
         self.register_buffer("mean", torch.zeros(_NUM_FEATURES))
         self.register_buffer("std", torch.ones(_NUM_FEATURES))
         self.register_buffer("unit", torch.zeros(()))  # 0: knows no unit
@@ -129,7 +130,7 @@ def noisy_features(
     generator: torch.Generator,
     unit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features of noisy copies of each image, turned and flipped, and log(sigma / guess), image by image.
+    """Features of noisy copies of each image, some transposed, and log(sigma / guess), image by image.
 
     Levels are log-uniform between the two `sigmas`.
     """

@@ -21,6 +21,7 @@ from assay.data.audit.camera import (
 from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
 from assay.data.readers import RawImages
 from assay.data.store import Store
+from assay.data.units import Stabilised
 from assay.figure import COLOURS, Panel, Series
 
 Progress = Callable[[int, int], None]
@@ -100,9 +101,12 @@ class Audit:
         ratio = self.signal_dependence()
         if ratio > 1.5 and self.sensor is not None:
             gain, offset = self.sensor.gain.value, self.sensor.offset.value
+            # Of read noise and the value of no light, only the sum of their effects can be seen.
+            rest = f"read noise {math.sqrt(offset):.4g}" if offset > 0 else f"black {-offset / gain:.4g}"
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                f"as in dark ones (variance = {gain:.4g} * value + {offset:.4g})"
+                f"as in dark ones. One level does not describe it: pack these images as those of a sensor with "
+                f"gain {gain:.4g} and {rest}"
             )
         return found
 
@@ -244,8 +248,9 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
 
 
 def images_of(store: Store) -> RawImages:
-    """The images of a store in the units of the files they came from, to be measured again."""
-    low, high = store.physical_range or (-1.0, 1.0)
+    """The images of a store in the units of the files they came from, or stabilised, to be measured again."""
+    known = store.physical_range
+    low, high = (-1.0, 1.0) if known is None or isinstance(known, Stabilised) else known
 
     def pixels(i: int) -> np.ndarray:
         return (low + (store.read(torch.tensor([i]))[0] + 1) * ((high - low) / 2)).permute(1, 2, 0).numpy()

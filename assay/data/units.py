@@ -1,0 +1,163 @@
+"""From images between -1 and 1 back to the units of the files they came from.
+
+Most data are linear in these units: -1 and 1 are black and white. A sensor that counts photons has noise
+that grows with the signal (Poisson-Gaussian): with Poisson counts k of mean lambda,
+
+    value = black + gain k + read_noise z,        variance = gain (mean - black) + read_noise^2.
+
+Its images are kept stabilised, by the generalised Anscombe transform of counts y = (value - black) / gain,
+
+    f(y) = 2 sqrt(max(0, y + 3/8 + s^2)),        s = read_noise / gain,
+
+whose noise has a standard deviation of 1 at every brightness, but for a few counts. A noisy image scatters
+around E f, not around f of the mean: clean images are mapped by E f, and images come back by its inverse,
+the exact unbiased inverse of Makitalo and Foi (2013).
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_TABULATED = 100.0  # counts up to which E f is summed; above, four terms of its expansion are exact to 1e-5
+
+
+@dataclass(frozen=True)
+class Stabilised:
+    """The units of a sensor that counts: black and white of the files (`low`, `high`), and its noise."""
+
+    low: float
+    high: float
+    gain: float  # of the value, per photon
+    read_noise: float = 0.0  # standard deviation, in the units of the files
+    black: float = 0.0  # the value of no light
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gain < math.inf:
+            raise ValueError(f"gain = {self.gain:g}: expected a finite number > 0")
+        if not 0 <= self.read_noise < math.inf:
+            raise ValueError(f"read_noise = {self.read_noise:g}: expected a finite number >= 0")
+        if not -math.inf < max(self.low, self.black) < self.high < math.inf:
+            raise ValueError(
+                f"low = {self.low:g}, black = {self.black:g}, high = {self.high:g}: expected both below high"
+            )
+
+    @property
+    def sigma_tn(self) -> float:
+        """The noise level of every noisy image, where black to white is 2."""
+        low, high = self._ends()
+        return 2 / (high - low)
+
+    def counts(self, values: np.ndarray) -> np.ndarray:
+        """Photons; in noisy images with the read noise still in them."""
+        return (values.astype(np.float64) - self.black) / self.gain
+
+    def noisy_to_images(self, values: np.ndarray) -> np.ndarray:
+        """Values of noisy files, of any shape -> images with noise of level `sigma_tn`."""
+        return self._scaled(_anscombe(self.counts(values), self._spread))
+
+    def clean_to_images(self, values: np.ndarray) -> np.ndarray:
+        """Values without noise -> what noisy images of them scatter around."""
+        return self._scaled(_expected(np.maximum(self.counts(values), 0), self._spread))
+
+    def to_physical(self, images: np.ndarray) -> np.ndarray:
+        """The inverse of `clean_to_images`, in the units of the files; nothing is darker than `black`."""
+        low, high = self._ends()
+        stable = low + (images.astype(np.float64) + 1) * ((high - low) / 2)
+        table = _tabulate(self._spread)
+        many = np.maximum(stable, table.expected[-1])
+        counts = many**2 / 4 - 1 / 8 - self._spread**2
+        for _ in range(2):  # Newton's steps, with the derivative of f for that of E f
+            counts += (many - _expand(counts, self._spread)) * many / 2
+        few = np.interp(stable, table.expected, table.counts)
+        return self.black + self.gain * np.where(stable < table.expected[-1], few, counts)
+
+    def smallest_count(self, tolerance: float = 0.03) -> float:
+        """The mean count above which the stabilised noise has a standard deviation of 1, within `tolerance`."""
+        table = _tabulate(self._spread)
+        bad = np.flatnonzero(np.abs(table.std - 1) > tolerance)
+        return float(table.counts[bad[-1]]) if len(bad) else 0.0
+
+    @property
+    def _spread(self) -> float:
+        return self.read_noise / self.gain
+
+    def _ends(self) -> np.ndarray:
+        """E f of black and white."""
+        return _expected(np.maximum(self.counts(np.array([self.low, self.high])), 0), self._spread)
+
+    def _scaled(self, stable: np.ndarray) -> np.ndarray:
+        low, high = self._ends()
+        return (stable - low) * (2 / (high - low)) - 1
+
+
+PhysicalRange = tuple[float, float] | Stabilised  # of black and white; what -1 and 1 are in the files
+
+
+def to_physical(images: np.ndarray, physical_range: PhysicalRange) -> np.ndarray:
+    """Images between -1 and 1 -> values in the units of the files, float64."""
+    if isinstance(physical_range, Stabilised):
+        return physical_range.to_physical(images)
+    low, high = physical_range
+    return low + (images.astype(np.float64) + 1) * ((high - low) / 2)
+
+
+def black_and_white(physical_range: PhysicalRange) -> tuple[float, float]:
+    """The two values of the files."""
+    if isinstance(physical_range, Stabilised):
+        return physical_range.low, physical_range.high
+    return physical_range
+
+
+def as_plain(physical_range: PhysicalRange | None) -> Any:
+    """As JSON holds it."""
+    return (
+        asdict(physical_range)
+        if isinstance(physical_range, Stabilised)
+        else physical_range and list(physical_range)
+    )
+
+
+class _Table(NamedTuple):
+    counts: np.ndarray
+    expected: np.ndarray  # E f
+    std: np.ndarray  # of f
+
+
+@cache
+def _tabulate(spread: float) -> _Table:
+    """Mean and standard deviation of f for mean counts from 0 to `_TABULATED`, summed over k and z."""
+    counts = np.linspace(0, math.sqrt(_TABULATED), 2001) ** 2
+    k = np.arange(math.ceil(_TABULATED + 12 * math.sqrt(_TABULATED)))
+    z, width = np.linspace(-8, 8, 4001, retstep=True)
+    density = np.exp(-(z**2) / 2) * (width / math.sqrt(2 * math.pi))
+    of_k = _anscombe(k[:, None] + spread * z, spread)
+    factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_counts = np.where(k == 0, 0.0, k * np.log(counts)[:, None])
+    poisson = np.exp(log_counts - counts[:, None] - factorial)
+    mean, square = poisson @ (of_k @ density), poisson @ (of_k**2 @ density)
+    return _Table(counts, mean, np.sqrt(square - mean**2))
+
+
+def _anscombe(counts: np.ndarray, spread: float) -> np.ndarray:
+    return 2 * np.sqrt(np.maximum(0, counts + 3 / 8 + spread**2))
+
+
+def _expected(counts: np.ndarray, spread: float) -> np.ndarray:
+    """E f for mean counts >= 0, of any shape."""
+    table = _tabulate(spread)
+    few = np.interp(counts, table.counts, table.expected)
+    return np.where(counts < _TABULATED, few, _expand(np.maximum(counts, _TABULATED), spread))
+
+
+def _expand(counts: np.ndarray, spread: float) -> np.ndarray:
+    """E f = f + f'' m_2 / 2 + f''' m_3 / 6 + f'''' m_4 / 24 at the mean, with m_i the central moments of y."""
+    y = counts + 3 / 8 + spread**2
+    variance = counts + spread**2
+    second, third, fourth = -0.5 * y**-1.5, 0.75 * y**-2.5, -1.875 * y**-3.5
+    return (
+        2 * np.sqrt(y) + second * variance / 2 + third * counts / 6 + fourth * (counts + 3 * variance**2) / 24
+    )
