@@ -50,7 +50,7 @@ def fit(
 ) -> None:
     """Estimate the atoms and weights of a mixture from noisy samples.
 
-    Without --k the number of atoms is chosen: by the likelihood, minus log n / 2 for each fitted number.
+    Without --k the number of atoms is chosen by the likelihood, minus log n / 2 for each fitted parameter.
 
     Example: `assay mixture fit samples.csv --k 3`
     """

@@ -144,7 +144,7 @@ def _solve(
 ) -> tuple[Array, Array, Array, float, int]:
     """Active places, weights, log f_i (n,), the gap over n, and how many places were looked at."""
     inner, num_places = 1e-2, math.prod(len(axis) for axis in axes)
-    for _ in range(_MOST_ROUNDS):
+    for rounds_left in reversed(range(_MOST_ROUNDS)):
         weights, log_density = _solve_weights(samples, places, weights, inner)
         places, weights = places[weights > 0], weights[weights > 0]
         scores = _grid_scores(samples, log_density, axes)
@@ -156,11 +156,14 @@ def _solve(
             climbed = np.concatenate([places, found, samples.x[worst]])
             for _ in range(2):
                 climbed = _climb(samples, log_density, climbed)
-            found = np.concatenate([found, climbed])
-            values = np.concatenate([values, _scores(samples, log_density, climbed)])
+            there = _scores(samples, log_density, np.concatenate([places, climbed]))
+            active, reached = np.split(there, [len(places)])
+            found, values = np.concatenate([found, climbed]), np.concatenate([values, reached])
             num_places += len(climbed)
-        gap = math.log(max(values.max(initial=1.0), 1.0))
-        if gap < tolerance:
+        else:
+            active = np.ones(0)  # they are on the grid
+        gap = math.log(max(1.0, values.max(initial=1.0), active.max(initial=1.0)))
+        if gap < tolerance or rounds_left == 0:
             break
         new = values > 1 + tolerance / 10
         share = min(gap, 1e-3)
@@ -194,6 +197,9 @@ def _solve_weights(samples: _Samples, places: Array, weights: Array, tolerance: 
             while np.log1p(step * ratio).mean() - step * move.sum() < 1e-4 * step * slope and step > 1e-6:
                 step /= 2
         weights = np.maximum(weights + step * move, 0)
+    else:  # the certificate is one of the weights that are returned
+        weights = weights / weights.sum()
+        log_density, _ = _active(samples, places, weights)
     return weights, log_density
 
 
