@@ -45,6 +45,7 @@ class CheckpointInfo(BaseModel):
     num_images: int | None = None  # of the training set
     seed: int | None = None  # of training
     consistency: bool | None = None  # whether the consistency loss was used
+    loops: int = 0  # how often its training images were restored and trained on again
     num_images_seen: int | None = None
     dataset: Name | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept

@@ -1,4 +1,4 @@
-"""From a checkpoint to files: new images from seeds, and a store's own noisy images denoised.
+"""From a checkpoint to files: new images from seeds, and a store's own noisy images denoised or restored.
 
 An image depends on its seed alone, so a job gives the same files on any number of devices and in any batch
 size, and one that was interrupted makes only what is missing.
@@ -8,21 +8,32 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from assay.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from assay.data import Store, open_store
+from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
+from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, open_target
+from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
 from assay.data.view import evened, image_seeds, stream
-from assay.devices import NumDevices, open_fabric
+from assay.denoise import Denoiser
+from assay.devices import NumDevices, find_device, open_fabric
 from assay.files import sha256
 from assay.noise import per_image
-from assay.sample import SampleConfig, SeededNoise, padded_batches, sample_posterior, spread_labels
+from assay.sample import (
+    SampleConfig,
+    SeededNoise,
+    flow_down,
+    padded_batches,
+    sample_posterior,
+    spread_labels,
+)
 
+_SIGMA_MIN = 0.002  # the lowest level of EDM's grid
 Progress = Callable[[int, int], None]  # images made, images to make
 
 
@@ -56,7 +67,7 @@ def sample_to_files(
     """
     checkpoint = find_checkpoint(checkpoint)
     loaded = load_checkpoint(checkpoint)
-    warn_of_full_sampling(sample, loaded.info.lowest_sigma_tn)
+    warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     num_classes = loaded.config.num_classes
     if label is not None and not 0 <= label < num_classes:
@@ -154,6 +165,136 @@ def denoise_to_files(
     return _run(target, job, names, columns, make, device, devices, progress)
 
 
+class RestoreConfig(BaseModel):
+    """How noisy images are restored, each from its own noise level.
+
+    "flow" follows the probability flow, "sample" draws from the posterior. Below the lowest noise of a data set
+    without clean images a model has learnt nothing; `restore` then stops there, with the posterior mean.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    method: Literal["flow", "sample"] = Field(
+        "flow", description="Follow the probability flow from each image, or draw from its posterior."
+    )
+    num_steps: int = Field(16, ge=2, description="Steps from an image's own noise level down.")
+    keep: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the noise level that stays in restored images, to the power of the loop; 0 "
+        "removes all noise, 0.5 halves it in each loop.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "RestoreConfig":
+        if self.keep and self.method == "sample":
+            raise ValueError("keep leaves noise in restored images, which only method = flow can")
+        return self
+
+
+def restore(
+    denoiser: Denoiser,
+    source: ImageSource,
+    path: Path,
+    checkpoint: str,
+    config: RestoreConfig = RestoreConfig(),  # noqa: B008
+    stop_at: float = _SIGMA_MIN,
+    seed: int = 0,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda done, total: None,
+) -> Store:
+    """Write a store of restored images, one for each image of `source`, in the same order.
+
+    The noise falls to `stop_at`, where the model's prediction is taken, or to `config.keep` of an image's
+    level. Restored images are usable from the level of the noise that was removed: they are not clean. The
+    store records how they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
+    """
+    num_classes = getattr(denoiser, "num_classes", 0)
+    label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)
+    noisy = (source.sigma_tn > 0).nonzero()[:, 0]
+    seeds = image_seeds(stream(seed, "restored").initial_seed(), torch.arange(len(source)))
+
+    def images() -> Iterator[PackedImage]:
+        done = 0
+        for start in range(0, len(source), batch_size):
+            index = torch.arange(start, min(start + batch_size, len(source)))
+            x = source.read(index)
+            mine = index[source.sigma_tn[index] > 0]
+            if len(mine):
+                padded = torch.cat([mine, mine[-1:].expand(max(0, batch_size - len(mine)))])
+                x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
+                classes = label[padded].to(device) if num_classes else None
+                noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
+                x_0 = _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)
+                x[mine - start] = x_0[: len(mine)].cpu()
+            for row, i in enumerate(index.tolist()):
+                level, label_there = float(source.sigma_tn[i]), int(source.label[i])
+                values, left = x[row].numpy(), config.keep * level
+                yield PackedImage(f"{i:06d}", values, left, label_there, level, source.physical_range)
+            done += len(mine)
+            progress(done, len(noisy))
+
+    method = {**config.model_dump(), "stop_at": stop_at, "seed": seed}
+    parents = Parents(images=source.fingerprint, checkpoint=checkpoint, method=method)
+    name = f"{source.name}, restored"
+    return write_store(
+        path, name, images(), source.image_shape, "float32", (-1, 1), source.class_names, parents
+    )
+
+
+@torch.no_grad()
+def _restore_batch(
+    denoiser: Denoiser,
+    x_tn: Tensor,
+    sigma_tn: Tensor,
+    noise: SeededNoise,
+    config: RestoreConfig,
+    stop_at: float,
+    label: Tensor | None,
+) -> Tensor:
+    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it."""
+    if config.method == "sample":
+        return sample_posterior(denoiser, x_tn, sigma_tn, noise, config.num_steps, stop_at, label=label)
+    if config.keep:
+        return flow_down(denoiser, x_tn, sigma_tn, config.keep * sigma_tn, config.num_steps, label)
+    end = sigma_tn.clamp(max=stop_at)
+    if bool((end < sigma_tn).any()):
+        x_tn = flow_down(denoiser, x_tn, sigma_tn, end, config.num_steps, label)
+    return denoiser(x_tn, end, label)
+
+
+def lowest_learnt(info: CheckpointInfo) -> float:
+    """The level below which nothing taught a model: that of the cleanest image, unless it learnt otherwise."""
+    if info.loops or info.consistency:
+        return _SIGMA_MIN
+    return max(info.lowest_sigma_tn or 0.0, _SIGMA_MIN)
+
+
+def restore_store(
+    checkpoint: Path,
+    store: Path,
+    output: Path,
+    config: RestoreConfig = RestoreConfig(),  # noqa: B008
+    seed: int = 0,
+    batch_size: int = 64,
+    device: str = "auto",
+    progress: Progress = lambda done, total: None,
+) -> Store:
+    """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
+    checkpoint = find_checkpoint(checkpoint)
+    loaded, images = load_checkpoint(checkpoint), open_store(store)
+    _check_denoising(loaded, images, 0)
+    if (Path(output) / "meta.json").exists():
+        raise ValueError(f"{output} is a store already: choose another name, or remove it")
+    on = find_device(device)
+    source = evened(usable(images, seed), seed)
+    denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
+    made_by = sha256(checkpoint)
+    return restore(denoiser, source, output, made_by, config, stop_at, seed, batch_size, on, progress)
+
+
 def _check_denoising(checkpoint: Checkpoint, store: Store, num_samples: int) -> None:
     """Reject images that the network is not for; warn if their values may mean something else to it."""
     if num_samples < 0:
@@ -172,12 +313,12 @@ def _check_denoising(checkpoint: Checkpoint, store: Store, num_samples: int) -> 
         )
 
 
-def warn_of_full_sampling(sample: SampleConfig, lowest_sigma_tn: float | None) -> None:
-    """Warn where truncated sampling would likely be better: the data's lowest noise level is above 0."""
-    if lowest_sigma_tn and sample.truncate_at is None:
+def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:
+    """Warn where truncated sampling would likely be better: nothing taught the model the lowest levels."""
+    if (lowest := lowest_learnt(info)) > _SIGMA_MIN and sample.truncate_at is None:
         warnings.warn(
-            f"this model saw no clean image (the lowest noise was {lowest_sigma_tn:g}): truncate_at = auto is "
-            "likely better than full sampling, unless it was trained with the consistency loss",
+            f"this model saw no clean image (the lowest noise was {lowest:g}): truncate_at = auto is likely "
+            "better than full sampling",
             stacklevel=1,
         )
 

@@ -156,7 +156,7 @@ def fit(
     config = read_config(tree, "fit")
     kept: AbstractContextManager[Any]
     kept = nullcontext(run_dir) if run_dir else tempfile.TemporaryDirectory(prefix="assay-")
-    with kept as folder, _bar(config.train.num_steps, progress) as tell:
+    with kept as folder, _bar(config.train.total_steps, progress) as tell:
         result = train(config, Path(folder), images, on_progress=tell)
         return Model(load_checkpoint(result.checkpoint), Path(folder).name if run_dir else images.name)
 

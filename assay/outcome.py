@@ -9,6 +9,7 @@ commands as `results.csv`, written and read here alone. Its columns:
     num_clean, num_noisy              numbers of images, or if these are not known
     clean_fraction, noisy_fraction    parts of the data set
     sampling, consistency, seed       full, truncated or refined; 0 or 1; of training (optional)
+    loops                             how often images were restored and trained on again (optional)
     fd, fd_std, metric                the distance, its deviation over ranges of samples, and its name
     score, score_error, ...           the held-out score in nats per dimension (see `Evaluation`)
     extractor, num_images, kid, ...   the other fields of `Evaluation`; empty where not measured
@@ -65,6 +66,7 @@ class Setting(BaseModel):
     counted: bool = True
     clean_fraction: float | None = Field(None, ge=0, le=1)
     consistency: bool = False
+    loops: int = Field(0, ge=0)
     sampling: Sampling = "full"
     seed: int | None = None
 
@@ -136,6 +138,7 @@ class Setting(BaseModel):
             parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
         parts = [f"{text(clean)} clean"] * (clean > 0 or not parts) + parts
         marks = [f"{self.sampling} sampling"] * (self.sampling != "full") + ["consistency"] * self.consistency
+        marks += [f"{self.loops} loop" + "s" * (self.loops > 1)] * (self.loops > 0)
         return ", ".join([" + ".join(parts), *marks])
 
     def __str__(self) -> str:
@@ -153,7 +156,7 @@ class Setting(BaseModel):
     def _order(self) -> tuple[Any, ...]:
         """Clean-only settings first, then by noise; more clean images first; repeats together."""
         seed = -1 if self.seed is None else self.seed
-        way = self.sampling, self.consistency
+        way = self.sampling, self.consistency, self.loops
         return self.dataset, self.table, self.noisy != (), self.noisy, -self.num_clean, *way, seed
 
 
@@ -240,6 +243,7 @@ def trained_setting(info: CheckpointInfo, dataset: str, sample: SampleConfig | N
         num_clean=numbers.pop(0.0, 0),
         noisy=tuple(numbers.items()),
         consistency=bool(info.consistency),
+        loops=info.loops,
         sampling="truncated" if sample.truncate_at else "refined" if sample.refine_at else "full",
         seed=info.seed,
     )
@@ -335,7 +339,7 @@ def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
 
 # --- results.csv -------------------------------------------------------------------------------------------
 
-_SETTING = ["table", "dataset", "sigma", "clean_fraction", "noisy_fraction", "sampling", "consistency"]
+_SETTING = ["table", "dataset", "sigma", "clean_fraction", "noisy_fraction", "sampling", "consistency", "loops"]
 _COUNTS = ["seed", "num_clean", "num_noisy"]
 _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
 _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
@@ -458,6 +462,7 @@ def _read_setting(cells: "_Cells", dataset: str) -> Setting:
     known |= {"dataset": cells.text("dataset") or dataset, "table": cells.text("table")}
     known |= {"clean_fraction": fraction, "sampling": cells.text("sampling") or "full"}
     known |= {"consistency": bool(cells.number("consistency")), "seed": cells.number("seed")}
+    known |= {"loops": cells.number("loops") or 0}
     return Setting.model_validate(known)
 
 

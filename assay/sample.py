@@ -6,7 +6,8 @@ The caller owns the sigma grid, a decreasing tensor that ends with 0; stepping o
 denoiser's prediction from the level before. So truncated sampling (Appendix, Algorithm 2) is only a
 grid: one whose last level before 0 is sigma_tn returns D(x, sigma_tn) exactly.
 
-`sample_posterior` starts from a noisy image instead and returns a clean image that could be behind it.
+`sample_posterior` starts from a noisy image instead and returns a clean image that could be behind it;
+`flow_down` follows the flow from a noisy image, without chance.
 
 Images own their seeds: image 17 is the same bits in any batch size.
 """
@@ -295,18 +296,49 @@ def sample_posterior(
     levels = ((first + position * (last - first)).log() * rho).exp().to(sigma_tn)
     levels[0], levels[-1] = sigma_tn, low  # exactly, not up to rounding
 
+    x = _heun_step(denoiser, x_tn, levels[0], levels[1], label)
+    for above, here, below in zip(levels[:-1], levels[1:], [*levels[2:], levels[-1]], strict=True):
+        x = x + per_image((above**2 - here**2).clamp(min=0).sqrt(), x) * noise()
+        x = _heun_step(denoiser, x, above, below, label)
+    return denoiser(x, levels[-1], label)
+
+
+@torch.no_grad()
+def flow_down(
+    denoiser: Denoiser,
+    x_tn: Tensor,
+    sigma_tn: Tensor,
+    sigma_end: Tensor,
+    num_steps: int = 16,
+    label: Tensor | None = None,
+) -> Tensor:
+    """Follow the flow from images x_tn (B, ...) at levels `sigma_tn` (B,) down to `sigma_end` (B,) > 0.
+
+    Heun steps of equal ratio. The flow carries the law at sigma_tn to the law at `sigma_end`; an image whose
+    two levels are equal stays as it is.
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps = {num_steps}: need at least 1")
+    log_ratio = (sigma_end.cpu().double() / sigma_tn.cpu().double()).log()
+    position = torch.linspace(0, 1, num_steps + 1, dtype=torch.float64)[:, None]
+    levels = (sigma_tn.cpu().double() * (position * log_ratio).exp()).to(sigma_tn)
+    levels[0], levels[-1] = sigma_tn, sigma_end  # exactly, not up to rounding
+    x = x_tn
+    for sigma, sigma_next in zip(levels[:-1], levels[1:], strict=True):
+        x = _heun_step(denoiser, x, sigma, sigma_next, label)
+    return x
+
+
+def _heun_step(
+    denoiser: Denoiser, x: Tensor, sigma: Tensor, sigma_next: Tensor, label: Tensor | None
+) -> Tensor:
+    """One step of the flow from levels `sigma` (B,) to `sigma_next` (B,) > 0, each image at its own."""
+
     def slope(x: Tensor, sigma: Tensor) -> Tensor:
         return (x - denoiser(x, sigma, label)) / per_image(sigma, x)
 
-    def flow(x: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-        step, first = per_image(sigma_next - sigma, x), slope(x, sigma)
-        return x + step * (first + slope(x + step * first, sigma_next)) / 2
-
-    x = flow(x_tn, levels[0], levels[1])
-    for above, here, below in zip(levels[:-1], levels[1:], [*levels[2:], levels[-1]], strict=True):
-        x = x + per_image((above**2 - here**2).clamp(min=0).sqrt(), x) * noise()
-        x = flow(x, above, below)
-    return denoiser(x, levels[-1], label)
+    step, first = per_image(sigma_next - sigma, x), slope(x, sigma)
+    return x + step * (first + slope(x + step * first, sigma_next)) / 2
 
 
 def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -> Tensor:

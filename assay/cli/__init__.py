@@ -111,11 +111,12 @@ app.command("demo")(study.demo)
 app.command("train")(train.train)
 app.command("sample")(generate.sample)
 app.command("denoise")(generate.denoise)
+app.command("restore")(generate.restore)
 app.add_typer(net.app, name="net")
 app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)
 app.command("average")(checkpoint.average)
-for command in (evaluate.evaluate, evaluate.reference, outcome.compare, outcome.gather):
+for command in (evaluate.evaluate, evaluate.reference, evaluate.tune, outcome.compare, outcome.gather):
     app.command()(command)
 app.command("price")(price.price)
 app.command("plan")(price.plan)

@@ -392,6 +392,44 @@ def noise(
         console.print(f"wrote {png}")
 
 
+@app.command()
+def annotate(
+    store: Annotated[Path, typer.Argument(help="A store of blurred, compressed or otherwise bad images.")],
+    clean: Annotated[Path, typer.Option(help="A store of clean images of the same kind and size.")],
+    output: Annotated[
+        Path, output_option("File of the annotations, for `pack --sigma-file`.", suffix=".jsonl")
+    ] = Path("annotations.jsonl"),
+    each: Annotated[
+        bool, typer.Option("--each", help="A level for each image. Default: one for all of them.")
+    ] = False,
+    num_steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training the classifier.")] = 600,
+    seed: Annotated[int, typer.Option(help="Seed of the classifier.")] = 0,
+) -> None:
+    """Find the noise level from which bad images cannot be told from clean ones, and can be trained on.
+
+    Example: `assay data annotate stores/blurred --clean stores/clean -o annotations.jsonl`
+
+    Then: `assay data pack blurred/ --sigma-file annotations.jsonl -o stores/usable`
+    """
+    import numpy as np
+
+    from assay.data import open_store
+    from assay.metrics.annotate import annotate as run_annotate
+    from assay.metrics.annotate import write_annotations
+
+    bad = open_store(store)
+    with open_progress() as bar:
+        found = run_annotate(bad, open_store(clean), num_steps, seed=seed, progress=advance(bar, "annotating"))
+    write_annotations(output, bad, found.levels if each else np.full(len(bad), found.level))
+    console = open_console()
+    table = Table("noise level", "AUC")
+    for sigma, auc, error in zip(found.sigmas, found.auc, found.error, strict=True):
+        table.add_row(f"{sigma:.3g}", f"{auc:.3f} ± {error:.3f}")
+    console.print(table)
+    words = "at every noise level" if found.level == 0 else f"from a noise level of {found.level:.3g} on"
+    console.print(f"The images of {bad.name} look like clean ones {words}; wrote {output}")
+
+
 def _parse_size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None

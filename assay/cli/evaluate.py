@@ -13,10 +13,13 @@ from rich.table import Table
 from assay.cli.options import (
     BatchSize,
     Device,
+    Tuned,
+    advance,
     count,
     open_console,
     open_progress,
     output_option,
+    read_tuned,
     takes_sampling,
 )
 
@@ -74,6 +77,7 @@ def evaluate(
         typer.Option("--ranges", min=1, help="Disjoint ranges of images. Default: 3 for a checkpoint, else 1."),
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first sampled image.")] = 0,
+    tuned: Tuned = False,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
     ] = False,
@@ -127,6 +131,8 @@ def evaluate(
     from assay.metrics.evaluate import evaluate as evaluate_images
     from assay.metrics.generated import open_candidate
 
+    if tuned:
+        sample = read_tuned(generated)
     console = open_console()
     is_model = generated.suffix == ".safetensors" or (generated / "snapshots").is_dir()
     is_labelled = reference is None or reference.suffix == ".npz" or has_labels(open_store(reference))
@@ -187,6 +193,54 @@ def evaluate(
         with write_whole(nearest) as partial:
             picture.save(partial, format="PNG")
         console.print(f"wrote {nearest}")
+
+
+@takes_sampling()
+def tune(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")],
+    sample: "SampleConfig",
+    held_out: Annotated[Path, typer.Option(help="A store of clean images that were not trained on.")],
+    extractor: ExtractorOption = "classifier",
+    num_images: Annotated[
+        int, typer.Option(min=20, help="Samples of each setting in the first round; twice as many in the next.")
+    ] = 250,
+    weights: Weights = None,
+    cache: Cache = DEFAULT_CACHE,
+    device: Device = "auto",
+    batch_size: BatchSize = 128,
+) -> None:
+    """Choose the sampler of a checkpoint by the distance of its samples to held-out images.
+
+    Tries Heun's method with several amounts of churn, the multistep solver with several numbers of steps, and
+    the settings given here. The choice is stored beside the checkpoint; `--tuned` of `assay sample` and `assay
+    evaluate` uses it. Compare models with one sampler, or tune each of them alike.
+
+    Example: `assay tune runs/mix --held-out stores/test`
+    """
+    from assay.data import open_store
+    from assay.devices import find_device
+    from assay.metrics.extract import load_extractor
+    from assay.metrics.tune import save_tuned
+    from assay.metrics.tune import tune as run_tuning
+
+    store, console = open_store(held_out), open_console()
+    with open_progress() as bar:
+        network = load_extractor(extractor, cache, weights, store, find_device(device))
+        found = run_tuning(
+            checkpoint, store, network, sample, num_images, network.device, batch_size, advance(bar, "tuning")
+        )
+    table = Table("solver", "steps", "churn", "truncated", network.metric, "samples")
+    for trial in sorted(found.trials, key=lambda trial: (-trial.num_images, trial.fd)):
+        tried = trial.sample
+        churn = f"{tried.churn:g}" + " in the middle" * (tried.churn_low > 0)
+        cut = "" if tried.truncate_at is None else str(tried.truncate_at)
+        table.add_row(tried.solver, str(tried.num_steps), churn, cut, f"{trial.fd:.4g}", str(trial.num_images))
+    console.print(table)
+    path = save_tuned(checkpoint, found)
+    console.print(
+        f"On fresh seeds and images: {found.fd:.4g} with the chosen sampler, {found.fd_before:.4g} before. "
+        f"wrote {path}"
+    )
 
 
 def _score(path: Path, held_out: Path, device: str, batch_size: int) -> "Score":

@@ -1,4 +1,4 @@
-"""`assay sample` and `assay denoise`: images from a checkpoint."""
+"""`assay sample`, `assay denoise` and `assay restore`: images from a checkpoint."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,12 +9,14 @@ from assay.cli.options import (
     BatchSize,
     Device,
     Devices,
+    Tuned,
     advance,
     open_console,
     open_progress,
     output_option,
     parse_devices,
     parse_pair,
+    read_tuned,
     takes_sampling,
 )
 
@@ -50,6 +52,7 @@ def sample(
     output: Output,
     sample: "SampleConfig",
     seeds: Annotated[str, typer.Option(help="One image per seed: 0-63, or 3,5,10-19.")] = "0-63",
+    tuned: Tuned = False,
     label: Annotated[
         int | None, typer.Option("--class", help="Generate only this class. Default: all classes evenly.")
     ] = None,
@@ -70,6 +73,8 @@ def sample(
     """
     from assay.generate import sample_to_files
 
+    if tuned:
+        sample = read_tuned(checkpoint)
     console = open_console()
     with open_progress(console) as bar:
         done = sample_to_files(
@@ -136,6 +141,41 @@ def denoise(
             advance(bar, "denoising"),
         )
     console.print(f"{done.num_images} images in {done.path}")
+
+
+def restore(
+    checkpoint: Checkpoint,
+    store: Annotated[Path, typer.Argument(help="A store of noisy images.")],
+    output: Annotated[Path, output_option("The store to write.")],
+    method: Annotated[
+        Literal["flow", "sample"],
+        typer.Option(help="Follow the probability flow from each image, or draw from its posterior."),
+    ] = "flow",
+    num_steps: Annotated[int, typer.Option("--steps", min=2, help="Steps from an image's noise down.")] = 16,
+    keep: Annotated[
+        float, typer.Option(help="Share of the noise level that stays in the images, e.g. 0.5 for half.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    batch_size: BatchSize = 64,
+    device: Device = "auto",
+) -> None:
+    """Restore the noisy images of a store into a new store, each from its own noise level.
+
+    The store records what it was made from. Its images are not taken for clean ones: they are usable from the
+    level of the noise that was removed. `train.loops` does the same within a training.
+
+    Example: `assay restore runs/mix stores/scans -o stores/scans-restored`
+    """
+    from assay.generate import RestoreConfig, restore_store
+
+    console = open_console()
+    config = RestoreConfig(method=method, num_steps=num_steps, keep=keep)
+    with open_progress(console) as bar:
+        made = restore_store(
+            checkpoint, store, output, config, seed, batch_size, device, advance(bar, "restoring")
+        )
+    num_noisy = int((made.usable_from > 0).sum())
+    console.print(f"{num_noisy} of {len(made)} images restored in {made.path}")
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -26,6 +26,21 @@ BatchSize = Annotated[
     int, typer.Option(min=1, help="Images computed at a time. Changes the speed, not the result.")
 ]
 
+Tuned = Annotated[
+    bool,
+    typer.Option(
+        "--tuned",
+        help="Use the sampler that `assay tune` chose for this checkpoint, in place of the options below.",
+    ),
+]
+
+
+def read_tuned(checkpoint: Path) -> "SampleConfig":
+    """The sampler that was tuned for a checkpoint."""
+    from assay.metrics.tune import load_tuned
+
+    return load_tuned(checkpoint).sample
+
 
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
     """An option that names a file or folder to write; what cannot be written is rejected before any work."""

@@ -81,7 +81,7 @@ def train(
         _copy_to_wandb(wandb, run_dir)
     rate = TextColumn("{task.fields[rate]}")
     with open_progress(console, rate) as bar, stop_on_signal() as stopped:
-        task = bar.add_task(str(run_dir), total=resolved.train.num_steps, rate="", visible=False)
+        task = bar.add_task(str(run_dir), total=resolved.train.total_steps, rate="", visible=False)
         result = run_training(
             resolved,
             run_dir,
@@ -96,7 +96,7 @@ def train(
         console.print(f"Finished. The checkpoint is {result.checkpoint}")
     else:
         console.print(
-            f"Stopped and saved at step {result.step} of {resolved.train.num_steps}. "
+            f"Stopped and saved at step {result.step} of {resolved.train.total_steps}. "
             "Run the same command again to resume."
         )
         raise typer.Exit(130)
@@ -128,12 +128,12 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console
     cost = measure_cost(config.net_config(source))
     train, num_noisy = config.train, int((source.sigma_tn > 0).sum())
     console.print_json(json.dumps(config.model_dump(mode="json")))
-    num_images = train.num_steps * train.batch_size
+    num_images = train.total_steps * train.batch_size
     micro_batch = train.batch_size // train.accumulate
     console.print(
         f"images      {len(source)}, of which {num_noisy} are noisy; {num_images / len(source):.0f} epochs\n"
         f"network     {cost.num_parameters:,} parameters\n"
-        f"steps       {train.num_steps} of {train.batch_size} images\n"
+        f"steps       {train.total_steps} of {train.batch_size} images\n"
         f"memory      about {cost.step_bytes(micro_batch) / 2**20:.0f} MiB\n"
         f"folder      {run_dir}"
     )

@@ -3,7 +3,7 @@
 from assay.data.augment import Augmentation
 from assay.data.loader import Batch, Loader
 from assay.data.store import ImageSource, Store, open_store
-from assay.data.view import Joined, View, part, raised, simulate, split_held_out, usable
+from assay.data.view import Joined, Restored, View, part, raised, simulate, split_held_out, usable
 
 __all__ = [
     "Augmentation",
@@ -11,6 +11,7 @@ __all__ = [
     "ImageSource",
     "Joined",
     "Loader",
+    "Restored",
     "Store",
     "View",
     "open_store",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
 from assay.data.store import ImageSource
-from assay.data.view import read_map, stream
+from assay.data.view import Restored, read_map, stream
 from assay.denoise import check_label
 from assay.noise import LogNormal, NoiseLaw, SigmaFirst, check_law, draw_sigma, draw_sigma_clamped
 
@@ -93,7 +93,8 @@ class Loader:
                 "and 0 <= rank < world_size"
             )
         self.law = LogNormal() if law is None else law
-        check_law(self.law, source.sigma_tn)
+        self._lowest: Tensor = getattr(source, "lowest_level", source.sigma_tn)
+        check_law(self.law, self._lowest)
         check_label(source.label, source.num_classes)
         self.source = source
         self.batch_size = batch_size
@@ -103,7 +104,7 @@ class Loader:
         self._mine = slice(rank, None, world_size)  # of the positions in the global batch
         self._world_size = world_size
         self._num_blocks = _NUM_BLOCKS if batch_size * math.prod(source.image_shape) > _SMALL_BATCH else 1
-        self._sigma_first = SigmaFirst(self.law, source.sigma_tn) if pairing == "sigma_first" else None
+        self._sigma_first = SigmaFirst(self.law, self._lowest) if pairing == "sigma_first" else None
         # Remembered for speed only: both are functions of the seed and their argument.
         self._pairs = lru_cache(maxsize=2)(self._draw_pairs)
         self._order = lru_cache(maxsize=2)(
@@ -117,8 +118,11 @@ class Loader:
         """
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
-        sigma_tn = self.source.sigma_tn[index]
-        x_tn, sigma_map = self.source.read(index), read_map(self.source, index)
+        sigma_map = read_map(self.source, index)
+        if isinstance(self.source, Restored):
+            x_tn, sigma_tn = self.source.read_at(index, sigma_t)
+        else:
+            x_tn, sigma_tn = self.source.read(index), self.source.sigma_tn[index]
         if sigma_map is None:
             x_tn, augment_label = augment(x_tn, sigma_tn, uniform, self.augmentation)
         else:  # a map moves with its image
@@ -159,7 +163,7 @@ class Loader:
         if self._sigma_first is None:
             index = self._in_epochs(chunk * count, count)
             draw = draw_sigma_clamped if self.pairing == "clamped" else draw_sigma
-            sigma_t = draw(self.law, self.source.sigma_tn[index], generator)
+            sigma_t = draw(self.law, self._lowest[index], generator)
         else:
             index, sigma_t = self._sigma_first.draw(count, generator)
         uniform = torch.rand(count, NUM_UNIFORMS, dtype=torch.float64, generator=generator)

@@ -19,7 +19,8 @@ and clips nothing: the noise of a noisy image leaves [-1, 1]. `physical_range` a
 that were packed (see `assay.data.units`), so that results can be given in their units. An image that is
 blurred, compressed or of another kind can still teach the levels where noise hides that: `usable_from` >=
 sigma_tn says from which level on. It must get noise up to that level before training, which
-`assay.data.usable` adds.
+`assay.data.usable` adds. So can an image that a model restored (`restored_from`): it is usable from the level
+of the noise that was removed.
 
 Everything is memory-mapped, so that opening reads the columns of numbers and no images. A store is whole or
 absent (`assay.files`), and damage is noticed: columns are compared with their checksums when the store is
@@ -75,6 +76,16 @@ class ImageSource(Protocol):
         ...
 
 
+class Parents(BaseModel):
+    """What images that a model restored were made from, and how: they are never taken for clean ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    images: str  # fingerprint of the noisy images
+    checkpoint: str  # SHA-256 of the model's file
+    method: dict[str, str | int | float]  # the settings of the restoration
+
+
 class StoreMeta(BaseModel):
     """`meta.json`: what the arrays of a store mean."""
 
@@ -90,6 +101,7 @@ class StoreMeta(BaseModel):
     class_names: tuple[Name, ...]
     num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
+    restored_from: Parents | None = None  # of images that a model restored
 
 
 class Store:
@@ -249,6 +261,7 @@ def write_store(
     dtype: DType,
     value_range: tuple[float, float],
     class_names: Sequence[str],
+    restored_from: Parents | None = None,
 ) -> Store:
     """Write a store image by image, so that no more than one is in memory.
 
@@ -325,6 +338,7 @@ def write_store(
             class_names=tuple(class_names),
             num_clean=int((usable_from == 0).sum()),
             checksums=checksums | {file: sha256(partial / file) for file in columns},
+            restored_from=restored_from,
         )
         tree = meta.model_dump(mode="json")
         (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: hash_of(tree)}, indent=2) + "\n")

@@ -4,7 +4,8 @@
 
 Everything that is trained on is a view: noise simulated on clean images (`simulate`), the clean or the noisy
 part of a store or a share of either (`part`), noisy images made noisier (`raised`), images that may be used
-only from some level on (`usable`), several stores taken together (`Joined`). Nothing is copied to disk, and
+only from some level on (`usable`), several stores taken together (`Joined`), images with restored twins
+(`Restored`). Nothing is copied to disk, and
 views of views compose.
 
 Differences between runs should be differences in the data. So counts are exact; with the same seed a smaller
@@ -20,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.data.store import ImageSource, hash_of
+from assay.data.store import ImageSource, Store, hash_of
 
 _MAX_CACHE_BYTES = 2**30
 
@@ -187,6 +188,36 @@ class Joined:
                 -1, *self.image_shape
             )
         return x
+
+
+class Restored:
+    """Images, each with a twin that a model restored from it. An `ImageSource` of the images themselves.
+
+    `read_at` chooses between the two: the image for levels above its own noise, where it is exact, its twin
+    below, where it has nothing to say. `everywhere` takes the twins of noisy images at all levels.
+    """
+
+    def __init__(self, source: ImageSource, twins: Store, everywhere: bool = False) -> None:
+        parents = twins.meta.restored_from
+        if parents is None or parents.images != source.fingerprint:
+            raise ValueError(f"{twins.path} was not restored from {source.name}: restore these images again")
+        self.source, self.twins, self.everywhere = source, twins, everywhere
+        self.name, self.image_shape, self.class_names = source.name, source.image_shape, source.class_names
+        self.num_classes, self.physical_range = source.num_classes, source.physical_range
+        self.sigma_tn, self.label, self.read = source.sigma_tn, source.label, source.read
+        self.lowest_level = twins.sigma_tn  # (N,) from which the image or its twin can be trained on
+        self.fingerprint = hash_of(source.fingerprint, twins.fingerprint, everywhere)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read_at(self, index: Tensor, sigma_t: Tensor) -> tuple[Tensor, Tensor]:
+        """`index` and `sigma_t` (B,) -> images (B, C, H, W) to train on at these levels, their noise (B,)."""
+        own = self.source.sigma_tn[index]
+        twin = (own > 0) & (self.everywhere | (sigma_t <= own))
+        x, sigma_tn = self.source.read(index), own.where(~twin, self.twins.sigma_tn[index])
+        x[twin] = self.twins.read(index[twin])
+        return x, sigma_tn
 
 
 def simulate(

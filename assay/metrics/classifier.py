@@ -56,6 +56,15 @@ class Classifier(nn.Module):
         return features, self.head(features)
 
 
+def initialise(network: nn.Module, generator: torch.Generator) -> None:
+    """Draw the weights of convolutions and dense layers; norms start at the identity."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 @dataclass(frozen=True)
 class TrainedClassifier:
     """The network, ready to use, and its accuracy on images it was not trained on."""
@@ -97,11 +106,7 @@ def train_classifier(
     order = usable[torch.randperm(len(usable), generator=generator)]
     held_out, training = order[: len(order) // 10], order[len(order) // 10 :]
     network = Classifier(source.image_shape, source.num_classes)
-    for module in network.modules():  # norms start at the identity
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    initialise(network, generator)
 
     def read(index: Tensor) -> Tensor:
         return to_bytes(source.read(index)).float()

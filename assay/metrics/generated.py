@@ -172,7 +172,7 @@ def open_candidate(
         samples, sampler = sample_checkpoint(
             path, num_ranges * num_images, first_seed, sample, frequencies, device
         )
-        warn_of_full_sampling(sample, sampler.info.lowest_sigma_tn)
+        warn_of_full_sampling(sample, sampler.info)
         return Candidate(samples, sampler, num_images, num_ranges)
     images, num_ranges = open_images(path), 1 if num_ranges is None else num_ranges
     return Candidate(images, None, len(images) // num_ranges if num_images is None else num_images, num_ranges)

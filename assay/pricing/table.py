@@ -99,9 +99,9 @@ def comparable(
     """The outcomes by line that can be compared, as arrays for each data set (and extractor, by FD).
 
     Kept are those that were measured in the currency, with clean images, at least `min_clean_fraction` of them,
-    full sampling and no consistency loss; of `dataset`, if given; and of `table`, which is `clean_mix` where
-    there is one and none is given. `num_images` turns parts of the data set into numbers of images. `where` the
-    outcomes come from is for complaints.
+    full sampling, no consistency loss and no loops; of `dataset`, if given; and of `table`, which is
+    `clean_mix` where there is one and none is given. `num_images` turns parts of the data set into numbers of
+    images. `where` the outcomes come from is for complaints.
     """
     settings = {line: outcome.setting for line, outcome in outcomes.items()}
     if table is None and any(setting.table == "clean_mix" for setting in settings.values()):
@@ -115,7 +115,7 @@ def comparable(
         for line, setting in settings.items()
         if setting.num_clean > 0
         and _clean_fraction(setting) >= min_clean_fraction - 1e-9
-        and (setting.sampling, setting.consistency) == ("full", False)
+        and (setting.sampling, setting.consistency, setting.loops) == ("full", False, 0)
         and table in (None, setting.table)
         and dataset in (None, setting.dataset)
         and currency.value(outcomes[line]) is not None

@@ -191,9 +191,10 @@ def _arm(study: Study, data: DataConfig, seed: int, setting: Extra, noisy: Noisy
             sample |= {"refine_at": lowest, "num_extra": setting.num_extra}
     tree = {"data": data.model_dump(mode="json") | images, "net": study.net, "train": train}
     same = {name: getattr(setting, name) for name in ("table", "consistency", "sampling")}
+    config = read_config(tree, "train")
     return Arm(
-        Setting(dataset=study.name, seed=seed, **same, **counts),
-        read_config(tree, "train"),
+        Setting(dataset=study.name, seed=seed, loops=config.train.loops, **same, **counts),
+        config,
         SampleConfig(**sample),
     )
 
@@ -222,7 +223,7 @@ class Job:
     def work(self) -> float:
         """Images of training it amounts to, those that consistency costs on top included."""
         train = self.config.train
-        return train.num_steps * train.batch_size * (1.4 if train.consistency.coefficient else 1.0)
+        return train.total_steps * train.batch_size * (1.4 if train.consistency.coefficient else 1.0)
 
     def result_key(self, sample: SampleConfig) -> str:
         """Hash of one result: the training, the sampling and the protocol."""

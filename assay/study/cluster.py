@@ -216,7 +216,7 @@ def _task(
                 stopping = ray.get(board.post.remote(update), timeout=10)
 
     node = ray.get_runtime_context().get_node_id()
-    tell(Update(job.key, "training", 0, job.config.train.num_steps))
+    tell(Update(job.key, "training", 0, job.config.train.total_steps))
     if stopping:  # cancelled too late
         return _Ended(Update(job.key, "stopped", 0, 1), {}, node)
     end, files = Update(job.key, "stopped", 1, 1), dict[str, np.ndarray]()

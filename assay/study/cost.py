@@ -104,11 +104,13 @@ def study_cost(study: Study, source: ImageSource | None = None) -> StudyCost:
 
 def _job_cost(job: Job, source: ImageSource) -> JobCost:
     train, protocol, cost = job.config.train, job.evaluate, measure_cost(job.config.net_config(source))
-    num_trained = train.num_steps * train.batch_size
+    num_trained = train.total_steps * train.batch_size
     forwards = num_trained * _STEP * (_WITH_CONSISTENCY if train.consistency.coefficient else 1.0)
     num_sampled = protocol.num_images * protocol.num_ranges
     forwards += sum(num_sampled * num_evaluations(sample) for sample in job.samples)
-    num_snapshots = 1 + (train.num_steps - 1) // (train.snapshot_every or train.num_steps)
+    # Each loop keeps its final weights, and restores every image: two evaluations a step of the flow.
+    num_snapshots = 1 + train.loops + (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
+    forwards += train.loops * len(source) * (2 * train.restore.num_steps + 1)
     num_bytes = cost.num_parameters * (_STATE_BYTES * _NUM_STATES + 4 * num_snapshots)
     return JobCost(job.title, num_trained, num_sampled * len(job.samples), forwards * cost.flops, num_bytes)
 

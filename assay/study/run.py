@@ -39,7 +39,7 @@ from assay.study.arms import Arm, Job, check_against_data, study_arms, study_job
 from assay.study.spec import Study, naming_line, read_study
 from assay.train import train
 from assay.train.config import DataConfig
-from assay.train.run import snapshot_path
+from assay.train.restored import loop_ends, snapshot_at
 
 _NUM_PICTURED = 64
 _SETTINGS = "settings.txt"  # beside study.toml: what was changed on the command line
@@ -185,7 +185,7 @@ def execute(
         return True
     source = job.config.data.moved(data.all_paths).open()
     held_out = data.open_held_out()
-    steps = stopping_steps(job.config.train.num_steps) if _can_score(held_out) else []
+    steps = stopping_steps(job.config.train.total_steps) if _can_score(held_out) else []
     clock = _Clock(run_dir / "seconds.json")
     trained = train(
         job.config,
@@ -212,8 +212,10 @@ def execute(
         return advance
 
     protocol, num_total = study.evaluate, study.evaluate.num_images * study.evaluate.num_ranges
-    snapshots = {step: path for step in steps if (path := snapshot_path(run_dir, step)).exists()}
-    snapshots[job.config.train.num_steps] = trained.checkpoint
+    training = job.config.train
+    steps = sorted({*steps, *loop_ends(training)}) if steps else []
+    snapshots = {step: path for step in steps if (path := snapshot_at(training, run_dir, step)).exists()}
+    snapshots[training.total_steps] = trained.checkpoint
     scored, score_seconds = None, None
     try:
         if held_out is not None and steps:
@@ -257,10 +259,11 @@ def execute(
             save_outcome(path, outcome)
     except Interrupted:
         return False
-    shutil.rmtree(run_dir / "state", ignore_errors=True)  # a finished model needs no optimizer
-    every = job.config.train.snapshot_every
+    for unneeded in (run_dir / "state", *run_dir.glob("restored-*")):  # by a finished model
+        shutil.rmtree(unneeded, ignore_errors=True)
+    every, kept = training.snapshot_every, {*loop_ends(training), training.total_steps}
     for step, path in snapshots.items():  # nor the weights that were only compared
-        if scored and step not in (scored.step, max(snapshots)) and not (every and step % every == 0):
+        if scored and step not in (scored.step, *kept) and not (every and step % every == 0):
             path.unlink()
     return True
 

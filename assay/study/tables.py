@@ -210,7 +210,7 @@ def _extras_table(values: Mapping[Setting, Average], name: str) -> Table | None:
     for s, value in values.items():
         if s.table not in ("", "clean_mix", "only_noisy"):
             fraction = "" if s.clean_fraction is None else f"{s.clean_fraction:.3g}"
-            way = "consistency" if s.consistency else s.sampling
+            way = "consistency" if s.consistency else f"{s.loops} loops" if s.loops else s.sampling
             rows.append((s.table, fraction, _levels(s.levels), way, str(value)))
     header = ("setting", "clean fraction", "noise level", "way", name)
     return Table(f"{name} of further settings", header, tuple(rows)) if rows else None

@@ -1,6 +1,7 @@
 """Training: Algorithm 1 of the paper as a visible loop, on one CPU, one GPU or many."""
 
 from assay.train.config import RunConfig, read_config
-from assay.train.loop import Progress, TrainResult, train
+from assay.train.restored import train
+from assay.train.run import Progress, TrainResult
 
 __all__ = ["Progress", "RunConfig", "TrainResult", "read_config", "train"]

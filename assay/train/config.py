@@ -23,6 +23,7 @@ from assay.data.augment import NUM_AUGMENT_LABELS
 from assay.data.known import KNOWN, get_once
 from assay.data.loader import Pairing
 from assay.files import read_text
+from assay.generate import RestoreConfig
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
 
@@ -258,6 +259,21 @@ class ConsistencyConfig(Strict):
                 return 1 + self.num_steps * self.num_samples
 
 
+class LoopConfig(RestoreConfig):
+    """How noisy images are restored between two loops of training, and what is trained on them.
+
+    The defaults won the comparison of `studies/beyond`. SFBD is `trust = "everywhere"` with `method =
+    "sample"`, Ambient Dataloops are `trust = "everywhere"` with `keep = 0.5`.
+    """
+
+    trust: Literal["below", "everywhere"] = Field(
+        "below",
+        description="Train on restored images below the noise level of their originals and on the originals "
+        "above it, or on restored images at all levels.",
+    )
+    length: float = Field(0.5, gt=0, description="Steps of a loop, as a share of num_steps.")
+
+
 class TrainConfig(Strict):
     """Algorithm 1 and its surroundings. What is counted in images keeps its meaning when batches change."""
 
@@ -274,6 +290,13 @@ class TrainConfig(Strict):
     continue_from: Path | None = Field(
         None, description="The folder of another run: continue from its last state, with these settings."
     )
+
+    loops: int = Field(
+        0,
+        ge=0,
+        description="Restore the noisy images with the trained model and train on, this many times.",
+    )
+    restore: LoopConfig = Field(LoopConfig(), description="How loops restore images and train on them.")
 
     lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
     lr_ramp_images: int = Field(
@@ -332,6 +355,16 @@ class TrainConfig(Strict):
     picture_every: int | None = Field(
         None, ge=1, description="Steps between two pictures of samples. Default: none."
     )
+
+    @property
+    def num_loop_steps(self) -> int:
+        """Steps of one loop."""
+        return max(1, round(self.restore.length * self.num_steps))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the first training and of all loops."""
+        return self.num_steps + self.loops * self.num_loop_steps
 
 
 class RunConfig(Strict):

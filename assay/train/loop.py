@@ -7,16 +7,14 @@ is in `assay.train.run`.
 """
 
 import math
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from assay.data import Batch, ImageSource
+from assay.data import Batch
 from assay.data.view import stream
 from assay.denoise import Denoiser
-from assay.devices import NumDevices
 from assay.loss import (
     ConsistencyLevels,
     ambient_loss,
@@ -27,39 +25,21 @@ from assay.loss import (
 )
 from assay.noise import LogNormal, add_noise
 from assay.train.average import LENGTHS, update_average
-from assay.train.config import RunConfig, TrainConfig
-from assay.train.run import Progress, TrainResult, flushed_denormals, open_run
+from assay.train.config import TrainConfig
+from assay.train.run import Progress, Run, TrainResult
 
 _RAISED = 1.15  # where a walk begins, over the level it begins below
 
 
-@flushed_denormals()
-def train(
-    config: RunConfig,
-    run_dir: Path,
-    source: ImageSource | None = None,
-    device: str = "auto",
-    devices: NumDevices = 1,
-    num_nodes: int = 1,
-    snapshot_steps: Collection[int] = (),
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    should_stop: Callable[[], bool] = lambda: False,
+def train_run(
+    run: Run, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]
 ) -> TrainResult:
-    """Train until finished or `should_stop()`; called again with the same arguments it continues.
-
-    Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/. The same
-    run gives the same bits on a CPU however often it is interrupted. Weights are also kept after each of
-    `snapshot_steps`, besides those that the config asks for.
-    """
-    with (
-        open_run(config, Path(run_dir), source, device, devices, num_nodes) as run,
-        run.batches() as batches,
-    ):
-        settings, fabric, model, optimizer = config.train, run.fabric, run.model, run.optimizer
-        run.snapshot_steps = frozenset(snapshot_steps)
+    """Train a run until it is finished or `should_stop()`."""
+    with run.batches() as batches:
+        settings, fabric, model, optimizer = run.config.train, run.fabric, run.model, run.optimizer
         while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
             # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
-            torch.manual_seed(stream(settings.seed, "dropout", run.step, fabric.global_rank).initial_seed())
+            torch.manual_seed(stream(run.seed, "dropout", run.step, fabric.global_rank).initial_seed())
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * lr_factor(run.step, settings)
             for part in range(settings.accumulate):

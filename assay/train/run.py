@@ -6,13 +6,16 @@ metrics.jsonl  one line every `log_every` steps
 samples/       pictures of what the EMA weights generate
 snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
 averages/      weights averaged in two ways, to choose the EMA's length from (see `assay.train.average`)
+
+With `train.loops` all but config.json and the final snapshot lies in `loop-0/`, `loop-1/` and so on, beside the
+restored images of each loop (see `assay.train.restored`).
 """
 
 import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +27,10 @@ from torch import Tensor
 
 import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
-from assay.data import Batch, ImageSource, Loader, usable
+from assay.data import Batch, ImageSource, Loader
 from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
+from assay.data.view import stream
 from assay.devices import NumDevices, open_fabric
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
 from assay.nets import build_denoiser
@@ -79,16 +83,15 @@ class TrainResult:
 
 
 @contextmanager
-def open_run(
+def open_folder(
     config: RunConfig,
     run_dir: Path,
-    source: ImageSource | None,
+    source: ImageSource,
     device: str,
     devices: NumDevices,
     num_nodes: int,
-) -> Iterator["Run"]:
+) -> Iterator[Fabric]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
-    source = usable(config.data.open() if source is None else source, config.data.seed)
     check_run(config, source)
     fabric = open_fabric(device, devices, num_nodes, _PRECISION[config.train.precision])
     check_ranks(config, fabric.world_size)
@@ -97,7 +100,7 @@ def open_run(
         _gpu_switches(config),
         hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext(),
     ):
-        yield Run(config, run_dir, source, fabric)
+        yield fabric
 
 
 @contextmanager
@@ -167,21 +170,36 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 class Run:
-    """Everything around the loop: built or resumed on creation, saved as it goes."""
+    """Everything around the loop: built or resumed on creation, saved as it goes.
 
-    def __init__(self, config: RunConfig, run_dir: Path, source: ImageSource, fabric: Fabric) -> None:
+    A loop over restored images is a run that begins with the weights `start`, after `steps_before` steps.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        source: ImageSource,
+        fabric: Fabric,
+        start: Path | None = None,
+        steps_before: int = 0,
+        snapshot_steps: Collection[int] = (),
+    ) -> None:
         settings = config.train
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
         self.sample = config.sample.for_levels(source.sigma_tn.unique().tolist())
         self.net_config = config.net_config(source)
+        self.steps_before = steps_before
+        # Loops over the same images draw other noise.
+        self.seed = stream(settings.seed, "loop", settings.loops).initial_seed() if start else settings.seed
         self.continued = self._find_continued()
         if self.fabric.is_global_zero:
             remove_leftovers(run_dir)
-            self._claim_folder()
+            claim_folder(config, run_dir, source, [] if self.continued is None else self.continued.lineage)
 
         self.denoiser = build_denoiser(self.net_config, settings.seed)
-        if settings.init_from is not None:
-            self._load_weights(settings.init_from)
+        if (first := start or settings.init_from) is not None:
+            self._load_weights(first)
         self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(self.fabric.device)
         self.averages = [copy.deepcopy(self.ema) for _ in LENGTHS] if settings.average_every else []
         self._modules = {"model": self.denoiser, "ema": self.ema}
@@ -200,7 +218,7 @@ class Run:
         self.loader = Loader(
             self.source,
             settings.batch_size // settings.accumulate,
-            settings.seed,
+            self.seed,
             LogNormal(settings.sigma_mean, settings.sigma_std),
             settings.pairing,
             settings.augment.build(),
@@ -209,7 +227,7 @@ class Run:
         )
         self.highest_level = self.source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
-        self.snapshot_steps: frozenset[int] = frozenset()  # besides those of the config
+        self.snapshot_steps = frozenset(snapshot_steps)  # besides those of the config
         self.by_sigma = LossBySigma(self.source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
         self._norms: list[Tensor] = []  # of the gradient of each step
@@ -329,39 +347,6 @@ class Run:
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, self.final)
 
-    def _claim_folder(self) -> None:
-        """Write config.json, or make sure that the folder belongs to this very run."""
-        path = self.run_dir / "config.json"
-        identity = {"data": self.source.fingerprint, "run": self.config.fingerprint(self.source)}
-        if path.exists():
-            found = read_run(path)
-            known, config_there = found["fingerprint"], found["config"]
-            if known["data"] != identity["data"]:
-                raise ValueError(
-                    f"{self.run_dir} was trained on other images: {self.source.name} has changed since the run "
-                    "began. Restore the store, or train into another folder"
-                )
-            if known["run"] != identity["run"]:
-                here = self.config.model_dump(mode="json")
-                for same in ("data", "sample"):  # wherever the images lie, however pictures are sampled
-                    here[same] = config_there.get(same)
-                different = differences(config_there, here)
-                raise ValueError(
-                    f"{self.run_dir} holds a run with another config ({'; '.join(different)}): train into "
-                    "another folder"
-                )
-            return
-        record = {
-            "assay": assay.__version__,
-            "fingerprint": identity,
-            "data": {"name": self.source.name, "num_images": len(self.source)},
-            "config": self.config.model_dump(mode="json"),
-            "net": self.net_config.model_dump(mode="json"),
-            "lineage": [] if self.continued is None else self.continued.lineage,
-        }
-        with write_whole(path) as partial:
-            partial.write_text(json.dumps(record, indent=2))
-
     def _load_weights(self, path: Path) -> None:
         loaded = load_checkpoint(path)
         mine, theirs = self.denoiser.state_dict(), loaded.denoiser.state_dict()
@@ -474,7 +459,8 @@ class Run:
             num_images=len(self.source),
             seed=self.config.train.seed,
             consistency=self.config.train.consistency.coefficient > 0,
-            num_images_seen=self.step * self.config.train.batch_size,
+            loops=self.config.train.loops,
+            num_images_seen=(self.steps_before + self.step) * self.config.train.batch_size,
             physical_range=self.source.physical_range,
             label_names=self.source.class_names,
         )
@@ -487,6 +473,39 @@ class Run:
         batch = next(self.sample.generate(self.ema, seeds, shape, label, _NUM_PICTURED, device))
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
+
+
+def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource, lineage: list[dict[str, Any]]) -> None:
+    """Write config.json, or make sure that the folder belongs to this very run."""
+    path = run_dir / "config.json"
+    identity = {"data": source.fingerprint, "run": config.fingerprint(source)}
+    if path.exists():
+        found = read_run(path)
+        known, config_there = found["fingerprint"], found["config"]
+        if known["data"] != identity["data"]:
+            raise ValueError(
+                f"{run_dir} was trained on other images: {source.name} has changed since the run "
+                "began. Restore the store, or train into another folder"
+            )
+        if known["run"] != identity["run"]:
+            here = config.model_dump(mode="json")
+            for same in ("data", "sample"):  # wherever the images lie, however pictures are sampled
+                here[same] = config_there.get(same)
+            different = differences(config_there, here)
+            raise ValueError(
+                f"{run_dir} holds a run with another config ({'; '.join(different)}): train into another folder"
+            )
+        return
+    record = {
+        "assay": assay.__version__,
+        "fingerprint": identity,
+        "data": {"name": source.name, "num_images": len(source)},
+        "config": config.model_dump(mode="json"),
+        "net": config.net_config(source).model_dump(mode="json"),
+        "lineage": lineage,
+    }
+    with write_whole(path) as partial:
+        partial.write_text(json.dumps(record, indent=2))
 
 
 def snapshot_path(run_dir: Path, step: int) -> Path:

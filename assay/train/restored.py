@@ -1,0 +1,180 @@
+"""Training with loops: train, restore the noisy images with the model, train on, and again.
+
+Below the noise of the images only clean ones teach a model. A restored image is a guess at the clean one, and
+teaches these levels, too: in each loop a noisy image is trained on as it is at levels above its own noise,
+where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every loop restores the
+*original* images, with the model of the loop before, and trains that model on, by default half as long.
+
+    <run>/loop-0/       the first training, a run like any other
+    <run>/restored-1/   a store of the images as the first model restores them
+    <run>/loop-1/       the training on both, from the first model's weights
+    <run>/snapshots/    `final.safetensors`, the last loop's
+
+Each of these is whole, absent or resumes, so that a run with loops resumes from wherever it was killed.
+"""
+
+import shutil
+from bisect import bisect_left
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_fabric import Fabric
+
+from assay.checkpoint import load_checkpoint
+from assay.data import ImageSource, Restored, Store, open_store, usable
+from assay.data.view import evened
+from assay.devices import NumDevices
+from assay.files import sha256, write_whole
+from assay.generate import RestoreConfig, lowest_learnt, restore
+from assay.train.config import RunConfig, TrainConfig
+from assay.train.loop import train_run
+from assay.train.run import (
+    Progress,
+    Run,
+    TrainResult,
+    claim_folder,
+    flushed_denormals,
+    open_folder,
+    snapshot_path,
+)
+
+_BATCH_SIZE = 256  # images restored at once
+OnProgress = Callable[[Progress], None]
+ShouldStop = Callable[[], bool]
+
+
+@flushed_denormals()
+def train(
+    config: RunConfig,
+    run_dir: Path,
+    source: ImageSource | None = None,
+    device: str = "auto",
+    devices: NumDevices = 1,
+    num_nodes: int = 1,
+    snapshot_steps: Collection[int] = (),
+    on_progress: OnProgress = lambda progress: None,
+    should_stop: ShouldStop = lambda: False,
+) -> TrainResult:
+    """Train until finished or `should_stop()`; called again with the same arguments it continues.
+
+    Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/ (with loops:
+    see the head of this module). The same run gives the same bits on a CPU however often it is interrupted.
+    Weights are also kept after each of `snapshot_steps`, besides those that the config asks for; steps are
+    counted over all loops.
+    """
+    run_dir = Path(run_dir)
+    source = usable(config.data.open() if source is None else source, config.data.seed)
+    with open_folder(config, run_dir, source, device, devices, num_nodes) as fabric:
+        if config.train.loops:
+            return _train_loops(config, run_dir, source, fabric, snapshot_steps, on_progress, should_stop)
+        run = Run(config, run_dir, source, fabric, snapshot_steps=snapshot_steps)
+        return train_run(run, on_progress, should_stop)
+
+
+def loop_path(run_dir: Path, loop: int) -> Path:
+    """The folder of one loop of a run with loops; 0 is the first training."""
+    return run_dir / f"loop-{loop}"
+
+
+def loop_ends(settings: TrainConfig) -> list[int]:
+    """The step at which each loop ends, counted over all; the first is the end of the first training."""
+    return [settings.num_steps + loop * settings.num_loop_steps for loop in range(settings.loops + 1)]
+
+
+def snapshot_at(settings: TrainConfig, run_dir: Path, step: int) -> Path:
+    """Where the weights after a step, counted over all loops, are kept, if that was asked for."""
+    if not settings.loops:
+        return snapshot_path(run_dir, step)
+    ends = loop_ends(settings)
+    loop = bisect_left(ends, step)
+    folder = loop_path(run_dir, loop)
+    if step == ends[loop]:
+        return folder / "snapshots" / "final.safetensors"
+    return snapshot_path(folder, step - (ends[loop - 1] if loop else 0))
+
+
+def _train_loops(
+    config: RunConfig,
+    run_dir: Path,
+    source: ImageSource,
+    fabric: Fabric,
+    snapshot_steps: Collection[int],
+    on_progress: OnProgress,
+    should_stop: ShouldStop,
+) -> TrainResult:
+    settings, final = config.train, run_dir / "snapshots" / "final.safetensors"
+    total = settings.total_steps
+    if fabric.is_global_zero:
+        claim_folder(config, run_dir, source, [])
+    if final.exists():
+        return TrainResult(run_dir, total, True, final)
+    source = evened(source, config.data.seed)
+    start, before, images = None, 0, source
+    for loop, end in enumerate(loop_ends(settings)):
+        if loop:
+            assert start is not None
+            twins = _restored(config, run_dir, loop, source, start, fabric, should_stop)
+            if twins is None:
+                return TrainResult(run_dir, before, False, final)
+            images = Restored(source, twins, settings.restore.trust == "everywhere")
+        steps = {step - before for step in snapshot_steps}
+        folder = loop_path(run_dir, loop)
+        run = Run(_config_of(config, loop), folder, images, fabric, start, before, steps)
+
+        def tell(now: Progress, before: int = before) -> None:
+            on_progress(replace(now, step=before + now.step, num_steps=total))
+
+        trained = train_run(run, tell, should_stop)
+        if not trained.finished:
+            return TrainResult(run_dir, before + trained.step, False, final)
+        if fabric.is_global_zero:
+            shutil.rmtree(folder / "state", ignore_errors=True)  # a finished loop needs no optimizer
+        start, before = trained.checkpoint, end
+    assert start is not None
+    if fabric.is_global_zero:
+        with write_whole(final) as partial:
+            shutil.copyfile(start, partial)
+    fabric.barrier()
+    return TrainResult(run_dir, total, True, final)
+
+
+def _config_of(config: RunConfig, loop: int) -> RunConfig:
+    """The config of one loop as a run of its own; it is the same whatever the number of loops to follow."""
+    changes: dict[str, object] = {"loops": loop}
+    if loop:
+        changes |= {"num_steps": config.train.num_loop_steps, "init_from": None, "continue_from": None}
+    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
+
+
+def _restored(
+    config: RunConfig,
+    run_dir: Path,
+    loop: int,
+    source: ImageSource,
+    checkpoint: Path,
+    fabric: Fabric,
+    should_stop: ShouldStop,
+) -> Store | None:
+    """The images as the model of the loop before restores them; None if asked to stop meanwhile."""
+    path, chosen = run_dir / f"restored-{loop}", config.train.restore
+
+    def check(done: int, total: int) -> None:
+        if should_stop():
+            raise _Stopped
+
+    done = True
+    if fabric.is_global_zero and not (path / "meta.json").exists():
+        how = RestoreConfig(method=chosen.method, num_steps=chosen.num_steps, keep=chosen.keep**loop)
+        loaded = load_checkpoint(checkpoint)
+        denoiser, stop_at = loaded.denoiser.to(fabric.device).eval(), lowest_learnt(loaded.info)
+        arguments = (how, stop_at, config.train.seed + loop, _BATCH_SIZE, fabric.device, check)
+        try:
+            restore(denoiser, source, path, sha256(checkpoint), *arguments)
+        except _Stopped:
+            done = False
+    return open_store(path) if fabric.broadcast(done) else None
+
+
+class _Stopped(Exception):
+    """Restoring was asked to stop; it starts over next time, for it is short beside training."""

@@ -1,0 +1,98 @@
+"""Bad images are annotated with the level from which noise hides what is wrong with them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from assay.cli import app
+from assay.data import ImageSource, open_store
+from assay.data.arrays import from_arrays
+from assay.data.known import get
+from assay.data.pack import read_annotations
+from assay.metrics.annotate import Annotation, _auc, annotate
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, Tensor]:
+    """Two halves of the digits, (N, 1, 8, 8)."""
+    store = get("digits", tmp_path_factory.mktemp("digits") / "store").store
+    x = store.read(torch.randperm(len(store), generator=torch.Generator().manual_seed(0)))
+    return x[:900], x[900:]
+
+
+def blurred(x: Tensor, share: float) -> Tensor:
+    """Each pixel mixed with the mean of the 3 x 3 pixels around it."""
+    return (1 - share) * x + share * F.avg_pool2d(F.pad(x, [1] * 4, mode="replicate"), 3, stride=1)
+
+
+def found(clean: Tensor, bad: Tensor) -> Annotation:
+    return annotate(from_arrays(bad), from_arrays(clean), num_steps=250, batch_size=64)
+
+
+def test_images_like_the_clean_ones_are_usable_everywhere(digits: tuple[Tensor, Tensor]) -> None:
+    same = found(*digits)
+    assert same.level == 0 and not same.levels.any()
+    assert np.abs(same.auc - 0.5).max() < 0.1
+
+
+def test_noise_is_found_at_its_level_or_above_and_blur_in_order(digits: tuple[Tensor, Tensor]) -> None:
+    clean, other = digits
+    noise = torch.randn(other.shape, generator=torch.Generator().manual_seed(1))
+    for sigma in (0.2, 0.5):
+        level = found(clean, other + sigma * noise).level
+        assert 0.8 * sigma <= level < 10 * sigma
+    weak, strong = (found(clean, blurred(other, share)) for share in (0.3, 1.0))
+    assert 0 < weak.level < strong.level
+    assert weak.auc[0] > 0.8 and strong.auc[0] > 0.95 and abs(strong.auc[-1] - 0.5) < 0.06
+    assert strong.levels.max() <= strong.level and strong.levels.mean() > weak.levels.mean()
+
+
+def test_the_auc_is_the_share_of_ordered_pairs() -> None:
+    rng = np.random.default_rng(0)
+    clean, bad = rng.integers(0, 9, 40).astype(float), rng.integers(0, 6, 30).astype(float)
+    pairs = (clean[:, None] > bad) + 0.5 * (clean[:, None] == bad)
+    assert _auc(clean, bad) == pytest.approx(pairs.mean())
+
+
+def test_the_command_writes_what_pack_reads(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    clean, other = digits
+    from_arrays(clean).save(tmp_path / "clean")
+    from_arrays(blurred(other, 1.0)).save(tmp_path / "bad")
+    path = tmp_path / "annotations.jsonl"
+    arguments = [
+        "data",
+        "annotate",
+        tmp_path / "bad",
+        "--clean",
+        tmp_path / "clean",
+        "-o",
+        path,
+        "--steps",
+        "20",
+    ]
+    done = CliRunner().invoke(app, [str(part) for part in arguments], env={"COLUMNS": "300"})
+    assert done.exit_code == 0 and "look like clean ones" in done.output, done.output
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    levels, problems = read_annotations(path, open_store(tmp_path / "bad").source_names(range(len(other))))
+    assert not problems and len(lines) == len(levels) == len(other)
+    assert levels[5].usable_from == lines[5]["annotation"] and levels[5].usable_scaled
+
+
+def test_what_cannot_be_compared_is_rejected(digits: tuple[Tensor, Tensor]) -> None:
+    clean = from_arrays(digits[0])
+    cases: list[tuple[ImageSource, ImageSource, str]] = [
+        (from_arrays(digits[1][:30]), clean, "needs 40"),
+        (from_arrays(digits[1][:, :, :4]), clean, "one size"),
+        (clean, from_arrays(digits[1], 0.3), "has noisy images"),
+    ]
+    for bad, good, words in cases:
+        with pytest.raises(ValueError, match=words):
+            annotate(bad, good)
+    with pytest.raises(ValueError, match="something else"):
+        annotate(from_arrays(digits[1] + 20), clean, num_steps=60, batch_size=64)
