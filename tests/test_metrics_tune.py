@@ -50,7 +50,7 @@ def test_the_sampler_that_made_the_images_wins(checkpoint: Path, tmp_path: Path)
     held_out, pixels = images_of(checkpoint, truth, 1500), load_extractor("pixels", tmp_path)
     found = tune(checkpoint, held_out, pixels, SampleConfig(churn=7.5, churn_noise=1.2), num_images=100)
     assert found.sample.solver == "multistep" and found.fd < found.fd_before
-    assert len(found.trials) == 11 and max(trial.num_images for trial in found.trials) == 800
+    assert len(found.trials) == 10 and max(trial.num_images for trial in found.trials) == 800
     path = save_tuned(checkpoint, found)
     assert path.parent == checkpoint.parent and load_tuned(checkpoint) == found
     output = tmp_path / "tuned.npz"
