@@ -175,7 +175,9 @@ def test_given_an_observation_the_denoiser_and_its_samples_are_those_of_the_gaus
     assert (drawn.mean(0) - mean_y).abs().max() < 0.05
     assert (drawn.T.cov() - cov_y).abs().max() < 0.05 * cov.max()
     # All pixels seen with one level of noise: what the denoiser itself says at that level.
-    whole = Given(denoiser, eps, torch.full_like(eps, 0.4))(80 * eps, torch.full((num,), 1e4, dtype=F64))
+    whole = Given(denoiser, eps, torch.full_like(eps, 0.4), num_steps=dims)(
+        80 * eps, torch.full((num,), 1e4, dtype=F64)
+    )
     torch.testing.assert_close(whole, denoiser(eps, torch.full((num,), 0.4, dtype=F64)), rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match="one per pixel"):
         Given(denoiser, eps, torch.ones(3, 1, 2, 3))
