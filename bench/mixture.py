@@ -310,7 +310,7 @@ def nonparametric() -> None:
 def covariances() -> None:
     """Components with covariances under noise that differs by sample and coordinate, at equal likelihood."""
     rng = np.random.default_rng(0)
-    n, d, k = 2000, 3, 3
+    n, d, k = 1000, 3, 3
     means, root = 2.5 * rng.normal(size=(k, d)), rng.normal(size=(k, d, d)) / 2
     label = rng.choice(k, n, p=[0.5, 0.3, 0.2])
     deviation = rng.uniform(0.2, 1.0, (n, d))

@@ -270,7 +270,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         noise = make_noise(level, x.shape[1], LEAST_NOISE * size)
         starts = [_start(x, noise, k, self.covariance == "full", int(rng.integers(2**31))) for _ in range(3)]
         few = rng.permutation(len(x))[:_TRIAL_SAMPLES]
-        trials = [deconvolve(x[few], noise[few], start, 30) for start in starts]
+        trials = [deconvolve(x[few], noise[few], start, 12) for start in starts]
         return deconvolve(x, noise, max(trials, key=lambda trial: trial[1])[0])[0]
 
     def _choose_number(self, x: NDArray, level: Array, rng: np.random.Generator) -> tuple[int, Array]:
