@@ -370,9 +370,10 @@ def test_fine_tuning_starts_from_the_checkpoint(tmp_path: Path) -> None:
         train(other, tmp_path / "third", points)
 
 
-def test_a_continued_run_is_the_long_run_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_a_continued_run_is_the_long_run_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
     points, net = Points(50, 0.2), {**TINY_NET, "dropout": 0.2}
-    settings: dict[str, Any] = {"consistency": {"coefficient": 0.5}, "log_every": 3}
+    settings: dict[str, Any] = {"consistency": {"coefficient": 0.5}, "log_every": 3, "optimizer": optimizer}
     whole = train(config(net, num_steps=30, **settings), tmp_path / "whole", points)
     first = train(config(net, num_steps=12, **settings), tmp_path / "first", points)
     again = {"continue_from": str(tmp_path / "first"), **settings}
@@ -401,6 +402,7 @@ def test_a_run_goes_on_under_other_settings_and_its_lineage_is_kept(tmp_path: Pa
         ("nowhere", {}, "no run with a saved state in that folder"),
         ("c", {"num_steps": 20}, "at step 20 already: set train.num_steps above"),
         ("c", {"batch_size": 4, "num_steps": 30}, "batch_size: 8 there, 4 here"),
+        ("c", {"optimizer": "muon", "num_steps": 30}, "optimizer: adam there, muon here"),
     ]:
         with pytest.raises(ValueError, match=message):
             train(config(continue_from=str(tmp_path / folder), **settings), tmp_path / "d", points)
@@ -524,7 +526,8 @@ def test_a_state_that_cannot_be_written_is_trouble_with_files(tmp_path: Path) ->
         save_tensors(tmp_path / "file" / "tensors", {"a": torch.zeros(3)}, {})
 
 
-def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_a_single_bad_step_is_skipped_and_counted(optimizer: str, tmp_path: Path) -> None:
     class OneBad(Points):
         num_reads = 0
 
@@ -532,7 +535,7 @@ def test_a_single_bad_step_is_skipped_and_counted(tmp_path: Path) -> None:
             self.num_reads += 1
             return super().read(index) * (math.nan if self.num_reads == 3 else 1)
 
-    result = train(config(), tmp_path / "run", OneBad(50, 0.2))
+    result = train(config(optimizer=optimizer), tmp_path / "run", OneBad(50, 0.2))
     assert all(value.isfinite().all() for value in weights(result.checkpoint).values())
     first, *_, last = metrics(tmp_path / "run")
     assert last["num_skipped"] == 1
@@ -600,6 +603,10 @@ def test_set_takes_toml_values_and_strings() -> None:
         ({"net.num_classes": 3}, "net.num_classes follows from the data"),
         ({"data.clean_fraction": 1, "train.consistency.coefficient": 1}, "no image is noisier"),
         ({"train.init_from": "nowhere.safetensors"}, "nowhere.safetensors"),
+        (
+            {"train.optimizer": "muon", "train.weight_decay": 0.1, "train.weight_decay_kind": "l2"},
+            "weight_decay_kind = l2",
+        ),
     ],
 )
 def test_bad_runs_are_refused_with_a_sentence(

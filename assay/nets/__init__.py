@@ -165,6 +165,7 @@ PRESETS = {
     "ddpmpp-ffhq64": Preset("the paper's for CelebA, EDM's for FFHQ", _FACES, 0, _FACES_UNET),
     "ncsnpp-ffhq64": Preset("EDM's for FFHQ", _FACES, 0, partial(_FACES_UNET, **_NCSN)),
     "adm-imagenet64": Preset("the paper's for ImageNet", _FACES, 1000, ADMConfig),
+    "unet-tiny": Preset("CPUs, images of about 16x16", (1, 16, 16), 0, partial(_small_unet, model_channels=16)),
     "unet-small": Preset("CPUs", _CIFAR, 0, partial(_small_unet, model_channels=32)),
     "unet-medium": Preset("CPUs, with time", _CIFAR, 0, partial(_small_unet, model_channels=64)),
     "dit-small": Preset("CPUs, fastest", _CIFAR, 0, partial(_small_dit, width=192, num_blocks=8)),

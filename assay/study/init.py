@@ -5,6 +5,8 @@ with clean images alone, simulated noise. The richest grid is taken whose traini
 time. Steps are timed on this machine. The text is opened as a study before it is returned.
 """
 
+import json
+import math
 import os
 import re
 import tempfile
@@ -19,7 +21,8 @@ from assay.study.timing import NUM_TIMED_STEPS, sampling_work, seconds_per_image
 from assay.train.config import DataConfig
 from assay.train.presets import PRESETS
 
-_MLP_SIDE = 12  # pixels; larger images get a U-Net
+_PRESETS = {12: "digits", 20: "tiny", math.inf: "small"}  # by the longer side in pixels, at most
+_MORE = ("optimizer", "clip_grad", "sigma_mean", "sigma_std")  # of a preset, where it sets them
 _MIN_STEPS = 100
 _MIN_PART = 32  # images; smaller parts of the data are left out
 _ENOUGH = 0.25  # of the images that the preset trains on: less, and a smaller grid is taken
@@ -68,7 +71,7 @@ class _Draft:
         train = PRESETS[self.preset].train
         num_images = self.num_steps * self.batch_size
         net = PRESETS[self.preset].net["preset"]
-        clip = f"clip_grad = {train['clip_grad']}\n" if "clip_grad" in train else ""
+        more = "".join(f"{key} = {json.dumps(train[key])}\n" for key in _MORE if key in train)
         return f"""\
 # {self.about}
 # Written by `assay study init`; change what you like. `assay study plan` says how long it will take, and
@@ -91,7 +94,7 @@ lr = {train["lr"]}
 lr_ramp_images = {min(10_000, num_images // 10)}
 lr_decay = "cosine"
 ema_half_life_images = {train["ema_half_life_images"]}
-{clip}state_every = {min(1000, self.num_steps // 4)}        # steps; an interrupted run resumes from there
+{more}state_every = {min(1000, self.num_steps // 4)}        # steps; an interrupted run resumes from there
 
 [evaluate]
 {_EXTRACTORS[self.extractor]}
@@ -151,8 +154,10 @@ def draft_study(store: Path, minutes: float = 30.0, cores: int | None = None) ->
         for grid in _GRIDS:
             draft, opened = _on_grid(draft, grid, folder)
             if not per_image:
-                config = opened.jobs[0].config.net_config(opened.source)
-                per_image = seconds_per_image(opened.source, draft.batch_size, config)
+                config = opened.jobs[0].config
+                per_image = seconds_per_image(
+                    opened.source, draft.batch_size, config.net_config(opened.source), config.train
+                )
             draft, enough = _in_time(draft, opened, 60 * minutes * cores / per_image)
             if enough:
                 break
@@ -199,7 +204,7 @@ def _first_draft(store: Path, source: ImageSource) -> _Draft:
         fractions=_GRIDS[0].fractions,
         levels=(bins[0][0], bins[-1][1]) if num_noisy else None,
         extractor="classifier" if has_labels else "pixels",
-        preset="digits" if max(source.image_shape[1:]) <= _MLP_SIDE else "small",
+        preset=next(name for side, name in _PRESETS.items() if max(source.image_shape[1:]) <= side),
     )
 
 

@@ -298,6 +298,11 @@ class TrainConfig(Strict):
     )
     restore: LoopConfig = Field(LoopConfig(), description="How loops restore images and train on them.")
 
+    optimizer: Literal["adam", "muon"] = Field(
+        "adam",
+        description="muon moves the matrices of the network by orthogonal momentum, at ten times the learning "
+        "rate, and the rest by Adam: dearer steps, but far fewer of them.",
+    )
     lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
     lr_ramp_images: int = Field(
         10_000, ge=0, description="The learning rate rises linearly over this number of images."

@@ -40,8 +40,8 @@ def train_run(
         while run.step < settings.num_steps and not run.agree_to_stop(should_stop()):
             # Dropout draws from torch's own generator: seeded by the step, there is no state to save.
             torch.manual_seed(stream(run.seed, "dropout", run.step, fabric.global_rank).initial_seed())
-            for group in optimizer.param_groups:
-                group["lr"] = settings.lr * lr_factor(run.step, settings)
+            for group, rate in zip(optimizer.param_groups, run.rates, strict=True):
+                group["lr"] = rate * lr_factor(run.step, settings)
             for part in range(settings.accumulate):
                 batch = next(batches)
                 with fabric.no_backward_sync(model, enabled=part < settings.accumulate - 1):

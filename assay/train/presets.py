@@ -46,6 +46,22 @@ PRESETS: dict[str, Preset] = {
             "state_every": 1000,
         },
     ),
+    "tiny": Preset(
+        "images of about 16x16 on a CPU: ten minutes",
+        "chosen on Fashion-MNIST and CIFAR-10 at 16x16 (bench/recipe)",
+        net={"preset": "unet-tiny"},
+        train={
+            "num_steps": 8000,
+            "batch_size": 32,
+            "optimizer": "muon",
+            "lr": 4e-3,
+            "lr_ramp_images": 12_800,
+            "lr_decay": "cosine",
+            "ema_half_life_images": 2560,
+            "sigma_mean": -2.0,
+            "sigma_std": 1.6,
+        },
+    ),
     "small": Preset(
         "16x16 to 32x32 images on a CPU: about an hour",
         "chosen on CIFAR-10 at 16x16",

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
@@ -36,7 +36,8 @@ from assay.files import differences, hold_lock, naming, remove_leftovers, write_
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
 from assay.train.average import LENGTHS, save_averages
-from assay.train.config import RunConfig
+from assay.train.config import RunConfig, TrainConfig
+from assay.train.muon import Muon
 from assay.train.record import LossBySigma, Recorder, diagnose
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
 
@@ -126,6 +127,8 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
             f"train.batch_size = {settings.batch_size} is not a multiple of "
             f"train.accumulate = {settings.accumulate}"
         )
+    if settings.optimizer == "muon" and settings.weight_decay_kind == "l2" and settings.weight_decay:
+        raise ValueError("train.weight_decay_kind = l2 adds to Adam's gradient: muon decays decoupled only")
     if settings.batch_size > len(source):
         raise ValueError(
             f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
@@ -147,6 +150,23 @@ def check_ranks(config: RunConfig, num_ranks: int) -> None:
             f"train.batch_size / train.accumulate = {at_once} images do not split evenly over {num_ranks} "
             f"devices: make it a multiple of {num_ranks}"
         )
+
+
+def make_optimizer(denoiser: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer of a run."""
+    options: dict[str, Any] = {
+        "lr": settings.lr,
+        "betas": settings.betas,
+        "weight_decay": settings.weight_decay,
+        "fused": settings.precision != "fp16",  # fp16 scales gradients between backward and step
+    }
+    match settings.optimizer, settings.weight_decay_kind:
+        case "muon", _:
+            return Muon(denoiser.named_parameters(), **options)
+        case _, "decoupled":
+            return torch.optim.AdamW(denoiser.parameters(), **options)
+        case _:
+            return torch.optim.Adam(denoiser.parameters(), **options)
 
 
 @dataclass(frozen=True)
@@ -206,13 +226,8 @@ class Run:
         self._modules |= {f"average_{number}": average for number, average in enumerate(self.averages)}
         if settings.compile:  # after the copy: the average stays a plain module with the same names
             self.denoiser.compile()
-        optimizer = (torch.optim.AdamW if settings.weight_decay_kind == "decoupled" else torch.optim.Adam)(
-            self.denoiser.parameters(),
-            settings.lr,
-            settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=settings.precision != "fp16",  # fp16 scales gradients between backward and step
-        )
+        optimizer = make_optimizer(self.denoiser, settings)
+        self.rates = [group["lr"] for group in optimizer.param_groups]
         self.model, self.optimizer = self.fabric.setup(self.denoiser, optimizer)
         self.model.train()
         self.loader = Loader(
@@ -371,14 +386,15 @@ class Run:
         theirs = read_run(folder / "config.json")
         step, here = state[1]["step"], self.config.model_dump(mode="json")
         different = differences(theirs["net"], self.net_config.model_dump(mode="json"))
-        for name in ("batch_size", "accumulate"):  # steps are counted in batches
-            if theirs["config"]["train"][name] != here["train"][name]:
-                different.append(
-                    f"train.{name}: {theirs['config']['train'][name]} there, {here['train'][name]} here"
-                )
+        settings_there = {"optimizer": "adam", **theirs["config"]["train"]}
+        # Steps are counted in batches, and a state holds the moments of one optimizer.
+        for name in ("batch_size", "accumulate", "optimizer"):
+            if settings_there[name] != here["train"][name]:
+                different.append(f"train.{name}: {settings_there[name]} there, {here['train'][name]} here")
         if different:
             raise ValueError(
-                f"train.continue_from = {folder} is of another network or batch ({'; '.join(different)})"
+                f"train.continue_from = {folder} is of another network, batch or optimizer "
+                f"({'; '.join(different)})"
             )
         if step >= settings.num_steps:
             raise ValueError(
