@@ -417,7 +417,7 @@ def test_small_unet_preset_is_the_agreed_one() -> None:
         (lambda: UNetConfig(image_shape=(3, 32, 32), num_blocks="4"), "num_blocks"),
         (lambda: build_denoiser(UNetConfig(image_shape=(3, 32, 32), model_channels=6)), "18 channels"),
         (lambda: build_denoiser(UNetConfig(image_shape=(3, 32, 32), model_channels=136)), "136 channels"),
-        (lambda: preset("unet-tiny"), "unet-tiny"),
+        (lambda: preset("unet-huge"), "unet-huge"),
         (lambda: config_from_edm({"img_channels": 3}, "x.json"), "img_resolution"),
         (lambda: config_from_edm({"model_type": "EDM2"}, "x.json"), "EDM2"),
     ],
