@@ -1,12 +1,14 @@
-"""Assay trains diffusion models on imperfect images and says what each image is worth.
+"""Assay trains diffusion models on imperfect images and tells you what each image is worth.
 
 For a notebook or a script these names are enough; each has an example in its docstring:
 
-    from_arrays, open_store        images with their noise levels, from arrays or from files
+    from_arrays, open_store         images with their noise levels, from arrays or from files
     part, simulate, split_held_out  which of them to use; noise to simulate; images kept for evaluation
-    fit, load                      train a `Model`, or open one; it can sample, denoise, score and evaluate
-    open_study                     a grid of trainings
-    NoisyMixture                   the theory's estimator
+    fit, load                       train a `Model`, or open one; it can sample, denoise, score and evaluate
+    run_study, open_study           a grid of trainings and its report
+    price                           how many noisy images replace a clean one
+    NoisyMixture                    the theory's estimator
+    ImageSource                     what your own source of images must offer
 
 They are imported when first used. The modules, in the order in which they build on each other: `files`,
 `unpickle`, `noise`, `denoise`, `nets`, `loss`, `sample`, `data`, `checkpoint`, `devices`, `generate`, `train`,
@@ -18,7 +20,7 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_WHERE = {
+_MODULE_OF = {
     "from_arrays": "assay.data.arrays",
     "open_store": "assay.data",
     "part": "assay.data",
@@ -28,17 +30,19 @@ _WHERE = {
     "Model": "assay.model",
     "fit": "assay.model",
     "load": "assay.model",
+    "run_study": "assay.study.report",
     "open_study": "assay.study",
+    "price": "assay.pricing",
     "NoisyMixture": "assay.mixture",
 }
-__all__ = list(_WHERE)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'assay' has no attribute {name!r}; it has {', '.join(_WHERE)}")
-    return getattr(import_module(_WHERE[name]), name)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'assay' has no attribute {name!r}; it has {', '.join(_MODULE_OF)}")
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted([*globals(), *_MODULE_OF])

@@ -1,8 +1,8 @@
 """Files from elsewhere, read within fixed limits: gzip, tar, zip, npy and npz.
 
-A file says how much it holds, and a damaged or hostile one lies. Sizes are compared with the bytes that
-are there before any memory is set aside, checksums are read to the end, and nothing unpacks to far more
-than it takes on the disk. All limits stand here; `assay.unpickle` takes its own from here too.
+A file states how much it holds, and in a damaged or hostile file that is wrong. Sizes are compared with the
+bytes that are there before any memory is allocated, checksums are read to the end, and nothing unpacks to far
+more than it takes on the disk. All limits are defined here; `assay.unpickle` uses them too.
 """
 
 import gzip

@@ -1,10 +1,10 @@
-"""Checkpoints: ours are safe and whole, the published ones load.
+"""Checkpoints: Assay's own format, and import and export of published ones.
 
 Ours is one `.safetensors` file: the weights under their published names, and in its header, as JSON, a
 format version, the network's config and what is known of its training, and a checksum over all of these,
-which is compared whenever the file is opened. It opens with nothing else at hand. Files of EDM and
+which is compared whenever the file is opened. It needs no other file. Files of EDM and
 ambient-laws come in through `import_checkpoint` and leave through `export_checkpoint`; both keep a network
-as flat constructor arguments (`img_resolution`, `model_type`, ...) beside weights with the same names.
+as flat constructor arguments (`img_resolution`, `model_type`, ...) with weights of the same names.
 """
 
 import hashlib

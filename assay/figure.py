@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from assay.files import write_whole
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -47,9 +50,16 @@ def save_png(panels: Sequence[Panel], path: Path) -> None:
     """Draw the panels, two in a row, into a PNG."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path}: a plot is a PNG; give its name the suffix .png")
+    with write_whole(path) as partial:
+        draw(panels).save(partial, format="png")
+
+
+def draw(panels: Sequence[Panel]) -> "Image":
+    """Draw the panels, two in a row. A notebook shows the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
+    from PIL import Image
 
     columns = min(2, len(panels))
     num_rows = -(-len(panels) // columns)
@@ -79,5 +89,6 @@ def save_png(panels: Sequence[Panel], path: Path) -> None:
                 axis.set_minor_formatter("")
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
-    with write_whole(path) as partial:
-        FigureCanvasAgg(figure).print_png(partial)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

@@ -209,7 +209,7 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path | str, cure: str = "get it again") -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into one sentence that names it and says what to do.
+    """Turn any failure while a file is read into one sentence that names it and says what to do.
 
     A damaged file makes a decoder fail in any way at all, so every exception counts. A sentence of ours that
     names the file already passes unchanged, and so does what the system says of a file that is not there.

@@ -19,7 +19,7 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, open_target
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
-from assay.data.view import evened, image_seeds, stream
+from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
 from assay.devices import NumDevices, find_device, open_fabric
 from assay.files import sha256
@@ -123,7 +123,7 @@ def denoise_to_files(
     """
     checkpoint = find_checkpoint(checkpoint)
     loaded, images = load_checkpoint(checkpoint), open_store(store)
-    noisy = evened(images, seed)
+    noisy = with_uniform_noise(images, seed)
     _check_denoising(loaded, images, num_samples)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     lowest = sample.truncate_at if isinstance(sample.truncate_at, float) else sample.sigma_min
@@ -289,7 +289,7 @@ def restore_store(
     if (Path(output) / "meta.json").exists():
         raise ValueError(f"{output} is a store already: choose another name, or remove it")
     on = find_device(device)
-    source = evened(usable(images, seed), seed)
+    source = with_uniform_noise(usable(images, seed), seed)
     denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
     made_by = sha256(checkpoint)
     return restore(denoiser, source, output, made_by, config, stop_at, seed, batch_size, on, progress)

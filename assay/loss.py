@@ -1,6 +1,6 @@
 """Losses for images of any quality; each returns one value per image, `(B,)`, averaged over pixels.
 
-One loss serves clean and noisy images alike. With r = sigma_tn^2 / sigma_t^2 and h the denoiser,
+One loss serves clean and noisy images. With r = sigma_tn^2 / sigma_t^2 and h the denoiser,
 
     ambient loss:  || (1 - r) h(x_t) + r x_t - x_tn ||^2,
 
@@ -37,7 +37,7 @@ def ambient_loss(
 
     `x_tn` and unit noise `eps` (B, ...); `sigma_tn < sigma_t` and `weight` (B,) -> loss (B,). `sigma_tn` may be
     a map (B, C or 1, H, W); then only pixels with sigma_tn < sigma_t count. The minimiser is E[x_0 | x_t] if
-    all do; a pixel that does not is noisier than the denoiser is told.
+    all do; a pixel that does not is noisier than the level given to the denoiser.
     """
     if weight is not None and weight.shape != (len(x_tn),):
         raise ValueError(

@@ -19,13 +19,11 @@ torch.Size([1, 1, 8, 8])
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.progress import Progress as Bar
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, load_checkpoint
@@ -35,8 +33,9 @@ from assay.metrics.evaluate import Evaluation, evaluate, reference_from_images
 from assay.metrics.extract import ExtractorName, load_extractor
 from assay.metrics.generated import Samples
 from assay.metrics.score import Score, score
+from assay.progress import progress_bar
 from assay.sample import SampleConfig, SeededNoise, sample_posterior, spread_labels
-from assay.train import Progress, read_config, train
+from assay.train import read_config, train
 from assay.train.presets import preset_tree
 
 if TYPE_CHECKING:
@@ -57,9 +56,7 @@ class Model:
         config, info = self.checkpoint.config, self.checkpoint.info
         shape = " x ".join(map(str, config.image_shape))
         num_weights = sum(weight.numel() for weight in self.denoiser.parameters())
-        levels = (
-            ", ".join(f"{part:.3g} of the images at {level:g}" for level, part in info.sigma_tn) or "unknown"
-        )
+        levels = ", ".join(f"{100 * part:.3g}% at {level:g}" for level, part in info.sigma_tn) or "unknown"
         return f"<{self.name}: {config.kind} for {shape}, {num_weights:,} weights; noise: {levels}>"
 
     def sample(self, num_images: int = 16, seed: int = 0, **settings: Any) -> Tensor:
@@ -68,8 +65,10 @@ class Model:
         `settings` are those of `SampleConfig`, e.g. `num_steps=40` or `truncate_at="auto"` for a model that saw
         only noisy images.
 
-        >>> model = assay.load("runs/mix")                          # doctest: +SKIP
-        >>> model.sample(64, truncate_at="auto")                    # doctest: +SKIP
+        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
+        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
+        >>> model.sample(3, num_steps=4, truncate_at="auto").shape
+        torch.Size([3, 1, 8, 8])
         """
         samples = self._samples(num_images, seed, settings)
         return torch.cat([samples.read(index) for index in torch.arange(num_images).split(_BATCH)])
@@ -90,6 +89,12 @@ class Model:
         """Clean images (B, C, H, W) from noisy ones at the levels `sigma_tn`: the posterior mean E[x_0 | x_tn].
 
         With `posterior_sample` a draw from the posterior instead, with the detail that the mean averages out.
+
+        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
+        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
+        >>> x_tn = images.read(torch.arange(5))
+        >>> model.denoise(x_tn, images.sigma_tn[:5]).shape
+        torch.Size([5, 1, 8, 8])
         """
         levels = torch.as_tensor(sigma_tn, dtype=x_tn.dtype).expand(len(x_tn))
         with torch.no_grad():
@@ -99,7 +104,16 @@ class Model:
             return sample_posterior(self.denoiser, x_tn, levels, noise)
 
     def score(self, held_out: ImageSource) -> Score:
-        """The held-out score in nats (see `assay.metrics.score`): lower is better, no samples are needed."""
+        """The held-out score in nats (see `assay.metrics.score`): lower is better, no samples are needed.
+
+        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
+        >>> images, held_out = assay.split_held_out(images, 30)
+        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
+        >>> found = model.score(held_out)
+        >>> found
+        <score of arrays on 30 images of arrays (held out): ... ± ... nats per dimension, lower is better>
+        >>> picture = found.plot()                                  # the error at each noise level
+        """
         return score(self.denoiser, held_out, model=self.name)
 
     def evaluate(
@@ -110,7 +124,19 @@ class Model:
         cache: Path | str = "cache",
         **settings: Any,
     ) -> Evaluation:
-        """Frechet distance and its relatives of `num_images` samples to the clean images of `reference`."""
+        """Compare `num_images` samples with the clean images of `reference`: FD, KID, precision and recall.
+
+        `extractor` chooses the features. "classifier" is trained on the classes of `reference` and kept in
+        `cache`; "pixels" needs no classes. `settings` are those of `sample`.
+
+        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
+        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
+        >>> found = model.evaluate(images, num_images=50, extractor="pixels", num_steps=4)
+        >>> found
+        <FD-pixels ..., precision ..., 50 images>
+        >>> found.fd > 0
+        True
+        """
         network = load_extractor(extractor, Path(cache), reference=reference)
         real = reference_from_images(reference, network, Path(cache))
         samples = self._samples(num_images, 0, settings, real.frequencies)
@@ -124,7 +150,10 @@ class Model:
 def load(path: Path | str) -> Model:
     """Open a checkpoint, or the final one of a run folder.
 
-    >>> assay.load("runs/mix").plot()                               # doctest: +SKIP
+    >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
+    >>> trained = assay.fit(images, "runs/mine", num_steps=2, batch_size=16, progress=False)
+    >>> model = assay.load("runs/mine")
+    >>> picture = model.plot(16)
     """
     return Model(load_checkpoint(Path(path)), Path(path).stem)
 
@@ -145,7 +174,7 @@ def fit(
 
     >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
     >>> assay.fit(images, num_steps=2, batch_size=16, progress=False)
-    <arrays: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 1 of the images at 0>
+    <arrays: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 100% at 0>
     """
     tree = preset_tree(preset) if preset else {}
     tree = {
@@ -156,14 +185,8 @@ def fit(
     config = read_config(tree, "fit")
     kept: AbstractContextManager[Any]
     kept = nullcontext(run_dir) if run_dir else tempfile.TemporaryDirectory(prefix="assay-")
-    with kept as folder, _bar(config.train.total_steps, progress) as tell:
-        result = train(config, Path(folder), images, on_progress=tell)
+    with kept as folder, progress_bar("training", progress) as tell:
+        result = train(
+            config, Path(folder), images, on_progress=lambda p: tell(p.step / config.train.total_steps)
+        )
         return Model(load_checkpoint(result.checkpoint), Path(folder).name if run_dir else images.name)
-
-
-@contextmanager
-def _bar(num_steps: int, shown: bool) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar for terminals and notebooks."""
-    with Bar(disable=not shown, transient=True) as bar:
-        task = bar.add_task("training", total=num_steps)
-        yield lambda now: bar.update(task, completed=now.step)

@@ -5,9 +5,10 @@ the network sees,
 
     x_tn = x_0 + sigma_tn z,        x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps,
 
-so that `x_t` has noise of standard deviation `sigma_t` whatever `sigma_tn` was. Images are scaled to
-[-1, 1], sigma is in those units and is the clock: there is no `t`. Sigmas are `(B,)`, one per image. Only
-sigma_tn may also be a map, one level per pixel: detectors and mosaics are not equally noisy everywhere.
+so that `x_t` has noise of standard deviation `sigma_t` for every `sigma_tn`. Images are scaled to
+[-1, 1], and sigma is in those units; it takes the place of time, so there is no `t`. Sigmas are `(B,)`, one
+per image. Only sigma_tn may also be a map, one level per pixel: detectors and mosaics are not equally noisy
+everywhere.
 
 An image can teach only the levels above its own. Its `sigma_t` comes from a law truncated to
 (sigma_tn, inf), by inverse CDF through the survival function S:
@@ -94,7 +95,7 @@ def draw_sigma(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> T
 
 
 def draw_sigma_clamped(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
-    """The original code's levels, here to be compared with: `law` as it is, raised to just above `sigma_tn`.
+    """The original code's levels, for comparison: drawn from `law`, then raised to just above `sigma_tn`.
 
     `sigma_tn` (B,) -> `sigma_t` (B,). A raised draw teaches nothing: there x_t is x_tn itself.
     """

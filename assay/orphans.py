@@ -1,6 +1,6 @@
-"""Worker processes that end with the process that started them, however that ends.
+"""Worker processes that end when the process that started them ends for any reason.
 
-A worker imports torch for seconds before its first line of work, so this module imports nothing of weight
+A worker imports torch for seconds before its first line of work, so this module imports nothing large
 and is what a new process runs first.
 """
 

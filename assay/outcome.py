@@ -1,4 +1,4 @@
-"""One record from evaluation to report: a `Setting`, what was measured of it, and what it took.
+"""One record from evaluation to report: a `Setting`, its measurements, and the time they took.
 
 A study writes one `Outcome` as JSON for each way of sampling each model; `gather` makes the same record from
 a result of `assay evaluate`. All tables, prices and reports are functions of outcomes, which travel between
@@ -16,7 +16,7 @@ commands as `results.csv`, written and read here alone. Its columns:
     train_seconds, sample_seconds,    what it took: training, sampling and measuring, and scoring
     score_seconds
 
-Several noise levels stand in one cell, separated by spaces, as do their numbers in `num_noisy`. The paper's
+A cell may hold several noise levels, separated by spaces; `num_noisy` then holds as many numbers. The paper's
 tables, with `fid` and `fid_std`, are read as well; columns not named here are ignored.
 """
 
@@ -468,7 +468,7 @@ def _read_setting(cells: "_Cells", dataset: str) -> Setting:
 
 @dataclass(frozen=True)
 class _Cells:
-    """The filled cells of a row by column; every complaint says where it stands and what the file calls it."""
+    """The filled cells of a row by column; every error names the line and the column as in the file."""
 
     where: str
     cells: Mapping[str, str]

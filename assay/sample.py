@@ -431,7 +431,7 @@ class SampleConfig(BaseModel):
                     "starts: give the noise level of the training data, e.g. 0.2"
                 )
         if self.truncate_at is not None and self.refine_at is not None:
-            raise ValueError("`truncate_at` stops at sigma_tn, `refine_at` goes on below it: choose one")
+            raise ValueError("`truncate_at` stops at sigma_tn, `refine_at` continues below it: choose one")
         if self.num_extra and self.refine_at is None:
             raise ValueError(f"num_extra = {self.num_extra} adds steps below `refine_at`: set it too")
         if not low < high:

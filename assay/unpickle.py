@@ -69,7 +69,7 @@ def parse_pickle(file: IO[bytes], size: int, where: str | Path) -> Any:
         raise ValueError(
             f"{where} was rejected and nothing in it was run: {reason(error)}; get it from a source you trust"
         ) from None
-    except Exception as error:  # a damaged program fails in any way whatever
+    except Exception as error:  # a damaged program can fail in any way
         why = f"{type(error).__name__}: {reason(error)}"
         raise ValueError(
             f"{where} is damaged, truncated or no pickle known here ({why}): get it again"

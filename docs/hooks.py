@@ -1,13 +1,15 @@
-"""Pages of the site that are made from the code, so that they cannot go stale, and equations as MathML.
+"""Pages of the site that are made from the code and from notebooks, and equations as MathML.
 
-`mkdocs` calls `on_files` to add the generated pages and `on_page_content` to render equations: `$...$` and
-`$$...$$` become MathML, which browsers draw without any script.
+`mkdocs` calls `on_files` to add these pages and `on_page_markdown` to render equations: `$...$` and `$$...$$`
+become MathML, which browsers draw without any script.
 """
 
 import inspect
+import json
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -26,7 +28,30 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code."""
     for path, maker in GENERATED.items():
         files.append(File.generated(config, path, content=globals()[maker]()))
+    for notebook in sorted(Path(config.docs_dir, "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=notebook_page(notebook)))
     return files
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook with the outputs that are stored in it; the file itself can be downloaded."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                encoded = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f'<img alt="Output of the cell above" src="data:image/png;base64,{encoded}">')
+            else:
+                text = "".join(data["text/plain"])
+                parts.append(f"```text\n{text}\n```")
+    parts.append(f"[Download this notebook]({path.name})")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -85,7 +110,9 @@ def _usage(parameter: Any) -> str:
 
 def _default(parameter: Any) -> str:
     value = parameter.default
-    return "" if value is None or value == () or callable(value) or value is False else f"`{value}`"
+    if value is None or value == () or callable(value) or value is False or value == "":
+        return ""
+    return f"`{str(value).replace(str(Path.home()), '~')}`"
 
 
 def settings_models() -> dict[str, tuple[str, list[tuple[str, type[BaseModel]]]]]:

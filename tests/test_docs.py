@@ -61,6 +61,9 @@ def test_reference_and_equations_are_on_their_pages(site: Path) -> None:
     assert "--sigma-units" in (site / "reference/commands.html").read_text()
     assert "lr_ramp_images" in (site / "reference/settings.html").read_text()
     assert "ambient_loss" in (site / "reference/python.html").read_text()
+    for name in ("modeller", "theorist"):
+        assert "data:image/png" in (site / f"notebooks/{name}.html").read_text()
+        assert (site / f"notebooks/{name}.ipynb").exists()
     method = (site / "method.html").read_text()
     assert method.count("<math") > 20 and "$" not in re.sub(
         r"<(script|code).*?</\1>", "", method, flags=re.DOTALL

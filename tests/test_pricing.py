@@ -496,7 +496,7 @@ def test_next_dollar_is_the_derivative() -> None:
         (lambda: Offer(0.1, 1.0, -5), "at most -5"),
         (lambda: Market(Offer(0.0, 1.0), (Offer(0.1, 1.0), Offer(0.1, 2.0))), "offered once"),
         (lambda: Market(Offer(0.1, 1.0)), "clean images have sigma 0"),
-        (lambda: Market(Offer(0.0, 1.0), (), -1), "-1 clean images at hand"),
+        (lambda: Market(Offer(0.0, 1.0), (), -1), "-1 clean images"),
         (lambda: best_plan(law_of(), Market(Offer(0.0, 1.0)), -1), "budget = -1"),
         (lambda: best_plan(law_of(), Market(Offer(0.0, 1.0)), 0), "buys no clean image"),
         (

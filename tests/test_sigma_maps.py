@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.data import Augmentation, Loader, open_store
 from assay.data.store import PackedImage, Store, write_store
-from assay.data.view import Joined, View, evened, read_map
+from assay.data.view import Joined, View, read_map, with_uniform_noise
 from assay.loss import ambient_loss
 from assay.metrics.score import score
 from assay.noise import add_noise
@@ -119,7 +119,7 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     got = read_map(raised, every)
     assert got is not None and bool((got[3:] == 0.8).all()) and got[:3].max() == 0
 
-    even = evened(store)
+    even = with_uniform_noise(store)
     assert read_map(even, every) is None and even.fingerprint != View(store).fingerprint
     unit = even.read(every)[3:] / even.sigma_tn[3:, None, None, None]
     assert abs(unit.std() - 1) < 0.03 and torch.equal(even.read(every)[:3], store.read(every)[:3])
@@ -135,9 +135,9 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     )
     both = read_map(Joined([scalar, store]), torch.tensor([1, 5]))
     assert both is not None and bool((both[0] == 0.3).all()) and torch.equal(both[1], found[3])
-    assert read_map(scalar, torch.tensor([0])) is None and evened(scalar) is scalar
+    assert read_map(scalar, torch.tensor([0])) is None and with_uniform_noise(scalar) is scalar
 
-    hot = evened(mapped_store(tmp_path / "hot", levels[:5], quantile=0.5))
+    hot = with_uniform_noise(mapped_store(tmp_path / "hot", levels[:5], quantile=0.5))
     with pytest.raises(ValueError, match="map_quantile = 1"):
         hot.read(torch.arange(5))
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -279,6 +280,21 @@ def test_page_opens_at_any_width(browser: Any, paper: Path, width: int, scheme: 
     colours = [page.evaluate(f"getComputedStyle(document.body).{k}") for k in ("color", "backgroundColor")]
     ink, ground = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
     assert abs(ink - ground) > 500 and (ground > ink) == (scheme == "light")
+    page.close()
+
+
+def test_figures_can_be_saved_and_printed(browser: Any, paper: Path, tmp_path: Path) -> None:
+    page = visit(browser, paper, scheme="dark")
+    with page.expect_download() as saved:
+        page.locator(".save").first.click()
+    saved.value.save_as(tmp_path / saved.value.suggested_filename)
+    (file,) = tmp_path.glob("*.svg")
+    words = [element.text for element in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"clean images alone", "the rest at noise 0.2"} <= set(words)
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 250, 248)"
+    assert page.locator(".legend").first.is_visible() and not page.locator(".save").first.is_visible()
+    assert page.complaints == []
     page.close()
 
 

@@ -24,10 +24,10 @@ Output = Annotated[Path, output_option("The store to make (a folder).", metavar=
 
 
 class _PerSource(TyperCommand):
-    """Options that stand after a source belong to that source; before the first one, to all."""
+    """Options after a source apply to that source; options before the first one, to all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take these options out, with the number of sources that stand before each."""
+        """Take these options out, with the number of sources before each."""
         takes_value = {name for p in self.params for name in p.opts if not getattr(p, "is_flag", False)}
         rest: list[str] = []
         found: list[tuple[int, str, str]] = []
@@ -74,7 +74,7 @@ def pack(
         typer.Argument(
             help="Folders of images, zips, .npy, .npz, IDX, CIFAR-10, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, "
             "MRC, or hf:NAME. --sigma, --sigma-file, --sigma-map, --range, --dataset and --noise after a "
-            "source are its own."
+            "source apply to that source alone."
         ),
     ],
     output: Output,
@@ -151,7 +151,7 @@ def pack(
     split: Annotated[Literal["train", "test"], typer.Option(help="Which part of CIFAR-10.")] = "train",
     layout: Annotated[
         Literal["NHWC", "NCHW"] | None,
-        typer.Option(help="Channels last or first, if the shape of an array does not tell."),
+        typer.Option(help="Channels last or first, if the shape of an array does not decide."),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip images that cannot be packed, and list them.")
@@ -380,8 +380,8 @@ def noise(
     for warning in found.warnings():
         console.print(f"warning: {warning}", style="yellow", markup=False)
     if raw.sigma_tn is not None and (raw.sigma_tn > 0).any():
-        told = raw.sigma_tn
-        share = ((told < found.low) | (told > found.high)).mean()
+        recorded = raw.sigma_tn
+        share = ((recorded < found.low) | (recorded > found.high)).mean()
         console.print(f"{share:.0%} of the images have a recorded level outside its measured interval")
     if levels is not None:
         with write_whole(levels) as partial:

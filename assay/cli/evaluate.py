@@ -88,7 +88,7 @@ def evaluate(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Real images not trained on: a checkpoint is scored on them, in nats; they also tell what "
+            help="Real images not trained on: a checkpoint is scored on them, in nats; they also decide what "
             "is a copy (default for that: leave-one-out)."
         ),
     ] = None,

@@ -237,7 +237,7 @@ def worth(
     seed: Seed = 0,
     out: Annotated[Path, output_option("File of the plot.", "--out", suffix=".png")] = Path("worth.png"),
 ) -> None:
-    """Measure how many noisy samples replace a clean one, beside what the theorem promises.
+    """Measure how many noisy samples replace a clean one, and compare with the theorem.
 
     A sample of noise sigma is worth 1 / sigma^4 of a clean one for finding the subspace of the atoms, and
     1 / sigma^(4k-2) for telling the atoms apart inside it. Both hold in the worst case, up to constants, for

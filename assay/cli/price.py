@@ -164,9 +164,9 @@ def plan(
         assay plan results.csv --num-images 5000 --target 9.5 --noisy-price 0.1@0.5 --max-noisy 4000@0.5
     """
     from assay.outcome import CURRENCIES
-    from assay.pricing import Market, Offer, best_plan, cheapest_plan, price_report, read_comparable
+    from assay.pricing import Market, Offer, best_plan, cheapest_plan, price_report
     from assay.pricing.report import plan_rows
-    from assay.pricing.table import PAPER, PAPER_NUM_IMAGES
+    from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_one
 
     _check_form(as_json, as_csv)
     path = _table_path(table, paper or table is None)
@@ -179,7 +179,7 @@ def plan(
         raise ValueError(f"--max-noisy for sigma {min(unknown):g}, but no --noisy-price offers that level")
     offers = tuple(Offer(sigma, unit_price, limits.get(sigma, math.inf)) for sigma, unit_price in prices)
     market = Market(Offer(0.0, clean_price), offers, have_clean)
-    found = read_comparable(
+    results = read_one(
         path,
         table=table_name,
         dataset=dataset,
@@ -187,14 +187,9 @@ def plan(
         min_clean_fraction=min_clean_fraction,
         currency=by and CURRENCIES[by],
     )
-    if len(found) > 1:
-        names = ", ".join(results.name for results in found)
-        if len({results.dataset for results in found}) > 1:
-            raise ValueError(f"{path} has several data sets ({names}): choose one with --dataset")
-        raise ValueError(f"{path} has rows of several extractors ({names}): keep the rows of one extractor")
-    if not found[0].counted:
+    if not results.counted:
         raise ValueError(f"{path} gives fractions of a data set: give its size with --num-images")
-    report = price_report(found[0], confidence)
+    report = price_report(results, confidence)
     if report.law is None:
         raise ValueError(report.no_law)
     law = report.law
@@ -211,7 +206,7 @@ def plan(
         save_png(plan_panels(law, market, best.cost if budget is None else budget, best), plot)
     if as_json or as_csv:
         everything = {
-            "dataset": found[0].name, "by": found[0].metric, "cost": best.cost, "have_clean": have_clean,
+            "dataset": results.name, "by": results.metric, "cost": best.cost, "have_clean": have_clean,
             "purchases": plan_rows(best), "value": best.prediction.value, "value_low": best.prediction.low,
             "value_high": best.prediction.high, "confidence": confidence, "fit": report.fit_sentence(),
             "extrapolates": best.prediction.extrapolates, "doubts": report.doubts(), "law": law.as_dict(),
@@ -347,7 +342,7 @@ def _print_report(console: Console, report: "PriceReport") -> None:
         f"{p['details']:.3g} / n_clean,  n_eff = n_clean + c n_noisy,\n"
         f"     c = (1 + (sigma / {p['sigma_floor']:.3g})^2)^-{p['steepness']:.3g},  n in {unit}\n"
         f"     The weight c is {weights}: what a noisy image adds to n_eff, and not the price above,\n"
-        "     since n_clean counts once more in the last term. `assay plan` uses the whole law.",
+        "     since n_clean also counts in the last term. `assay plan` uses the whole law.",
     )
     _say(console, report.fit_sentence())
     theory = report.theory[0]
@@ -359,7 +354,7 @@ def _print_report(console: Console, report: "PriceReport") -> None:
 
 
 def _print_rows(console: Console, report: "PriceReport") -> None:
-    """Every mix beside the clean images that do as well, and every row beside the law."""
+    """Compare every mix with the clean images that do as well, and every row with the law."""
     results, percent = report.results, f"{report.confidence:.0%}"
     if mixes := [mix for curve in report.curve for mix in curve.mixes]:
         columns = {
@@ -378,11 +373,11 @@ def _print_rows(console: Console, report: "PriceReport") -> None:
     columns = {title: [f"{row[name]:,.4g}" for row in rows] for title, name in names.items()}
     columns["error"] = [f"{row['left_out'] / row['value'] - 1:+.1%}" for row in rows]
     columns["note"] = ["extrapolation" if row["extrapolates"] else "" for row in rows]
-    console.print(_sheet(f"{results.name}: every row beside the law", columns))
+    console.print(_sheet(f"{results.name}: every row and the law", columns))
 
 
 def _print_extremes(console: Console, reports: "list[PriceReport]") -> None:
-    """The paper's two extreme settings, which no fit has seen, beside the prediction."""
+    """Compare the prediction with the paper's two extreme settings, which no fit has seen."""
     from assay.pricing import PAPER, read_comparable
 
     laws = {report.results.name: report.law for report in reports}
@@ -410,7 +405,7 @@ def _print_plan(console: Console, best: "Plan", report: "PriceReport") -> None:
         f"{results.metric} per next 1.00": [
             f"-{kind.next_dollar:.3g}" if kind.next_dollar else "sold out" for kind in kinds
         ],
-        "not worth it above": [
+        "worth buying up to": [
             f"{p:.3g}" if math.isfinite(p := kind.break_even) else "any price" for kind in kinds
         ],
     }

@@ -55,10 +55,10 @@ def init(
     output: Annotated[Path, output_option("The study file to write.", suffix=".toml")] = Path("study.toml"),
     minutes: Annotated[float, typer.Option(help="How long the study may take on this machine.")] = 30.0,
 ) -> None:
-    """Write a commented study file that suits a store and the time there is.
+    """Write a commented study file for a store, sized for the time you have.
 
-    Noisy images are compared with clean ones in several amounts; on clean images alone noise is simulated.
-    A few training steps are timed here to choose how many the study has.
+    The study compares mixes of clean and noisy images. If all images are clean, it simulates the noise.
+    A few training steps are timed on this machine to choose how many each training gets.
 
     Example: `assay study init stores/scans --minutes 30`
     """
@@ -142,6 +142,7 @@ def run(
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the demo.")] = Path("out/demo"),
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
+    settings: Settings = None,
 ) -> None:
     """Run a small study from start to end: seven models of clothes at 8x8, in minutes on two cores.
 
@@ -151,7 +152,7 @@ def demo(
     """
     from assay.study.spec import DEMO
 
-    run(DEMO, output, workers=workers)
+    run(DEMO, output, settings, workers=workers)
 
 
 class _Board:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.store import PackedImage, Store, hash_of, write_store
+from assay.data.store import PackedImage, SourceDisplay, Store, hash_of, write_store
 from assay.noise import check_sigma
 
 
-class Arrays:
+class Arrays(SourceDisplay):
     """Images in memory (see `from_arrays`). An `ImageSource`."""
 
     def __init__(
@@ -55,11 +55,6 @@ class Arrays:
         return write_store(
             Path(path), self.name, images, self.image_shape, "float32", (-1, 1), self.class_names
         )
-
-    def __repr__(self) -> str:
-        num_clean = int((self.sigma_tn == 0).sum())
-        shape = " x ".join(map(str, self.image_shape))
-        return f"<{self.name}: {len(self)} images of {shape}, {num_clean} clean, {len(self) - num_clean} noisy>"
 
 
 def from_arrays(

@@ -1,20 +1,19 @@
 """Augmentation that respects noise.
 
-An interpolated image has another noise than its sigma_tn says: the variance falls and neighbours
-correlate. Images with noise may therefore only be moved as whole pixels, by flips, quarter turns and
-shifts that wrap around (reflecting would repeat pixels, and their noise). A flipped twin is the
-flipped noisy image: the noise moves with it.
+Interpolation changes the noise of an image: its variance falls and neighbouring pixels correlate. Images
+with noise may therefore only be moved as whole pixels, by flips, quarter turns and shifts that wrap
+around (reflecting would repeat pixels, and their noise). A flipped image keeps its own noise, flipped.
 
-Clean images may have EDM's geometric pipe too: flips, isotropic scaling, rotation, anisotropic
+Clean images may also go through EDM's geometric pipeline: flips, isotropic scaling, rotation, anisotropic
 scaling and translation, each with its own probability, resampled on a grid twice as fine. The
-network is told what was done by 9 labels, so that sampling with zero labels gives unaltered images:
+network gets 9 labels that describe what was done, so that sampling with zero labels gives unaltered images:
 
     x-flip a0, y-flip a1, scale a2, cos a3 - 1, sin a3, a5 cos a4, a5 sin a4, shift a6, a7
 
 with scale 2^(0.2 a2), rotation by a3, stretching by 2^(0.2 a5) along the angle a4, and translation by
 (a6, a7) / 8 of the width and height; a2, a5, a6, a7 ~ N(0, 1), a3, a4 ~ U(-pi, pi). Noisy images,
-and whatever a clean image shares with them (the whole-pixel moves), have zero labels: those say
-"my data is as likely mirrored, turned or shifted".
+and the whole-pixel operations of clean images, have zero labels: the data are assumed to be as likely
+mirrored, turned or shifted.
 """
 
 import math
@@ -107,7 +106,7 @@ def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, 
     normal = torch.special.ndtri(value.clamp_min(2.0**-54))  # [0, 1) -> (0, 1)
     angle = (2 * value - 1) * math.pi
     zero = torch.zeros(len(x), dtype=uniform.dtype)
-    a0 = (value[:, 0] < 0.5).to(uniform.dtype)  # EDM mirrors half of all images, whatever the probability
+    a0 = (value[:, 0] < 0.5).to(uniform.dtype)  # EDM mirrors half of all images, at any probability
     a1 = torch.where(chance[:, 0], (value[:, 1] < 0.5).to(uniform.dtype), zero)
     a2 = torch.where(chance[:, 1], normal[:, 2], zero)
     a3 = torch.where(chance[:, 2], angle[:, 3], zero)

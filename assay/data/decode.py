@@ -1,7 +1,7 @@
 """Image files to pixels: PNG, JPEG, TIFF and WebP in their own depth, within the limits of `assay.archives`.
 
 Pixels are (H, W, C) uint8, uint16 or float32: grey (C = 1) or colour (C = 3), or either with the opacity
-as one channel more. Whatever is wrong with a file is a ValueError that names it.
+as one channel more. Any problem with a file is a ValueError that names it.
 """
 
 import io
@@ -61,7 +61,7 @@ def _open_image(data: bytes, where: str) -> Image.Image | None:
     except Image.UnidentifiedImageError as error:
         if data[:2] in (b"II", b"MM"):
             return None
-        raise ValueError(f"{where} is not an image, whatever its name says: remove it") from error
+        raise ValueError(f"{where} is not an image, despite its name: remove it") from error
     return image
 
 

@@ -5,7 +5,7 @@
     float32   the data's own units; nothing is rounded or clipped
 
 A job that makes many images writes each file whole, under the image's own name. Started again, it makes
-only what is missing, and what was asked for stands in a hidden file that no reader of images sees.
+only what is missing, and the request is kept in a hidden file that no reader of images sees.
 """
 
 import csv

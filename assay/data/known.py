@@ -1,4 +1,4 @@
-"""Data sets that packages bring: digits, Fashion-MNIST, CIFAR-10. Contents are checked by hash."""
+"""Data sets that come in packages: digits, Fashion-MNIST, CIFAR-10. Contents are checked by hash."""
 
 import hashlib
 import subprocess
@@ -137,7 +137,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start:
     if num_images is not None and not 1 <= num_images <= num_there:
         which = " of these classes" * bool(classes) + f" after the first {start}" * bool(start)
         raise ValueError(
-            f"{num_images} images asked of {raw.name}, which has {num_there}{which}: ask for fewer"
+            f"{num_images} images requested from {raw.name}, which has {num_there}{which}: ask for fewer"
         )
     chosen = chosen[start : None if num_images is None else start + num_images]
     return replace(

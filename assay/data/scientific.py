@@ -67,7 +67,7 @@ def stack_format(path: Path) -> str | None:
 
 
 def is_tiff_stack(path: Path) -> bool:
-    """Whether a TIFF file holds more than one page; what is wrong with it is told when it is read."""
+    """Whether a TIFF file holds more than one page; errors in it are reported when it is read."""
     try:
         with _raising_logs(), _tiff(path) as file:
             return len(file.pages) > 1
@@ -81,7 +81,7 @@ def _tiff(path: Path) -> Any:
 
 @contextmanager
 def _raising_logs() -> Iterator[None]:
-    """tifffile logs what is damaged and goes on with the rest; here that is an error."""
+    """tifffile logs damage and continues with the rest; here it is an error."""
     found: list[str] = []
     handler, logger = logging.Handler(logging.ERROR), logging.getLogger("tifffile")
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -334,7 +334,7 @@ def _page(series: Any, number: int) -> np.ndarray:
 
 
 def _open_mrc(path: Path) -> np.ndarray:
-    with open(path, "rb") as file:  # mrcfile sets memory aside for whatever this number says
+    with open(path, "rb") as file:  # mrcfile allocates as much memory as this number says
         header = file.read(1024)
     byte_order: Any = "big" if header[212:213] == b"\x11" else "little"
     if int.from_bytes(header[92:96], byte_order, signed=True) > path.stat().st_size:
@@ -344,7 +344,7 @@ def _open_mrc(path: Path) -> np.ndarray:
 
 def _open_dicom(path: Path, noise: str | None) -> Stack:
     pydicom = import_module("pydicom")
-    file = pydicom.dcmread(io.BytesIO(path.read_bytes()))  # reads no more than there is, whatever a length says
+    file = pydicom.dcmread(io.BytesIO(path.read_bytes()))  # a wrong length cannot make it read on
     sizes = [int(file.get(key, 1) or 1) for key in ("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel")]
     check_unpacked(path, math.prod(sizes) * int(file.get("BitsAllocated", 8)) // 8, path.stat().st_size)
     values = file.pixel_array

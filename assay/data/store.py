@@ -1,4 +1,4 @@
-"""A store: a directory of images that know their noise.
+"""A store: a folder of images, each with its noise level, class and name.
 
     images.npy     (N, C, H, W) uint8, float16 or float32
     sigma_tn.npy   (N,) float32, the standard deviation of the noise in each image; 0 is clean
@@ -37,6 +37,7 @@ from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
@@ -58,7 +59,35 @@ _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 
 
 class ImageSource(Protocol):
-    """What training reads: images with a noise level and a class each. Stores and views are two."""
+    """Images with a noise level and a class each, as training, scoring and evaluation read them.
+
+    Stores, views and `assay.from_arrays` are sources. To read images from somewhere else, write a class with
+    these attributes and methods; it need not inherit from anything:
+
+    name : what to call the data in reports.
+    image_shape : (C, H, W), the same for all images.
+    class_names, num_classes : the classes, () and 0 if there are none.
+    physical_range : the values of -1 and 1 in the units of your files, or None.
+    sigma_tn : (N,) float32, the noise level of each image after scaling to [-1, 1]; 0 is clean.
+    label : (N,) int64, the class of each image; -1 is none.
+    fingerprint : a hash of everything that `read`, `sigma_tn` and `label` return. Runs are named by it.
+    len(source) : the number N of images.
+    read(index) : the images `index` (B,) as (B, C, H, W) float32, scaled to [-1, 1] and not clipped. It must
+        return the same values whenever it is called.
+
+    >>> class Stripes:
+    ...     name, image_shape, class_names, num_classes = "stripes", (1, 8, 8), (), 0
+    ...     physical_range, fingerprint = None, "stripes 1"
+    ...     sigma_tn, label = torch.zeros(100), torch.full((100,), -1)
+    ...     def __len__(self):
+    ...         return 100
+    ...     def read(self, index):
+    ...         phase = index[:, None, None, None] + torch.arange(8.0)
+    ...         return phase.sin().expand(-1, 1, 8, 8)
+    >>> noisy = assay.simulate(Stripes(), clean_fraction=0.1, sigma=0.3)
+    >>> noisy
+    <stripes (0.1 clean, noisy: 0.9 at sigma 0.3): 100 images of 1 x 8 x 8, 10 clean, 90 noisy>
+    """
 
     name: str  # what to call the data in reports
     image_shape: tuple[int, int, int]  # (C, H, W)
@@ -86,6 +115,26 @@ class Parents(BaseModel):
     method: dict[str, str | int | float]  # the settings of the restoration
 
 
+class SourceDisplay:
+    """How a source shows itself in a notebook."""
+
+    name: str
+    image_shape: tuple[int, int, int]
+    sigma_tn: Tensor
+
+    def __repr__(self) -> str:
+        num_images, num_clean = len(self.sigma_tn), int((self.sigma_tn == 0).sum())
+        shape = " x ".join(map(str, self.image_shape))
+        noisy = f"{num_clean} clean, {num_images - num_clean} noisy"
+        return f"<{self.name}: {num_images} images of {shape}, {noisy}>"
+
+    def plot(self) -> Image:
+        """A picture with a row of images for each noise level."""
+        from assay.data.show import noise_picture
+
+        return noise_picture(self)  # type: ignore[arg-type]
+
+
 class StoreMeta(BaseModel):
     """`meta.json`: what the arrays of a store mean."""
 
@@ -104,8 +153,8 @@ class StoreMeta(BaseModel):
     restored_from: Parents | None = None  # of images that a model restored
 
 
-class Store:
-    """An open store (see the head of this module). Satisfies `ImageSource`."""
+class Store(SourceDisplay):
+    """An open store (see the top of this module). Satisfies `ImageSource`."""
 
     def __init__(self, path: Path, meta: StoreMeta) -> None:
         self.path = path
@@ -197,7 +246,19 @@ class Store:
 
 
 def open_store(path: Path | str) -> Store:
-    """Open a store, reading `meta.json`, the columns of numbers and the header of the images only."""
+    """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote.
+
+    Images are read from disk when they are needed.
+
+    >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
+    >>> images.save("stores/scans")
+    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
+    >>> store = assay.open_store("stores/scans")
+    >>> store
+    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
+    >>> store.read(torch.tensor([0, 5])).shape
+    torch.Size([2, 1, 8, 8])
+    """
     path = Path(path)
     file = path / "meta.json"
     if not file.is_file():
@@ -226,7 +287,7 @@ def open_store(path: Path | str) -> Store:
 
 
 def _check_columns(path: Path, meta: StoreMeta, sigma_tn: Tensor, usable_from: Tensor, label: Tensor) -> None:
-    """Reject levels and classes that make no sense, in a store that somebody else may have made."""
+    """Reject levels and classes that make no sense, in a store that may come from someone else."""
     with naming(path, "pack the store again"):
         check_sigma("sigma_tn", sigma_tn)
         check_sigma("usable_from", usable_from)

@@ -21,12 +21,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.data.store import ImageSource, Store, hash_of
+from assay.data.store import ImageSource, SourceDisplay, Store, hash_of
 
 _MAX_CACHE_BYTES = 2**30
 
 
-class View:
+class View(SourceDisplay):
     """Images `index` (M,) of `source` with noise added up to the levels `target` (M,). An `ImageSource`.
 
     Without `index` all images, without `target` at the level from which each may be used. An image with a map
@@ -128,7 +128,7 @@ class View:
         return x
 
 
-class Joined:
+class Joined(SourceDisplay):
     """Several sources of one shape taken together, their images numbered on. An `ImageSource`.
 
     Sources without classes may join those with classes; their images have no label.
@@ -231,10 +231,14 @@ def simulate(
 
     `sigma` is the level of all noisy images, or a list of (fraction, sigma) whose fractions and
     `clean_fraction` sum to 1. `keep_noisy=False` drops the noisy images: the clean-only baseline.
+
+    >>> images = assay.from_arrays(np.random.rand(100, 8, 8), value_range=(0, 1))
+    >>> assay.simulate(images, clean_fraction=0.1, sigma=0.3)
+    <arrays (0.1 clean, noisy: 0.9 at sigma 0.3): 100 images of 1 x 8 x 8, 10 clean, 90 noisy>
     """
     levels = [(1 - clean_fraction, sigma)] if isinstance(sigma, int | float) else list(sigma)
     if not 0 <= clean_fraction <= 1:
-        raise ValueError(f"clean_fraction = {clean_fraction}: a fraction lies between 0 and 1")
+        raise ValueError(f"clean_fraction = {clean_fraction}: a fraction is between 0 and 1")
     for fraction, level in levels:
         if not 0 <= fraction <= 1 or not (math.isfinite(level) and level > 0):
             raise ValueError(
@@ -279,7 +283,12 @@ def part(
     """Some of the clean and some of the noisy images: a share of each (float) or a number (int).
 
     `levels` (low, high) keeps only noisy images with low <= sigma_tn <= high; `noisy` is a share of these.
-    Clean images of a wholly clean source are those that `simulate` keeps clean with the same seed.
+    If all images are clean, the clean images are those that `simulate` keeps clean with the same seed.
+
+    >>> sigma = np.repeat([0.0, 0.2], 50)
+    >>> images = assay.from_arrays(np.random.rand(100, 8, 8), sigma, value_range=(0, 1))
+    >>> assay.part(images, clean=20, noisy=0.5)
+    <arrays (20 clean, 25 noisy): 45 images of 1 x 8 x 8, 20 clean, 25 noisy>
     """
     source = usable(source, seed)
     is_noisy = source.sigma_tn > 0
@@ -320,7 +329,7 @@ def read_map(source: ImageSource, index: Tensor) -> Tensor | None:
     return found
 
 
-def evened(source: ImageSource, seed: int = 0) -> ImageSource:
+def with_uniform_noise(source: ImageSource, seed: int = 0) -> ImageSource:
     """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps."""
     if not getattr(source, "has_map", False):
         return source
@@ -340,6 +349,11 @@ def split_held_out(
     held-out part is contained in a larger one. `group` (N,) keeps images together, e.g. patches of one
     picture: whole groups are set aside until there are at least that many images, and images of the other
     kind in these groups are in neither view.
+
+    >>> images = assay.from_arrays(np.random.rand(100, 8, 8), np.repeat([0.0, 0.2], 50), value_range=(0, 1))
+    >>> assay.split_held_out(images, 10)                            # doctest: +NORMALIZE_WHITESPACE
+    (<arrays: 90 images of 1 x 8 x 8, 40 clean, 50 noisy>,
+     <arrays (held out): 10 images of 1 x 8 x 8, 10 clean, 0 noisy>)
     """
     source = usable(source, seed)
     candidate = (source.sigma_tn == 0) == (kind == "clean")
@@ -366,7 +380,7 @@ def count_of(size: float | int, num_there: int) -> int:
 
 
 def _size(key: str, size: float | int, num_there: int, what: str) -> int:
-    """`count_of` for a user's request, checked; `what` names the images asked of."""
+    """`count_of` with checks, for a number that a user gave; `what` describes the images."""
     if not (size >= 0 and (isinstance(size, int) or size <= 1)):
         raise ValueError(f"{key} = {size}: give a share between 0.0 and 1.0, or a whole number of images")
     count = count_of(size, num_there)
@@ -393,7 +407,7 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
 
 
 def image_seeds(seed: int, number: Tensor, stage: Tensor | int = 0) -> Tensor:
-    """One 32-bit seed per image number (N,) and stage < 16 -> (N,) int64, no two alike below 2^28 images.
+    """One 32-bit seed per image number (N,) and stage < 16 -> (N,) int64, all different below 2^28 images.
 
     torch keeps 32 bits of a seed, so hashing a million numbers would give a hundred pairs of images the
     same noise. The steps below permute the 32-bit numbers (odd factors and xor-shifts can be undone).

@@ -1,8 +1,8 @@
 """A small classifier trained on the reference images' own labels: features that fit any labelled data.
 
-Its penultimate layer asks what the data's classes ask, on images of any size and channel count, at thousands
-of images a second on a CPU. Training takes seconds and is a function of the images alone: the same store
-gives the same bits (on one kind of machine) whatever the number of threads.
+Its penultimate layer holds what separates the classes of the data, on images of any size and channel count, at
+thousands of images a second on a CPU. Training takes seconds and is a function of the images alone: the same
+store gives the same bits (on one kind of machine) for any number of threads.
 """
 
 from collections.abc import Callable

@@ -53,6 +53,9 @@ class Estimate:
     value: float
     standard_error: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ± {self.standard_error:.2g}"
+
 
 _NUM_BLOCKS = 8  # of the smallest size
 
@@ -255,7 +258,7 @@ class Memorisation:
 def memorisation(generated: Neighbours, held_out: Neighbours, quantile: float = 0.05) -> Memorisation:
     """Compare the distances of generated and of held-out images to their nearest training images."""
     if not 0 < quantile < 1:
-        raise ValueError(f"quantile = {quantile}: a quantile lies between 0 and 1")
+        raise ValueError(f"quantile = {quantile}: a quantile is between 0 and 1")
     threshold = float(np.quantile(held_out.distance, quantile))
     share = float((generated.distance < threshold).mean())
     return Memorisation(share, quantile, threshold, len(held_out.distance))

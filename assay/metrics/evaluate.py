@@ -192,6 +192,14 @@ class Evaluation(Measures):
     details: Details | None = None
     score_record: Score | None = None
 
+    def __repr__(self) -> str:
+        found = titles([self]) | ({"fd": self.metric} if self.fd is not None else {})
+        cells = [f"{title} {self.cell(name)}" for name, title in found.items()]
+        images = [f"{self.num_images:,} images"] if self.num_images else []
+        return f"<{', '.join([*cells, *images])}>"
+
+    __str__ = __repr__
+
 
 NOT_COLUMNS = ("details", "score_record")  # of `results.csv`
 
@@ -399,7 +407,7 @@ def compare(evaluations: Mapping[str, Evaluation]) -> list[str]:
         for what, here, there in pairs:
             if (a := getattr(here, what)) != (b := getattr(there, what)):
                 raise ValueError(
-                    f"{name} and {other_name} cannot be compared: {what} is {a} and {b}; evaluate both alike"
+                    f"{name} and {other_name} cannot be compared: {what} is {a} and {b}; measure both alike"
                 )
     for _, other in others:
         if first.score_record and other.score_record:

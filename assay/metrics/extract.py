@@ -63,7 +63,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A published file of weights: its name, what it must hash to, and where it can be had."""
+    """A published file of weights: its name, its SHA-256, and where to download it."""
 
     name: str
     sha256: str

@@ -137,7 +137,7 @@ class ImageFiles:
 
 
 def open_images(path: Path) -> Images:
-    """A store, or whatever the readers of `assay data pack` understand."""
+    """A store, or images in any format that `assay data pack` reads."""
     return open_store(path) if (path / "meta.json").is_file() else ImageFiles(read_any(str(path)))
 
 

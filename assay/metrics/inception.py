@@ -1,7 +1,7 @@
 """The Inception-v3 of 2015-12-05, the one network whose Frechet distance is called FID.
 
-It is the graph that TensorFlow published on that day, with its own ways, which later definitions mended
-and FID therefore needs back:
+It is the graph that TensorFlow published on that day. It differs from later definitions, and FID needs these
+differences:
 
 - images of 0..255 are resized to 299 x 299 with corners aligned to the origin (TensorFlow 1: output pixel
   i samples input i * in / out, without half-pixel centres and without antialiasing), then (x - 128) / 128;

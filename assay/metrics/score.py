@@ -36,13 +36,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 from torch import Tensor
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
-from assay.data.view import evened, image_seeds, stream
+from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, x_tn_from_x_0
+from assay.figure import COLOURS, Panel, Series, draw
 from assay.files import Name, naming, write_whole
 from assay.metrics.distance import Estimate
 from assay.noise import add_noise
@@ -117,6 +119,24 @@ class Score(BaseModel):
     errors: str  # (N, num_levels) float32 in base64: each level's share of an image's score, in nats
     info: CheckpointInfo | None = None  # what is known of the model's training
 
+    def __repr__(self) -> str:
+        images = f"{len(self.index)} images of {self.held_out}"
+        value = f"{self.nats_per_dim} nats per dimension, lower is better"
+        return f"<score of {self.model} on {images}: {value}>"
+
+    __str__ = __repr__
+
+    def plot(self, *others: "Score") -> Image:
+        """A figure of the error at each noise level, of this model and of `others` on the same images."""
+        panel = Panel(
+            "Denoising error", "noise level", "error / sigma^2, per dimension", log_x=True, log_y=True
+        )
+        for score, colour in zip((self, *others), COLOURS, strict=False):
+            self._check_alike(score)
+            curve = score.curve(16)
+            panel.series.append(Series(score.model, "line", curve.sigma, curve.value, colour=colour))
+        return draw([panel])
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def nats_per_dim(self) -> Estimate:
@@ -154,8 +174,8 @@ class Score(BaseModel):
         for what in ("fingerprint", "config", "index", "sigma_tn"):
             if getattr(self, what) != getattr(other, what):
                 raise ValueError(
-                    f"{self.model} and {other.model} were not scored alike ({what} differs): score both on the "
-                    "same held-out images with the same settings"
+                    f"{self.model} and {other.model} were not scored in the same way ({what} differs): score "
+                    "both on the same held-out images with the same settings"
                 )
 
     def curve(self, num_bins: int = 32, minus: "Score | None" = None) -> Curve:
@@ -245,7 +265,7 @@ def score(
     are denoised at a time. A class-conditional denoiser (one with `num_classes`)
     gets the labels of the images. `progress` is called with the number of images done.
     """
-    source = evened(usable(source))
+    source = with_uniform_noise(usable(source))
     index = torch.arange(len(source)) if index is None else index
     sigma_tn = source.sigma_tn[index].double()
     num_usable = int((_MARGIN * sigma_tn < config.sigma_max).sum())

@@ -4,7 +4,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,9 @@ from assay.mixture.noise import Noise, make_noise, read_sigma
 from assay.mixture.npmle import Estimate, npmle
 from assay.mixture.subspace import Subspace, find_subspace
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _CHUNK = 65_536  # samples at a time when a fitted mixture is asked about them
 _MOST_SAMPLES = 200_000  # on which the number of atoms is chosen
 _TRIAL_SAMPLES = 20_000  # on which starts of a climb are compared
@@ -30,7 +33,7 @@ _MOST_ATOMS = 30
 
 
 class ConditionWarning(UserWarning):
-    """A hypothesis of the theorem fails: the estimate stands, its guarantee does not."""
+    """A hypothesis of the theorem fails: there is an estimate, but no guarantee for it."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     ----------
     n_components : number k of atoms; None chooses it by the likelihood.
     covariance : "zero" for atoms, "full" for components with a covariance each (extreme deconvolution).
-    sigma : the noise level of every sample, where a method is not told otherwise.
+    sigma : the noise level of every sample, unless a method is given another.
     search : "scalable" or "exhaustive", the paper's own search, which is feasible for k <= 3.
-    polish : maximise the likelihood afterwards. Without it the estimate is the one the theorem speaks of.
+    polish : maximise the likelihood afterwards. Without it the estimate is the theorem's own.
     split : find the subspace on one half of the samples and the rest on the other, as the theorem asks.
     radius : distance from their mean within which atoms lie; None reads it off the cleanest samples.
     delta : probability of failure; sets the number of groups of the median of means.
@@ -79,6 +82,17 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     conditions_ : the hypotheses of the theorem, each with what it needs and what these samples have.
     npmle_, evidence_ : with n_components=None, the nonparametric estimate and a list of `Evidence`, by k.
     n_features_in_ : d.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> sigma = np.repeat([0.5, 2.0], 5000)                         # half of the samples are noisier
+    >>> atoms = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 5.0]])
+    >>> X = atoms[rng.integers(3, size=10_000)] + sigma[:, None] * rng.normal(size=(10_000, 2))
+    >>> found = assay.NoisyMixture(3, random_state=0).fit(X, sigma=sigma)
+    >>> np.abs(np.sort(found.means_, axis=0) - np.sort(atoms, axis=0)).max() < 0.1
+    np.True_
+    >>> picture = found.plot(X)
     """
 
     means_: Array
@@ -137,6 +151,13 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         self.radius_ = float(np.linalg.norm(self.means_ - self.weights_ @ self.means_, axis=1).max())
         self._check_conditions(level, k)
         return self
+
+    def plot(self, X: ArrayLike | None = None) -> "Image":
+        """A figure of the atoms, and of some of the samples `X` (n, d), in the first two dimensions."""
+        from assay.figure import draw
+        from assay.mixture.plot import mixture_panel
+
+        return draw([mixture_panel(self.mixture_, X)])
 
     @property
     def mixture_(self) -> Atoms:
@@ -232,7 +253,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
             raise ValueError(f"{num_samples} samples are too few for {k or 1} atoms: need two per atom")
 
     def _check_conditions(self, level: Array, k: int) -> None:
-        """The theorem's hypotheses, if it speaks of this fit, with a warning for those that fail."""
+        """The theorem's hypotheses, if it applies to this fit, with a warning for those that fail."""
         self.conditions_ = []
         if self.covariance == "full":
             return

@@ -1,11 +1,16 @@
-"""Pictures of the theory's experiments."""
+"""Figures of the theory's experiments and of a fitted mixture."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from assay.figure import COLOURS, Panel, Series
+from assay.mixture.moments import Atoms
 from assay.mixture.rates import Curve, Exchange, Rates
+
+_MAX_SAMPLES = 2000  # of a figure
+_GREY = "#BBBBBB"
 
 
 def rates_panels(rates: Rates) -> list[Panel]:
@@ -48,4 +53,21 @@ def worth_panel(worth: Sequence[Exchange], k: int, num_features: int) -> Panel:
     panel.series.append(Series(inside, "dashed", fine, fine ** (4 * k - 2), colour=COLOURS[1]))
     if num_features > 1:
         panel.series.append(Series("theorem, subspace: sigma^4", "dashed", fine, fine**4, colour=COLOURS[2]))
+    return panel
+
+
+def mixture_panel(mixture: Atoms, samples: ArrayLike | None = None) -> Panel:
+    """Atoms, each with its weight, over samples (n, d); the first two dimensions, or a line."""
+    panel = Panel("Atoms and their weights", "dimension 1", "dimension 2")
+
+    def add(points: ArrayLike, name: str, colour: str) -> None:
+        x = np.atleast_2d(points)
+        y = x[:, 1] if x.shape[1] > 1 else np.zeros(len(x))
+        panel.series.append(Series(name, "points", x[:, 0], y, colour=colour))
+
+    if samples is not None:
+        x = np.asarray(samples)
+        add(x[:: -(-len(x) // _MAX_SAMPLES)], "samples", _GREY)
+    for which, (atom, weight) in enumerate(zip(mixture.atoms, mixture.weights, strict=True)):
+        add(atom, f"weight {weight:.3g}", COLOURS[1:][which % (len(COLOURS) - 1)])
     return panel

@@ -5,7 +5,7 @@
 
 estimates the covariance of the atoms (Lemma "cov_conc"), and c their mean. The paper takes the top k
 eigenvectors of the second moment about 0; around the mean r = k - 1 suffice, which makes the low-dimensional
-problem smaller and the estimate independent of where the origin lies. The weights are the inverse of the terms
+problem smaller and the estimate independent of the origin. The weights are the inverse of the terms
 of that lemma, s being the mean variance of the atoms along the subspace; for sigma^2 >> s they are the paper's
 sigma^-4.
 
@@ -132,7 +132,7 @@ def find_subspace(
         # separates the eigenvectors from the truth. So 0.3 adds a twentieth to the error there is anyway.
         if residual < 0.3 * (weakest - next_value) or basis.shape[1] == num_features:
             break
-        for _ in range(2):  # once more, for rounding
+        for _ in range(2):  # twice, because of rounding
             image = np.linalg.qr(image - basis @ (basis.T @ image))[0]
         block = image[:, : num_features - basis.shape[1]]
     return Subspace(center, np.linalg.qr(moved)[0])

@@ -1,6 +1,6 @@
-"""The networks behind a denoiser: what they are called, how they are built, what they cost.
+"""The networks behind a denoiser: their names, how they are built, and their cost.
 
-A network is described by a frozen config, one per architecture, told apart by `kind`. Presets are
+A network is described by a frozen config, one per architecture; `kind` says which. Presets are
 configs with a name: the paper's for its data sets, and small ones that are fast on CPUs.
 """
 
@@ -59,7 +59,7 @@ class Cost:
 
     num_parameters: int
     flops: int  # per image, forward; a training step takes about three times as many
-    bytes_fixed: int  # weights, gradients, two moments, and what is kept whatever the batch
+    bytes_fixed: int  # weights, gradients, two moments, and what is kept for any batch size
     bytes_per_image: int  # what the forward pass keeps for the backward pass
 
     def step_bytes(self, batch_size: int) -> int:

@@ -1,6 +1,6 @@
 """Layers shared by the networks.
 
-Images flow channels-last: on CPUs and tensor cores alike convolutions, norms and attention then read
+Images are stored channels-last: on CPUs and tensor cores convolutions, norms and attention then read
 neighbouring channels from neighbouring memory, and an attention layer sees its tokens (B, H W, C) as a
 view. A network converts once on the way in and once on the way out.
 
@@ -21,7 +21,7 @@ Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML 
 
 
 class BaseConfig(BaseModel):
-    """What every network is told: the image it works on, and what it is conditioned on."""
+    """Settings that every network shares: the image shape, and what it is conditioned on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

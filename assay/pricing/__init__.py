@@ -10,11 +10,11 @@ from assay.pricing.bounds import joint_bounds, price_bounds
 from assay.pricing.curve import curve_prices
 from assay.pricing.law import effective_sizes, fit_law, fit_theory, leave_one_out
 from assay.pricing.plan import Market, Offer, best_plan, budget_line, cheapest_plan
-from assay.pricing.report import price_report
+from assay.pricing.report import price, price_report
 from assay.pricing.table import PAPER, Comparable, comparable, read_comparable
 
 __all__ = [
     "PAPER", "Comparable", "Market", "Offer", "best_plan", "budget_line", "cheapest_plan", "comparable",
-    "curve_prices", "effective_sizes", "fit_law", "fit_theory", "joint_bounds", "leave_one_out", "price_bounds",
-    "price_report", "read_comparable",
+    "curve_prices", "effective_sizes", "fit_law", "fit_theory", "joint_bounds", "leave_one_out", "price",
+    "price_bounds", "price_report", "read_comparable",
 ]  # fmt: skip

@@ -74,7 +74,7 @@ class JointBounds:
 def price_bounds(results: Comparable, confidence: float = 0.95) -> list[PriceBounds]:
     """Bounds on w for each sigma of the table, from all pairs of a clean-only and a mixed row."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
+        raise ValueError(f"confidence = {confidence:g}: a confidence is between 0 and 1")
     clean, sigmas = _clean_rows(results), np.unique(results.sigma[results.num_noisy > 0])
     if not sigmas.size or not clean.size:
         kind = "mixed" if clean.size else "clean-only"

@@ -130,7 +130,7 @@ class _Curve:
         values = np.vstack([value, moved])  # (1 + R, K)
         if len(size) > 2:
             alpha = _fit_alpha(self.size, values, np.hypot(std, _MISFIT * np.ptp(value)))
-        else:  # two points say nothing about what lies between
+        else:  # two points do not determine the curve between them
             alpha = np.full(len(values), _ALPHA_PRIOR)
             alpha[1:] += _ALPHA_PRIOR_STD * generator.standard_normal(_NUM_DRAWS)
         alpha[1:] += _ALPHA_STD * generator.standard_normal(_NUM_DRAWS)

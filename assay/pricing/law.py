@@ -56,9 +56,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The law beside the rows of its table (n,): fitted, and predicted by a law that never saw the row.
+    """The law at the rows of its table (n,): fitted, and predicted by a law fitted to the other rows.
 
-    `extrapolates` says why a left-out row lies outside what the others show; empty where it does not.
+    `extrapolates` says why predicting a left-out row is an extrapolation; empty if it is not.
     """
 
     fitted: Array
@@ -148,11 +148,11 @@ def fit_law(results: Comparable, confidence: float = 0.95, num_draws: int = 400,
 
     Each refit sees the fitted curve plus resampled residuals, made unbiased for the leverage of their rows
     and multiplied by a random scale sqrt(df / chi^2_df), as in Student's t: a short table knows its own
-    scatter only roughly. The prior's centre is drawn anew as well, around the fit, so that what the table
+    scatter only roughly. The prior's centre is drawn again as well, around the fit, so that what the table
     leaves open stays open in the intervals.
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence:g}: a confidence lies between 0 and 1")
+        raise ValueError(f"confidence = {confidence:g}: a confidence is between 0 and 1")
     if len(results) < MIN_ROWS:
         raise ValueError(too_few_rows(results))
     data = _Data(results)
@@ -355,7 +355,7 @@ def _seen(results: Comparable, theta: Array) -> dict[str, tuple[float, float]]:
 def _extrapolates(
     seen: dict[str, tuple[float, float]], num_clean: float, size: float, sigma: float
 ) -> tuple[str, ...]:
-    """Why a setting lies outside what the table shows; nothing if it does not."""
+    """Why a prediction at this setting is an extrapolation; empty if it is not."""
     reasons = []
     for (name, (low, high)), value in zip(seen.items(), (num_clean, size, sigma), strict=True):
         if not low - 1e-9 * high <= value <= high * (1 + 1e-9):

@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Market:
-    """Offers of clean and of noisy images, and the clean images at hand already."""
+    """Offers of clean and of noisy images, and the clean images that you have already."""
 
     clean: Offer
     noisy: tuple[Offer, ...] = ()
@@ -85,7 +85,7 @@ class Market:
         if len(set(sigmas)) < len(sigmas):
             raise ValueError(f"sigmas {sigmas} of the offers: each noise level is offered once")
         if not 0 <= self.have_clean < math.inf:
-            raise ValueError(f"{self.have_clean:g} clean images at hand: a number of images is at least 0")
+            raise ValueError(f"{self.have_clean:g} clean images: a number of images is at least 0")
 
 
 def best_plan(law: Law, market: Market, budget: float) -> Plan:
@@ -94,7 +94,7 @@ def best_plan(law: Law, market: Market, budget: float) -> Plan:
         raise ValueError(f"budget = {budget:g}: a budget is finite and at least 0")
     counts = _solve(law, market, budget)
     if counts[0] + market.have_clean <= 0:
-        raise ValueError(f"budget = {budget:g} buys no clean image and none is at hand: the law needs some")
+        raise ValueError(f"budget = {budget:g} buys no clean image and you have none: the law needs some")
     gains = _gains(law, market, counts)
     purchases = []
     for which, offer in enumerate((market.clean, *market.noisy)):
@@ -147,7 +147,7 @@ def _spend(law: Law, market: Market, budget: float, on_clean: float) -> Array:
     counts, money = [on_clean / market.clean.unit_price] + [0.0] * len(market.noisy), budget - on_clean
     for which in _order(law, market.noisy):
         offer = market.noisy[which]
-        # Rounding errors of the money neither leave a crumb of a sold-out kind nor buy one of the next.
+        # Rounding must neither leave a fraction of a kind that is sold out nor buy a fraction of the next.
         all_of_it = money >= offer.max_images * offer.unit_price - 1e-12 * budget
         counts[1 + which] = offer.max_images if all_of_it else money / offer.unit_price
         money -= counts[1 + which] * offer.unit_price

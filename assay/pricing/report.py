@@ -7,10 +7,13 @@ it is computed for the mixes of the table, as for the curve. The law's own weigh
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from assay.figure import draw
+from assay.outcome import CURRENCIES
 from assay.pricing.bounds import JointBounds, Pair, PriceBounds, joint_bounds, price_bounds
 from assay.pricing.curve import CurvePrice, EqualClean, curve_prices, pooled_worth
 from assay.pricing.law import (
@@ -24,10 +27,13 @@ from assay.pricing.law import (
     too_few_rows,
 )
 from assay.pricing.plan import Plan
-from assay.pricing.table import PAPER_BOXES, Comparable
+from assay.pricing.table import PAPER, PAPER_BOXES, PAPER_NUM_IMAGES, Comparable, read_one
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _BOX_ROUNDING = 0.005  # the paper rounds 7/6 to 1.17
-_MAX_FACTOR = 30.0  # between the ends of an interval that anybody could act upon
+_MAX_FACTOR = 30.0  # between the ends of an interval that is of practical use
 _NUM_DEVIATIONS, _SMALL_MISS = 3.0, 0.05  # a row fits badly beyond both; the latter for results far apart
 _NUM_NAMED = 5  # of these rows
 _SURELY = 4.0  # standard errors
@@ -57,6 +63,16 @@ class PriceReport:
     left_out: LeftOut | None
     theory: list[TheoryFit]
 
+    def __repr__(self) -> str:
+        doubts = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in self.doubts()]
+        return "\n".join([*(self.sentence(bounds.sigma) for bounds in self.bounds), *doubts])
+
+    def plot(self) -> "Image":
+        """A figure of the results with the fitted law, and of the price against the noise level."""
+        from assay.pricing.plot import price_panels
+
+        return draw(price_panels(self))
+
     @property
     def no_law(self) -> str:
         """Why there is no law."""
@@ -71,7 +87,7 @@ class PriceReport:
         return float(pooled_worth(self.results, rows, fit)), self.law.interval(worth)
 
     def law_is_open(self, sigma: float) -> bool:
-        """Whether the law leaves the price open, by more than a factor that anybody could act upon."""
+        """Whether the law leaves the price open, because its interval is too wide to be of use."""
         low, high = self.law_worth(sigma)[1]
         return high > _MAX_FACTOR * low
 
@@ -92,7 +108,7 @@ class PriceReport:
         return Estimate(math.nan, ends, int(self.results.num_runs.sum()), "by comparing runs", None)
 
     def sentence(self, sigma: float) -> str:
-        """The price at a level for somebody who buys images: what, how sure, and from how many runs."""
+        """The price at a level in a sentence, with its interval and the number of runs."""
         found, noisy = self.estimate(sigma), f"noisy images at noise {sigma:g}"
         by = f"By {self.results.called},"
         if found.contradiction:
@@ -174,7 +190,7 @@ class PriceReport:
         return said
 
     def _disagreement(self, bounds: PriceBounds) -> str | None:
-        """Why the law's price lies outside the bounds, if it does."""
+        """Why the law's price is outside the bounds, if it is."""
         if not self.law or bounds.contradiction:
             return None
         worth, (low, high) = self.law_worth(bounds.sigma)
@@ -189,34 +205,34 @@ class PriceReport:
             else "the intervals do not overlap"
         )
         return (
-            f"the law's {1 / worth:.3g} lies outside the bounds {_shown(inverse(bounds.lower, bounds.upper))}; "
-            f"it smooths over all {len(self.results)} rows, each bound rests on one pair{weakest}; {agree}"
+            f"the law's {1 / worth:.3g} is outside the bounds {_shown(inverse(bounds.lower, bounds.upper))}; "
+            f"it uses all {len(self.results)} rows, while each bound comes from one pair{weakest}; {agree}"
         )
 
     def fit_sentence(self) -> str:
-        """How well the law predicts rows it never saw, and which it misses."""
+        """How well the law predicts rows that it was not fitted to, and which ones it predicts badly."""
         if self.left_out is None:
             return self.no_law
         error, outside = (
             self.left_out.error,
             np.array([bool(reasons) for reasons in self.left_out.extrapolates]),
         )
-        said = f"Left out one at a time, rows are missed by {np.median(error):.2%} in the median"
+        said = f"Left out one at a time, rows are predicted with a median error of {np.median(error):.2%}"
         if not outside.all():
-            said += f" and by {error[~outside].max():.1%} at most"
+            said += f" and a largest error of {error[~outside].max():.1%}"
         if outside.any():
             said += f", not counting {outside.sum()} that are extrapolations (up to {error[outside].max():.0%})"
         bad = self.bad_rows()
-        named = "; ".join(
+        worst = "; ".join(
             f"{self.results.setting(row)} ({self.results.value[row]:.4g} measured, "
             f"{self.left_out.predicted[row]:.4g} predicted)"
             for row in bad[:_NUM_NAMED]
         )
         more = f" and {len(bad) - _NUM_NAMED} more" if len(bad) > _NUM_NAMED else ""
-        return said + "." + (f" Badly fitted: {named}{more}." if bad else "")
+        return said + "." + (f" Predicted badly: {worst}{more}." if bad else "")
 
     def bad_rows(self) -> list[int]:
-        """Rows that a law fitted to the others misses by far more than their errors and the usual miss."""
+        """Rows that a law fitted to the others predicts much worse than their errors explain."""
         if self.left_out is None:
             return []
         outside = np.array([bool(reasons) for reasons in self.left_out.extrapolates])
@@ -308,6 +324,35 @@ class PriceReport:
         return {"better_line": better, "worse_line": worse, "probability": pair.probability}
 
 
+def price(
+    table: Path | str = PAPER,
+    dataset: str | None = None,
+    by: Literal["score", "fd"] | None = None,
+    num_images: float | None = None,
+    confidence: float = 0.95,
+) -> PriceReport:
+    """How many noisy images replace a clean one, from a table of results such as a study's `results.csv`.
+
+    Without a table the paper's is used, with its CIFAR-10 unless `dataset` names another. `by` is the
+    currency: the held-out score if the table has it, else FD. `num_images` is the size of the data set if the
+    table gives fractions.
+
+    >>> prices = assay.price()
+    >>> low, high = prices.estimate(0.2).ends                   # noisy images for a clean one, 95 % interval
+    >>> print(f"{low:.1f} to {high:.1f}")
+    2.8 to 4.5
+    >>> print(prices.sentence(0.2))
+    By FID, ... noisy images at noise 0.2 replace a clean one (2.78 to 4.46: ...).
+    >>> picture = prices.plot()
+    """
+    path = Path(table)
+    if path == PAPER:
+        dataset = dataset or "cifar10"
+        num_images = PAPER_NUM_IMAGES.get(dataset) if num_images is None else num_images
+    currency = CURRENCIES[by] if by else None
+    return price_report(read_one(path, dataset=dataset, num_images=num_images, currency=currency), confidence)
+
+
 def price_report(results: Comparable, confidence: float = 0.95, joint: bool = False) -> PriceReport:
     """Price a table: bounds, curve and law for each sigma, and what the law predicts for rows it never saw."""
     bounds, curve = price_bounds(results, confidence), curve_prices(results, confidence)
@@ -336,7 +381,7 @@ def inverse(lower: float, upper: float) -> tuple[float, float]:
 
 
 def between(low: float, high: float) -> str:
-    """A range in words; ends that look alike are one number."""
+    """A range in words; ends that round to the same number are shown once."""
     if f"{low:.3g}" == f"{high:.3g}":
         return f"about {low:.3g}"
     return f"{low:.3g} to {high:.3g}" if math.isfinite(high) else f"{low:.3g} or more"

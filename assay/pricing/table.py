@@ -86,6 +86,17 @@ def read_comparable(path: Path, **choice: Any) -> list[Comparable]:
     return [replace(each, from_paper=path.resolve() == PAPER.resolve()) for each in found]
 
 
+def read_one(path: Path, **choice: Any) -> Comparable:
+    """The same for a file with one data set, measured with one extractor; others are rejected."""
+    found = read_comparable(path, **choice)
+    if len(found) > 1:
+        names = ", ".join(results.name for results in found)
+        if len({results.dataset for results in found}) > 1:
+            raise ValueError(f"{path} has several data sets ({names}): choose one with dataset")
+        raise ValueError(f"{path} has rows of several extractors ({names}): keep the rows of one extractor")
+    return found[0]
+
+
 def comparable(
     outcomes: Mapping[int, Outcome],
     where: str,
@@ -101,7 +112,7 @@ def comparable(
     Kept are those that were measured in the currency, with clean images, at least `min_clean_fraction` of them,
     full sampling, no consistency loss and no loops; of `dataset`, if given; and of `table`, which is
     `clean_mix` where there is one and none is given. `num_images` turns parts of the data set into numbers of
-    images. `where` the outcomes come from is for complaints.
+    images. `where` the outcomes come from is for error messages.
     """
     settings = {line: outcome.setting for line, outcome in outcomes.items()}
     if table is None and any(setting.table == "clean_mix" for setting in settings.values()):
@@ -165,7 +176,7 @@ def _arrays(
         if other := next((i for i, value in enumerate(values) if value != values[0]), 0):
             raise ValueError(
                 f"{where}: {name} cannot be compared, column {what} is {values[0]} in line {lines[0]} and "
-                f"{values[other]} in line {lines[other]}; keep rows that were measured alike"
+                f"{values[other]} in line {lines[other]}; keep rows that were measured in the same way"
             )
     columns: dict[str, list[float | None]] = {
         "sigma": [setting.sigma or 0.0 for setting in settings],
@@ -214,7 +225,7 @@ def _merge_repeats(found: Comparable, seed: NDArray[np.object_], where: str, sha
 
     Here `std` of a row may be NaN, for unknown; of what is returned it is known, if the table has any.
 
-    The deviation of an FD comes from its samples, which every run draws anew: the mean over runs has a smaller
+    The deviation of an FD comes from its samples, which every run draws again: the mean over runs has a smaller
     one, and the spread between runs contains it. A `shared_error`, as that of a score, comes from held-out
     images that are the same for all runs: it stays, and the spread between runs is added. Single runs are
     given the largest spread that is known.
@@ -235,7 +246,7 @@ def _merge_repeats(found: Comparable, seed: NDArray[np.object_], where: str, sha
                 f"({found.setting(rows[0])}); keep one of them, or tell repeats apart in a column `seed`"
             )
     rounding, std = _rounding_std(found.value), np.nan_to_num(found.std)
-    # A 0 is a rounded value beside values no finer, as 0.00 is beside 2.06; elsewhere nobody measured it.
+    # A 0 next to values of the same precision is rounded, as 0.00 next to 2.06; otherwise it is missing.
     zeros_are_rounded = 0 < _rounding_std(std) <= rounding
     unknown = np.isnan(found.std) | ((std == 0) & (not zeros_are_rounded))
     unknown &= spread[which] == 0

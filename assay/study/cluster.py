@@ -4,7 +4,7 @@ The packed store and the shared files travel through Ray's object store, once to
 unpacks them into a folder of its own, with what there is of its run, and does there what a local worker
 does; its run's files come back as its value, and the driver writes them into the study's folder, outcomes
 last. So the folder looks as if the study had run here, and either way continues what the other began.
-A task whose node dies is started again on another one. A job that fails is done once more, on another node
+A task whose node dies is started again on another one. A job that fails is repeated on another node
 if there is one, from its last state; if it fails again, that is reported.
 """
 
@@ -53,7 +53,7 @@ def run_on_ray(
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run every unfinished job on the Ray cluster at `address`; failures are recorded, the others go on."""
+    """Run every unfinished job on the Ray cluster at `address`; failures are recorded, the others continue."""
     try:
         import ray
     except ImportError:
@@ -76,7 +76,7 @@ def _connect(ray: Any, address: str) -> None:
     try:
         if host_and_port := re.fullmatch(r"([\w.-]+):(\d+)", address):
             with socket.create_connection((host_and_port[1], int(host_and_port[2])), _SECONDS_TO_ANSWER):
-                pass  # somebody is there; Ray itself would try for minutes if not
+                pass  # the address answers; Ray itself would try for minutes if it did not
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise ConnectionError(
@@ -173,7 +173,7 @@ def _run(
 
 
 class _Board:
-    """An actor beside the driver: tasks post their progress here and look whether to stop."""
+    """An actor that runs with the driver: tasks report progress to it and ask whether to stop."""
 
     def __init__(self) -> None:
         self.updates: dict[str, Update] = {}
@@ -229,7 +229,7 @@ def _task(
             failure_path(folder, job).unlink(missing_ok=True)
             try:
                 places = [folder / "stores" / str(i) for i in range(len(data.all_paths))]
-                if execute(study, folder, data.moved(places), job, tell, lambda: stopping):
+                if execute(study, folder, data.with_stores(places), job, tell, lambda: stopping):
                     end = Update(job.key, "done", 1, 1)
             finally:
                 files = _pack(run_dir)

@@ -1,4 +1,4 @@
-"""What a study costs before anybody starts it: operations, device-hours and storage, and what is missing.
+"""The cost of a study before it is started: operations, device-hours and storage, and what is missing.
 
 Operations are counted on the meta device (`assay.nets.measure_cost`): a training step takes three times the
 forward pass of each image, a sample one forward pass per evaluation of the denoiser. Hours follow from a
@@ -25,7 +25,7 @@ from assay.study.spec import Study
 _STEP = 3.0  # a training step in forward passes
 _WITH_CONSISTENCY = 1.25  # how much longer a step with the consistency loss takes
 _STATE_BYTES = 16  # per weight: the weights, their average and two moments, in float32
-_NUM_STATES = 2  # kept while a run goes on
+_NUM_STATES = 2  # kept during a run
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A first study file, fitted to a store and to the time there is.
+"""A first study file, fitted to a store and to the time that you have.
 
 The noise of the store decides the grid: with noisy images, a ladder of its clean images with and without them;
 with clean images alone, simulated noise. The richest grid is taken whose trainings get enough steps in the
@@ -25,14 +25,14 @@ _PRESETS = {12: "digits", 20: "tiny", math.inf: "small"}  # by the longer side i
 _MORE = ("optimizer", "clip_grad", "sigma_mean", "sigma_std")  # of a preset, where it sets them
 _MIN_STEPS = 100
 _MIN_PART = 32  # images; smaller parts of the data are left out
-_ENOUGH = 0.25  # of the images that the preset trains on: less, and a smaller grid is taken
+_ENOUGH = 0.25  # share of the images that the preset trains on; with less, a smaller grid is used
 _SAMPLING_SHARE = 1 / 3  # of the time, at most
 _NUM_SAMPLED = (1000, 500, 200, 100, 50)
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """What is trained, from rich to lean."""
+    """What is trained."""
 
     fractions: tuple[float, ...]
     baselines: tuple[str, ...]

@@ -1,10 +1,10 @@
 """Jobs on one machine: worker processes with a fixed number of threads each.
 
 Workers are real processes, so a crash, an out-of-memory kill or a diverging run ends one job and not
-the study. The job of a worker that died is done once more, by another; a worker ends with the process
+the study. If a worker dies, another one repeats its job; a worker ends with the process
 that started it.
 
-Each worker has one thread unless told otherwise: sums of a convolution's gradient are split over
+Each worker has one thread by default: sums of a convolution's gradient are split over
 threads, so another number of threads gives other last bits, and results must not depend on how many
 workers there happened to be.
 """
@@ -43,7 +43,7 @@ def run_local(
     should_stop: Callable[[], bool] = lambda: False,
     num_threads: int = 1,
 ) -> None:
-    """Run every unfinished job, `num_workers` at a time; a job that fails is recorded and the others go on."""
+    """Run every unfinished job, `num_workers` at a time; a job that fails is recorded."""
     waiting = [job for job in opened.jobs if not opened.is_finished(job)]
     waiting.sort(key=lambda job: -job.work)  # so that no long one is left for the end, alone
     context = multiprocessing.get_context("spawn")
@@ -103,7 +103,7 @@ def run_local(
                     message = connection.recv()
                     if message == "ready":
                         assign(connection)
-                except (EOFError, OSError):  # the process died, killed by somebody or by lack of memory
+                except (EOFError, OSError):  # the process was killed, perhaps for lack of memory
                     bury(connection)
                 else:
                     if isinstance(message, Update):
@@ -116,7 +116,7 @@ def run_local(
 
 
 def record_failure(folder: Path, job: Job, reason: str) -> None:
-    """Keep why a job failed; if even that cannot be written (a full disk), the others still go on."""
+    """Record why a job failed; if the disk is full, the other jobs continue without the record."""
     with suppress(OSError), write_whole(failure_path(folder, job)) as partial:
         partial.write_text(reason)
 
@@ -146,7 +146,7 @@ def _work(
         nonlocal last_told
         if time.monotonic() - last_told > 0.2 or update.done == update.total:
             last_told = time.monotonic()
-            with suppress(OSError):  # nobody listens any more: `should_stop` knows, and the job is saved
+            with suppress(OSError):  # the parent is gone: `should_stop` notices, and the job is saved
                 connection.send(update)
 
     def should_stop() -> bool:

@@ -100,7 +100,7 @@ def _csp_hash(text: str) -> str:
 
 
 def _shown(subject: Subject) -> dict[str, Any]:
-    """A subject as the template wants it: words, cells, and plain values for the script."""
+    """A subject in the form that the template takes: words, cells, and plain values for the script."""
     priced, values = subject.priced, averages(subject.outcomes, subject.currency)
     roles = headline_settings(values)
     shown_values = {role: (headline_title(setting), values[setting]) for role, setting in roles.items()}
@@ -171,7 +171,7 @@ def _shown(subject: Subject) -> dict[str, Any]:
 
 def _facts(outcomes: Sequence[Outcome]) -> list[str]:
     """How the numbers came about."""
-    facts = [f"{len(outcomes)} results"]
+    facts = ["1 result" if len(outcomes) == 1 else f"{len(outcomes)} results"]
     settings = [outcome.setting for outcome in outcomes]
     if num_images := outcomes[0].evaluation.num_images:
         seeds = len({setting.seed for setting in settings})
@@ -179,8 +179,9 @@ def _facts(outcomes: Sequence[Outcome]) -> list[str]:
         facts.append(f"{num_images:,} samples for each distance")
     if total := max((s.num_clean + s.num_noisy for s in settings if s.counted), default=0):
         facts.append(f"up to {total:,.0f} training images")
-    if hours := sum((o.train_seconds or 0) + (o.sample_seconds or 0) for o in outcomes) / 3600:
-        facts.append(f"{hours:.1f} hours" if hours > 1 else f"{60 * hours:.0f} minutes of computing")
+    if seconds := sum((o.train_seconds or 0) + (o.sample_seconds or 0) for o in outcomes):
+        spent = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
+        facts.append(f"{spent if seconds > 90 else f'{seconds:.0f} seconds'} of computing")
     return facts
 
 
@@ -197,7 +198,7 @@ def _price_rows(priced: PriceReport) -> list[tuple[str, ...]]:
         if priced.law:
             worth, interval = priced.law_worth(b.sigma)
             cells[4] = (
-                "open" if priced.law_is_open(b.sigma) else f"{_price(worth)} ({_ends(inverse(*interval))})"
+                "undecided" if priced.law_is_open(b.sigma) else f"{_price(worth)} ({_ends(inverse(*interval))})"
             )
         if box := priced.box(b):
             cells[5] = _ends(box)
@@ -230,7 +231,7 @@ def _plain_law(law: Law, sigmas: Iterable[float]) -> dict[str, Any]:
 
 
 def _plain_panel(panel: Panel) -> dict[str, Any]:
-    """A panel as plain values for the script; colours by number, for light and dark differ. No infinities."""
+    """A panel as plain, finite values; colours by number, because light and dark pages differ."""
     plain = asdict(panel)
     for series in plain["series"]:
         series["colour"] = COLOURS.index(series["colour"])

@@ -7,13 +7,14 @@
     report.html                      all of it in one file, with a planner that buys the best mix
 
 `write_report` lays out the files of a study that was run; `report_from_table` makes the tables, figures and
-page from `results.csv` and whatever lies beside it, so that a study without its runs, gathered results, or
+page from `results.csv` and the files next to it, so that a study without its runs, gathered results, or
 the paper's own table can be shown.
 """
 
 import csv
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +33,11 @@ from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
 from assay.pricing.table import PAPER_NUM_IMAGES
+from assay.progress import progress_bar
 from assay.study.arms import Arm
+from assay.study.pool import run_local
 from assay.study.render import Picture, Subject, page, price_sentence
-from assay.study.run import OpenStudy
+from assay.study.run import OpenStudy, Update, locked, open_study, prepare_shared
 from assay.study.tables import (
     Average,
     Role,
@@ -54,13 +57,50 @@ _MAX_MARKED = 10  # on a curve of fewer points they are marked
 
 @dataclass(frozen=True)
 class Written:
-    """What a report says, and where it lies. `headline_tables` are the first of each data set and currency."""
+    """The main results of a report, and its path. `headline_tables` has one for each data set and currency."""
 
     path: Path
     tables: list[Table]
     headline_tables: list[Table]
     headline: str
     prices: str
+
+    def __repr__(self) -> str:
+        tables = [format_table(table, "text") for table in self.headline_tables]
+        return "\n".join([*tables, self.headline, self.prices, f"The report is {self.path}"])
+
+
+def run_study(
+    spec: Path | str, folder: Path | str | None = None, num_workers: int | None = None, progress: bool = True
+) -> Written:
+    """Train and measure every setting of a study, as `assay study run` does, and write the report.
+
+    `spec` is a TOML file, e.g. one that `assay study init` wrote; the results go to `folder`, by default
+    out/NAME. Call it again to resume. `num_workers` processes share the work, by default one for each core.
+    They import your script, so start the study below `if __name__ == "__main__":` there.
+
+    >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
+    >>> found.path
+    PosixPath('out/mine/report.html')
+    >>> prices = assay.price("out/mine/results.csv", by="fd")
+    """
+    opened = open_study(spec, None if folder is None else Path(folder))
+    share = {job.key: float(opened.is_finished(job)) for job in opened.jobs}
+    with locked(opened.folder), progress_bar(opened.study.name, progress) as tell:
+        if not all(share.values()):
+            prepare_shared(opened)
+
+        def update(now: Update) -> None:
+            share[now.job] = 1.0 if now.phase == "done" else 0.9 * now.done / max(now.total, 1)
+            tell(sum(share.values()) / len(share))
+
+        run_local(opened, num_workers or os.cpu_count() or 1, update)
+        for job in opened.jobs:
+            if not opened.is_finished(job):
+                raise RuntimeError(f"{opened.folder}: {job.title} failed: {opened.failure(job)}")
+        written = write_report(opened)
+        assert written is not None
+        return written
 
 
 def write_report(opened: OpenStudy) -> Written | None:
@@ -170,7 +210,7 @@ def _subject(
     if not one_of_many:
         by_step = _training_panels(folder / "training.csv", currency.name, metric)
         if many_currencies and currency is SCORE:
-            by_step.pop("loss_by_step", None)  # it stands beside FD
+            by_step.pop("loss_by_step", None)  # it is shown with FD
         panels |= by_step | (_level_panels(folder / "levels.csv") if currency is SCORE else {})
     values, noise = averages(outcomes, currency), folder / "figures" / f"{slug}noise_levels.png"
     samples = []
@@ -206,7 +246,7 @@ def _fraction_panel(outcomes: Sequence[Outcome], currency: Currency) -> Panel | 
         if not (simulated and len(setting.noisy) > 1):
             curves.setdefault(name, {})[x] = grid[setting]
     if simulated and (all_clean := curves["clean images alone"].get(100)):
-        for curve in curves.values():  # the same model, whatever the rest would have been
+        for curve in curves.values():  # the same model for every noise level
             curve[100] = all_clean
     metric, x_label = currency.title(outcomes[0]), "clean part, %" if simulated else "clean images"
     title = f"{metric} against the clean " + ("part of the data" if simulated else "images")
@@ -230,7 +270,7 @@ def _write_training(
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("curve", "setting", "step", "loss", currency.name))
-    # Settings that differ only in how they are sampled share a run: the first one stands for it.
+    # Settings that differ only in how they are sampled share a run: the first one represents it.
     runs: dict[Path, Arm] = {}
     for arm in shown:
         runs.setdefault(opened.picture(arm).parent, arm)
@@ -242,7 +282,7 @@ def _write_training(
     lengths: dict[tuple[Setting, str], dict[int, list[float]]] = {}
     for arm, outcome in found:
         if (value := currency.value(outcome)) is not None:
-            # Runs alike but for their length, seed and the name of their extra are points of one curve.
+            # Runs that differ only in length, seed and the name of their extra are points of one curve.
             other = json.dumps(arm.config.train.model_dump(mode="json", exclude={"num_steps", "seed"}))
             setting = arm.setting.model_copy(update={"seed": None, "table": ""})
             by_step = lengths.setdefault((setting, other), {})
@@ -304,7 +344,7 @@ def _level_panels(path: Path) -> dict[str, Panel]:
         rows = list(csv.DictReader(file))
     titles = {
         "error": ("Denoising error by noise level", "error / noise², per dimension"),
-        "gain": ("What more images taught, by noise level", "score minus that of the few clean images alone"),
+        "gain": ("Difference from the few clean images alone", "difference in score"),
     }
     panels = {}
     for kind, (title, label) in titles.items():

@@ -42,7 +42,7 @@ from assay.train.config import DataConfig
 from assay.train.restored import loop_ends, snapshot_at
 
 _NUM_PICTURED = 64
-_SETTINGS = "settings.txt"  # beside study.toml: what was changed on the command line
+_SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Update:
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study in its folder, with its data at hand."""
+    """A study in its folder, with its data."""
 
     study: Study
     folder: Path
@@ -106,6 +106,12 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     """Check a study against its data, before any work, and open its folder (by default out/NAME).
 
     `settings` change the file as `assay train --set` does; the folder remembers them.
+
+    >>> opened = assay.open_study("study.toml")
+    >>> opened.source
+    <mine: 180 images of 1 x 8 x 8, 180 clean, 0 noisy>
+    >>> [job.title for job in opened.jobs]
+    ['100% clean (seed 0)', '50% clean (seed 0)', '50% clean + 50% noisy at 0.3 (seed 0)']
     """
     spec = Path(spec)
     kept = spec.with_name(_SETTINGS)
@@ -183,7 +189,7 @@ def execute(
     paths = {sample: outcome_path(folder, job, sample) for sample in job.samples}
     if all(path.exists() for path in paths.values()):
         return True
-    source = job.config.data.moved(data.all_paths).open()
+    source = job.config.data.with_stores(data.all_paths).open()
     held_out = data.open_held_out()
     steps = stopping_steps(job.config.train.total_steps) if _can_score(held_out) else []
     clock = _Clock(run_dir / "seconds.json")
@@ -274,7 +280,7 @@ def _split(study: Study, data: DataConfig) -> float | None:
 
 
 class Interrupted(Exception):
-    """Scoring or sampling was asked to stop; it starts over next time, for it is short beside training."""
+    """Scoring or sampling was asked to stop; it starts again next time, since it takes little time."""
 
 
 class _Clock:
@@ -293,17 +299,17 @@ class _Clock:
 
 
 def run_path(folder: Path, job: Job) -> Path:
-    """Where all of a job lies."""
+    """The folder of a job."""
     return folder / "runs" / job.key
 
 
 def outcome_path(folder: Path, job: Job, sample: SampleConfig) -> Path:
-    """Where the outcome of one way of sampling a job lies."""
+    """The file with the outcome of one way of sampling a job."""
     return run_path(folder, job) / f"outcome-{job.result_key(sample)}.json"
 
 
 def picture_path(outcome: Path) -> Path:
-    """The grid of samples beside an outcome."""
+    """The grid of samples next to an outcome."""
     return outcome.with_name(outcome.name.replace("outcome-", "samples-")).with_suffix(".png")
 
 

@@ -64,7 +64,7 @@ class EvaluateConfig(Strict):
 
 
 class Grid(Strict):
-    """What to train on: parts of the clean images, with and without noisy ones, and the baselines beside them.
+    """What to train on: parts of the clean images, with and without noisy ones, and the baselines.
 
     With `sigmas` the noise is simulated on clean images; without them the noisy images of the store are used.
     """
@@ -116,7 +116,7 @@ class Extra(Strict):
 
 
 class Study(Strict):
-    """The whole file."""
+    """The keys of the whole file."""
 
     name: str = Field(pattern=r"^[\w.-]+$", description="The study's name; its default folder is out/NAME.")
     data: DataConfig = Field(description="The images.")
@@ -170,7 +170,7 @@ def _check(study: Study) -> None:
     grid = study.grid
     for value in grid.clean_fractions:
         if not 0 <= value <= 1:
-            raise ValueError(f"grid.clean_fractions has {value:g}; a fraction lies between 0 and 1")
+            raise ValueError(f"grid.clean_fractions has {value:g}; a fraction is between 0 and 1")
     for value in grid.sigmas:
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"grid.sigmas has {value:g}; a noise level is > 0")

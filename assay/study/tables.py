@@ -1,6 +1,6 @@
 """Outcomes as the paper's tables and as sentences, counted in any `Currency`.
 
-Outcomes alike but for the training seed are repeats: tables and sentences show their mean, with the
+Outcomes that differ only in the training seed are repeats: tables and sentences show their mean, with the
 deviation over seeds (or over ranges of samples, if there is one seed).
 """
 
@@ -83,7 +83,7 @@ def study_tables(outcomes: Sequence[Outcome], currency: Currency = FD) -> list[T
 
 
 def headline_sigma(settings: Iterable[Setting]) -> float:
-    """The noise level the headline speaks of: the highest of the grid."""
+    """The noise level of the headline: the highest of the grid."""
     return max((s.sigma for s in settings if s.table == "clean_mix" and s.sigma), default=math.nan)
 
 
@@ -184,7 +184,7 @@ def _clean_mix_table(values: Mapping[Setting, Average], name: str) -> Table | No
         return _real_mix_table(grid, name)
     rows = []
     for levels in sorted({levels for levels, _ in mixed} | {()}):
-        # All images clean: the same model, whatever the rest would have been.
+        # All images are clean: the same model for every noise level.
         cells = [str(mixed.get((() if p == 1 else levels, p), "NA")) for p in fractions]
         rows.append((f"p clean, rest noisy at {_levels(levels)}" if levels else "p clean", *cells))
     header = ("available data", *(f"p = {percent(p)}" for p in fractions))
@@ -243,7 +243,7 @@ def score_table(outcomes: Sequence[Outcome]) -> Table:
 def _rows_of_settings(columns: Sequence[Mapping[Setting, Average]]) -> tuple[tuple[str, ...], ...]:
     rows: dict[Setting, tuple[str, ...]] = {}
     for setting in dict.fromkeys(setting for column in columns for setting in column):
-        # Noisy images alone stand in two of the paper's tables.
+        # Noisy images alone are in two of the paper's tables.
         same = setting.model_copy(update={"table": ""}) if setting.table == "only_noisy" else setting
         same = same.model_copy(update={"table": ""}) if same.table == "clean_mix" else same
         rows[same] = (same.title, *(str(column.get(setting, "")) for column in columns))

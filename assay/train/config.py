@@ -120,10 +120,10 @@ class DataConfig(Strict):
         """The stores, and the one that is held out, if it is one."""
         return (*self.paths, self.held_out) if isinstance(self.held_out, Path) else self.paths
 
-    def moved(self, places: Sequence[Path]) -> "DataConfig":
-        """The same images with `all_paths` at other places."""
-        stores = tuple(places[: len(self.paths)])
-        held_out = places[-1] if isinstance(self.held_out, Path) else self.held_out
+    def with_stores(self, paths: Sequence[Path]) -> "DataConfig":
+        """The same images read from other paths, in the order of `all_paths`."""
+        stores = tuple(paths[: len(self.paths)])
+        held_out = paths[-1] if isinstance(self.held_out, Path) else self.held_out
         return self.model_copy(update={"store": stores if len(stores) > 1 else stores[0], "held_out": held_out})
 
     def resolved(self, folder: Path = Path("stores"), hold_out: bool = False) -> "DataConfig":
@@ -210,12 +210,12 @@ class AugmentConfig(Strict):
     )
 
     def build(self) -> Augmentation:
-        """The same as the loader wants it."""
+        """The same in the form that the loader takes."""
         return Augmentation(**self.model_dump())
 
 
 class ConsistencyConfig(Strict):
-    """The consistency loss: below sigma_tn learn from one's own predictions above (see `assay.loss`).
+    """The consistency loss: below sigma_tn the model learns from its own predictions above it (`assay.loss`).
 
     "product" is ours. "published" is the paper's, at levels as published, and "original_code" what its code
     computes (one level drawn for both ends, so that only draws below sigma_tn count; gradient through the
@@ -275,7 +275,7 @@ class LoopConfig(RestoreConfig):
 
 
 class TrainConfig(Strict):
-    """Algorithm 1 and its surroundings. What is counted in images keeps its meaning when batches change."""
+    """How to train (Algorithm 1). Amounts counted in images keep their meaning when the batch size changes."""
 
     num_steps: int = Field(10_000, ge=1, description="Steps of training.")
     batch_size: int = Field(128, ge=1, description="Images per step, over all devices.")
@@ -406,7 +406,7 @@ class RunConfig(Strict):
             raise ValueError("; ".join(dict.fromkeys(faults))) from None
 
     def fingerprint(self, source: ImageSource) -> str:
-        """Hash of all that decides the result, independent of where the store lies."""
+        """Hash of everything that decides the result; the path of the store does not."""
         tree = self.model_dump(mode="json", exclude={"sample"})
         tree["data"] = source.fingerprint
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

@@ -18,8 +18,8 @@ _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf)
 class LossBySigma:
     """Sums and counts of the loss by bins of sigma_t, with the data's noise levels among the edges.
 
-    So that below and above sigma_tn are told apart. At most three levels become edges: the lowest, the
-    median and the highest.
+    So that levels below and above sigma_tn are in different bins. At most three levels become edges: the
+    lowest, the median and the highest.
     """
 
     def __init__(self, sigma_tn: Tensor) -> None:

@@ -23,7 +23,7 @@ from lightning_fabric import Fabric
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Restored, Store, open_store, usable
-from assay.data.view import evened
+from assay.data.view import with_uniform_noise
 from assay.devices import NumDevices
 from assay.files import sha256, write_whole
 from assay.generate import RestoreConfig, lowest_learnt, restore
@@ -109,7 +109,7 @@ def _train_loops(
         claim_folder(config, run_dir, source, [])
     if final.exists():
         return TrainResult(run_dir, total, True, final)
-    source = evened(source, config.data.seed)
+    source = with_uniform_noise(source, config.data.seed)
     start, before, images = None, 0, source
     for loop, end in enumerate(loop_ends(settings)):
         if loop:

@@ -60,7 +60,7 @@ def flushed_denormals() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is, told after every step."""
+    """How far a run is; reported after every step."""
 
     step: int
     num_steps: int
@@ -145,7 +145,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
 def check_ranks(config: RunConfig, num_ranks: int) -> None:
     """Reject batches that do not split evenly over the devices."""
     at_once = config.train.batch_size // config.train.accumulate
-    if at_once % num_ranks:  # ranks count alike, so the images of a smaller share would count more
+    if at_once % num_ranks:  # ranks have equal weight, so images of a smaller share would count more
         raise ValueError(
             f"train.batch_size / train.accumulate = {at_once} images do not split evenly over {num_ranks} "
             f"devices: make it a multiple of {num_ranks}"
@@ -171,7 +171,7 @@ def make_optimizer(denoiser: nn.Module, settings: TrainConfig) -> torch.optim.Op
 
 @dataclass(frozen=True)
 class _Continued:
-    """The state of the run to go on from, and what is recorded of it."""
+    """The state of the run to continue, and what is recorded about it."""
 
     state: tuple[dict[str, Tensor], dict[str, Any]]
     lineage: list[dict[str, Any]]
@@ -374,7 +374,7 @@ class Run:
         self.denoiser.load_state_dict(theirs)
 
     def _find_continued(self) -> "_Continued | None":
-        """The run to go on from, if there is one and this run has not begun; checked against this one."""
+        """The run to continue, if there is one and this run has not started; checked against this one."""
         folder, settings = self.config.train.continue_from, self.config.train
         if folder is None or (self.run_dir / "config.json").exists():
             return None
@@ -420,7 +420,7 @@ class Run:
         tensors, info = state
         if self.averages and not any(key.startswith("average_") for key in tensors):
             raise ValueError(
-                "train.average_every needs averages from the first step on, and the state to go on from has "
+                "train.average_every needs averages from the first step on, and the state to continue from has "
                 "none: leave it out"
             )
         unpack_tensors(tensors, self._modules, self.optimizer)

@@ -1,6 +1,6 @@
 """Everything a run needs to continue bit for bit: weights, EMA, optimizer, counters.
 
-The loader and all randomness are functions of (seed, step), so the step stands for the data position
+The loader and all randomness are functions of (seed, step), so the step also gives the data position
 and the random state. A state is one file `state/<step>.safetensors`, whole or absent, with a checksum
 over all that is in it. The last two are kept; if the newest is damaged, the one before is used.
 """

@@ -85,7 +85,7 @@ class Audit:
         if share > 0.01 and typical > 0:
             found.append(
                 f"{share:.1%} of the values are clipped at the lowest or highest value, which cuts off their "
-                "noise: levels come out too low"
+                "noise: measured levels are too low"
             )
         if self.step > typical > 0:
             found.append(

@@ -1,4 +1,4 @@
-"""Drawn scenes: images without noise and without a subject, from which the noise of any image can be learnt.
+"""Synthetic scenes without noise, on which the network that measures noise is trained.
 
 A scene is a background and shapes that cover each other, flat, shaded, striped or rough, slightly
 blurred as by a lens: the statistics of edges and textures, of few large objects as well as of many small ones.

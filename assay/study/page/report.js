@@ -132,7 +132,27 @@ function chart(host, panel) {
     });
     legend.append(button);
   }
-  host.replaceChildren(legend, svg, tip);
+  const save = make("a", { class: "save", href: "#", download: `${panel.title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.svg` }, "Save this figure (SVG)");
+  save.addEventListener("click", () => { save.href = svgFile(svg, shown.filter((series) => series.name)); });
+  host.replaceChildren(legend, svg, tip, save);
+}
+
+// A figure as a file of its own: colours and fonts are written into it, and the legend stands below the axes.
+function svgFile(svg, named) {
+  const copy = svg.cloneNode(true), theme = getComputedStyle(document.documentElement), { width, height } = svg.viewBox.baseVal;
+  const originals = [...svg.querySelectorAll("*")];
+  [...copy.querySelectorAll("*")].forEach((element, i) => {
+    const style = getComputedStyle(originals[i]);
+    for (const name of ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font-size", "visibility"])
+      element.setAttribute(name, style.getPropertyValue(name));
+  });
+  const total = height + 12 + 18 * named.length;
+  for (const [name, value] of Object.entries({ xmlns: SVG, width, height: total, viewBox: `0 0 ${width} ${total}`, "font-family": "sans-serif" })) copy.setAttribute(name, value);
+  copy.prepend(make("rect", { width, height: total, fill: theme.getPropertyValue("--card").trim() }));
+  named.forEach((series, i) => copy.append(
+    make("circle", { cx: 60, cy: height + 14 + 18 * i, r: 5, fill: theme.getPropertyValue(`--c${series.colour}`).trim() }),
+    make("text", { x: 72, y: height + 18 + 18 * i, "font-size": 12, fill: theme.getPropertyValue("--ink").trim() }, series.name)));
+  return `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
 }
 
 // The planner: `assay.pricing.plan` once more. FD is convex in the money spent on clean images.
@@ -285,7 +305,7 @@ function startPlanner(article, data) {
       make("p", {}, make("b", { class: "big" }, exact(guess.value, guess.value.toFixed(3), "value"))),
       make("p", {}, `${100 * planner.law.confidence}% of runs between `, exact(guess.low, guess.low.toFixed(3), "low"), " and ",
         exact(guess.high, guess.high.toFixed(3), "high"), `; all the money in clean images: ${alone.toFixed(3)}.`),
-      sheet(["kind", "buy", "cost", "worth it below"], kinds.map((offer, i) => [
+      sheet(["kind", "buy", "cost", "worth buying up to"], kinds.map((offer, i) => [
         offer.sigma ? `noise ${offer.sigma}` : "clean", exact(counts[i], count(counts[i]), `buy-${offer.sigma}`), money(counts[i] * offer.unit_price),
         ((v) => exact(v, money(v), `break-even-${offer.sigma}`))(planner.breakEven(market, spend, i)),
       ])),
@@ -313,7 +333,7 @@ function startWorth(article, data) {
   // Without a law: what the bounds alone say about a price.
   const update = () => {
     const price = clean.get();
-    article.querySelector(".answer").replaceChildren(price > 0 ? sheet(["noise", "worth buying below", "too dear above"], data.bounds.map((b) => [
+    article.querySelector(".answer").replaceChildren(price > 0 ? sheet(["noise", "worth buying below", "too expensive above"], data.bounds.map((b) => [
       `${b.sigma}`, b.low > 0 ? exact(b.low * price, money(b.low * price), `below-${b.sigma}`) : "not known", exact(b.high * price, money(b.high * price), `above-${b.sigma}`),
     ])) : make("p", { class: "warn" }, "A price is a number above 0."));
   };
