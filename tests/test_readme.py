@@ -18,7 +18,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/howto/*.md")),
 ]
 PAGES += [ROOT / "docs/paper.md"]
-SHORTER = {"assay study init stores/scans --minutes 6": "assay study init stores/scans --minutes 0.05"}
+SHORTER = {"assay study init stores/scans --minutes 2": "assay study init stores/scans --minutes 0.05"}
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
