@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import griffe
 import typer
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -61,8 +62,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _equations(text: str) -> str:
-    text = re.sub(r"\$\$(.+?)\$\$", lambda m: convert(m[1].strip(), display="block"), text, flags=re.DOTALL)
-    return re.sub(r"\$([^$\n]+)\$", lambda m: convert(m[1]), text)
+    def block(found: re.Match[str]) -> str:
+        return f'<div class="equation">{convert(found[1].strip(), display="block")}</div>'
+
+    # In a span, because Markdown takes a line that starts with <math> for a paragraph of its own.
+    text = re.sub(r"\$\$(.+?)\$\$", block, text, flags=re.DOTALL)
+    return re.sub(r"\$([^$\n]+)\$", lambda found: f"<span>{convert(found[1])}</span>", text)
+
+
+class Examples(griffe.Extension):
+    """Shows the examples in docstrings as code; Markdown takes `>>>` for a quotation."""
+
+    def on_instance(self, *, obj: griffe.Object, **unused: Any) -> None:
+        """Put fences around every example."""
+        if obj.docstring:
+            blocks = re.sub(r"(?m)^ *>>> .*(?:\n(?! *$).*)*", _fenced, obj.docstring.value)
+            obj.docstring.value = blocks
+
+
+def _fenced(found: re.Match[str]) -> str:
+    return f"```pycon\n{inspect.cleandoc(found[0])}\n```"
 
 
 def walk(command: Any, name: str = "assay") -> Iterator[tuple[str, Any]]:
