@@ -611,7 +611,7 @@ def test_a_part_of_a_known_data_set(tmp_path: Path) -> None:
     assert (part.read(torch.arange(500)) - means).abs().mean() < 0.05
     with pytest.raises(ValueError, match=r"no class 'shoe'; it has T-shirt, .*, ankle boot"):
         get("fashion-mnist", tmp_path / "shoe", classes=("shoe",))
-    with pytest.raises(ValueError, match="1001 images asked of fashion-mnist-test, which has 1000"):
+    with pytest.raises(ValueError, match="1001 images requested from fashion-mnist-test, which has 1000"):
         get("fashion-mnist", tmp_path / "many", classes=("bag",), num_images=1001)
 
 

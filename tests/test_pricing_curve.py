@@ -218,7 +218,7 @@ def test_either_currency_is_named(tmp_path: Path) -> None:
     assert "By the held-out score," in by_score and "By FD," in by_fd
     assert run("price", str(path)) == by_score  # the default, where there is one
     plan = json.loads(run("plan", str(path), "--budget", "900", "--noisy-price", "0.1@0.3", "--json"))
-    assert plan["by"] == "score" and 3 < plan["value"] < 6 and "rows are missed" in plan["fit"]
+    assert plan["by"] == "score" and 3 < plan["value"] < 6 and "median error" in plan["fit"]
     (tmp_path / "alone").mkdir()
     scores_only = [(*row[:3], *row[5:]) for row in rows]
     only = write(tmp_path / "alone/both.csv", scores_only, header.replace("fd,fd_std,", ""))

@@ -66,7 +66,7 @@ def line_of(text: str, start: str) -> int:
             '"digits"',
             '"digits"\nnum_images = 5000',
             "store",
-            "5000 images asked of digits, which has 1797: ask for",
+            "5000 images requested from digits, which has 1797",
         ),
         ('"digits"', '"digits"\nclasses = ["ten"]', "store", "digits has no class 'ten'; it has 0, 1, 2"),
         (
