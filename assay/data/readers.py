@@ -346,7 +346,9 @@ def read_numpy(path: Path, layout: Layout | None = None) -> RawImages:
     stacks = [key for key, array in arrays.items() if array.ndim in (3, 4)]
     if len(stacks) != 1:
         raise ValueError(
-            f"{path} holds arrays {sorted(arrays)}; expected exactly one of images, (N, H, W[, C])"
+            f"{path} holds arrays "
+            + ", ".join(f"{key} of shape {arrays[key].shape}" for key in sorted(arrays))
+            + "; expected exactly one of images, (N, H, W[, C])"
         )
     images = arrays[stacks[0]]
     columns = {key.removesuffix("s"): array for key, array in arrays.items() if key != stacks[0]}

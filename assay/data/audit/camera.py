@@ -8,7 +8,7 @@ that counts photons has noise whose variance grows with the signal (Poisson-Gaus
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ _MIN_WINDOWS = 200
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
-_NUM_COPIES = 1000  # noisy copies of clean examples
+_NUM_COPIES = 600  # noisy copies of clean examples
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 
 
@@ -88,36 +88,55 @@ def group_level(
     The texture left in their flattest windows makes it slightly too high. With `clean` examples that is
     measured, on copies of them with noise of the level found, and divided out.
     """
-    value, error = _flat_level(_pool(images, bounds))
+    pool = _pool(images, bounds)
+    chosen, variance = _flat_windows(pool)
+    if variance == 0:
+        return Estimate(0.0, 0.0, 0.0)
+    value = math.sqrt(variance)
+    error = _cluster_error(pool.detail[chosen] - variance, pool.owner[chosen]) / (2 * variance)
     texture = 0.0 if clean else _TEXTURE
-    if clean and value > 0:
-        generator, there = torch.Generator().manual_seed(seed), value
-        copies = list(clean) * max(1, _NUM_COPIES // len(clean))
-        for _ in range(2):  # the second time with a level that is nearly right
-            noisy = [image + there * torch.randn(image.shape, generator=generator) for image in copies]
-            pool = _pool(noisy, (-math.inf, math.inf))
-            seen, error_there = _flat_level(replace(pool, owner=pool.owner % len(clean)))
-            there = value * there / seen
-        value, error = there, math.hypot(error, error_there)
+    if clean:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(2):  # the second time at a level that is nearly right
+            factor, error_there = _texture(clean, value, generator)
+            value = math.sqrt(variance) / factor
+        error = math.hypot(error, error_there)
     return Estimate(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
 
 
-def _flat_level(pool: _Pool) -> tuple[float, float]:
-    """sigma with sigma^2 = mean detail of the windows whose structure is below sigma^2; its relative error.
+def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
+    """The windows whose structure is below the mean of their detail, and that mean, which is sigma^2.
 
     Half of all windows without texture pass, and few others.
     """
     if len(pool.detail) == 0:
-        return 0.0, 0.0
-    start = np.argsort(pool.structure)[: max(_MIN_WINDOWS, round(_START * len(pool.structure)))]
-    chosen, variance = start, pool.detail[start].mean()
+        return np.arange(0), 0.0
+    chosen = np.argsort(pool.structure)[: max(_MIN_WINDOWS, round(_START * len(pool.structure)))]
+    variance = float(pool.detail[chosen].mean())
     for _ in range(30):
         passed = np.flatnonzero(pool.structure < variance)
         if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
             break
-        chosen, variance = passed, pool.detail[passed].mean()
-    error = _cluster_error(pool.detail[chosen] - variance, pool.owner[chosen])
-    return math.sqrt(variance), error / (2 * variance) if variance > 0 else 0.0
+        chosen, variance = passed, float(pool.detail[passed].mean())
+    return chosen, variance
+
+
+def _texture(clean: Sequence[Tensor], sigma: float, generator: torch.Generator) -> tuple[float, float]:
+    """How many times too high a level of `sigma` is found in images like `clean`, and the error of that.
+
+    The detail of noisy copies is compared with that of their noise in the same windows: what is left is
+    texture, and not the chance that this noise is a little more or less than it should be.
+    """
+    copies = list(clean) * max(1, _NUM_COPIES // len(clean))
+    noise = [sigma * torch.randn(image.shape, generator=generator) for image in copies]
+    everything = (-math.inf, math.inf)
+    pool = _pool([image + z for image, z in zip(copies, noise, strict=True)], everything)
+    chosen, _ = _flat_windows(pool)
+    alone = _pool(noise, everything).detail[chosen]
+    ratio = float(pool.detail[chosen].mean() / alone.mean())
+    owner = pool.owner[chosen] % len(clean)  # copies of one image are not independent
+    error = _cluster_error(pool.detail[chosen] - ratio * alone, owner) / alone.mean()
+    return math.sqrt(ratio), error / (2 * ratio)
 
 
 def _cluster_error(residual: np.ndarray, owner: np.ndarray) -> float:

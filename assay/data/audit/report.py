@@ -29,6 +29,7 @@ _BATCH = 64
 _MAX_VALUES = 2**26  # of the images kept for what all have in common
 _MIN_EXAMPLES = 20
 _MAX_EXAMPLES = 1000
+_SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
 _AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that may share a level
 
 
@@ -159,6 +160,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
                 f"{clean.name} has {len(clean.names)} images: give {_MIN_EXAMPLES} clean examples or more"
             )
         examples = [_image(clean, i) for i in _spread(len(clean.names), _MAX_EXAMPLES)]
+        _check_units(raw, clean.name, examples)
     net = train_on_examples(examples) if examples else blind_net()
     kept = _spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
     looked_at, values, images, levels = set(kept), _Values(len(raw.names)), [], []
@@ -188,6 +190,27 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
         step=values.step,
         sensor=fit_sensor(images, unclipped),
     )
+
+
+def in_range(raw: RawImages, its_range: tuple[float, float], wanted: tuple[float, float]) -> RawImages:
+    """The same images with black and white at the `wanted` values, so that they can stand beside others."""
+    scale = (wanted[1] - wanted[0]) / (its_range[1] - its_range[0])
+    return replace(raw, pixels=lambda i: wanted[0] + (raw.load(i) - its_range[0]) * scale, has_opacity=False)
+
+
+def _check_units(raw: RawImages, clean_name: str, examples: list[Tensor]) -> None:
+    """Reject clean examples whose values are of another size: levels would be as wrong as that."""
+    some = [_image(raw, i) for i in _spread(len(raw.names), len(examples))]
+    sizes = [
+        float(torch.stack([image.median().abs() + image.std() for image in x]).median())
+        for x in (some, examples)
+    ]
+    if not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
+        raise ValueError(
+            f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples in {clean_name} of about "
+            f"{sizes[1]:.3g}: their units differ; name the values of black and white with `value_range` and "
+            "`clean_range`"
+        )
 
 
 def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
