@@ -145,3 +145,14 @@ def test_pack_options_reach_the_store(tmp_path: Path) -> None:
     both = ["--sigma", 1, "--sigma-file", "x"]
     assert "give one" in run("pack", tmp_path / "a.npy", "-o", tmp_path / "new", *both, code=1)
     assert not (tmp_path / "new").exists()
+
+
+def test_sources_of_different_units_are_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, white in (("a", 1.0), ("b", 255.0)):
+        np.save(tmp_path / f"{name}.npy", (white * rng.random((4, 8, 8))).astype(np.float32))
+    sources = (tmp_path / "a.npy", "--range", "0,1", tmp_path / "b.npy", "--range", "0,255")
+    run("pack", *sources, "-o", tmp_path / "both")
+    run("pack", *sources[:3], "-o", tmp_path / "one")
+    assert "different values of black and white" in run("show", tmp_path / "both")
+    assert "a sigma of 1 is 0.5" in run("show", tmp_path / "one")

@@ -295,6 +295,10 @@ def show(
             f"black and white are {low:g} and {high:g} in the files; the sensor has gain {units.gain:g}, read "
             f"noise {units.read_noise:g} and {units.black:g} for no light; images are stabilised"
         )
+    elif opened.meta.physical_range is None and opened.meta.value_range == (-1, 1):
+        console.print(
+            "its sources have different values of black and white: sigma is where black to white is 2"
+        )
     else:
         half = (high - low) / 2
         console.print(f"black and white are {low:g} and {high:g} in the files: a sigma of 1 is {half:g} there")
