@@ -12,6 +12,7 @@ import re
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from assay.mixture.rates import Curve
-from assay.outcome import Outcome, Setting, read_outcomes
+from assay.outcome import FD, Outcome, Setting, metric, read_outcomes
 from assay.pricing.report import between, price_report
 from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
 from assay.study.report import report_from_table
@@ -261,7 +262,26 @@ def _range(row: dict[str, Any], name: str) -> str:
     return between(row[f"{name}_low"], row[f"{name}_high"])
 
 
+def beyond(data: str) -> str:
+    """Restore and retrain beside controls of as many steps, in every measure."""
+    outcomes = _outcomes("beyond", f"{data}.csv")
+    columns = {"FD-classifier": FD, **{name: metric(name) for name in ("precision", "recall")}}
+    columns |= {
+        "score": replace(metric("score"), form=".3f"),
+        "at the end": replace(metric("score_final"), form=".3f"),
+    }
+    found = {title: averages(outcomes, currency) for title, currency in columns.items()}
+    rows = []
+    for setting in found["FD-classifier"]:
+        if setting.table != "clean_mix" or setting.num_clean:  # noisy images alone stand in two tables
+            name = f"{setting.table}: " * (setting.table not in ("clean_mix", "only_noisy", "loops"))
+            rows.append((name + setting.words(shares=True), *(str(each[setting]) for each in found.values())))
+    num_seeds = len({outcome.setting.seed for outcome in outcomes})
+    return format_table(Table(f"{num_seeds} seed(s)", ("setting", *columns), tuple(rows)), "markdown").rstrip()
+
+
 BLOCKS: dict[str, Callable[..., str]] = {
+    "beyond": beyond,
     "tables": tables,
     "headline": headline,
     "ordering": ordering,
