@@ -78,14 +78,6 @@ def evaluate(
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first sampled image.")] = 0,
     tuned: Tuned = False,
-    noised: Annotated[
-        bool,
-        typer.Option(
-            "--noised",
-            help="Add noise to the generated images and compare them with the noisy images of the reference: "
-            "needs no clean image.",
-        ),
-    ] = False,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
     ] = False,
@@ -137,7 +129,7 @@ def evaluate(
     from assay.metrics.classifier import has_labels
     from assay.metrics.evaluate import Evaluation, nearest_picture, with_score
     from assay.metrics.evaluate import evaluate as evaluate_images
-    from assay.metrics.generated import Noised, open_candidate
+    from assay.metrics.generated import open_candidate
 
     if tuned:
         sample = read_tuned(generated)
@@ -162,7 +154,7 @@ def evaluate(
         raise ValueError("--nearest shows training images: give them as a store with --training")
     with open_progress() as bar:
         network, real = _open_reference(
-            bar, reference, extractor or "classifier", weights, cache, device, batch_size, noised
+            bar, reference, extractor or "classifier", weights, cache, device, batch_size
         )
         trained, fresh = (
             None if path is None else _features(bar, open_store(path), network, cache, batch_size)
@@ -178,12 +170,8 @@ def evaluate(
             real.frequencies,
             network.device,
         )
-        images = found.images
-        if noised:
-            assert real.source is not None
-            images = Noised(images, real.source.sigma_tn[real.index])
         measured = evaluate_images(
-            images,
+            found.images,
             real,
             network,
             found.num_images,
@@ -335,14 +323,7 @@ def reference(
 
 
 def _open_reference(
-    bar: Progress,
-    path: Path,
-    name: Name,
-    weights: Path | None,
-    cache: Path,
-    device: str,
-    batch_size: int,
-    noised: bool = False,
+    bar: Progress, path: Path, name: Name, weights: Path | None, cache: Path, device: str, batch_size: int
 ) -> "tuple[Extractor, Reference]":
     from assay.data import open_store
     from assay.devices import find_device
@@ -355,20 +336,15 @@ def _open_reference(
     task = count(bar, "training the classifier", NUM_IMAGES_SEEN)
     network = load_extractor(name, cache, weights, path if store is None else store, found, task)
     if store is None:
-        if noised:
-            raise ValueError(f"--noised compares with noisy images: {path} has statistics alone, give a store")
         return network, reference_from_statistics(path, network)
-    return network, _features(bar, store, network, cache, batch_size, noised)
+    return network, _features(bar, store, network, cache, batch_size)
 
 
-def _features(
-    bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int, noised: bool = False
-) -> "Reference":
+def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":
     from assay.metrics.evaluate import reference_from_images
 
-    number = int((store.sigma_tn > 0).sum()) if noised else store.meta.num_clean
-    task = count(bar, f"features of {store.name}", number)
-    return reference_from_images(store, network, cache, batch_size, task, noised)
+    task = count(bar, f"features of {store.name}", store.meta.num_clean)
+    return reference_from_images(store, network, cache, batch_size, task)
 
 
 def _print_result(console: Console, found: "Evaluation") -> None:

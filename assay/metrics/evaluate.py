@@ -86,25 +86,15 @@ def reference_from_images(
     cache: Path,
     batch_size: int = 128,
     progress: Progress = lambda num_images: None,
-    noisy: bool = False,
 ) -> Reference:
-    """Features and statistics of the clean images of a store, from `cache` if they were taken before.
-
-    `noisy` takes the noisy images instead, to be compared with generated images that got the same noise (see
-    `assay.metrics.generated.Noised`).
-    """
-    index = torch.nonzero(source.sigma_tn > 0 if noisy else usable_from(source) == 0)[:, 0]
-    if noisy and len(index) < MIN_IMAGES:
-        raise ValueError(
-            f"{source.name} has {len(index)} noisy images: a reference needs at least {MIN_IMAGES}"
-        )
+    """Features and statistics of the clean images of a store, from `cache` if they were taken before."""
+    index = torch.nonzero(usable_from(source) == 0)[:, 0]
     if len(index) < MIN_IMAGES:
         raise ValueError(
             f"{source.name} has {len(index)} clean images: a reference needs at least {MIN_IMAGES}; noisy "
             "images do not count, since a good model does not look like them"
         )
-    kind = " noisy" if noisy else ""
-    key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}{kind}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"features-{extractor.name}-{key}"
     if not folder.is_dir():
         # A second process waits here, then uses what the first one wrote.

@@ -12,13 +12,11 @@ from torch import Tensor
 from assay.checkpoint import CheckpointInfo, find_checkpoint, load_checkpoint
 from assay.data import open_store
 from assay.data.readers import RawImages, read_any
-from assay.data.view import image_seeds
 from assay.denoise import Denoiser
 from assay.files import sha256
 from assay.generate import warn_of_full_sampling
 from assay.metrics.extract import Images
-from assay.noise import per_image
-from assay.sample import SampleConfig, SeededNoise, spread_labels
+from assay.sample import SampleConfig, spread_labels
 
 
 @dataclass(frozen=True)
@@ -141,37 +139,6 @@ class ImageFiles:
 def open_images(path: Path) -> Images:
     """A store, or images in any format that `assay data pack` reads."""
     return open_store(path) if (path / "meta.json").is_file() else ImageFiles(read_any(str(path)))
-
-
-@dataclass(frozen=True)
-class Noised:
-    """Images that get noise when they are read: image i of the i-th of `levels` (N,), over and over.
-
-    With the levels of noisy data, a model of the images behind that data gives images that are like it. So the
-    distance between the two tells how good a model is without any clean image.
-    """
-
-    images: Images
-    levels: Tensor
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """The name of the images."""
-        return f"{self.images.name}, with noise"
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return self.images.image_shape
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: Tensor) -> Tensor:
-        """`index` (B,) -> (B, C, H, W), the same bits whenever it is read."""
-        eps = SeededNoise(image_seeds(self.seed, index).tolist(), self.image_shape, "cpu")()
-        return self.images.read(index) + per_image(self.levels[index % len(self.levels)], eps) * eps
 
 
 @dataclass(frozen=True)

@@ -262,8 +262,8 @@ class ConsistencyConfig(Strict):
 class LoopConfig(RestoreConfig):
     """How noisy images are restored between two loops of training, and what is trained on them.
 
-    The defaults won the comparison of `studies/beyond`. SFBD is `trust = "everywhere"` with `method =
-    "sample"`, Ambient Dataloops are `trust = "everywhere"` with `keep = 0.5`.
+    SFBD is `trust = "everywhere"` with `method = "sample"`, Ambient Dataloops are `trust = "everywhere"` with
+    `keep = 0.5`; `studies/beyond` compares them with the defaults.
     """
 
     trust: Literal["below", "everywhere"] = Field(
