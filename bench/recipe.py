@@ -68,9 +68,9 @@ class Task:
         return train, held_out
 
 
-_FASHION = Task("fashion16", "fashion-mnist", 16, 500, 36_864, "tiny")
-_CIFAR = Task("cifar16", "cifar10", 16, 500, 36_864, "tiny")
-_DIGITS = Task("digits8", "digits", 8, 297, 65_536, "digits")
+_FASHION = Task("fashion16", "fashion-mnist", 16, 500, 12_288, "tiny")
+_CIFAR = Task("cifar16", "cifar10", 16, 500, 12_288, "tiny")
+_DIGITS = Task("digits8", "digits", 8, 297, 24_576, "digits")
 TASKS = {
     "fashion": _FASHION,
     "cifar": _CIFAR,

@@ -101,7 +101,7 @@ def test_the_store_and_the_time_decide(tmp_path: Path, monkeypatch: pytest.Monke
     packed(tmp_path / "clean", [0.0] * 300, side=16)
     simulated = drafted("clean", 0.05)
     assert simulated.study.grid.sigmas == (0.2,) and simulated.study.net == {"preset": "unet-tiny"}
-    assert (simulated.study.train.optimizer, simulated.study.train.sigma_mean) == ("muon", -2.0)
+    assert (simulated.study.train.optimizer, simulated.study.train.lr) == ("muon", 2e-3)
     assert simulated.study.train.num_steps == 100 and "That is short" in Path("clean.toml").read_text()
 
     # 24 clean images: no share of them is large enough, and too few at 0.4 to train on alone.

@@ -22,7 +22,7 @@ from assay.train.config import DataConfig
 from assay.train.presets import PRESETS
 
 _PRESETS = {12: "digits", 20: "tiny", math.inf: "small"}  # by the longer side in pixels, at most
-_MORE = ("optimizer", "clip_grad", "sigma_mean", "sigma_std")  # of a preset, where it sets them
+_MORE = ("optimizer", "clip_grad")  # of a preset, where it sets them
 _MIN_STEPS = 100
 _MIN_PART = 32  # images; smaller parts of the data are left out
 _ENOUGH = 0.25  # share of the images that the preset trains on; with less, a smaller grid is used

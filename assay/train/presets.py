@@ -54,12 +54,10 @@ PRESETS: dict[str, Preset] = {
             "num_steps": 8000,
             "batch_size": 32,
             "optimizer": "muon",
-            "lr": 4e-3,
+            "lr": 2e-3,
             "lr_ramp_images": 12_800,
             "lr_decay": "cosine",
             "ema_half_life_images": 2560,
-            "sigma_mean": -2.0,
-            "sigma_std": 1.6,
         },
     ),
     "small": Preset(
