@@ -25,7 +25,7 @@ from assay.mixture.noise import Noise
 
 _CHUNK = 8192
 _MOST_KEPT = 1 << 24  # numbers of a step that are kept instead of computed twice
-_TOLERANCE = 1e-4  # nats per parameter: three steps that gain less are the last
+_TOLERANCE = 1e-5  # nats per parameter: three steps that gain less are the last
 
 
 @dataclass(frozen=True)
