@@ -31,6 +31,7 @@ from assay.sample import Guided, SampleConfig
 from assay.unpickle import Plain, read_pickle
 
 FORMAT_VERSION = 2  # 1 had no checksum
+WEIGHTS_NAME = "model.safetensors"  # of a published model
 _HEADER = "assay"  # the key of our JSON in a safetensors header
 _CHECKSUM = "sha256"  # the key of the checksum in that JSON
 
@@ -141,8 +142,24 @@ def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def hub_name(path: str | Path) -> str | None:
+    """OWNER/NAME of `hf:OWNER/NAME`, a model on Hugging Face; None of other paths."""
+    found = re.fullmatch(r"hf:/*(\w[\w.-]*/\w[\w.-]*)", Path(path).as_posix())
+    return None if found is None else found[1]
+
+
+def is_model(path: Path) -> bool:
+    """Whether this names a model: a checkpoint, a run folder, or a published model."""
+    folder = (path / "snapshots").is_dir() or (path / WEIGHTS_NAME).is_file()
+    return path.suffix == ".safetensors" or folder or hub_name(path) is not None
+
+
 def find_checkpoint(path: Path) -> Path:
-    """The file itself, or the final checkpoint of a run folder."""
+    """The file itself, the final checkpoint of a run folder, or the weights of a published model."""
+    if (repository := hub_name(path)) is not None:
+        return _download(repository, WEIGHTS_NAME)
+    if (path / WEIGHTS_NAME).is_file():
+        return path / WEIGHTS_NAME
     final = path / "snapshots" / "final.safetensors"
     if not path.is_dir() or final.exists():
         return final if path.is_dir() else path
@@ -158,8 +175,15 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Open a file that `save_checkpoint` wrote, or the final one of a run folder; errors name what is wrong."""
-    path = find_checkpoint(Path(path))
+    """Open a file that `save_checkpoint` wrote, the final one of a run folder, or a published model.
+
+    The latter is a folder or `hf:OWNER/NAME`, and may be of ambient-laws. Errors name what is wrong.
+    """
+    repository, path = hub_name(path), find_checkpoint(Path(path))
+    if path.name == WEIGHTS_NAME and not _is_ours(path):
+        if repository is not None:
+            _download(repository, "config.json")
+        return _import_directory(path.parent, repository or path.resolve().parent.name)
     weights, header = load_tensors(path, since_version=2)
     version = header.get("format_version")
     if not isinstance(version, int):
@@ -191,7 +215,8 @@ def import_checkpoint(source: str | Path) -> Checkpoint:
     if path.suffix in (".pkl", ".pt", ".pth"):
         return _import_pickle(path)
     if not path.exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        return _import_directory(_download(str(source)), str(source))
+        _download(str(source), "config.json")
+        return _import_directory(_download(str(source), WEIGHTS_NAME).parent, str(source))
     if not path.exists():
         raise FileNotFoundError(f"{source} is neither a file or directory here nor the name of a repository")
     raise ValueError(
@@ -293,7 +318,7 @@ def _mix(sigma: float, corrupted: float) -> dict[str, Any]:
 
 def _import_directory(directory: Path, name: str) -> Checkpoint:
     """The files of an ambient-laws repository."""
-    config_path, weights_path = directory / "config.json", directory / "model.safetensors"
+    config_path, weights_path = directory / "config.json", directory / WEIGHTS_NAME
     config = config_from_edm(_read_json(config_path), config_path)
     return Checkpoint(
         _fill(config, _read_safetensors(weights_path)[0], weights_path, config_path),
@@ -310,23 +335,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     return read_json(path, "write the network's arguments to it as JSON")
 
 
-def _download(repository: str) -> Path:
-    """The directory of a Hugging Face repository's files: the local cache's, or fetched into it."""
+def import_hub(repository: str) -> Any:
+    """The package that talks to Hugging Face."""
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        import huggingface_hub.errors
     except ImportError as error:
         raise ImportError(f"{repository}: Hugging Face needs an extra: pip install 'assay[hub]'") from error
+    return huggingface_hub
 
-    def fetch(name: str) -> Path:
-        try:
-            return Path(hf_hub_download(repository, name, local_files_only=True))
-        except LocalEntryNotFoundError:
-            return Path(hf_hub_download(repository, name))
 
+def _download(repository: str, name: str) -> Path:
+    """A file of a Hugging Face repository: in the local cache, or fetched into it."""
+    hub = import_hub(repository)
     try:
-        fetch("config.json")
-        return fetch("model.safetensors").parent
+        try:
+            return Path(hub.hf_hub_download(repository, name, local_files_only=True))
+        except hub.errors.LocalEntryNotFoundError:
+            return Path(hub.hf_hub_download(repository, name))
     except (OSError, ValueError) as error:
         reason = f"neither in the local cache nor reachable on Hugging Face ({error})"
         raise OSError(f"{repository} is {reason}") from error
@@ -394,6 +419,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     cure = "it is truncated, damaged or not a safetensors file; get it again"
     with naming(path, cure), safe_open(path, framework="pt") as file:
         return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _is_ours(path: Path) -> bool:
+    with naming(path, "get it again"), safe_open(path, framework="pt") as file:
+        return _HEADER in (file.metadata() or {})
 
 
 def _fill(

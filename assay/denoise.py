@@ -10,6 +10,7 @@ through EDM's preconditioning,
 and the Lemma of the paper translates between E[x_0 | x_t] and E[x_tn | x_t].
 """
 
+import copy
 from typing import Protocol
 
 import torch
@@ -24,6 +25,11 @@ class Denoiser(Protocol):
     def __call__(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
         """`x_t` (B, ...), `sigma_t` (B,), optional class `label` (B,) -> `x_0_hat` (B, ...)."""
         ...
+
+
+def copy_to(denoiser: Denoiser, device: torch.device | str) -> Denoiser:
+    """A copy of a denoiser on another device; a plain function works on any."""
+    return copy.deepcopy(denoiser).to(device) if isinstance(denoiser, nn.Module) else denoiser
 
 
 def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:

@@ -1,15 +1,52 @@
-"""Where to compute: one device by name, or several behind Lightning Fabric.
+"""Where to compute: one device by name, several at once by threads, or by processes behind Lightning Fabric.
 
 A device is "auto" (a GPU if torch can use one, else the CPU), "cpu", "cuda" (or "gpu"), "cuda:1" or "mps".
 """
 
 import os
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from threadpoolctl import threadpool_limits
 
 NumDevices = int | Literal["auto"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def limit_threads(num_threads: int) -> None:
+    """Give this process a share of the cores: in torch, and in the BLAS and OpenMP of numpy and scipy."""
+    torch.set_num_threads(num_threads)
+    threadpool_limits(num_threads)
+
+
+def find_devices(device: str = "auto") -> list[torch.device]:
+    """All GPUs that this process may use, if `device` names them without a number; else the one device."""
+    found = find_device(device)
+    if found.type != "cuda" or found.index is not None:
+        return [found]
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def spread(work: Callable[[Item, int], Result], items: Iterable[Item], num_devices: int) -> Iterator[Result]:
+    """`work(item, place)` of every item, in order, with one thread for each place, 0 to `num_devices` - 1."""
+    if num_devices == 1:
+        yield from (work(item, 0) for item in items)
+        return
+    with ExitStack() as threads:
+        pools = [threads.enter_context(ThreadPoolExecutor(1)) for _ in range(num_devices)]
+        waiting: deque[Future[Result]] = deque()
+        for number, item in enumerate(items):
+            if len(waiting) == 2 * num_devices:  # one at work on each device, and one more
+                yield waiting.popleft().result()
+            waiting.append(pools[number % num_devices].submit(work, item, number % num_devices))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def find_device(device: str = "auto") -> torch.device:
@@ -45,7 +82,7 @@ def open_fabric(
         raise ValueError(
             f"devices = {devices}: this machine has {num_here} {kind}{plural}; ask for 1 to {num_here}"
         )
-    if found.index is not None and devices != 1:
+    if found.index is not None and devices not in (1, "auto"):
         raise ValueError(f"device = {device} is a single device: use cuda for several")
     chosen: Any = [found.index] if found.index is not None else devices
     fabric = Fabric(accelerator=found.type, devices=chosen, num_nodes=num_nodes, precision=precision)

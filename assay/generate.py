@@ -57,7 +57,7 @@ def sample_to_files(
     physical_range: PhysicalRange | None = None,
     batch_size: int = 64,
     device: str = "auto",
-    devices: NumDevices = 1,
+    devices: NumDevices = "auto",
     progress: Progress = lambda done, total: None,
 ) -> Generated:
     """Generate one image per seed; files are named by seed (see `open_target` for `output` and formats).
@@ -65,8 +65,7 @@ def sample_to_files(
     `label` generates one class; by default classes are drawn evenly. `physical_range` overrides the one that
     the checkpoint records.
     """
-    checkpoint = find_checkpoint(checkpoint)
-    loaded = load_checkpoint(checkpoint)
+    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     num_classes = loaded.config.num_classes
@@ -108,7 +107,7 @@ def denoise_to_files(
     dtype: ExportDType | None = None,
     batch_size: int = 64,
     device: str = "auto",
-    devices: NumDevices = 1,
+    devices: NumDevices = "auto",
     progress: Progress = lambda done, total: None,
 ) -> Generated:
     """Denoise the images of a store, each from its own noise level, in the store's own units.
@@ -121,8 +120,8 @@ def denoise_to_files(
     Files are named by the image's number in the store (and draw); `images.csv` in the folder, or columns of
     an npz, tell which file each came from.
     """
-    checkpoint = find_checkpoint(checkpoint)
-    loaded, images = load_checkpoint(checkpoint), open_store(store)
+    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
+    images = open_store(store)
     noisy = with_uniform_noise(images, seed)
     _check_denoising(loaded, images, num_samples)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
@@ -283,8 +282,8 @@ def restore_store(
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
-    checkpoint = find_checkpoint(checkpoint)
-    loaded, images = load_checkpoint(checkpoint), open_store(store)
+    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
+    images = open_store(store)
     _check_denoising(loaded, images, 0)
     if (Path(output) / "meta.json").exists():
         raise ValueError(f"{output} is a store already: choose another name, or remove it")

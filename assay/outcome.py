@@ -214,7 +214,8 @@ FD = replace(
     metric("fd"),
     title=lambda outcome: outcome.evaluation.metric,
     form=".2f",
-    about="The distance between samples of each model, at the end of its training, and real images.",
+    about="The distance between samples of each model, at the end of its training (or at the step `fd_step` in "
+    "results.csv, where the study asks for the best snapshot), and real images.",
 )
 SCORE = replace(
     metric("score"),

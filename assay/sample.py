@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.denoise import Denoiser, check_label, check_label_shape
 from assay.noise import per_image
@@ -236,7 +236,7 @@ def generate(
         yield SampledBatch([seeds[i] for i in index], images[: len(index)])
 
 
-class Guided:
+class Guided(nn.Module):
     """A denoiser pushed away from a weaker one: D_weak + scale (D - D_weak), for scale > 1.
 
     The weaker one is `guide` (auto-guidance: a smaller network, or an earlier snapshot of the same run), or
@@ -244,10 +244,11 @@ class Guided:
     """
 
     def __init__(self, denoiser: Denoiser, scale: float, guide: Denoiser | None = None) -> None:
+        super().__init__()
         self.denoiser, self.scale, self.guide = denoiser, scale, guide
         self.num_classes = getattr(denoiser, "num_classes", None)
 
-    def __call__(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
         """`x_t` (B, ...), `sigma_t` (B,), `label` (B,) -> guided `x_0_hat` (B, ...)."""
         guide, guide_label = (self.denoiser, None) if self.guide is None else (self.guide, label)
         weak = guide(x_t, sigma_t, guide_label if getattr(guide, "num_classes", 1) else None)

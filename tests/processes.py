@@ -20,8 +20,8 @@ def children(pid: int, command: str = "") -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """The workers of a study, without the process by which Python keeps track of them."""
-    return children(pid, "spawn_main")
+    """The workers of a study that process `pid` runs."""
+    return children(pid, "orphans.py")
 
 
 def seconds_until_gone(pids: Iterable[int], patience: float = 30.0) -> float:

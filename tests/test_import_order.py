@@ -12,7 +12,7 @@ import pytest
 import assay
 
 ORDER = "files orphans devices progress figure archives unpickle noise denoise nets sample loss data".split()
-ORDER += "checkpoint generate train metrics model outcome pricing mixture study cli".split()
+ORDER += "checkpoint generate train metrics model outcome pricing hub mixture study cli".split()
 ROOT = Path(assay.__file__).parent
 SOURCES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)
 

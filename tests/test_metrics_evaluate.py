@@ -20,6 +20,7 @@ from assay.cli import app
 from assay.data import Store, open_store, simulate
 from assay.data.known import get
 from assay.denoise import MixtureDenoiser
+from assay.devices import find_devices
 from assay.metrics import (
     Extractor,
     Reference,
@@ -35,8 +36,9 @@ from assay.metrics import (
     reference_from_statistics,
 )
 from assay.metrics.classifier import Classifier, train_classifier
-from assay.metrics.evaluate import Evaluation, nearest_picture, save_evaluation, with_score
+from assay.metrics.evaluate import Evaluation, nearest_picture, save_evaluation, titles, with_score
 from assay.metrics.extract import to_bytes
+from assay.metrics.generated import sample_checkpoint
 from assay.metrics.score import score, score_checkpoint
 from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
@@ -218,6 +220,33 @@ def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference
         )
     ]
     assert values == pytest.approx([values[0]] * 3, rel=1e-10)
+
+
+def test_several_devices_measure_the_same_samples(
+    checkpoint: Path, reference: Reference, pixels: Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert find_devices() == [torch.device("cuda", i) for i in range(3)]
+    samples, sampler = sample_checkpoint(checkpoint, 100, sample=SampleConfig(num_steps=2))
+    found = []
+    for num_devices in (1, 2):
+        measured = evaluate(
+            samples,
+            reference,
+            pixels,
+            50,
+            2,
+            sampler=sampler,
+            batch_size=16,
+            devices=[torch.device("cpu")] * num_devices,
+        )
+        found.append(measured.evaluation)
+    assert found[0] == found[1]
+    alone = evaluate(samples, reference, pixels, 50, 2, fd_only=True)
+    assert alone.evaluation.fd == pytest.approx(found[0].fd, rel=1e-6)
+    assert found[0].kid is not None and found[0].memorised is not None
+    assert titles([alone.evaluation]).keys() == {"fd"} and alone.neighbours is None
 
 
 def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Extractor, cache: Path) -> None:

@@ -208,6 +208,8 @@ def test_batches_and_subsets_do_not_matter() -> None:
     small = score(ORACLE, held_out, batch_size=7, progress=done.append)
     assert small.nats_per_dim.value == pytest.approx(whole.nats_per_dim.value, rel=1e-5)
     assert sum(done) == 100
+    on_two = score(ORACLE, held_out, batch_size=7, devices=["cpu", "cpu"])
+    assert on_two.errors == small.errors
     even = np.arange(100) % 2 == 0
     half = score(ORACLE, held_out, index=torch.arange(0, 100, 2))
     assert whole.take(even).nats_per_dim.value == pytest.approx(half.nats_per_dim.value, rel=1e-5)

@@ -118,7 +118,7 @@ finite = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 measured = {name: finite for name in Evaluation.model_fields if name not in NOT_COLUMNS}
 measured |= {"fd": st.floats(1e-9, 1e9), "score": st.none() | st.floats(1e-9, 1e9)}
 measured |= dict.fromkeys(("fd_std", "score_error", "score_paired_error"), st.none() | st.floats(0, 1e9))
-measured |= dict.fromkeys(("score_images", "score_step"), st.none() | st.integers(1, 10**6))
+measured |= dict.fromkeys(("fd_step", "score_images", "score_step"), st.none() | st.integers(1, 10**6))
 measured |= {"metric": st.just("FD-pixels"), "extractor": st.just("pixels")}
 measured |= {"num_images": st.none() | st.integers(1, 10**6)}
 outcomes = st.builds(

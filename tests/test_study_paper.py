@@ -66,6 +66,7 @@ def test_the_papers_studies_run_to_the_end_at_toy_size(tmp_path: Path, name: str
         'evaluate.extractor="pixels"',
         "evaluate.num_images=20",
         "evaluate.num_ranges=2",
+        f"evaluate.along={2 if name == 'cifar10' else 0}",
         "evaluate.sample.num_steps=4",
         'net.preset="mlp"',
         "net.width=16",

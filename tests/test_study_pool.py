@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.study import OpenStudy, run_local
+from assay.study.pool import gpu_shares
 from assay.study.run import Update, locked, run_path
 from tests.processes import seconds_until_gone, workers_of
 from tests.studies import kept, outcome, prepared, weights
@@ -66,24 +67,73 @@ def assert_same(opened: OpenStudy, undisturbed: OpenStudy) -> None:
     assert outcome(opened).count("\n") == len(opened.arms) == 7
 
 
-def test_one_worker_and_two_give_identical_results(undisturbed: OpenStudy, tmp_path: Path) -> None:
+def gpus_of_workers() -> list[str]:
+    """What each worker of this process was told at its start, as the kernel knows it."""
+    found = []
+    for pid in workers_of(os.getpid()):
+        lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        found += [line.split("=")[1] for line in lines if line.startswith("CUDA_VISIBLE_DEVICES=")]
+    return found
+
+
+def test_two_workers_with_a_gpu_each_give_identical_results(
+    undisturbed: OpenStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This process believes in two GPUs; its workers look for themselves, find none, and use the CPU.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     opened = prepared(tmp_path)
     updates: list[Update] = []
-    run_local(opened, 2, updates.append)
+    seen: list[list[str]] = []
+
+    def look(update: Update) -> None:
+        updates.append(update)
+        seen.append(gpus_of_workers())
+
+    run_local(opened, 8, look)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert all(len(set(gpus)) == len(gpus) and set(gpus) <= {"4", "6"} for gpus in seen)
+    assert ["4", "6"] in [sorted(gpus) for gpus in seen]
     assert_same(opened, undisturbed)
     assert sorted(update.job for update in updates if update.phase == "done") == sorted(
         job.key for job in opened.jobs
     )
     before = kept(opened)
     run_local(opened, 2, updates.append)  # nothing is left to do, and nothing is done
-    assert kept(opened) == before and not active_children()
+    assert kept(opened) == before and not workers_of(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "visible", "gpus_per_run", "expected"),
+    [
+        (3, None, None, ["0", "1", "2"]),
+        (5, None, 2, ["0,1", "2,3"]),  # the fifth would be half of a run
+        (3, "7, GPU-5b, 2", 1, ["7", "GPU-5b", "2"]),
+        (4, None, 0, []),
+        (0, None, None, []),
+    ],
+)
+def test_gpus_are_shared_out(
+    num_gpus: int,
+    visible: str | None,
+    gpus_per_run: int | None,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_shares(gpus_per_run) == expected
+    with pytest.raises(ValueError, match=f"gpus_per_run = 6: this machine has {num_gpus} GPUs"):
+        gpu_shares(6)
 
 
 def test_threads_are_limited_everywhere() -> None:
     # In a process of its own, for the limits stay. Numpy's and scipy's BLAS count as much as torch.
     code = """
 import numpy, scipy.linalg, torch, threadpoolctl
-from assay.study.pool import limit_threads
+from assay.devices import limit_threads
 limit_threads(1)
 print(torch.get_num_threads(), *{pool["num_threads"] for pool in threadpoolctl.threadpool_info()})
 """
@@ -126,6 +176,29 @@ def test_killing_the_driver_at_any_moment_changes_nothing(undisturbed: OpenStudy
         assert [json.loads(line)["step"] for line in lines] == list(range(1, 121))
 
 
+def test_a_worker_ends_with_its_driver_whatever_it_does(tmp_path: Path) -> None:
+    """It imports what the driver can, but not the driver's program, which may take a minute to import."""
+    (tmp_path / "work.py").write_text(
+        "import time\ndef work(connection): connection.send('ready'); time.sleep(600)\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import os, signal, time, work\n"
+        "if __name__ != '__main__': time.sleep(600)\n"
+        "from assay.orphans import start_worker\n"
+        "worker, connection = start_worker(work.work)\n"
+        "print(worker.pid, connection.recv(), flush=True)\n"
+        "os.kill(worker.pid, signal.SIGSTOP)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "program.py"], stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        worker, said = driver.stdout.readline().split()
+        assert said == "ready" and driver.wait() == -signal.SIGKILL
+        seconds_until_gone([int(worker)])
+
+
 @pytest.mark.slow
 def test_the_job_of_a_killed_worker_is_done_by_another(undisturbed: OpenStudy, tmp_path: Path) -> None:
     opened = prepared(tmp_path)
@@ -135,10 +208,8 @@ def test_the_job_of_a_killed_worker_is_done_by_another(undisturbed: OpenStudy, t
     def kill_one(update: Update) -> None:
         updates.append(update)
         if len(updates) >= due and not victims and update.phase == "training":
-            victim = moments.choice(active_children()).pid
-            assert victim is not None
-            victims.append(victim)
-            os.kill(victim, signal.SIGKILL)
+            victims.append(moments.choice(workers_of(os.getpid())))
+            os.kill(victims[0], signal.SIGKILL)
 
     run_local(opened, 2, kill_one)
     assert victims and not [update for update in updates if update.phase == "failed"]
@@ -153,9 +224,8 @@ def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> 
     def kill(update: Update) -> None:
         if update.phase != "training":
             ends.append(update)
-        for worker in active_children():
-            assert worker.pid is not None
-            os.kill(worker.pid, signal.SIGKILL)
+        for worker in workers_of(os.getpid()):
+            os.kill(worker, signal.SIGKILL)
 
     run_local(opened, 1, kill)
     (end,) = ends

@@ -247,6 +247,21 @@ def test_signals_save_and_exit_with_a_clear_line(number: int, digits: Path, tmp_
 # --- it does the same on several ranks ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("coefficient", [0.0, 1.0])
+def test_fewer_images_at_a_time_give_the_same_weights(coefficient: float, tmp_path: Path) -> None:
+    points, walks = Points(50, 0.5), {"coefficient": coefficient}
+    runs = {size: config(consistency=walks, batch_size=16, max_per_device=size) for size in (None, 5)}
+    whole, pieces = (train(chosen, tmp_path / str(size), points) for size, chosen in runs.items())
+    assert runs[None].fingerprint(points) == runs[5].fingerprint(points)
+    torch.testing.assert_close(weights(whole.checkpoint), weights(pieces.checkpoint), rtol=1e-5, atol=1e-6)
+    assert metrics(tmp_path / "None")[-1]["loss"] == pytest.approx(
+        metrics(tmp_path / "5")[-1]["loss"], rel=1e-5
+    )
+    batch = Loader(points, 16).batch(0)
+    assert [len(piece.index) for piece in batch.pieces(5)] == [5, 5, 5, 1] and batch.pieces(16) == [batch]
+    assert torch.equal(torch.cat([piece.x_tn for piece in batch.pieces(5)]), batch.x_tn)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("coefficient", [0.0, 1.0])
 def test_two_ranks_give_the_weights_of_one(coefficient: float, digits: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import load_checkpoint
 from assay.cli import app
+from assay.metrics.score import ScoreConfig, choose_average, score_checkpoint
 from assay.train import train
 from assay.train.average import LENGTHS, Profile, average_checkpoint, coefficients, gamma_of, update_average
 from tests.points import Points
@@ -117,6 +118,26 @@ def test_a_run_gives_the_average_that_was_not_tracked(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0 and "cli.safetensors" in done.output
     assert (tmp_path / "cli.safetensors").read_bytes() == (tmp_path / "average.safetensors").read_bytes()
+
+
+def test_the_length_with_the_best_score_is_chosen(tmp_path: Path) -> None:
+    chosen = config(num_steps=120, average_every=10, lr=1e-2, lr_ramp_images=0)
+    train(chosen, tmp_path / "run", Points(50, 0.2))
+    held_out, lengths = Points(60, seed=5), (0.02, 0.1, 0.25)
+    found = choose_average(tmp_path / "run", held_out, tmp_path / "best.safetensors", lengths)
+    first, second = torch.arange(0, 60, 2), torch.arange(1, 60, 2)
+    quick, scores = ScoreConfig(num_levels=ScoreConfig().num_levels // 4), []
+    for length in lengths:
+        average_checkpoint(tmp_path / "run", length, tmp_path / "one.safetensors")
+        one = score_checkpoint(tmp_path / "one.safetensors", held_out, config=quick, index=first)
+        scores.append(one.nats_per_dim.value)
+    assert found.chosen_by == tuple(scores) and found.length == lengths[scores.index(min(scores))]
+    average_checkpoint(tmp_path / "run", found.length, tmp_path / "one.safetensors")
+    assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+    assert found.best == score_checkpoint(tmp_path / "best.safetensors", held_out, index=second)
+    arguments = ["average", str(tmp_path / "run"), "--length", "0.1", "--held-out", "x", "-o"]
+    done = CliRunner().invoke(app, [*arguments, str(tmp_path / "y.safetensors")])
+    assert done.exit_code == 1 and "give one of them" in done.output
 
 
 def test_what_lacks_averages_is_named(tmp_path: Path) -> None:

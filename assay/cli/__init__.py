@@ -115,6 +115,8 @@ app.command("restore")(generate.restore)
 app.add_typer(net.app, name="net")
 app.command("import")(checkpoint.import_)
 app.command("export")(checkpoint.export)
+app.command("push")(checkpoint.push)
+app.command("pull")(checkpoint.pull)
 app.command("average")(checkpoint.average)
 for command in (evaluate.evaluate, evaluate.reference, evaluate.tune, outcome.compare, outcome.gather):
     app.command()(command)

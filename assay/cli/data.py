@@ -156,6 +156,14 @@ def pack(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip images that cannot be packed, and list them.")
     ] = False,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|K/N",
+            help="Spread a large store over N parts; run again to resume at the first that is missing. K/N "
+            "makes only part K, so that several processes or machines can share the work.",
+        ),
+    ] = None,
 ) -> None:
     """Pack images into a store, from one or several sources.
 
@@ -168,14 +176,20 @@ def pack(
         assay data pack frames/ --range 0,4095 --sigma-map read_noise.npy -o stores/frames
 
         assay data pack frames/ --range 0,4095 --gain 2.1 --read-noise 4 --black 100 -o stores/frames
+
+        seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
-    from assay.data.pack import Conversion, PackSource
+    from assay.data.pack import Conversion, PackSource, pack_shards
     from assay.data.pack import pack as pack_images
     from assay.data.readers import cut_patches, read_any, with_map, without_classes
+    from assay.data.shards import is_store
     from assay.data.units import Stabilised
     from assay.files import check_absent
 
-    check_absent(output)  # before any long work
+    if shards is None:
+        check_absent(output)  # before any long work
+    elif is_store(output):
+        raise FileExistsError(f"{output} exists already and is complete: remove it, or choose another name")
     sensor = None
     if gain is not None:
         pairs = {value for _, name, value in context.meta["per_source"] if name == "--range"}
@@ -203,8 +217,17 @@ def pack(
         number_given = None if level is None else parse_number(level, "--sigma")
         opened.append(PackSource(raw, chosen or number_given, pair, units, map_quantile))
     with open_progress() as bar:
-        report = pack_images(opened, output, conversion, None, skip_bad, advance(bar, "packing"))
-    _print_report(report, context.command)
+        if shards is None:
+            reports = [pack_images(opened, output, conversion, None, skip_bad, advance(bar, "packing"))]
+        else:
+            part, _, num_shards = shards.rpartition("/")
+            if not (part or "1").isdecimal() or not num_shards.isdecimal():
+                raise ValueError(f"--shards {shards}: expected a number such as 64, or a part such as 3/64")
+            only = int(part) if part else None
+            tell = advance(bar, "packing")
+            reports = pack_shards(opened, output, int(num_shards), only, conversion, skip_bad, tell)
+    for report in reports:
+        _print_report(report, context.command)
 
 
 def parse_number(text: str, name: str) -> float:

@@ -52,7 +52,11 @@ DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() 
 @takes_sampling()
 def evaluate(
     generated: Annotated[
-        Path, typer.Argument(help="A checkpoint, a run folder, a store, or images: a folder, zip or npz.")
+        Path,
+        typer.Argument(
+            help="A checkpoint, a run folder, a published model (hf:OWNER/NAME), a store, or images: a folder, "
+            "zip or npz."
+        ),
     ],
     sample: "SampleConfig",
     reference: Annotated[
@@ -80,6 +84,12 @@ def evaluate(
     tuned: Tuned = False,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
+    ] = False,
+    fd_only: Annotated[
+        bool,
+        typer.Option(
+            "--fd-only", help="Leave out what compares every image with every other: KID, copies, ..."
+        ),
     ] = False,
     training: Annotated[
         Path | None,
@@ -123,8 +133,14 @@ def evaluate(
         assay evaluate runs/mix --reference stores/digits --num-images 1000
 
         assay evaluate runs/mix --held-out stores/test --output score.json
+
+    A published model: `assay evaluate
+    hf:giannisdaras/ambient_laws_cifar_sigma_0.2_corruption_0.9_keep_1.0 --reference cifar10-32x32.npz
+    --extractor inception`
     """
+    from assay.checkpoint import is_model
     from assay.data import open_store
+    from assay.devices import find_devices
     from assay.files import write_whole
     from assay.metrics.classifier import has_labels
     from assay.metrics.evaluate import Evaluation, nearest_picture, with_score
@@ -134,16 +150,16 @@ def evaluate(
     if tuned:
         sample = read_tuned(generated)
     console = open_console()
-    is_model = generated.suffix == ".safetensors" or (generated / "snapshots").is_dir()
+    is_sampled = is_model(generated)
     is_labelled = reference is None or reference.suffix == ".npz" or has_labels(open_store(reference))
-    if is_model and extractor is None and not is_labelled:
+    if is_sampled and extractor is None and not is_labelled:
         text = f"{reference} has no labels to train a classifier on: the model is scored on held-out images"
         if held_out is None:
             text += f", here on {reference} itself, which must not be what it was trained on"
         console.print(f"{text}. For a distance, choose an --extractor.", style="yellow")
         reference, held_out = None, held_out or reference
     record = None
-    if held_out is not None and is_model:
+    if held_out is not None and is_sampled:
         record = _score(generated, held_out, device, batch_size)
     if reference is None:
         if record is None:
@@ -157,7 +173,7 @@ def evaluate(
             bar, reference, extractor or "classifier", weights, cache, device, batch_size
         )
         trained, fresh = (
-            None if path is None else _features(bar, open_store(path), network, cache, batch_size)
+            None if path is None else _features(bar, open_store(path), network, cache, device, batch_size)
             for path in (training, held_out)
         )
         found = open_candidate(
@@ -183,6 +199,8 @@ def evaluate(
             found.sampler,
             batch_size,
             count(bar, "sampling" if found.sampler else "measuring", found.num_ranges * found.num_images),
+            find_devices(device),
+            fd_only,
         )
     evaluation = measured.evaluation
     if record is not None:
@@ -245,14 +263,14 @@ def tune(
 
 def _score(path: Path, held_out: Path, device: str, batch_size: int) -> "Score":
     from assay.data import open_store
-    from assay.devices import find_device
+    from assay.devices import find_devices
     from assay.metrics.score import score_checkpoint
 
     store = open_store(held_out)
     with open_progress() as bar:
         task = count(bar, "scoring", len(store))
-        on = find_device(device)
-        return score_checkpoint(path, store, batch_size=8 * batch_size, device=on, progress=task)
+        devices = find_devices(device)
+        return score_checkpoint(path, store, batch_size=8 * batch_size, devices=devices, progress=task)
 
 
 def _split_of(record: "Score") -> float | None:
@@ -326,25 +344,28 @@ def _open_reference(
     bar: Progress, path: Path, name: Name, weights: Path | None, cache: Path, device: str, batch_size: int
 ) -> "tuple[Extractor, Reference]":
     from assay.data import open_store
-    from assay.devices import find_device
+    from assay.devices import find_devices
     from assay.metrics.classifier import NUM_IMAGES_SEEN
     from assay.metrics.evaluate import reference_from_statistics
     from assay.metrics.extract import load_extractor
 
-    found = find_device(device)
+    found = find_devices(device)[0]
     store = None if path.suffix == ".npz" else open_store(path)
     task = count(bar, "training the classifier", NUM_IMAGES_SEEN)
     network = load_extractor(name, cache, weights, path if store is None else store, found, task)
     if store is None:
         return network, reference_from_statistics(path, network)
-    return network, _features(bar, store, network, cache, batch_size)
+    return network, _features(bar, store, network, cache, device, batch_size)
 
 
-def _features(bar: Progress, store: "Store", network: "Extractor", cache: Path, batch_size: int) -> "Reference":
+def _features(
+    bar: Progress, store: "Store", network: "Extractor", cache: Path, device: str, batch_size: int
+) -> "Reference":
+    from assay.devices import find_devices
     from assay.metrics.evaluate import reference_from_images
 
     task = count(bar, f"features of {store.name}", store.meta.num_clean)
-    return reference_from_images(store, network, cache, batch_size, task)
+    return reference_from_images(store, network, cache, batch_size, task, find_devices(device))
 
 
 def _print_result(console: Console, found: "Evaluation") -> None:

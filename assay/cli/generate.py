@@ -23,7 +23,7 @@ from assay.cli.options import (
 if TYPE_CHECKING:
     from assay.sample import SampleConfig
 
-Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint, the folder of a run, or hf:OWNER/NAME.")]
 Output = Annotated[
     Path,
     output_option("A folder; one .npz, .npy, .tif or .fits file; or a .png with a grid of pictures."),
@@ -61,7 +61,7 @@ def sample(
     physical_range: PhysicalRange = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
-    devices: Devices = "1",
+    devices: Devices = "auto",
 ) -> None:
     """Generate images. Run the same command again to resume: only missing images are made.
 
@@ -109,7 +109,7 @@ def denoise(
     dtype: DType = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
-    devices: Devices = "1",
+    devices: Devices = "auto",
 ) -> None:
     """Remove the noise from a store's images, each at its own noise level. Run again to resume.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assay.sample import SampleConfig
 
 Device = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for a GPU if there is one.")
+    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
 ]
 Devices = Annotated[
     str, typer.Option(metavar="N|auto", help="How many devices to use; auto for all GPUs of the machine.")

@@ -82,7 +82,10 @@ def run(
     spec: Spec,
     output: Folder = None,
     settings: Settings = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs."),
+    ] = None,
     threads: Annotated[
         int,
         typer.Option(min=1, help="Threads per process. Changing it may change the last bits of results."),
@@ -90,13 +93,32 @@ def run(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; auto finds a running one.")
     ] = None,
-    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs per training, on a Ray cluster.")] = 0,
+    gpus_per_run: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="GPUs of each training, which uses all of them; 0 for the CPU. On a Ray cluster also part of "
+            "one, e.g. 0.5. Default: 1 if there are any.",
+        ),
+    ] = None,
+    ranks_per_run: Annotated[
+        int | None,
+        typer.Option(
+            "--processes-per-run",
+            min=1,
+            help="Processes that share the batches of a training. Default: one per GPU of it.",
+        ),
+    ] = None,
 ) -> None:
     """Train and measure every setting that has no result yet, then write tables, figures and the report.
 
     Press Ctrl-C to stop; run the same command again to resume.
 
-    Example: `assay study run study.toml -o out/scans`
+    Examples:
+
+        assay study run study.toml -o out/scans
+
+        assay study run study.toml --gpus-per-run 4
     """
     from assay.study.pool import run_local
     from assay.study.run import locked, prepare_shared
@@ -117,12 +139,16 @@ def run(
             board = _Board(opened, console)
             with stop_on_signal() as stopped, board.live:
                 if ray is None:
-                    num_workers = workers or os.cpu_count() or 1
-                    run_local(opened, num_workers, board.update, lambda: bool(stopped), threads)
+                    if gpus_per_run is not None and gpus_per_run % 1:
+                        raise ValueError(f"gpus_per_run = {gpus_per_run:g}: only Ray shares out parts of a GPU")
+                    num_gpus = None if gpus_per_run is None else int(gpus_per_run)
+                    how = board.update, lambda: bool(stopped), threads, num_gpus, ranks_per_run
+                    run_local(opened, workers, *how)
                 else:
                     from assay.study.cluster import run_on_ray
 
-                    run_on_ray(opened, ray, gpus_per_run, board.update, lambda: bool(stopped))
+                    how_on_ray = gpus_per_run, board.update, lambda: bool(stopped), ranks_per_run
+                    run_on_ray(opened, ray, *how_on_ray)
             reasons = board.reasons
             if stopped:
                 console.print("Stopped and saved. Run the same command again to resume.")

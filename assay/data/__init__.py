@@ -2,7 +2,8 @@
 
 from assay.data.augment import Augmentation
 from assay.data.loader import Batch, Loader
-from assay.data.store import ImageSource, Store, open_store
+from assay.data.shards import open_store
+from assay.data.store import ImageSource, Store
 from assay.data.view import Joined, Restored, View, part, raised, simulate, split_held_out, usable
 
 __all__ = [

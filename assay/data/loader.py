@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,21 @@ class Batch:
     def levels(self) -> Tensor:
         """The noise of the images: `sigma_map`, or `sigma_tn` without one."""
         return self.sigma_tn if self.sigma_map is None else self.sigma_map
+
+    def pieces(self, size: int | None) -> "list[Batch]":
+        """The batch in pieces of at most `size` images (None: one), without what the consistency loss needs."""
+        if size is None or len(self.index) <= size:
+            return [self]
+
+        def cut(start: int) -> "Batch":
+            columns: dict[str, Any] = {"augment_label": None}
+            for field in fields(self):
+                column = getattr(self, field.name)
+                if column is not None and not field.name.startswith("walk_"):
+                    columns[field.name] = column[start : start + size]
+            return Batch(**columns)
+
+        return [cut(start) for start in range(0, len(self.index), size)]
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; to a GPU it is copied from pinned memory, without waiting for the copy."""

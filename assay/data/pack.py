@@ -25,9 +25,10 @@ from scipy.ndimage import uniform_filter
 
 from assay.data.decode import flatten, is_transparent
 from assay.data.readers import RawImages, printable
-from assay.data.store import DType, PackedImage, Store, write_store
+from assay.data.shards import is_store, join_shards, shard_path
+from assay.data.store import DType, PackedImage, Store, hash_of, write_store
 from assay.data.units import Stabilised
-from assay.files import one_line
+from assay.files import one_line, write_whole
 
 Fit = Literal["exact", "crop", "resize"]
 Colour = Literal["keep", "grey", "colour"]
@@ -128,6 +129,51 @@ class Conversion:
             raise ValueError(f"value range {self.value_range}: black must be below white, both finite")
 
 
+def pack_shards(
+    sources: Sequence[PackSource],
+    path: Path,
+    num_shards: int,
+    only: int | None = None,
+    conversion: Conversion | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> list[PackReport]:
+    """Write images to a store of several shards, each an equal part; those that are there are not made again.
+
+    `only` makes one of them, counted from 1, so that several processes can share the work. The store is
+    complete with its last shard. Patches of one picture stay in one shard.
+    """
+    raw = _join(list(sources))
+    wanted = [shard_path(path, number, num_shards) for number in range(1, num_shards + 1)]
+    if not 1 <= (only or 1) <= num_shards <= len(raw.names):
+        raise ValueError(
+            f"shards = {only or 1}/{num_shards}: give a part of at most {len(raw.names)}, the images"
+        )
+    if other := [found for found in path.glob("shard-*") if found.with_suffix("") not in wanted]:
+        raise ValueError(f"{path} has another number of shards, such as {other[0].name}: remove the folder")
+    job = hash_of(list(raw.names), repr(conversion), [repr((s.sigma, s.value_range, s.units)) for s in sources])
+    for record in path.glob("shard-*.json"):
+        if record.read_text() != job:
+            raise ValueError(
+                f"{path} has shards of other images or settings: remove it, or choose another name"
+            )
+    borders = np.linspace(0, len(raw.names), num_shards + 1).round().astype(int)
+    if raw.group is not None:  # to where the next picture begins
+        begins = np.append(np.flatnonzero(np.diff(raw.group, prepend=-1)), len(raw.names))
+        borders = begins[np.searchsorted(begins, borders)]
+    reports = []
+    for number in range(1, num_shards + 1) if only is None else [only]:
+        part, target = range(borders[number - 1], borders[number]), wanted[number - 1]
+        if not is_store(target):
+            if len(part) == 0:
+                raise ValueError(f"{num_shards} shards are more than the pictures that patches are cut from")
+            with write_whole(target.with_suffix(".json")) as partial:
+                partial.write_text(job)
+            reports.append(pack(sources, target, conversion, None, skip_bad, progress, only=part))
+    join_shards(path, raw.name, num_shards)
+    return reports
+
+
 def pack(
     sources: RawImages | PackSource | Sequence[PackSource],
     path: Path,
@@ -136,11 +182,12 @@ def pack(
     skip_bad: bool = False,
     progress: Progress | None = None,
     units: Units = "files",
+    only: range | None = None,
 ) -> PackReport:
     """Write images to a store at `path`: those of one source, with noise `sigma` in `units`, or of several.
 
     `skip_bad` leaves out what is wrong instead of raising. `progress` is called with (images done, images in
-    all).
+    all). `only` some of the images, counted over all sources, are packed.
     """
     if isinstance(sources, RawImages):
         sources = PackSource(sources, sigma, units=units)
@@ -159,6 +206,8 @@ def pack(
     writer = _Packer(raw, conversion, skip_bad, progress, dark)
     for number, source in enumerate(many):
         writer.set_levels(source, number, sum(len(before.raw.names) for before in many[:number]))
+    if only is not None:
+        writer.levels = {i: level for i, level in writer.levels.items() if i in only}
     images = writer.images()
     first = next(images, None)
     if first is None:

@@ -22,7 +22,8 @@ sigma_tn says from which level on. It must get noise up to that level before tra
 `assay.data.usable` adds. So can an image that a model restored (`restored_from`): it is usable from the level
 of the noise that was removed.
 
-Everything is memory-mapped, so that opening reads the columns of numbers and no images. A store is whole or
+Everything is memory-mapped, so that opening reads the columns of numbers and no images; of large files no more
+than half a GB stays in memory. A store is whole or
 absent (`assay.files`), and damage is noticed: columns are compared with their checksums when the store is
 opened, images block by block as they are first read.
 """
@@ -30,6 +31,7 @@ opened, images block by block as they are first read.
 import hashlib
 import json
 import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from assay.archives import read_npy
-from assay.data.blocks import Blocks, write_blocks
+from assay.data.blocks import Blocks, Fetch, write_blocks
 from assay.data.units import PhysicalRange
 from assay.files import Name, naming, sha256, write_whole_directory
 from assay.noise import check_sigma
@@ -53,8 +55,10 @@ _COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
 _USABLE_FROM = "usable_from.npy"  # a column that stores may lack
 _GROUP = "group.npy"
 _BLOCKS = "blocks.npy"
-_CHECKSUM = "checksum"  # of meta.json, the key in it
+CHECKSUM = "checksum"  # of meta.json, the key in it
 _MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
+_MAX_MAPPED_BYTES = 2**29  # of images that stay in memory once they were read
+_WINDOW_BYTES = 2**16  # Linux maps that much around a page that is read
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 
 
@@ -154,9 +158,12 @@ class StoreMeta(BaseModel):
 
 
 class Store(SourceDisplay):
-    """An open store (see the top of this module). Satisfies `ImageSource`."""
+    """An open store (see the top of this module). Satisfies `ImageSource`.
 
-    def __init__(self, path: Path, meta: StoreMeta) -> None:
+    `fetch` gets parts of `images.npy` where the folder is a local copy of a store elsewhere.
+    """
+
+    def __init__(self, path: Path, meta: StoreMeta, fetch: Fetch | None = None) -> None:
         self.path = path
         self.meta = meta
         self.name = meta.name
@@ -184,7 +191,10 @@ class Store(SourceDisplay):
             self._maps, self._map_index = _map_column(path, _MAP, shape, "float32"), torch.from_numpy(index)
         _check_columns(path, meta, self.sigma_tn, self.usable_from, self.label)
         self._images_unchecked = self._names_unchecked = True
-        self._blocks = Blocks(path / "images.npy", path / _BLOCKS) if _BLOCKS in meta.checksums else None
+        self._blocks = None
+        if _BLOCKS in meta.checksums:
+            self._blocks = Blocks(path / "images.npy", path / _BLOCKS, fetch)
+        self.mapping = Mapping([self._images])
         self._image_bytes = math.prod(meta.image_shape) * self._images.itemsize
         self._header_bytes = (path / "images.npy").stat().st_size - meta.num_images * self._image_bytes
         if self._blocks is not None:
@@ -198,10 +208,18 @@ class Store(SourceDisplay):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
-        self._check_images(index.numpy())
+        return self._scaled(self._read_values(index.numpy()))
+
+    def _scaled(self, values: np.ndarray) -> Tensor:
         low, high = self.meta.value_range
-        x = torch.from_numpy(self._images[index.numpy()]).to(torch.float32)
+        x = torch.from_numpy(values).to(torch.float32)
         return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
+
+    def _read_values(self, index: np.ndarray) -> np.ndarray:
+        self._check_images(index)
+        values = self._images[index]
+        self.mapping.count(len(index) * (self._image_bytes + _WINDOW_BYTES))
+        return values
 
     def read_map(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
@@ -245,27 +263,36 @@ class Store(SourceDisplay):
             self._images_unchecked = False
 
 
-def open_store(path: Path | str) -> Store:
-    """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote.
+class Mapping:
+    """Large memory-mapped arrays that are read at random places: pages leave memory once there are many."""
 
-    Images are read from disk when they are needed.
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._num_bytes, self._maps = 0, list[mmap.mmap]()
+        if sum(array.nbytes for array in arrays) > _MAX_MAPPED_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            for base in arrays:
+                while isinstance(base, np.ndarray) and base.base is not None:
+                    base = base.base
+                if isinstance(base, mmap.mmap):
+                    base.madvise(mmap.MADV_RANDOM)  # nothing is read ahead
+                    self._maps.append(base)
 
-    >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
-    >>> images.save("stores/scans")
-    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
-    >>> store = assay.open_store("stores/scans")
-    >>> store
-    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
-    >>> store.read(torch.tensor([0, 5])).shape
-    torch.Size([2, 1, 8, 8])
-    """
-    path = Path(path)
+    def count(self, num_bytes: int) -> None:
+        """Note that `num_bytes` were read. What leaves memory may stay in the system's own cache."""
+        self._num_bytes += num_bytes
+        if self._maps and self._num_bytes > _MAX_MAPPED_BYTES:
+            for each in self._maps:
+                each.madvise(mmap.MADV_DONTNEED)
+            self._num_bytes = 0
+
+
+def open_one(path: Path, fetch: Fetch | None = None) -> Store:
+    """Open the store in a folder that is not sharded, reading the columns of numbers and no images."""
     file = path / "meta.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is not a store: it has no meta.json; make one with `assay data pack`")
     with naming(file, "restore it, or pack the store again"):
         tree = dict(json.loads(file.read_bytes()))
-        checksum = tree.pop(_CHECKSUM, None)
+        checksum = tree.pop(CHECKSUM, None)
     try:
         meta = StoreMeta.model_validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -283,7 +310,7 @@ def open_store(path: Path | str) -> Store:
             raise ValueError(f"{file}: checksums: that of {column} is missing; pack the store again")
     if not is_first_format and checksum != hash_of(tree):
         raise ValueError(f"{file} has changed since it was packed: restore it, or pack the store again")
-    return Store(path, meta)
+    return Store(path, meta, fetch)
 
 
 def _check_columns(path: Path, meta: StoreMeta, sigma_tn: Tensor, usable_from: Tensor, label: Tensor) -> None:
@@ -402,8 +429,8 @@ def write_store(
             restored_from=restored_from,
         )
         tree = meta.model_dump(mode="json")
-        (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: hash_of(tree)}, indent=2) + "\n")
-    return open_store(path)
+        (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: hash_of(tree)}, indent=2) + "\n")
+    return open_one(path)
 
 
 class _Maps:

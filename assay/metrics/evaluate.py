@@ -86,8 +86,12 @@ def reference_from_images(
     cache: Path,
     batch_size: int = 128,
     progress: Progress = lambda num_images: None,
+    devices: Sequence[torch.device] = (),
 ) -> Reference:
-    """Features and statistics of the clean images of a store, from `cache` if they were taken before."""
+    """Features and statistics of the clean images of a store, from `cache` if they were taken before.
+
+    They are computed on `devices`, by default the one that the extractor is on.
+    """
     index = torch.nonzero(usable_from(source) == 0)[:, 0]
     if len(index) < MIN_IMAGES:
         raise ValueError(
@@ -100,7 +104,7 @@ def reference_from_images(
         # A second process waits here, then uses what the first one wrote.
         with hold_lock(cache / f".{folder.name}.lock", "", math.inf):
             if not folder.is_dir():
-                features = images_to_features(extractor, source, index, batch_size, progress).features
+                features = images_to_features(extractor, source, index, batch_size, progress, devices).features
                 with write_whole_directory(folder) as partial:
                     np.save(partial / "features.npy", features)
                     (partial / "features.sha256").write_text(sha256(partial / "features.npy"))
@@ -168,12 +172,23 @@ class Details(BaseModel):
     assay_version: str
 
 
+class Along(BaseModel):
+    """The model after `step` steps: the distance of its samples, and the score by which stopping is chosen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    step: int
+    fd: float | None = None
+    score: float | None = None
+
+
 class Evaluation(Measures):
     """The means over all ranges, and what was measured; `details` are not known of a row of `results.csv`.
 
     Errors are means as well: the ranges share a reference, so averaging does not shrink them for certain.
     """
 
+    fd_step: int | None = None  # the step of the weights that were sampled, if not the last
     fd_std: float | None = None  # standard deviation over the ranges (n - 1), None if there is one
     metric: Name = ""  # FID only for `inception`
     extractor: Name = ""
@@ -191,6 +206,7 @@ class Evaluation(Measures):
     memorised: float | None = Field(None, title="memorised")  # share of the images
     details: Details | None = None
     score_record: Score | None = None
+    along: tuple[Along, ...] = ()
 
     def __repr__(self) -> str:
         found = titles([self]) | ({"fd": self.metric} if self.fd is not None else {})
@@ -201,7 +217,7 @@ class Evaluation(Measures):
     __str__ = __repr__
 
 
-NOT_COLUMNS = ("details", "score_record")  # of `results.csv`
+NOT_COLUMNS = ("details", "score_record", "along")  # of `results.csv`
 
 
 def titles(measures: Iterable[Measures]) -> dict[str, str]:
@@ -236,12 +252,15 @@ def evaluate(
     sampler: SamplerSettings | None = None,
     batch_size: int = 128,
     progress: Progress = lambda num_images: None,
+    devices: Sequence[torch.device] = (),
+    fd_only: bool = False,
 ) -> Measured:
     """Measure `num_ranges` ranges of `num_images` images each (None: all there are); no image is kept.
 
     `infinity` adds the distance extrapolated to infinitely many images. The memorisation check looks for
     nearest images in `training` (default: the reference) and compares with `held_out` (default: training
-    images, each left out in turn). `sampler` is for the record.
+    images, each left out in turn). `sampler` is for the record. Batches are spread over `devices`, by default
+    the one that the extractor is on. `fd_only` leaves out what compares every image with every other.
     """
     num_images = len(generated) // max(num_ranges, 1) if num_images is None else num_images
     training = reference if training is None else training
@@ -251,12 +270,12 @@ def evaluate(
     ranges, nearest = [], []
     for start in range(0, num_ranges * num_images, num_images):
         index = torch.arange(start, start + num_images)
-        found = images_to_features(extractor, generated, index, batch_size, progress)
-        ranges.append(measure(found, reference, extractor, first + start, infinity))
-        if training.features is not None:
+        found = images_to_features(extractor, generated, index, batch_size, progress, devices)
+        ranges.append(measure(found, reference, extractor, first + start, infinity, fd_only))
+        if training.features is not None and not fd_only:
             nearest.append(nearest_neighbours(found.features, training.features))
     neighbours, memorised = None, None
-    if training.features is not None:
+    if training.features is not None and not fd_only:
         neighbours = Neighbours(
             np.concatenate([part.index for part in nearest]),
             np.concatenate([part.distance for part in nearest]),
@@ -337,10 +356,15 @@ def _check(
 
 
 def measure(
-    generated: Features, reference: Reference, extractor: Extractor, first: int = 0, infinity: bool = False
+    generated: Features,
+    reference: Reference,
+    extractor: Extractor,
+    first: int = 0,
+    infinity: bool = False,
+    fd_only: bool = False,
 ) -> RangeMeasures:
-    """All metrics of one set of features against the reference."""
-    real, found = reference.features, generated.features
+    """All metrics of one set of features against the reference, or FD alone."""
+    real, found = None if fd_only else reference.features, generated.features
     logits = generated.logits if extractor.name == "inception" else None
     overlap = None if real is None else manifold_overlap(found, real)
     shares = ("precision", "recall", "density", "coverage")

@@ -6,6 +6,7 @@ So samples in memory and the PNG files made of them measure the same.
 Only `inception` gives FID. Every other extractor gives FD-<name>, and the two are never compared.
 """
 
+import copy
 import hashlib
 import math
 import shutil
@@ -15,8 +16,8 @@ import tempfile
 import urllib.request
 import warnings
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Protocol
@@ -30,6 +31,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
 from assay.data.picture import to_uint8
+from assay.devices import spread
 from assay.files import hold_lock, sha256, write_whole
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
@@ -38,7 +40,10 @@ from assay.metrics.statistics import load_statistics
 
 
 class Images(Protocol):
-    """Anything to measure: a store, a folder, samples made as they are read. Every `ImageSource` is one."""
+    """Anything to measure: a store, a folder, samples made as they are read. Every `ImageSource` is one.
+
+    If there is a method `on(device)`, it gives the same images, made on that device.
+    """
 
     @property
     def name(self) -> str:
@@ -105,6 +110,10 @@ class Extractor:
     accuracy: float | None = None  # of a trained classifier, on held-out images
     device: torch.device | str = "cpu"
 
+    def on(self, device: torch.device) -> "Extractor":
+        """The same on another device."""
+        return replace(self, network=copy.deepcopy(self.network).to(device), device=device)
+
     @property
     def metric(self) -> str:
         """What its Frechet distance is called."""
@@ -157,24 +166,34 @@ def images_to_features(
     index: Tensor,
     batch_size: int = 128,
     progress: Progress = lambda num_images: None,
+    devices: Sequence[torch.device] = (),
 ) -> Features:
-    """Features of the images `index` of a source, read batch by batch; no image is kept."""
+    """Features of the images `index` of a source, read batch by batch; no image is kept.
+
+    Batches are spread over `devices`, by default the one that the extractor is on.
+    """
     if len(index) < 2:
         raise ValueError(
             f"{source.name} holds {len(index)} image(s) to measure; feature statistics need at least 2"
         )
-    features, logits = [], []
-    first, all_equal = None, True
-    for part in index.split(batch_size):
-        images = source.read(part)
-        first = images[:1] if first is None else first
-        all_equal = all_equal and bool((images == first).all())
-        batch_features, batch_logits = extractor(images, part)
+    features, logits, different = [], [], False
+    first = source.read(index[:1])
+    sources, extractors = [source], [extractor]
+    if len(devices) > 1:
+        extractors = [extractor.on(device) for device in devices]
+        sources = [source.on(device) if hasattr(source, "on") else source for device in devices]
+
+    def measure(part: Tensor, place: int) -> tuple[np.ndarray, np.ndarray | None, bool]:
+        images = sources[place].read(part)
+        return *extractors[place](images, part), bool((images != first).any())
+
+    for batch_features, batch_logits, differs in spread(measure, index.split(batch_size), len(sources)):
         features.append(batch_features)
+        different = different or differs
         if batch_logits is not None:
             logits.append(batch_logits)
-        progress(len(part))
-    if all_equal:
+        progress(len(batch_features))
+    if not different:
         raise ValueError(
             f"all {len(index)} images of {source.name} are the same: a distance to them says nothing; "
             "look at the images and at what made them"

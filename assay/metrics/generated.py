@@ -1,7 +1,7 @@
 """What can be evaluated besides a store: a folder or archive of images, and samples made as they are read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +9,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from assay.checkpoint import CheckpointInfo, find_checkpoint, load_checkpoint
+from assay.checkpoint import CheckpointInfo, find_checkpoint, is_model, load_checkpoint
 from assay.data import open_store
 from assay.data.readers import RawImages, read_any
-from assay.denoise import Denoiser
+from assay.data.shards import is_store
+from assay.denoise import Denoiser, copy_to
 from assay.files import sha256
 from assay.generate import warn_of_full_sampling
 from assay.metrics.extract import Images
@@ -37,6 +38,10 @@ class Samples:
 
     def __len__(self) -> int:
         return self.num_images
+
+    def on(self, device: torch.device) -> "Samples":
+        """The same images, sampled on another device."""
+        return replace(self, denoiser=copy_to(self.denoiser, device), device=device)
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> (B, C, H, W), sampled in one batch."""
@@ -138,7 +143,7 @@ class ImageFiles:
 
 def open_images(path: Path) -> Images:
     """A store, or images in any format that `assay data pack` reads."""
-    return open_store(path) if (path / "meta.json").is_file() else ImageFiles(read_any(str(path)))
+    return open_store(path) if is_store(path) else ImageFiles(read_any(str(path)))
 
 
 @dataclass(frozen=True)
@@ -161,12 +166,12 @@ def open_candidate(
     frequencies: Sequence[float] | None = None,
     device: torch.device | str = "cpu",
 ) -> Candidate:
-    """A checkpoint or run folder, which is sampled, or images that exist.
+    """A checkpoint, run folder or published model, which is sampled, or images that exist.
 
     By default a checkpoint is measured as in the paper: three ranges, each with as many images as the
     reference has, at most 50,000. Images that exist are all measured, in one range.
     """
-    if path.suffix == ".safetensors" or (path / "snapshots").is_dir():
+    if is_model(path):
         num_ranges = 3 if num_ranges is None else num_ranges
         num_images = min(num_reference or 50_000, 50_000) if num_images is None else num_images
         samples, sampler = sample_checkpoint(

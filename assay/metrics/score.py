@@ -27,6 +27,7 @@ sigma_tn^2 (1 - r) per dimension. Taking out that known excess leaves the error 
 
 import base64
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,12 +44,14 @@ from torch import Tensor
 from assay.checkpoint import CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
 from assay.data.view import image_seeds, stream, with_uniform_noise
-from assay.denoise import Denoiser, x_tn_from_x_0
+from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
+from assay.devices import spread
 from assay.figure import COLOURS, Panel, Series, draw
 from assay.files import Name, naming, write_whole
 from assay.metrics.distance import Estimate
 from assay.noise import add_noise
 from assay.sample import SeededNoise
+from assay.train.average import average_checkpoint
 
 Array = NDArray[np.float64]
 
@@ -248,7 +251,6 @@ def _record(fields: dict[str, object], errors: Array) -> Score:
     return Score.model_validate(fields | {"errors": base64.b64encode(errors.astype("<f4").tobytes()).decode()})
 
 
-@torch.no_grad()
 def score(
     denoiser: Denoiser,
     source: ImageSource,
@@ -256,10 +258,10 @@ def score(
     index: Tensor | None = None,
     model: str = "model",
     batch_size: int = 1024,
-    device: torch.device | str = "cpu",
+    devices: Sequence[torch.device | str] = ("cpu",),
     progress: Callable[[int], None] = lambda num_images: None,
 ) -> Score:
-    """Score a model on the held-out images `index` (N,) of `source`, by default all; `denoiser` is on `device`.
+    """Score a model on the held-out images `index` (N,) of `source`, by default all, on `devices`.
 
     Images with a map of noise levels get noise up to their highest level first. At most `batch_size` images
     are denoised at a time. A class-conditional denoiser (one with `num_classes`)
@@ -283,7 +285,11 @@ def score(
     num_dims, levels = math.prod(source.image_shape), torch.from_numpy(config.levels(index))
     covered = levels >= _MARGIN * sigma_tn[:, None]
     errors = torch.zeros(levels.shape, dtype=torch.float64)
-    for rows in torch.arange(len(index)).split(max(1, batch_size // config.num_levels)):
+    copies = [denoiser] if len(devices) == 1 else [copy_to(denoiser, device) for device in devices]
+
+    @torch.no_grad()
+    def measure(rows: Tensor, place: int) -> int:
+        device = devices[place]
         images = source.read(index[rows]).to(device)
         seeds = image_seeds(config.seed, index[rows]).tolist()
         eps = SeededNoise(seeds, (config.num_levels, *source.image_shape), device)()
@@ -294,12 +300,16 @@ def score(
             sigma_t = levels[rows[image], level].to(device)
             x_t = add_noise(x_tn, own, sigma_t, eps[image.to(device), level.to(device)])
             label = source.label[chosen].to(device) if num_classes else None
-            x_0_hat = denoiser(x_t, sigma_t.to(x_t.dtype), label)
+            x_0_hat = copies[place](x_t, sigma_t.to(x_t.dtype), label)
             residual = x_tn_from_x_0(x_0_hat, x_t, own, sigma_t) - x_tn
             known = 1 - (own / sigma_t) ** 2
             mse = (residual.double().square().flatten(1).sum(1) - num_dims * own**2 * known) / known**2
             errors[rows[image], level] = (config.width * mse / sigma_t**2).cpu()
-        progress(len(rows))
+        return len(rows)
+
+    parts = torch.arange(len(index)).split(max(1, batch_size // config.num_levels))
+    for num_done in spread(measure, parts, len(devices)):
+        progress(num_done)
     fields = dict(
         model=model,
         held_out=source.name,
@@ -320,7 +330,7 @@ def score_checkpoint(path: Path, source: ImageSource, **options: Any) -> Score:
             f"{path} makes images of shape {loaded.config.image_shape}, those of {source.name} have "
             f"{source.image_shape}: score it on images of the size and colours it was trained on"
         )
-    denoiser = loaded.denoiser.to(options.get("device", "cpu")).eval()
+    denoiser = loaded.denoiser.to(options.get("devices", ("cpu",))[0]).eval()
     found = score(denoiser, source, **{"model": path.name, **options})
     return found.model_copy(update={"info": loaded.info})
 
@@ -376,6 +386,48 @@ def find_stopping(
         for at in (step, steps[-1])
     )
     return Stopping(steps=tuple(steps), chosen_by=tuple(values), step=step, best=best, final=final)
+
+
+@dataclass(frozen=True)
+class ChosenAverage:
+    """The averages of a run's weights that were compared: their lengths, their scores, and the best one.
+
+    They are compared on one half of the held-out images, `chosen_by` in nats per dimension; `best` is the score
+    of the other half.
+    """
+
+    lengths: tuple[float, ...]
+    chosen_by: tuple[float, ...]
+    length: float
+    best: Score
+
+
+def choose_average(
+    run_dir: Path,
+    source: ImageSource,
+    output: Path,
+    lengths: Sequence[float] = (0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25),
+    step: int | None = None,
+    progress: Callable[[int], None] = lambda num_images: None,
+    **options: Any,
+) -> ChosenAverage:
+    """Write the average of a run's weights with the best held-out score to `output`.
+
+    See `assay.train.average` for their `lengths`; `options` as for `score`.
+    """
+    first, second = torch.arange(0, len(source), 2), torch.arange(1, len(source), 2)
+    quick, options["progress"] = ScoreConfig(num_levels=_NUM_LEVELS // 4), progress
+    values = []
+    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+        for length in lengths:
+            path = Path(folder) / "average.safetensors"
+            average_checkpoint(run_dir, length, path, step)
+            found = score_checkpoint(path, source, config=quick, index=first, **options)
+            values.append(found.nats_per_dim.value)
+    length = lengths[int(np.argmin(values))]
+    average_checkpoint(run_dir, length, output, step)
+    best = score_checkpoint(output, source, index=second, **options)
+    return ChosenAverage(tuple(lengths), tuple(values), length, best)
 
 
 def paired_errors(scores: Sequence[Score]) -> list[float]:

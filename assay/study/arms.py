@@ -23,7 +23,7 @@ from assay.data.view import count_of
 from assay.outcome import Setting
 from assay.sample import SampleConfig
 from assay.study.spec import EvaluateConfig, Extra, Study
-from assay.train.config import DataConfig, RunConfig, read_config
+from assay.train.config import NOT_DECISIVE, DataConfig, RunConfig, read_config
 from assay.train.run import check_run
 
 Levels = tuple[float, float]
@@ -213,7 +213,7 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Where the job's results lie; depends on the images, not on where their store does."""
-        tree = self.config.model_dump(mode="json", exclude={"sample"})
+        tree = self.config.model_dump(mode="json", exclude=NOT_DECISIVE)
         tree["data"]["store"] = self.data_fingerprint
         if isinstance(self.config.data.held_out, Path):  # another store: it decides nothing about training
             del tree["data"]["held_out"]
@@ -225,9 +225,17 @@ class Job:
         train = self.config.train
         return train.total_steps * train.batch_size * (1.4 if train.consistency.coefficient else 1.0)
 
+    @property
+    def num_sampled(self) -> int:
+        """Images sampled in each way of sampling."""
+        return self.evaluate.num_images * (self.evaluate.num_ranges + self.evaluate.along)
+
     def result_key(self, sample: SampleConfig) -> str:
         """Hash of one result: the training, the sampling and the protocol."""
         evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
+        for name in ("along", "result", "fd_only"):  # newer than results that were measured without them
+            if evaluate[name] in (0, "final"):
+                del evaluate[name]
         return hash_tree([self.key, sample.model_dump(mode="json"), evaluate, self.held_out_fingerprint])
 
 

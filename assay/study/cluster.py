@@ -5,7 +5,8 @@ unpacks them into a folder of its own, with what there is of its run, and does t
 does; its run's files come back as its value, and the driver writes them into the study's folder, outcomes
 last. So the folder looks as if the study had run here, and either way continues what the other began.
 A task whose node dies is started again on another one. A job that fails is repeated on another node
-if there is one, from its last state; if it fails again, that is reported.
+if there is one, from its last state; if it fails again, that is reported. A task that takes several GPUs, or is
+to train with several processes, starts them on its node: a training does not span nodes.
 """
 
 import math
@@ -25,10 +26,12 @@ from typing import Any
 import numpy as np
 
 from assay.archives import check_member_name
+from assay.data.shards import address_of
+from assay.devices import limit_threads
 from assay.files import write_whole
 from assay.study.arms import Job
-from assay.study.pool import limit_threads, record_failure
-from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
+from assay.study.pool import record_failure
+from assay.study.run import OpenStudy, Update, check_ranks_of_jobs, execute, failure_path, run_path
 from assay.study.spec import Study
 from assay.train.config import DataConfig
 
@@ -49,11 +52,16 @@ class _Ended:
 def run_on_ray(
     opened: OpenStudy,
     address: str,
-    gpus_per_run: float = 0,
+    gpus_per_run: float | None = None,
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks_per_run: int | None = None,
 ) -> None:
-    """Run every unfinished job on the Ray cluster at `address`; failures are recorded, the others continue."""
+    """Run every unfinished job on the Ray cluster at `address`; failures are recorded, the others continue.
+
+    Each takes `gpus_per_run` GPUs of a node (default: 1 if a node has any), or a part of one, and trains with
+    `ranks_per_run` processes, by default one per GPU.
+    """
     try:
         import ray
     except ImportError:
@@ -63,8 +71,12 @@ def run_on_ray(
     if not was_connected:
         _connect(ray, address)
     try:
-        _check_resources(ray, address, gpus_per_run)
-        _run(ray, opened, gpus_per_run, on_update, should_stop)
+        if gpus_per_run is None:
+            gpus_per_run = float(any(node["Alive"] and node["Resources"].get("GPU") for node in ray.nodes()))
+        num_ranks = ranks_per_run or max(1, int(gpus_per_run))
+        check_ranks_of_jobs(opened.jobs, num_ranks)
+        _check_resources(ray, address, gpus_per_run, num_ranks)
+        _run(ray, opened, gpus_per_run, num_ranks, on_update, should_stop)
     finally:
         if not was_connected:
             ray.shutdown()
@@ -88,19 +100,19 @@ def _connect(ray: Any, address: str) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _check_resources(ray: Any, address: str, gpus_per_run: float) -> None:
+def _check_resources(ray: Any, address: str, gpus_per_run: float, num_ranks: int) -> None:
     """A task that fits on no node would wait for ever."""
-    if not _nodes(ray, gpus_per_run):
+    if not _nodes(ray, gpus_per_run, num_ranks):
         most = max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
         raise ValueError(
-            f"a run that takes 1 CPU and {gpus_per_run:g} GPUs fits on no node of the cluster at {address!r}: "
-            f"the most GPUs a node has are {most:g}; ask for fewer, or add nodes"
+            f"a run that takes {num_ranks} CPUs and {gpus_per_run:g} GPUs fits on no node of the cluster at "
+            f"{address!r}: the most GPUs a node has are {most:g}; ask for fewer, or add nodes"
         )
 
 
-def _nodes(ray: Any, gpus_per_run: float) -> list[str]:
+def _nodes(ray: Any, gpus_per_run: float, num_ranks: int) -> list[str]:
     """The nodes that a run fits on."""
-    needed = {"CPU": 1, "GPU": gpus_per_run}
+    needed = {"CPU": num_ranks, "GPU": gpus_per_run}
     return [
         node["NodeID"]
         for node in ray.nodes()
@@ -112,6 +124,7 @@ def _run(
     ray: Any,
     opened: OpenStudy,
     gpus_per_run: float,
+    num_ranks: int,
     on_update: Callable[[Update], None],
     should_stop: Callable[[], bool],
 ) -> None:
@@ -119,8 +132,8 @@ def _run(
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
-    task = ray.remote(num_cpus=1, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES)(_task)
-    packed = [_pack(path) for path in opened.data.all_paths]
+    task = ray.remote(num_cpus=num_ranks, num_gpus=gpus_per_run, max_retries=_MAX_RETRIES)(_task)
+    packed = [{} if address_of(path) else _pack(path) for path in opened.data.all_paths]
     together = {f"{i}/{name}": values for i, files in enumerate(packed) for name, values in files.items()}
     stores, shared = ray.put(together), ray.put(_pack(opened.folder / "shared"))
     running: dict[Any, Job] = {}
@@ -129,10 +142,10 @@ def _run(
     def submit(job: Job) -> None:
         strategy: Any = "SPREAD"
         if job.key in failed_on:
-            others = [node for node in _nodes(ray, gpus_per_run) if node != failed_on[job.key]]
+            others = [node for node in _nodes(ray, gpus_per_run, num_ranks) if node != failed_on[job.key]]
             strategy = NodeAffinitySchedulingStrategy(others[0], soft=True) if others else strategy
         run = _pack(run_path(opened.folder, job))
-        arguments = board, opened.study, opened.data, job, gpus_per_run > 0, stores, shared, run
+        arguments = board, opened.study, opened.data, job, gpus_per_run > 0, num_ranks, stores, shared, run
         running[task.options(scheduling_strategy=strategy).remote(*arguments)] = job
 
     for job in opened.jobs:
@@ -197,6 +210,7 @@ def _task(
     data: DataConfig,
     job: Job,
     on_gpu: bool,
+    num_ranks: int,
     stores: Mapping[str, np.ndarray],
     shared: Mapping[str, np.ndarray],
     run: Mapping[str, np.ndarray],
@@ -228,8 +242,11 @@ def _task(
                 _unpack(source, target)
             failure_path(folder, job).unlink(missing_ok=True)
             try:
-                places = [folder / "stores" / str(i) for i in range(len(data.all_paths))]
-                if execute(study, folder, data.with_stores(places), job, tell, lambda: stopping):
+                places = [
+                    path if address_of(path) else folder / "stores" / str(i)
+                    for i, path in enumerate(data.all_paths)
+                ]
+                if execute(study, folder, data.with_stores(places), job, tell, lambda: stopping, num_ranks):
                     end = Update(job.key, "done", 1, 1)
             finally:
                 files = _pack(run_dir)

@@ -14,6 +14,7 @@ import torch
 
 from assay.data import ImageSource
 from assay.data.known import KNOWN
+from assay.data.shards import is_store
 from assay.data.units import PhysicalRange
 from assay.metrics.extract import INCEPTION_WEIGHTS, MOBILENET_WEIGHTS, local_weights
 from assay.nets import PRESETS as NETS
@@ -103,16 +104,16 @@ def study_cost(study: Study, source: ImageSource | None = None) -> StudyCost:
 
 
 def _job_cost(job: Job, source: ImageSource) -> JobCost:
-    train, protocol, cost = job.config.train, job.evaluate, measure_cost(job.config.net_config(source))
+    train, cost = job.config.train, measure_cost(job.config.net_config(source))
     num_trained = train.total_steps * train.batch_size
     forwards = num_trained * _STEP * (_WITH_CONSISTENCY if train.consistency.coefficient else 1.0)
-    num_sampled = protocol.num_images * protocol.num_ranges
-    forwards += sum(num_sampled * num_evaluations(sample) for sample in job.samples)
+    forwards += sum(job.num_sampled * num_evaluations(sample) for sample in job.samples)
     # Each loop keeps its final weights, and restores every image: two evaluations a step of the flow.
     num_snapshots = 1 + train.loops + (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
+    num_snapshots += job.evaluate.along
     forwards += train.loops * len(source) * (2 * train.restore.num_steps + 1)
     num_bytes = cost.num_parameters * (_STATE_BYTES * _NUM_STATES + 4 * num_snapshots)
-    return JobCost(job.title, num_trained, num_sampled * len(job.samples), forwards * cost.flops, num_bytes)
+    return JobCost(job.title, num_trained, job.num_sampled * len(job.samples), forwards * cost.flops, num_bytes)
 
 
 def num_evaluations(sample: SampleConfig) -> int:
@@ -126,7 +127,7 @@ def missing_parts(study: Study) -> list[str]:
     found = [
         f"{path} is missing: pack the images with `assay data pack ... -o {path}`"
         for path in study.data.paths
-        if str(path) not in KNOWN and not Path(path).exists()
+        if str(path) not in KNOWN and not is_store(Path(path))
     ]
     reference = study.evaluate.reference
     if isinstance(reference, Path) and not reference.exists():

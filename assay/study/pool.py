@@ -1,4 +1,4 @@
-"""Jobs on one machine: worker processes with a fixed number of threads each.
+"""Jobs on one machine: worker processes with a fixed number of threads, and GPUs of their own if there are any.
 
 Workers are real processes, so a crash, an out-of-memory kill or a diverging run ends one job and not
 the study. If a worker dies, another one repeats its job; a worker ends with the process
@@ -9,25 +9,22 @@ threads, so another number of threads gives other last bits, and results must no
 workers there happened to be.
 """
 
-import multiprocessing
 import os
-import pickle
-import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
 
+from assay.devices import limit_threads
 from assay.files import hold_lock, write_whole
-from assay.orphans import run_in_worker
+from assay.orphans import start_worker
 from assay.study.arms import Job
-from assay.study.run import OpenStudy, Update, execute, failure_path, run_path
+from assay.study.run import OpenStudy, Update, check_ranks_of_jobs, execute, failure_path, run_path
 from assay.study.spec import Study
 from assay.train.config import DataConfig
 
@@ -38,65 +35,80 @@ _MAX_DEATHS = 2  # of workers at one job: then the job fails
 
 def run_local(
     opened: OpenStudy,
-    num_workers: int,
+    num_workers: int | None = None,
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
     num_threads: int = 1,
+    gpus_per_run: int | None = None,
+    ranks_per_run: int | None = None,
 ) -> None:
-    """Run every unfinished job, `num_workers` at a time; a job that fails is recorded."""
+    """Run every unfinished job, `num_workers` at a time; a job that fails is recorded.
+
+    On a machine with GPUs each worker sees `gpus_per_run` of them (default: 1; 0 uses the CPU), and there are
+    no more workers than that allows. A run trains with `ranks_per_run` processes, by default one per GPU.
+    """
+    shares = gpu_shares(gpus_per_run)
+    num_ranks = ranks_per_run or (shares[0].count(",") + 1 if shares else 1)
+    check_ranks_of_jobs(opened.jobs, num_ranks)
+    most = len(shares) if shares else max(1, (os.cpu_count() or 1) // num_ranks)
+    num_workers = min(num_workers or most, most) if shares else num_workers or most
     waiting = [job for job in opened.jobs if not opened.is_finished(job)]
     waiting.sort(key=lambda job: -job.work)  # so that no long one is left for the end, alone
-    context = multiprocessing.get_context("spawn")
-    stopping = context.RawValue("b", 0)  # no lock around it, which a killed worker would keep
-    workers: dict[Connection, tuple[Any, Job | None]] = {}
-    num_deaths_at_start = 0
+    workers: dict[Connection, tuple[subprocess.Popen[bytes], Job | None]] = {}
+    share_of: dict[Connection, str] = {}  # of the GPUs
+    stopping, num_deaths_at_start = False, 0
     num_deaths: Counter[str] = Counter()  # by job
 
     def start() -> None:
-        mine, theirs = context.Pipe()
-        work = pickle.dumps((_work, (num_threads, opened.study, opened.folder, opened.data)))
-        process = context.Process(
-            target=run_in_worker, args=(os.getpid(), work, theirs, stopping, os.getpid()), daemon=True
-        )
-        process.start()
-        theirs.close()
-        workers[mine] = process, None
+        taken = {share_of[connection] for connection in workers}
+        share = next((share for share in shares if share not in taken), "")
+        what = num_threads, num_ranks, opened.study, opened.folder, opened.data
+        process, connection = start_worker(_work, *what, environment={"CUDA_VISIBLE_DEVICES": share})
+        workers[connection], share_of[connection] = (process, None), share
+
+    def stop() -> None:
+        nonlocal stopping
+        stopping = True
+        for connection in workers:
+            with suppress(OSError):  # it has died
+                connection.send(None)
 
     def assign(connection: Connection) -> None:
         process, _ = workers[connection]
-        job = waiting[0] if waiting and not stopping.value else None
-        connection.send(job)
-        if job is None:
-            process.join()
-            del workers[connection]
-        else:
+        if waiting and not stopping:
+            connection.send(waiting[0])
             workers[connection] = process, waiting.pop(0)
+            return
+        if not stopping:
+            connection.send(None)
+        process.wait()
+        del workers[connection]
 
     def bury(connection: Connection) -> None:
         nonlocal num_deaths_at_start
         process, job = workers.pop(connection)
-        process.join()
+        process.wait()
         if job is not None:
             num_deaths[job.key] += 1
             if num_deaths[job.key] < _MAX_DEATHS:
                 waiting.insert(0, job)
             else:
-                reason = f"{_MAX_DEATHS} workers died of it (the last with exit code {process.exitcode})"
+                reason = f"{_MAX_DEATHS} workers died of it (the last with exit code {process.returncode})"
                 record_failure(opened.folder, job, reason)
                 on_update(Update(job.key, "failed", 0, 1, reason))
         else:
             num_deaths_at_start += 1
             if num_deaths_at_start == _MAX_DEATHS_AT_START:
-                raise OSError(f"workers die before they take a job (exit code {process.exitcode})")
-        if waiting and not stopping.value:
+                raise OSError(f"workers die before they take a job (exit code {process.returncode})")
+        if waiting and not stopping:
             start()
 
     try:
         for _ in range(min(num_workers, len(waiting))):
             start()
         while workers:
-            if should_stop():
-                stopping.value = 1
+            if not stopping and should_stop():
+                stop()
             for connection in wait(list(workers), timeout=0.2):
                 assert isinstance(connection, Connection)
                 try:
@@ -109,10 +121,10 @@ def run_local(
                     if isinstance(message, Update):
                         on_update(message)
     finally:  # on an error, do not leave before the workers have saved what they do
-        stopping.value = 1
-        for connection, (process, _) in workers.items():
+        for connection in workers:
             connection.close()
-            process.join()
+        for process, _ in workers.values():
+            process.wait()
 
 
 def record_failure(folder: Path, job: Job, reason: str) -> None:
@@ -121,24 +133,29 @@ def record_failure(folder: Path, job: Job, reason: str) -> None:
         partial.write_text(reason)
 
 
-def limit_threads(num_threads: int) -> None:
-    """Give this process a share of the cores: in torch, and in the BLAS and OpenMP of numpy and scipy."""
-    torch.set_num_threads(num_threads)
-    threadpool_limits(num_threads)
+def gpu_shares(gpus_per_run: int | None = None) -> list[str]:
+    """The GPUs of this machine in shares of `gpus_per_run` (default: 1), each as CUDA_VISIBLE_DEVICES has them.
+
+    Without GPUs, or with `gpus_per_run` = 0, there are none. GPUs that this process may not use stay unused.
+    """
+    num_gpus = torch.cuda.device_count()
+    size = min(1, num_gpus) if gpus_per_run is None else gpus_per_run
+    if size == 0:
+        return []
+    if size > num_gpus:
+        raise ValueError(f"gpus_per_run = {size}: this machine has {num_gpus} GPUs; ask for 0 to {num_gpus}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(num_gpus)))
+    names = [name.strip() for name in visible.split(",")][:num_gpus]
+    return [",".join(names[i : i + size]) for i in range(0, num_gpus - size + 1, size)]
 
 
 def _work(
-    connection: Connection,
-    stopping: Any,
-    parent: int,
-    num_threads: int,
-    study: Study,
-    folder: Path,
-    data: DataConfig,
+    connection: Connection, num_threads: int, num_ranks: int, study: Study, folder: Path, data: DataConfig
 ) -> None:
-    """The life of a worker: ask for a job, do it, tell how it goes, until there is none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """The life of a worker: ask for a job, do it, tell how it goes, until there is none.
+
+    A message during a job means stop; so does the end of the connection.
+    """
     limit_threads(num_threads)
     last_told = 0.0
 
@@ -150,7 +167,7 @@ def _work(
                 connection.send(update)
 
     def should_stop() -> bool:
-        return bool(stopping.value) or os.getppid() != parent
+        return connection.poll()
 
     with suppress(OSError, EOFError):  # the parent is gone
         while True:
@@ -163,7 +180,7 @@ def _work(
                 busy = f"{run_path(folder, job)} is held by {{holder}}, which an earlier study left: end it"
                 with hold_lock(run_path(folder, job) / ".lock", busy, _SECONDS_FOR_ORPHANS):
                     failure_path(folder, job).unlink(missing_ok=True)
-                    if execute(study, folder, data, job, tell, should_stop):
+                    if execute(study, folder, data, job, tell, should_stop, num_ranks):
                         end = Update(job.key, "done", 1, 1)
             except Exception as error:
                 end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")

@@ -263,33 +263,46 @@ def _fraction_panel(outcomes: Sequence[Outcome], currency: Currency) -> Panel | 
     return panel if panel.series else None
 
 
-def _write_training(
-    opened: OpenStudy, found: Sequence[tuple[Arm, Outcome]], shown: Iterable[Arm], currency: Currency = FD
-) -> None:
-    """`training.csv`: the loss of the headline's runs by step, and FD by step where lengths were compared."""
+def _write_training(opened: OpenStudy, found: Sequence[tuple[Arm, Outcome]], shown: Iterable[Arm]) -> None:
+    """`training.csv`: by step the loss of the headline's runs, and FD and score where they were measured.
+
+    They were measured along training, or where lengths of training were compared.
+    """
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("curve", "setting", "step", "loss", currency.name))
+    writer = csv.DictWriter(
+        buffer, ("curve", "setting", "step", "loss", FD.name, SCORE.name), lineterminator="\n"
+    )
+    writer.writeheader()
+    shown, curve = list(shown), -1
+
+    def write(setting: object, points: Iterable[Mapping[str, object]]) -> None:
+        nonlocal curve
+        curve += 1
+        writer.writerows({"curve": curve, "setting": setting, **point} for point in points)
+
     # Settings that differ only in how they are sampled share a run: the first one represents it.
     runs: dict[Path, Arm] = {}
     for arm in shown:
         runs.setdefault(opened.picture(arm).parent, arm)
-    for curve, (run_dir, arm) in enumerate(runs.items()):
+    for run_dir, arm in runs.items():
         path = run_dir / "metrics.jsonl"
         points = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-        for point in points[:: -(-len(points) // _MAX_CURVE) or 1]:
-            writer.writerow((curve, headline_title(arm.setting), point["step"], point["loss"], ""))
+        few = points[:: -(-len(points) // _MAX_CURVE) or 1]
+        write(headline_title(arm.setting), ({"step": point["step"], "loss": point["loss"]} for point in few))
+    for arm, outcome in found:
+        if arm in shown:
+            write(headline_title(arm.setting), (point.model_dump() for point in outcome.evaluation.along))
     lengths: dict[tuple[Setting, str], dict[int, list[float]]] = {}
     for arm, outcome in found:
-        if (value := currency.value(outcome)) is not None:
+        if (value := FD.value(outcome)) is not None:
             # Runs that differ only in length, seed and the name of their extra are points of one curve.
             other = json.dumps(arm.config.train.model_dump(mode="json", exclude={"num_steps", "seed"}))
             setting = arm.setting.model_copy(update={"seed": None, "table": ""})
             by_step = lengths.setdefault((setting, other), {})
             by_step.setdefault(arm.config.train.num_steps, []).append(value)
-    for curve, ((setting, _), by_step) in enumerate(lengths.items(), len(runs)):
-        for step, values in sorted(by_step.items()) if len(by_step) > 1 else ():
-            writer.writerow((curve, setting, step, "", float(np.mean(values))))
+    for (setting, _), by_step in lengths.items():
+        if len(by_step) > 1:
+            write(setting, ({"step": s, FD.name: float(np.mean(v))} for s, v in sorted(by_step.items())))
     with write_whole(opened.folder / "training.csv") as partial:
         partial.write_text(buffer.getvalue())
 
@@ -302,7 +315,7 @@ def _training_panels(path: Path, column: str, metric: str) -> dict[str, Panel]:
     panels = {}
     for name, label in ((column, metric), ("loss", "Loss")):
         points = [row for row in rows if row.get(name)]
-        panel = Panel(f"{label} against training steps", "step", label, log_y=True)
+        panel = Panel(f"{label} against training steps", "step", label, log_y=name != SCORE.name)
         for which, curve in enumerate(dict.fromkeys(row["curve"] for row in points)):
             mine = [row for row in points if row["curve"] == curve]
             x, y = np.array([(row["step"], row[name]) for row in mine], float).T

@@ -9,6 +9,7 @@
 An outcome's file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ import torch
 
 from assay.data import ImageSource
 from assay.data.picture import image_grid
+from assay.devices import find_devices
 from assay.files import hold_lock, remove_leftovers, write_whole
 from assay.metrics import (
     Extractor,
@@ -30,16 +32,21 @@ from assay.metrics import (
     reference_from_statistics,
 )
 from assay.metrics.classifier import has_labels
-from assay.metrics.evaluate import Evaluation, with_stopping
+from assay.metrics.distance import frechet_distance
+from assay.metrics.evaluate import Along, Evaluation, with_stopping
+from assay.metrics.extract import images_to_features
 from assay.metrics.generated import sample_checkpoint
-from assay.metrics.score import MIN_IMAGES, find_stopping, stopping_steps
+from assay.metrics.score import MIN_IMAGES, Stopping, find_stopping, stopping_steps
+from assay.metrics.statistics import features_to_statistics
 from assay.outcome import Outcome, load_outcome, save_outcome, trained_setting, with_paired_errors
 from assay.sample import SampleConfig
 from assay.study.arms import Arm, Job, check_against_data, study_arms, study_jobs
-from assay.study.spec import Study, naming_line, read_study
+from assay.study.spec import EvaluateConfig, Study, naming_line, read_study
 from assay.train import train
 from assay.train.config import DataConfig
+from assay.train.ranks import train_on_ranks
 from assay.train.restored import loop_ends, snapshot_at
+from assay.train.run import check_ranks, final_path
 
 _NUM_PICTURED = 64
 _SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
@@ -128,6 +135,8 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         source, held_out = data.open(), data.open_held_out()
         arms = study_arms(study, data, source)
         check_against_data(arms, source)
+        if study.evaluate.result == "best_score" and not _can_score(held_out):
+            raise ValueError("evaluate.result = best_score needs more held-out images: set data.held_out")
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(spec.read_text())
@@ -156,14 +165,15 @@ def _reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extractor,
     source, held_out, chosen = data.open(), data.open_held_out(), study.evaluate
     if "extractor" not in chosen.model_fields_set and _can_score(held_out) and not has_labels(source):
         return None
-    extractor = load_extractor(chosen.extractor, folder / "shared", reference=source, device=_device())
+    devices = find_devices()
+    extractor = load_extractor(chosen.extractor, folder / "shared", reference=source, device=devices[0])
     if isinstance(chosen.reference, Path):
         return extractor, reference_from_statistics(chosen.reference, extractor)
     if chosen.reference == "held_out":
         if held_out is None:
             raise ValueError("evaluate.reference is held_out, but no image is: set data.held_out")
         source = held_out
-    return extractor, reference_from_images(source, extractor, folder / "shared")
+    return extractor, reference_from_images(source, extractor, folder / "shared", devices=devices)
 
 
 def _can_score(held_out: ImageSource | None) -> bool:
@@ -171,9 +181,10 @@ def _can_score(held_out: ImageSource | None) -> bool:
     return held_out is not None and len(held_out) >= 2 * MIN_IMAGES
 
 
-def _device() -> str:
-    """Where to sample and measure: on the GPU that trained, if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def check_ranks_of_jobs(jobs: Sequence[Job], num_ranks: int) -> None:
+    """Reject, before any work, batches that do not split evenly over the devices of a run."""
+    for job in jobs:
+        check_ranks(job.config, num_ranks)
 
 
 def execute(
@@ -183,26 +194,39 @@ def execute(
     job: Job,
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
+    num_ranks: int = 1,
 ) -> bool:
-    """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there."""
+    """Run one job to the end, or until `should_stop()`; True if finished. Repeats nothing that is there.
+
+    It is trained on `num_ranks` devices, each with a process of its own, and measured on all that are visible.
+    """
     run_dir = run_path(folder, job)
     paths = {sample: outcome_path(folder, job, sample) for sample in job.samples}
     if all(path.exists() for path in paths.values()):
         return True
-    source = job.config.data.with_stores(data.all_paths).open()
-    held_out = data.open_held_out()
-    steps = stopping_steps(job.config.train.total_steps) if _can_score(held_out) else []
+    images, held_out = job.config.data.with_stores(data.all_paths), data.open_held_out()
+    protocol, training, last = study.evaluate, job.config.train, job.config.train.total_steps
+    stops = stopping_steps(last) if _can_score(held_out) else []
+    passed = along_steps(last, protocol.along)
+    steps = sorted({*stops, *passed})
     clock = _Clock(run_dir / "seconds.json")
-    trained = train(
-        job.config,
-        run_dir,
-        source,
-        snapshot_steps=steps,
-        on_progress=lambda p: on_update(Update(job.key, "training", p.step, p.num_steps)),
-        should_stop=should_stop,
-    )
-    train_seconds = clock.stop()
-    if not trained.finished:
+
+    def tell(step: int, num_steps: int) -> None:
+        on_update(Update(job.key, "training", step, num_steps))
+
+    if num_ranks > 1:
+        finished = train_on_ranks(num_ranks, job.config, run_dir, images, steps, tell, should_stop)
+    else:
+        finished = train(
+            job.config,
+            run_dir,
+            images.open(),
+            snapshot_steps=steps,
+            on_progress=lambda progress: tell(progress.step, progress.num_steps),
+            should_stop=should_stop,
+        ).finished
+    train_seconds, final = clock.stop(), final_path(run_dir)
+    if not finished:
         return False
 
     def counter(phase: str, total: int) -> Callable[[int], None]:
@@ -217,29 +241,42 @@ def execute(
 
         return advance
 
-    protocol, num_total = study.evaluate, study.evaluate.num_images * study.evaluate.num_ranges
-    training = job.config.train
-    steps = sorted({*steps, *loop_ends(training)}) if steps else []
-    snapshots = {step: path for step in steps if (path := snapshot_at(training, run_dir, step)).exists()}
-    snapshots[training.total_steps] = trained.checkpoint
-    scored, score_seconds = None, None
+    num_total = protocol.num_images * protocol.num_ranges
+    compared = sorted({*steps, *loop_ends(training)}) if steps else []
+    snapshots = {step: path for step in compared if (path := snapshot_at(training, run_dir, step)).exists()}
+    snapshots[last] = final
+    scored, score_seconds, devices = None, None, find_devices()
+    kept_steps = {last, *loop_ends(training)}
     try:
-        if held_out is not None and steps:
+        if held_out is not None and stops:
             started = time.perf_counter()
             advance = counter("scoring", (len(snapshots) + 2) * len(held_out) // 2)
             batch_size = 4 * protocol.batch_size  # evaluations, of which sampling has two per step
             scored = find_stopping(
-                snapshots, held_out, progress=advance, device=_device(), batch_size=batch_size
+                snapshots, held_out, progress=advance, devices=devices, batch_size=batch_size
             )
             score_seconds = time.perf_counter() - started
+            kept_steps.add(scored.step)
         compared_with = _reference(study, data, folder)
         for sample, path in paths.items():
             if path.exists():
                 continue
             started = time.perf_counter()
             frequencies = compared_with[1].frequencies if compared_with else None
+            advance = counter("sampling", job.num_sampled)
+            fd_along: dict[int, float] = {}
+            if compared_with:
+                kept = path.with_name(path.name.replace("outcome-", "along-"))
+                there = {step: snapshots[step] for step in passed if step in snapshots}
+                fd_along = _fd_along(kept, there, sample, protocol, *compared_with, devices, advance)
+            step = last
+            if protocol.result == "best_score" and scored:
+                step = scored.step
+            elif protocol.result == "best_fd" and fd_along:
+                step = min(fd_along, key=lambda step: fd_along[step])
+            kept_steps.add(step)
             samples, settings = sample_checkpoint(
-                trained.checkpoint, num_total, 0, sample, frequencies, _device()
+                snapshots[step], num_total, 0, sample, frequencies, devices[0]
             )
             found = Evaluation()
             if compared_with:
@@ -251,8 +288,12 @@ def execute(
                     protocol.num_ranges,
                     sampler=settings,
                     batch_size=protocol.batch_size,
-                    progress=counter("sampling", num_total),
+                    progress=advance,
+                    devices=devices,
+                    fd_only=protocol.fd_only,
                 ).evaluation
+            along = _along(fd_along, scored) if protocol.along else ()
+            found = found.model_copy(update={"fd_step": None if step == last else step, "along": along})
             with write_whole(picture_path(path)) as partial:
                 image_grid(samples.read(torch.arange(min(_NUM_PICTURED, num_total))), 8).save(partial)
             outcome = Outcome(
@@ -267,11 +308,56 @@ def execute(
         return False
     for unneeded in (run_dir / "state", *run_dir.glob("restored-*")):  # by a finished model
         shutil.rmtree(unneeded, ignore_errors=True)
-    every, kept = training.snapshot_every, {*loop_ends(training), training.total_steps}
+    every = training.snapshot_every
     for step, path in snapshots.items():  # nor the weights that were only compared
-        if scored and step not in (scored.step, *kept) and not (every and step % every == 0):
+        if step not in kept_steps and not (every and step % every == 0):
             path.unlink()
     return True
+
+
+def along_steps(num_steps: int, num_parts: int) -> list[int]:
+    """The steps after each of `num_parts` equal parts of a training; the last is its end."""
+    return sorted({max(1, round(num_steps * part / num_parts)) for part in range(1, num_parts + 1)})
+
+
+def _fd_along(
+    kept: Path,
+    snapshots: dict[int, Path],
+    sample: SampleConfig,
+    protocol: EvaluateConfig,
+    extractor: Extractor,
+    reference: Reference,
+    devices: Sequence[torch.device],
+    progress: Callable[[int], None],
+) -> dict[int, float]:
+    """The distance after each step, on seeds that no result uses, so that the best is chosen without bias.
+
+    What was measured before an interruption is in the file `kept`.
+    """
+    found: dict[int, float] = {}
+    if kept.exists():
+        found = {int(step): fd for step, fd in json.loads(kept.read_text()).items()}
+    num_images, index = protocol.num_images, torch.arange(protocol.num_images)
+    for step, path in snapshots.items():
+        if step in found:
+            continue
+        first_seed = num_images * protocol.num_ranges
+        samples, _ = sample_checkpoint(path, num_images, first_seed, sample, reference.frequencies, devices[0])
+        features = images_to_features(
+            extractor, samples, index, protocol.batch_size, progress, devices
+        ).features
+        found[step] = frechet_distance(features_to_statistics(features), reference.statistics)
+        with write_whole(kept) as partial:
+            partial.write_text(json.dumps(found))
+    return found
+
+
+def _along(fd: dict[int, float], scored: Stopping | None) -> tuple[Along, ...]:
+    """What is known of the model by step."""
+    scores = dict(zip(scored.steps, scored.chosen_by, strict=True)) if scored else {}
+    return tuple(
+        Along(step=step, fd=fd.get(step), score=scores.get(step)) for step in sorted(fd.keys() | scores.keys())
+    )
 
 
 def _split(study: Study, data: DataConfig) -> float | None:

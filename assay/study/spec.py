@@ -61,6 +61,21 @@ class EvaluateConfig(Strict):
     num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")
     sample: SampleConfig = Field(SampleConfig(), description="How to sample.")
     batch_size: int = Field(256, ge=1, description="Images computed at a time; no influence on the result.")
+    fd_only: bool = Field(
+        False,
+        description="Leave out KID, precision, recall, coverage and copies, which compare images pair by pair.",
+    )
+    along: int = Field(
+        0,
+        ge=0,
+        description="Also measure this many snapshots, evenly spaced over training, each on num_images samples "
+        "of other seeds. Set it before training.",
+    )
+    result: Literal["final", "best_fd", "best_score"] = Field(
+        "final",
+        description="Which weights to sample: the last, those of the snapshot with the lowest distance (among "
+        "the snapshots of along), or those with the best score on held-out images.",
+    )
 
 
 class Grid(Strict):
@@ -168,6 +183,8 @@ def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _check(study: Study) -> None:
     grid = study.grid
+    if study.evaluate.result == "best_fd" and study.evaluate.along < 2:
+        raise ValueError("evaluate.result = best_fd chooses among snapshots: set evaluate.along, e.g. 10")
     for value in grid.clean_fractions:
         if not 0 <= value <= 1:
             raise ValueError(f"grid.clean_fractions has {value:g}; a fraction is between 0 and 1")

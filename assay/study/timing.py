@@ -34,8 +34,7 @@ def estimate_seconds(opened: OpenStudy) -> dict[str, float]:
 
 def sampling_work(job: Job) -> float:
     """Images of training that a job's sampling amounts to."""
-    num_sampled = job.evaluate.num_images * job.evaluate.num_ranges * len(job.samples)
-    return num_sampled * 2 * job.evaluate.sample.num_steps / _EVALUATIONS_PER_STEP
+    return job.num_sampled * len(job.samples) * 2 * job.evaluate.sample.num_steps / _EVALUATIONS_PER_STEP
 
 
 def seconds_per_image(source: ImageSource, batch_size: int, config: NetConfig, settings: TrainConfig) -> float:

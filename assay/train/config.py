@@ -274,11 +274,21 @@ class LoopConfig(RestoreConfig):
     length: float = Field(0.5, gt=0, description="Steps of a loop, as a share of num_steps.")
 
 
+# Settings of a run that do not decide its weights.
+NOT_DECISIVE: Any = {"sample": True, "train": {"max_per_device"}}
+
+
 class TrainConfig(Strict):
     """How to train (Algorithm 1). Amounts counted in images keep their meaning when the batch size changes."""
 
     num_steps: int = Field(10_000, ge=1, description="Steps of training.")
     batch_size: int = Field(128, ge=1, description="Images per step, over all devices.")
+    max_per_device: int | None = Field(
+        None,
+        ge=1,
+        description="Most images at a time on a device (EDM's batch-gpu): a larger share of the batch takes "
+        "several backward passes. Changes memory and speed, and the result by rounding and dropout only.",
+    )
     accumulate: int = Field(
         1, ge=1, description="Backward passes per step, for batches that do not fit in memory."
     )
@@ -407,7 +417,7 @@ class RunConfig(Strict):
 
     def fingerprint(self, source: ImageSource) -> str:
         """Hash of everything that decides the result; the path of the store does not."""
-        tree = self.model_dump(mode="json", exclude={"sample"})
+        tree = self.model_dump(mode="json", exclude=NOT_DECISIVE)
         tree["data"] = source.fingerprint
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -43,14 +43,17 @@ def train_run(
             for group, rate in zip(optimizer.param_groups, run.rates, strict=True):
                 group["lr"] = rate * lr_factor(run.step, settings)
             for part in range(settings.accumulate):
-                batch = next(batches)
-                with fabric.no_backward_sync(model, enabled=part < settings.accumulate - 1):
-                    loss = losses(model, batch, settings, run.net_config.sigma_data)
-                    total = loss.mean()
-                    if batch.walk_eps is not None:
-                        total = total + consistency(model, batch, run.highest_level, settings)
-                    fabric.backward(total / settings.accumulate)
-                run.note_loss(batch, loss)
+                batch, loss = next(batches), list[Tensor]()
+                pieces = batch.pieces(settings.max_per_device)
+                for number, piece in enumerate(pieces, 1):
+                    is_last = part == settings.accumulate - 1 and number == len(pieces)
+                    with fabric.no_backward_sync(model, enabled=not is_last):
+                        loss.append(losses(model, piece, settings, run.net_config.sigma_data))
+                        total = loss[-1].mean() * (len(piece.index) / len(batch.index))
+                        if batch.walk_eps is not None and number == 1:
+                            total = total + consistency(model, batch, run.highest_level, settings)
+                        fabric.backward(total / settings.accumulate)
+                run.note_loss(batch, torch.cat(loss))
             limit = settings.clip_grad or math.inf
             grad_norm = fabric.clip_gradients(model, optimizer, max_norm=limit, error_if_nonfinite=False)
             run.note_gradient(grad_norm)

@@ -255,7 +255,7 @@ class Run:
     @property
     def final(self) -> Path:
         """The finished run's checkpoint."""
-        return self.run_dir / "snapshots" / "final.safetensors"
+        return final_path(self.run_dir)
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
@@ -522,6 +522,11 @@ def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource, lineage:
     }
     with write_whole(path) as partial:
         partial.write_text(json.dumps(record, indent=2))
+
+
+def final_path(run_dir: Path) -> Path:
+    """Where the weights of a finished run are."""
+    return run_dir / "snapshots" / "final.safetensors"
 
 
 def snapshot_path(run_dir: Path, step: int) -> Path:

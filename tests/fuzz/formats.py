@@ -35,9 +35,10 @@ from assay.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from assay.data import open_store
 from assay.data.pack import read_annotations
 from assay.data.readers import read_any
-from assay.data.store import PackedImage, open_store, write_store
+from assay.data.store import PackedImage, write_store
 from assay.metrics.score import Score, ScoreConfig, load_score
 from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
 from assay.mixture.samples import read_mixture, read_samples, write_samples

@@ -1,0 +1,127 @@
+"""Training on several devices from inside another program: one process per device, watched from here.
+
+`assay train --devices 2` starts its own command once per device. A worker of a study is not a command, so here
+each rank is a process with the environment that `torchrun` would give it. The GPUs are those that the starting
+process may use. A rank that dies ends the others: they would wait for it for ever.
+"""
+
+import math
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+
+from assay.devices import limit_threads
+from assay.orphans import start_worker
+from assay.train.config import DataConfig, RunConfig
+from assay.train.restored import train
+from assay.train.run import Progress
+
+_SECONDS_TO_FAIL = 5.0  # for the other ranks, once one has failed
+
+
+def train_on_ranks(
+    num_ranks: int,
+    config: RunConfig,
+    run_dir: Path,
+    data: DataConfig,
+    snapshot_steps: Sequence[int] = (),
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train as `assay.train.train` on `num_ranks` devices of this machine; True if finished.
+
+    `data` names the images in the folders of this machine.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    num_threads = max(1, torch.get_num_threads() // num_ranks)
+    ranks: dict[Connection, subprocess.Popen[bytes]] = {}
+    failure: Exception | None = None
+    finished, stopping, deadline = False, False, math.inf
+    try:
+        for rank in range(num_ranks):
+            what = num_ranks, num_threads, config, run_dir, data, snapshot_steps
+            environment = _environment(rank, num_ranks, port)
+            process, connection = start_worker(_train_rank, *what, environment=environment)
+            ranks[connection] = process
+        while ranks and time.monotonic() < deadline:
+            if not stopping and should_stop():
+                stopping = True
+                for connection in ranks:
+                    with suppress(OSError):  # it has died
+                        connection.send("stop")
+            for heard in wait(list(ranks), timeout=0.2):
+                assert isinstance(heard, Connection)
+                try:
+                    message = heard.recv()
+                except (EOFError, OSError):
+                    exit_code = ranks.pop(heard).wait()
+                    if exit_code:  # killed: the errors of the others are its consequence
+                        failure = ChildProcessError(
+                            f"a process of a training on {num_ranks} devices died with exit code {exit_code}"
+                        )
+                else:
+                    if isinstance(message, Exception):
+                        failure = failure or message
+                    elif isinstance(message, bool):
+                        finished = message
+                    else:
+                        on_step(*message)
+            if failure is not None:
+                deadline = min(deadline, time.monotonic() + _SECONDS_TO_FAIL)
+    finally:
+        for process in ranks.values():
+            process.kill()
+            process.wait()
+    if failure is not None:
+        raise failure
+    return finished
+
+
+def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    """What `torchrun` tells rank `rank` of `num_ranks` on one machine; Fabric reads it."""
+    same = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "assay"}
+    counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    return {name: str(value) for name, value in (same | counts).items()}
+
+
+def _train_rank(
+    connection: Connection,
+    num_ranks: int,
+    num_threads: int,
+    config: RunConfig,
+    run_dir: Path,
+    data: DataConfig,
+    snapshot_steps: Sequence[int],
+) -> None:
+    """The life of one rank; the first tells how far it is."""
+    limit_threads(num_threads)
+    last_told = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal last_told
+        if time.monotonic() - last_told > 0.1 or progress.step == progress.num_steps:
+            last_told = time.monotonic()
+            connection.send((progress.step, progress.num_steps))
+
+    try:
+        result = train(
+            config,
+            run_dir,
+            data.open(),
+            devices=num_ranks,
+            snapshot_steps=snapshot_steps,
+            on_progress=tell,
+            should_stop=connection.poll,
+        )
+        connection.send(result.finished)
+    except Exception as error:
+        # Not every exception can be sent; a plain one with its text always can.
+        known = isinstance(error, (ValueError, FloatingPointError, OSError))
+        connection.send(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
