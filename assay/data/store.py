@@ -23,7 +23,7 @@ sigma_tn says from which level on. It must get noise up to that level before tra
 of the noise that was removed.
 
 Everything is memory-mapped, so that opening reads the columns of numbers and no images; of large files no more
-than half a GB stays in memory. A store is whole or
+than a quarter of a GB stays in memory. A store is whole or
 absent (`assay.files`), and damage is noticed: columns are compared with their checksums when the store is
 opened, images block by block as they are first read.
 """
@@ -57,7 +57,7 @@ _GROUP = "group.npy"
 _BLOCKS = "blocks.npy"
 CHECKSUM = "checksum"  # of meta.json, the key in it
 _MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
-_MAX_MAPPED_BYTES = 2**29  # of images that stay in memory once they were read
+_MAX_MAPPED_BYTES = 2**28  # of images that stay in memory once they were read
 _WINDOW_BYTES = 2**16  # Linux maps that much around a page that is read
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 
