@@ -17,7 +17,7 @@ from typing import IO, Literal
 
 import numpy as np
 
-from assay.files import naming
+from assay.files import naming, one_line
 
 # What may be unpacked: this much always, and beyond it this many times the packed size. Images rarely
 # shrink by more than a factor of 20; deflate can claim 1,032.
@@ -44,7 +44,10 @@ def check_unpacked(where: str | Path, unpacked: int, packed: int) -> None:
 def check_member_name(path: Path, name: str) -> None:
     """Reject an archive with a member that points outside it."""
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-        raise ValueError(f"{path} has a member named {name!r}, which points outside it: do not trust this file")
+        member = one_line(repr(name))
+        raise ValueError(
+            f"{path} has a member {member}, which points outside it: get it from a source you trust"
+        )
 
 
 class _Limited:
@@ -149,7 +152,7 @@ def read_npy(path: Path, mode: Literal["r", "c"] = "r") -> np.ndarray:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a .npz file."""
     arrays = {}
-    with naming(path, "save it again with np.savez"), zipfile.ZipFile(path) as archive:
+    with naming(path, "save it again with np.savez"), open_zip(path) as archive:
         for info in archive.infolist():
             check_unpacked(path, info.file_size, info.compress_size)
             with archive.open(info) as member:

@@ -289,6 +289,21 @@ def differences(there: Any, here: Any, key: str = "") -> list[str]:
     return [] if there == here else [f"{key}: {there} there, {here} here"]
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one of these
+
+
+def csv_cell(value: object) -> object:
+    """A value for a CSV file: text that a spreadsheet would run begins with an apostrophe."""
+    if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
+        return "'" + value
+    return "" if value is None else value
+
+
+def csv_text(cell: str) -> str:
+    """The text that `csv_cell` made a cell of."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+
+
 def is_number(text: str) -> bool:
     """Whether a cell of a CSV file is a number."""
     try:

@@ -40,7 +40,7 @@ from pydantic import (
 )
 
 from assay.checkpoint import CheckpointInfo
-from assay.files import Name, is_number, naming, one_line, write_whole
+from assay.files import Name, csv_cell, csv_text, is_number, naming, one_line, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
 from assay.metrics.score import Score, paired_errors
 from assay.sample import SampleConfig
@@ -346,7 +346,6 @@ _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
 _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
 _SECONDS = ["train_seconds", "sample_seconds", "score_seconds"]
 COLUMNS = _SETTING + _MEASURED + _COUNTS + _SECONDS
-_FORMULA = ("=", "+", "-", "@")  # a spreadsheet runs a cell that begins with one of these
 
 
 def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
@@ -373,13 +372,6 @@ def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
 
 def _number(value: float) -> str:
     return str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
-
-
-def csv_cell(value: object) -> object:
-    """A value for a CSV file: text that a spreadsheet would run begins with an apostrophe."""
-    if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
-        return "'" + value
-    return "" if value is None else value
 
 
 def read_outcomes(path: Path) -> dict[int, Outcome]:
@@ -477,8 +469,7 @@ class _Cells:
 
     def text(self, name: str) -> str:
         """A cell, "" if it is empty."""
-        text = self.cells.get(name, "")
-        return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
+        return csv_text(self.cells.get(name, ""))
 
     def number(self, name: str) -> float | None:
         """A cell as a number, None if it is empty."""

@@ -33,6 +33,7 @@ from tests.processes import children, seconds_until_gone, workers_of
 from tests.studies import SPEC
 
 MAX_ORPHAN_SECONDS = 5.0
+_SAID = Path(tempfile.gettempdir()) / f"soak-{os.getpid()}.txt"  # by the command that runs
 _TRAIN = (
     "data.sigma=0.5 data.clean_fraction=0.1 net.preset=mlp net.width=32 train.num_steps=60 train.batch_size=64 "
     "train.state_every=5 train.log_every=1 train.snapshot_every=10 train.picture_every=20"
@@ -106,8 +107,8 @@ def _study(folder: Path) -> list[str]:
 def _studied(out: Path) -> dict[str, bytes]:
     kept = _files(out, lambda path: path.name == "final.safetensors" or path.parent.name == "data")
     rows = next(out.rglob("results.csv")).read_text().splitlines()
-    assert rows[0].endswith("train_seconds,sample_seconds")
-    return {**kept, "results": "\n".join(row.rsplit(",", 2)[0] for row in rows).encode()}
+    assert rows[0].endswith("train_seconds,sample_seconds,score_seconds")
+    return {**kept, "results": "\n".join(row.rsplit(",", 3)[0] for row in rows).encode()}
 
 
 def _files(out: Path, wanted: Callable[[Path], bool] = lambda path: True) -> dict[str, bytes]:
@@ -136,10 +137,9 @@ def _start(arguments: Sequence[str], dies_at_write: int | None = None) -> int:
         return child
     code = 1
     try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        if not os.environ.get("SOAK_LOUD"):
-            os.dup2(silence, 2)
+        said = os.open(_SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
         if dies_at_write is not None:
             _die_at_write(dies_at_write)
         app(list(arguments))
@@ -170,7 +170,7 @@ def _run(arguments: Sequence[str], expected_status: int = 0) -> float:
     """Run a command undisturbed; the seconds that it took."""
     started = time.monotonic()
     status = os.waitstatus_to_exitcode(os.waitpid(_start(arguments), 0)[1])
-    assert status == expected_status, f"{arguments} ended with {status}"
+    assert status == expected_status, f"{arguments} ended with {status}: {_SAID.read_text()[-1000:]}"
     return time.monotonic() - started
 
 
@@ -197,6 +197,7 @@ def soak(command: Command, num_kills: int, seed: int = 0) -> Report:
                 _run(command.arguments(folder), expected_status=int(is_there()))
             report.num_finished += 1
             _compare(command, out, expected, report)
+    _SAID.unlink()
     return report
 
 
@@ -245,7 +246,7 @@ def _signal(pid: int, number: int) -> None:
 
 def _ended(status: int, report: Report) -> bool:
     if status not in (0, -signal.SIGKILL):
-        report.faults.append(f"the command ended with {status}")
+        report.faults.append(f"the command ended with {status}: {_SAID.read_text()[-1000:]}")
     return status == 0
 
 

@@ -198,6 +198,19 @@ def test_npz_with_an_unknown_compression_or_a_wrong_checksum(tmp_path: Path) -> 
         read_any(str(path))
 
 
+def test_an_npz_that_has_lost_members_is_rejected(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4, 1), np.uint8), label=[0, 1])
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    end = data.rindex(b"PK\x05\x06")
+    (size,) = struct.unpack_from("<I", data, end + 12)  # of the directory, whose last entry is label.npy
+    struct.pack_into("<I", data, end + 12, size - (46 + len("label.npy")))
+    start = end - size
+    struct.pack_into("<I", data, end + 16, start)
+    (tmp_path / "a.npz").write_bytes(data[: end - 46 - len("label.npy")] + data[end:])
+    with pytest.raises(ValueError, match=r"a\.npz.* declares 2 members and lists 1"):
+        read_any(str(tmp_path / "a.npz"))
+
+
 def test_arrays_without_images(tmp_path: Path) -> None:
     for images in (np.zeros((0, 5, 5), np.uint8), np.zeros((2, 0, 5), np.uint8), np.zeros((2, 5, 5), complex)):
         np.save(tmp_path / "a.npy", images)

@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 from assay.data import open_store
-from assay.data.pack import Conversion, PackReport, pack
+from assay.data.pack import Conversion, PackReport, pack, read_annotations
 from assay.data.readers import read_any
-from assay.files import sha256
+from assay.files import csv_cell, sha256
 
 
 def grey(path: Path, value: int = 100, size: tuple[int, int] = (4, 4)) -> None:
@@ -202,7 +202,7 @@ def test_bad_zips(tmp_path: Path) -> None:
         failing(
             make_zip(tmp_path / "a.zip", ["a.png", name]),
             out,
-            r"a\.zip has a member named .*evil.*do not trust",
+            r"a\.zip has a member .*evil.*a source you trust",
         )
     failing(make_zip(tmp_path / "a.zip", [], {"a.txt": ""}), out, r"a\.zip holds no images")
     labels = json.dumps({"labels": [["a.png", 0]]})
@@ -281,6 +281,17 @@ def test_huggingface_splits_and_empty_cells(tmp_path: Path) -> None:
     failing(tmp_path / "hf", tmp_path / "out", r"hf\[1\] has no image in its column img: remove the row")
     report = pack(read_any(str(tmp_path / "hf")), tmp_path / "out" / "store", skip_bad=True)
     assert report.store.label.tolist() == [1] and len(report.skipped) == 1
+
+
+def test_a_saved_data_set_leads_to_no_file_outside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    grey(tmp_path / "private.png")
+    features = datasets.Features({"img": datasets.Image()})
+    data = datasets.Dataset.from_dict({"img": [str(tmp_path / "private.png")]}, features)
+    monkeypatch.setattr("datasets.arrow_writer.embed_table_storage", lambda table, **_: table)
+    data.save_to_disk(tmp_path / "hf")
+    failing(tmp_path / "hf", tmp_path / "out", r"hf\[0\] is a file outside it.*save the data set")
 
 
 def test_labels_that_skip(tmp_path: Path) -> None:
@@ -404,6 +415,15 @@ def test_annotation_files_that_cannot_be_read(tmp_path: Path) -> None:
     )
     for sigma in (-0.5, float("nan"), float("inf")):
         failing(folder, out, "sigma = .*: a noise level is a finite number >= 0", sigma=sigma)
+
+
+def test_odd_names_are_annotated(tmp_path: Path) -> None:
+    """Names that a spreadsheet would run stand behind an apostrophe; long ones and double spaces are kept."""
+    names = ["=1.png", "a" * 250 + "/" + "b" * 100 + ".png", "c  d.png"]
+    rows = "".join(f"{csv_cell(name)},0.{i}\n" for i, name in enumerate(names, 1))
+    (tmp_path / "a.csv").write_text(f"filename,sigma\n{rows}")
+    levels, problems = read_annotations(tmp_path / "a.csv", names)
+    assert not problems and [levels[i].sigma_tn for i in range(3)] == [0.1, 0.2, 0.3]
 
 
 def test_what_would_change_the_noise_is_refused(tmp_path: Path) -> None:

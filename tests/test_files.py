@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from assay.files import (
+    csv_cell,
+    csv_text,
     hold_lock,
     naming,
     read_json,
@@ -143,6 +145,13 @@ def test_whatever_goes_wrong_with_a_file_becomes_a_sentence_about_it(tmp_path: P
         raise KeyError.__base__("a \x1b[31m\n b")  # no escape sequences reach the terminal
     with pytest.raises(FileNotFoundError), naming(tmp_path / "gone"):
         (tmp_path / "gone").read_text()  # names its file already
+
+
+def test_cells_that_a_spreadsheet_would_run_are_text() -> None:
+    for text in ("=1+1", "+1", "-a", "@x", "'=1", "\t=1", "a=1", "'a", ""):
+        cell = str(csv_cell(text))
+        assert csv_text(cell) == text and cell[:1] not in set("=+-@\t\r")
+    assert csv_cell(-1.5) == -1.5 and csv_cell(None) == ""
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:

@@ -226,4 +226,4 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "map of the noise 4 x 8 x 1" in run(*of_all.split(), "small.npy", "-o", "x", code=1)
     assert "--map-quantile" in run(*of_all.split(), "dead.npy", "-o", "x", code=1)
     assert "twice" in run(*of_all.split(), "map.npy", "--sigma", 3, "-o", "x", code=1)
-    assert "cannot be read" in run(*of_all.split(), "nothing.npy", "-o", "x", code=1)
+    assert "nothing.npy does not exist" in run(*of_all.split(), "nothing.npy", "-o", "x", code=1)

@@ -263,7 +263,7 @@ def _print_values(rows: Sequence[dict[str, Any]], everything: Any, as_json: bool
     if as_json:
         typer.echo(json.dumps(_finite(everything), indent=2, allow_nan=False))
         return
-    from assay.outcome import csv_cell
+    from assay.files import csv_cell
 
     text = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)

@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from assay.archives import read_npy
 from assay.data.picture import image_grid, to_uint8
 from assay.data.units import PhysicalRange, as_plain, black_and_white, to_physical
 from assay.files import differences, read_json, remove_leftovers, write_whole
@@ -123,7 +124,7 @@ class Target:
                 writer.writerow(["filename", *columns])
                 writer.writerows(zip(files, *columns.values(), strict=True))
             return
-        stack = np.stack([np.load(self.file(name)) for name in names])
+        stack = np.stack([read_npy(self.file(name)) for name in names])
         stack = stack[..., None] if stack.ndim == 3 else stack
         with write_whole(self.path) as partial:
             if self.kind == "npz":

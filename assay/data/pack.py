@@ -28,7 +28,7 @@ from assay.data.readers import RawImages, printable
 from assay.data.shards import is_store, join_shards, shard_path
 from assay.data.store import DType, PackedImage, Store, hash_of, write_store
 from assay.data.units import Stabilised
-from assay.files import one_line, write_whole
+from assay.files import csv_text, one_line, write_whole
 
 Fit = Literal["exact", "crop", "resize"]
 Colour = Literal["keep", "grey", "colour"]
@@ -637,9 +637,10 @@ def read_annotations(
     bad: set[int] = set()
     problems: list[Problem] = []
     for where, row in _annotation_rows(path):
-        filename = one_line(str(row["filename"]))
-        candidates = by_last_part.get(filename, [])
-        i = number.get(filename, candidates[0] if len(candidates) == 1 else -1)
+        name = str(row["filename"])
+        filename = one_line(name)  # as a message may quote it
+        candidates = by_last_part.get(name, [])
+        i = number.get(name, candidates[0] if len(candidates) == 1 else -1)
         if i < 0:
             reason = (
                 f"{len(candidates)} images have this name: write their folders too"
@@ -712,4 +713,4 @@ def _annotation_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
             f"{path} has the columns {list(columns)}; expected filename and sigma in the first line"
         )
     for row in reader:
-        yield f"{path} line {reader.line_num}", row
+        yield f"{path} line {reader.line_num}", {**row, "filename": csv_text(row["filename"] or "")}

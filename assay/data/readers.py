@@ -192,10 +192,7 @@ def with_map(raw: RawImages, path: Path) -> RawImages:
 
     (H, W) or (C, H, W) is for all; (N, H, W) and (N, C, H, W) have one for each of N images, in their order.
     """
-    try:
-        maps = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"sigma_map = {path} cannot be read ({error}): give a .npy of numbers") from None
+    maps = read_npy(path)
     if maps.dtype.kind not in "fiu" or maps.ndim not in (2, 3, 4):
         raise ValueError(
             f"sigma_map = {path} holds {maps.dtype} {maps.shape}; expected one level per pixel, (H, W) or "
@@ -505,7 +502,7 @@ def read_huggingface(spec: str) -> RawImages:
         ) from error
     name, _, split = spec.partition(":")
     cure = "save the data set again"
-    if Path(name).exists():
+    if is_saved := Path(name).exists():
         with naming(name, cure):
             data = datasets.load_from_disk(name)
         if isinstance(data, datasets.DatasetDict):
@@ -540,6 +537,11 @@ def read_huggingface(spec: str) -> RawImages:
             cell = data[i][column]
         if cell is None or not (cell["bytes"] or cell["path"]):
             raise ValueError(f"{names[i]} has no image in its column {column}: remove the row")
-        return decode_pixels(cell["bytes"] or Path(cell["path"]).read_bytes(), names[i])
+        if cell["bytes"]:
+            return decode_pixels(cell["bytes"], names[i])
+        file = Path(cell["path"])
+        if is_saved and not file.resolve().is_relative_to(Path(name).resolve()):
+            raise ValueError(f"{names[i]} is a file outside it, {file}: save the data set with its images")
+        return decode_pixels(file.read_bytes(), names[i])
 
     return RawImages(Path(name).name, names, label, class_names, pixels, sigma_tn)

@@ -22,7 +22,7 @@ import torch
 from assay.data import ImageSource
 from assay.data.picture import image_grid
 from assay.devices import find_devices
-from assay.files import hold_lock, remove_leftovers, write_whole
+from assay.files import hold_lock, read_text, remove_leftovers, write_whole
 from assay.metrics import (
     Extractor,
     Reference,
@@ -106,7 +106,7 @@ class OpenStudy:
     def failure(self, job: Job) -> str | None:
         """Why the job failed the last time, if it did."""
         path = failure_path(self.folder, job)
-        return path.read_text() if path.exists() else None
+        return path.read_text(errors="replace") if path.exists() else None
 
 
 def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[str] = ()) -> OpenStudy:
@@ -123,7 +123,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     spec = Path(spec)
     kept = spec.with_name(_SETTINGS)
     if not settings and kept.exists():
-        settings = kept.read_text().splitlines()
+        settings = read_text(kept).splitlines()
     study = read_study(spec, settings)
     folder = folder or Path("out") / study.name
     if (folder / "study.toml").exists():

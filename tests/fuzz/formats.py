@@ -19,12 +19,14 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tifffile
 import torch
+from astropy.io import fits
 from PIL import Image
 
 from assay.checkpoint import (
@@ -37,14 +39,19 @@ from assay.checkpoint import (
 )
 from assay.data import open_store
 from assay.data.pack import read_annotations
-from assay.data.readers import read_any
+from assay.data.readers import RawImages, read_any, with_map
 from assay.data.store import PackedImage, write_store
+from assay.files import sha256
+from assay.metrics.evaluate import Evaluation, reference_from_images
+from assay.metrics.extract import load_extractor
 from assay.metrics.score import Score, ScoreConfig, load_score
 from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
+from assay.metrics.tune import Tuned, load_tuned, tuned_path
 from assay.mixture.samples import read_mixture, read_samples, write_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
-from assay.outcome import load_outcome
+from assay.outcome import Outcome, Setting, load_outcome, write_outcomes
 from assay.pricing.table import PAPER, read_comparable
+from assay.sample import SampleConfig
 from assay.study.spec import read_study
 from assay.train.config import read_config, read_toml
 from assay.train.record import read_lines
@@ -56,6 +63,7 @@ from tests.test_data_scientific import WRITERS
 GOLDEN = Path(__file__).parents[1] / "golden"
 _RNG = np.random.default_rng(0)
 _IMAGES = _RNG.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+_MAPS = [np.full((1, 8, 8), 0.1 * i, np.float32) for i in range(6)]  # of noise levels
 _MAX_READ = 50  # images; a mutant may have many more than the valid file
 
 
@@ -74,8 +82,13 @@ class Format:
 
 
 def _raw(path: Path, **options: Any) -> Any:
-    raw = read_any(str(path), **options)
-    return raw.label, raw.class_names, raw.sigma_tn, [raw.pixels(i) for i in range(len(raw.names))[:_MAX_READ]]
+    return _contents(read_any(str(path), **options))
+
+
+def _contents(raw: RawImages) -> Any:
+    images = range(len(raw.names))[:_MAX_READ]
+    maps = [raw.sigma_map(i) for i in images] if raw.sigma_map else None
+    return raw.label, raw.class_names, raw.sigma_tn, [raw.pixels(i) for i in images], maps
 
 
 def _folder(path: Path) -> Any:
@@ -209,15 +222,40 @@ def _scientific(name: str, part: str = "") -> Callable[[Path], Path]:
         if path.is_dir():
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
-        WRITERS[name](path)
+        write = next(write for known, write in WRITERS.items() if name.startswith(known.removesuffix(".gz")))
+        write(path)
         return path / part if part else path
 
     return make
 
 
-def _read_scientific(path: Path) -> Any:
+def _read_scientific(path: Path, noise: str | None = None) -> Any:
     whole = next((parent for parent in path.parents if parent.suffix == ".zarr"), path)
-    return _raw(whole, dataset="images" if whole.name == "a.zarr" else None)
+    return _raw(whole, dataset="images" if whole.name == "a.zarr" else None, noise=noise)
+
+
+def _npy_image(folder: Path) -> Path:
+    for name, image in zip("ab", _IMAGES, strict=False):
+        np.save(folder / f"{name}.npy", image)
+    return folder / "a.npy"
+
+
+def _noise_image(folder: Path) -> Path:
+    """A frame with the noise of each of its pixels."""
+    pixels = _RNG.uniform(size=(2, 6, 7)).astype(np.float32)
+    hdus = [fits.PrimaryHDU(pixels[0]), fits.ImageHDU(pixels[1], name="ERR")]
+    fits.HDUList(hdus).writeto(folder / "a.fits", overwrite=True)
+    return folder / "a.fits"
+
+
+def _sigma_map(folder: Path) -> Path:
+    np.save(folder / "images.npy", _IMAGES)
+    np.save(folder / "map.npy", _RNG.uniform(1, 2, (8, 8)).astype(np.float32))
+    return folder / "map.npy"
+
+
+def _read_sigma_map(path: Path) -> Any:
+    return _contents(with_map(read_any(str(path.with_name("images.npy"))), path))
 
 
 # --- our own files -----------------------------------------------------------------------------------------
@@ -228,7 +266,9 @@ def _store(file: str) -> Callable[[Path], Path]:
         path = folder / "store"
         shutil.rmtree(path, ignore_errors=True)
         images = [
-            PackedImage(f"{i}.png", image.transpose(2, 0, 1), 0.1 * i, i % 2, 0.1 * i + 0.1, None, i // 2)
+            PackedImage(
+                f"{i}.png", image.transpose(2, 0, 1), 0.1 * i, i % 2, 0.1 * i + 0.1, None, i // 2, _MAPS[i]
+            )
             for i, image in enumerate(_IMAGES)
         ]
         write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
@@ -239,10 +279,10 @@ def _store(file: str) -> Callable[[Path], Path]:
 
 def _read_store(path: Path) -> Any:
     store = open_store(path.parent)
-    x = store.read(torch.arange(len(store)))
+    x, maps = store.read(torch.arange(len(store))), store.read_map(torch.arange(len(store)))
     columns = store.sigma_tn, store.label, store.usable_from, store.group
     names = store.source_names(range(len(store)))
-    return x, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint
+    return x, maps, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint
 
 
 _MLP = MLPConfig(image_shape=(1, 4, 4), num_classes=2, width=8, num_blocks=1)
@@ -253,6 +293,22 @@ def _checkpoint(folder: Path) -> Path:
     info = CheckpointInfo(dataset="digits", sigma_tn=((0.0, 0.5), (0.2, 0.5)), label_names=("a", "b"))
     save_checkpoint(folder / "a.safetensors", build_denoiser(_MLP), _MLP, info)
     return folder / "a.safetensors"
+
+
+def _tuned(folder: Path) -> Path:
+    checkpoint = _checkpoint(folder)
+    found = Tuned(
+        sample=SampleConfig(),
+        fd=1.5,
+        fd_before=2.5,
+        num_images=100,
+        extractor="pixels",
+        held_out="digits",
+        checkpoint_sha256=sha256(checkpoint),
+        trials=(),
+    )
+    tuned_path(checkpoint).write_text(found.model_dump_json())
+    return tuned_path(checkpoint)
 
 
 def _weights(checkpoint: Checkpoint) -> Any:
@@ -294,6 +350,31 @@ def _snapshot(folder: Path) -> Path:
 def _statistics(folder: Path) -> Path:
     save_statistics(folder / "ref.npz", features_to_statistics(_RNG.normal(size=(30, 5))))
     return folder / "ref.npz"
+
+
+def _edm_reference(folder: Path) -> Path:
+    features = _RNG.normal(size=(30, 5))
+    np.savez(folder / "ref.npz", mu=features.mean(0), sigma=np.cov(features.T))
+    return folder / "ref.npz"
+
+
+def _reference(folder: Path) -> Any:
+    source, extractor = open_store(folder / "clean"), load_extractor("pixels", folder)
+    found = reference_from_images(source, extractor, folder / "cache")
+    return found.features, vars(found.statistics)
+
+
+def _features(folder: Path) -> Path:
+    for name in ("cache", "clean"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    images = [PackedImage(str(i), image.transpose(2, 0, 1), 0, -1) for i, image in enumerate([*_IMAGES] * 4)]
+    write_store(folder / "clean", "clean", images, (3, 8, 8), "uint8", (0, 255), ())
+    _reference(folder)
+    return next((folder / "cache").rglob("features.npy"))
+
+
+def _read_features(path: Path) -> Any:
+    return _reference(next(parent for parent in path.parents if parent.name == "cache").parent)
 
 
 def _text(name: str, text: str) -> Callable[[Path], Path]:
@@ -343,6 +424,25 @@ _SCORE = Score(
 )
 
 
+_OUTCOME = Outcome(
+    setting=Setting(dataset="digits", num_clean=100, noisy=((0.5, 900),), seed=0),
+    evaluation=Evaluation.model_validate_json(_EVALUATION),
+    train_seconds=1.5,
+)
+
+
+def _results(folder: Path) -> Path:
+    found = []
+    for level in (None, 0.5):
+        for number in (100, 200, 400):
+            setting = Setting(dataset="digits", num_clean=number, noisy=((level, 800),) if level else ())
+            distance = 1000 / (number + (400 if level else 0))
+            evaluation = _OUTCOME.evaluation.model_copy(update={"fd": distance})
+            found.append(_OUTCOME.model_copy(update={"setting": setting, "evaluation": evaluation}))
+    write_outcomes(folder / "results.csv", found)
+    return folder / "results.csv"
+
+
 def _read_annotations(path: Path) -> Any:
     levels, problems = read_annotations(path, ["0.png", "1.png", "2.png"])
     if problems:
@@ -365,10 +465,13 @@ FORMATS: list[Format] = [
             "usable_from.npy",
             "group.npy",
             "blocks.npy",
+            "sigma_map.npy",
+            "map_index.npy",
             "meta.json",
         )
     ),
     Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
+    Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
     Format("EDM pickle", _snapshot, lambda path: _weights(import_checkpoint(path))),
     Format(
@@ -422,6 +525,14 @@ FORMATS: list[Format] = [
         for name in WRITERS
         if not name.endswith("zarr")
     ),
+    Format("a.fits.gz", _scientific("a.fits.gz"), _read_scientific, True),
+    Format("a.nii", _scientific("a.nii"), _read_scientific),
+    Format("fits keyword", _scientific("a.fits"), partial(_read_scientific, noise="RDNOISE")),
+    Format("fits noise image", _noise_image, partial(_read_scientific, noise="ERR")),
+    Format("hdf5 levels", _scientific("a.h5"), partial(_read_scientific, noise="levels")),
+    Format("npy folder", _npy_image, _folder),
+    Format("sigma map npy", _sigma_map, _read_sigma_map),
+    Format("ome-zarr", _scientific("ome.zarr", "zarr.json"), _read_scientific, named=lambda path: "ome.zarr"),
     Format(
         "zarr array", _scientific("a.zarr", "images/c/0/0/0"), _read_scientific, named=lambda path: "a.zarr"
     ),
@@ -435,9 +546,13 @@ FORMATS: list[Format] = [
     Format("run config", _text("config.json", _RUN), read_run),
     Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
     Format("results.csv", _text("results.csv", PAPER.read_text()), _read_table),
+    Format("results.csv of a study", _results, _read_table),
+    Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),
     Format("evaluation json", _text("a.json", _EVALUATION), load_outcome),
     Format("score json", _text("a.json", _SCORE.model_dump_json()), lambda path: load_score(path).model_dump()),
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
+    Format("EDM reference npz", _edm_reference, lambda path: vars(load_statistics(path)), True),
+    Format("features", _features, _read_features, True),
     Format("mixture json", _text("a.json", _MIXTURE), lambda path: vars(read_mixture(path))),
     Format("samples csv", _samples("a.csv"), read_samples),
     Format("samples npy", _samples("a.npy"), read_samples),

@@ -23,6 +23,7 @@ from assay.data.readers import RawImages
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.figure import COLOURS, Panel, Series
+from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
 _BATCH = 64
@@ -361,7 +362,9 @@ def write_levels(found: Audit, path: Path) -> None:
         for name, *numbers in zip(
             found.names, found.sigma, found.low, found.high, found.correlation, found.clipped, strict=True
         ):
-            writer.writerow([name, *("" if math.isnan(number) else f"{number:.6g}" for number in numbers)])
+            writer.writerow(
+                [csv_cell(name), *("" if math.isnan(number) else f"{number:.6g}" for number in numbers)]
+            )
 
 
 def audit_panels(found: Audit) -> list[Panel]:
