@@ -74,6 +74,33 @@ def test_from_files_to_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(priced) == 1 and re.search("replace a clean one|do not decide what noisy images", priced[0])
 
 
+def test_a_store_without_clean_images_is_studied_above_its_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    sigma = np.where(np.arange(400) < 200, 1.6, 3.2)  # 0.2 and 0.4 of images from -1 to 1
+    digits = load_digits().images[:400] + sigma[:, None, None] * rng.standard_normal((400, 8, 8))
+    np.save("scans.npy", digits.astype(np.float32))
+    lines = [f"scans.npy[{i}],{level}" for i, level in enumerate(sigma)]
+    Path("levels.csv").write_text("\n".join(["filename,sigma", *lines]) + "\n")
+    run("data", "pack", "scans.npy", "--range", "0,16", "--sigma-file", "levels.csv", "-o", "scans")
+    said = run("study", "init", "scans", "--minutes", 0.01)
+    assert "no clean images of 1 x 8 x 8" in said and "360 noisy ones, with noise of 0.2 to 0.4" in said
+    text = Path("study.toml").read_text()
+    assert "noisy_fractions = [1, 0.5, 0.25]" in text and "extractor" not in text
+    short = re.sub(r"num_steps = \d+", "num_steps = 6", text).replace("num_images = 50", "num_images = 20")
+    Path("study.toml").write_text(short + "[evaluate.sample]\nnum_steps = 3\n")
+    said = run("study", "run", "study.toml", "--workers", 1)
+    outcomes = read_outcomes(Path("out/scans/results.csv")).values()
+    assert {each.setting.num_noisy for each in outcomes} == {360, 180, 90}
+    assert all(each.setting.num_clean == 0 and each.evaluation.score is not None for each in outcomes)
+    assert "360 noisy images reach" in said and "180 of them" in said and "no row has clean images" in said
+    assert Path("out/scans/report.html").stat().st_size > 10_000
+    tables = Path("out/scans/tables.md").read_text()
+    assert all(f"{number} images" in tables for number in (360, 180, 90))
+
+
 def test_the_store_and_the_time_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that says 1 ms per image, whatever the machine."""
     monkeypatch.setattr(init, "seconds_per_image", lambda *arguments: 1e-3)
@@ -109,8 +136,13 @@ def test_the_store_and_the_time_decide(tmp_path: Path, monkeypatch: pytest.Monke
     few = drafted("few", 2000)
     assert few.study.grid.clean_fractions == (1,) and few.study.train.batch_size == 16
 
-    packed(tmp_path / "noisy", [0.2] * 100)
-    with pytest.raises(ValueError, match="0 clean images"):
-        draft_study(Path("noisy"))
+    packed(tmp_path / "noisy", [0.1, 0.2, 0.3, 0.4] * 200)
+    lean, rich = drafted("noisy", 20), drafted("noisy", 2000)
+    assert {arm.setting.num_noisy for arm in lean.arms} == {720, 360, 180}
+    assert len(rich.jobs) > 4 * len(lean.jobs) and rich.study.grid.noisy_fractions == (1, 0.5, 0.25, 0.1)
+    for name, sigma in (("faint", [0.2] * 190), ("mostly", [0.0] * 5 + [0.2] * 300)):
+        packed(tmp_path / name, sigma)
+        with pytest.raises(ValueError, match="pack more"):
+            draft_study(Path(name))
     with pytest.raises(ValueError, match="minutes"):
         draft_study(Path("clean"), 0)

@@ -131,6 +131,8 @@ def comparable(
         and dataset in (None, setting.dataset)
         and currency.value(outcomes[line]) is not None
     ]
+    if not any(setting.num_clean > 0 for setting in settings.values()):
+        raise ValueError(f"{where}: no row has clean images, and a price compares noisy images with clean ones")
     if not kept:
         raise ValueError(
             f"{where}: none of the lines {min(settings)} to {max(settings)} has full sampling, no consistency "

@@ -1,7 +1,8 @@
 """A first study file, fitted to a store and to the time that you have.
 
 The noise of the store decides the grid: with noisy images, a ladder of its clean images with and without them;
-with clean images alone, simulated noise. The richest grid is taken whose trainings get enough steps in the
+with clean images alone, simulated noise; with noisy images alone, a ladder of them, scored on held-out noisy
+ones at the levels above their noise. The richest grid is taken whose trainings get enough steps in the
 time. Steps are timed on this machine. The text is opened as a study before it is returned.
 """
 
@@ -12,13 +13,14 @@ import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from assay.data import ImageSource
 from assay.metrics.evaluate import MIN_IMAGES
 from assay.study.arms import level_bins
-from assay.study.run import OpenStudy, open_study
+from assay.study.run import OpenStudy, can_score, open_study
 from assay.study.timing import NUM_TIMED_STEPS, sampling_work, seconds_per_image
-from assay.train.config import DataConfig
+from assay.train.config import MIN_HELD_OUT, DataConfig
 from assay.train.presets import PRESETS
 
 _PRESETS = {12: "digits", 20: "tiny", math.inf: "small"}  # by the longer side in pixels, at most
@@ -47,6 +49,11 @@ _GRIDS = (
     _Grid((1, 0.5, 0.25, 0.1, 0), ("clean_only",), by_level=False),
     _Grid((1, 0.5, 0.2), ("clean_only",), by_level=False),
 )
+_NOISY_GRIDS = (  # of stores without clean images; fractions are of the noisy ones
+    _Grid((1, 0.5, 0.25, 0.1), ("truncated", "consistency"), (0, 1, 2)),
+    _Grid((1, 0.5, 0.25), ("truncated", "consistency")),
+    _Grid((1, 0.5, 0.25), ("truncated",), by_level=False),
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,9 @@ class _Draft:
     name: str
     about: str
     grid: _Grid
-    fractions: tuple[float, ...]
+    fractions: tuple[float, ...]  # of the clean images, or without any of the noisy ones
     levels: tuple[float, float] | None  # of the noisy images; None: all are clean
-    extractor: str
+    extractor: Literal["classifier", "pixels", "none"]  # none: there are no clean images to compare with
     preset: str
     batch_size: int = 1
     num_steps: int = _MIN_STEPS
@@ -72,6 +79,7 @@ class _Draft:
         num_images = self.num_steps * self.batch_size
         net = PRESETS[self.preset].net["preset"]
         more = "".join(f"{key} = {json.dumps(train[key])}\n" for key in _MORE if key in train)
+        num_ranges, how_often = (1, "to look at") if self.extractor == "none" else (3, "three times")
         return f"""\
 # {self.about}
 # Written by `assay study init`; change what you like. `assay study plan` says how long it will take, and
@@ -82,7 +90,8 @@ name = {_quoted(self.name)}              # results go to out/{self.name}
 
 [data]
 store = {_quoted(self.store)}
-# A tenth of the clean images is held out and never trained on; held_out = 0.2 or 500 changes that.
+# A tenth of the {"noisy" if self.extractor == "none" else "clean"} images is held out and never trained on; \
+held_out = 0.2 or 500 changes that.
 
 [net]
 preset = {_quoted(net)}           # for images of this size; `assay net list` shows others
@@ -98,8 +107,8 @@ ema_half_life_images = {train["ema_half_life_images"]}
 
 [evaluate]
 {_EXTRACTORS[self.extractor]}
-num_images = {self.num_sampled}          # sampled from each model, three times
-num_ranges = 3
+num_images = {self.num_sampled}          # sampled from each model, {how_often}
+num_ranges = {num_ranges}
 
 [grid]
 {self._grid_text()}
@@ -125,6 +134,13 @@ baselines = {baselines}"""
             else "# All noisy images together; without this line also in bins of levels, which takes longer.\n"
             f"levels = [[{low}, {high}]]"
         )
+        if self.extractor == "none":
+            return f"""\
+clean_fractions = [0]
+noisy_fractions = {fractions}   # shares of the noisy images: what more of them would give
+{bins}
+# truncated, consistency: two ways to sample and train with noisy images alone.
+baselines = {baselines}"""
         return f"""\
 # Shares of the clean images, each with and without the noisy ones; 0 is the noisy ones alone.
 clean_fractions = {fractions}
@@ -139,6 +155,8 @@ _EXTRACTORS = {
     "pixels": "# The clean images have no labels to train a classifier on. For photographs choose\n"
     "# mobilenet_v2, whose weights are downloaded.\n"
     'extractor = "pixels"',
+    "none": "# There are no clean images to compare samples with. Models are scored on held-out noisy images,\n"
+    "# at levels above their noise; the score says nothing about finer detail.",
 }
 
 
@@ -150,8 +168,8 @@ def draft_study(store: Path, minutes: float = 30.0, cores: int | None = None) ->
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
         data = DataConfig(store=store).resolved(folder / "data", hold_out=True)
-        draft, per_image = _first_draft(store, data.open()), 0.0
-        for grid in _GRIDS:
+        draft, per_image = _first_draft(store, data.open(), data.open_held_out()), 0.0
+        for grid in _NOISY_GRIDS if draft.extractor == "none" else _GRIDS:
             draft, opened = _on_grid(draft, grid, folder)
             if not per_image:
                 config = opened.jobs[0].config
@@ -178,22 +196,22 @@ def draft_study(store: Path, minutes: float = 30.0, cores: int | None = None) ->
     return replace(draft, timing=timing).text()
 
 
-def _first_draft(store: Path, source: ImageSource) -> _Draft:
+def _first_draft(store: Path, source: ImageSource, held_out: ImageSource | None) -> _Draft:
     """What follows from the images alone."""
     clean = source.sigma_tn == 0
-    if int(clean.sum()) < MIN_IMAGES:
+    num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
+    if 0 < num_clean < MIN_IMAGES or (not num_clean and not can_score(held_out)):
         raise ValueError(
-            f"{source.name} has {int(clean.sum())} clean images to compare samples with, and a study needs at "
-            f"least {MIN_IMAGES}: pack some with the noisy ones (`assay data pack clean/ --sigma 0 noisy/ "
-            "--sigma-file levels.csv`), or compare models that you train by `assay evaluate CHECKPOINT "
-            "--held-out STORE`, which takes noisy images"
+            f"{source.name} has {num_clean} clean and {num_noisy} noisy images, and a study needs at least "
+            f"{MIN_IMAGES} clean images to compare samples with, or {20 * MIN_HELD_OUT} noisy ones and no "
+            "clean one: pack more images"
         )
     labelled = source.label[clean & (source.label >= 0)]
     has_labels = len(labelled) >= MIN_IMAGES and len(labelled.unique()) > 1
-    num_noisy = int((~clean).sum())
     bins = level_bins(source.sigma_tn)
     shape = " x ".join(map(str, source.image_shape))
-    about = f"A study of {source.name}: {int(clean.sum()):,} clean images of {shape} (C x H x W) to train on"
+    counted = f"{num_clean:,}" if num_clean else "no"
+    about = f"A study of {source.name}: {counted} clean images of {shape} (C x H x W) to train on"
     if num_noisy:
         about += f",\n# and {num_noisy:,} noisy ones, with noise of {bins[0][0]:.3g} to {bins[-1][1]:.3g}"
     return _Draft(
@@ -203,7 +221,7 @@ def _first_draft(store: Path, source: ImageSource) -> _Draft:
         grid=_GRIDS[0],
         fractions=_GRIDS[0].fractions,
         levels=(bins[0][0], bins[-1][1]) if num_noisy else None,
-        extractor="classifier" if has_labels else "pixels",
+        extractor="none" if not num_clean else "classifier" if has_labels else "pixels",
         preset=next(name for side, name in _PRESETS.items() if max(source.image_shape[1:]) <= side),
     )
 
@@ -211,8 +229,9 @@ def _first_draft(store: Path, source: ImageSource) -> _Draft:
 def _on_grid(draft: _Draft, grid: _Grid, folder: Path) -> tuple[_Draft, OpenStudy]:
     """The draft on a grid: without fractions that keep too few images, and batches that every part can fill."""
     draft = replace(draft, grid=grid, fractions=(1,), batch_size=1)
-    num_clean = int((_open(draft, folder).source.sigma_tn == 0).sum())
-    fractions = tuple(p for p in grid.fractions if p in (0, 1) or p * num_clean >= _MIN_PART)
+    sigma_tn = _open(draft, folder).source.sigma_tn
+    num_clean = int((sigma_tn == 0).sum())
+    fractions = tuple(p for p in grid.fractions if p in (0, 1) or p * (num_clean or len(sigma_tn)) >= _MIN_PART)
     draft = replace(draft, fractions=fractions)
     opened = _open(draft, folder)
     if 0 in fractions and _smallest(opened) < min(_MIN_PART, num_clean):  # a level with few images
@@ -233,9 +252,8 @@ def _in_time(draft: _Draft, opened: OpenStudy, affordable: float) -> tuple[_Draf
     `affordable` is the work that the time allows, in images of training.
     """
     per_sample = sum(map(sampling_work, opened.jobs)) / opened.study.evaluate.num_images
-    num_sampled = next(
-        (n for n in _NUM_SAMPLED if n * per_sample <= _SAMPLING_SHARE * affordable), _NUM_SAMPLED[-1]
-    )
+    counts = _NUM_SAMPLED[-1:] if draft.extractor == "none" else _NUM_SAMPLED  # few, if only to look at
+    num_sampled = next((n for n in counts if n * per_sample <= _SAMPLING_SHARE * affordable), counts[-1])
     per_step = draft.batch_size * sum(job.work for job in opened.jobs) / opened.study.train.num_steps
     train = PRESETS[draft.preset].train
     most = train["num_steps"] * train["batch_size"] // draft.batch_size

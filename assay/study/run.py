@@ -135,7 +135,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         source, held_out = data.open(), data.open_held_out()
         arms = study_arms(study, data, source)
         check_against_data(arms, source)
-        if study.evaluate.result == "best_score" and not _can_score(held_out):
+        if study.evaluate.result == "best_score" and not can_score(held_out):
             raise ValueError("evaluate.result = best_score needs more held-out images: set data.held_out")
     if spec.resolve() != (folder / "study.toml").resolve():
         with write_whole(folder / "study.toml") as partial:
@@ -163,7 +163,7 @@ def prepare_shared(opened: OpenStudy) -> None:
 def _reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extractor, Reference] | None:
     """What samples are compared with; None for images without labels, where the score alone is measured."""
     source, held_out, chosen = data.open(), data.open_held_out(), study.evaluate
-    if "extractor" not in chosen.model_fields_set and _can_score(held_out) and not has_labels(source):
+    if "extractor" not in chosen.model_fields_set and can_score(held_out) and not has_labels(source):
         return None
     devices = find_devices()
     extractor = load_extractor(chosen.extractor, folder / "shared", reference=source, device=devices[0])
@@ -176,7 +176,7 @@ def _reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extractor,
     return extractor, reference_from_images(source, extractor, folder / "shared", devices=devices)
 
 
-def _can_score(held_out: ImageSource | None) -> bool:
+def can_score(held_out: ImageSource | None) -> bool:
     """Whether each half of the held-out images is enough for a score."""
     return held_out is not None and len(held_out) >= 2 * MIN_IMAGES
 
@@ -206,7 +206,7 @@ def execute(
         return True
     images, held_out = job.config.data.with_stores(data.all_paths), data.open_held_out()
     protocol, training, last = study.evaluate, job.config.train, job.config.train.total_steps
-    stops = stopping_steps(last) if _can_score(held_out) else []
+    stops = stopping_steps(last) if can_score(held_out) else []
     passed = along_steps(last, protocol.along)
     steps = sorted({*stops, *passed})
     clock = _Clock(run_dir / "seconds.json")

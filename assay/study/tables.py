@@ -95,7 +95,7 @@ def headline_settings(settings: Iterable[Setting]) -> dict[Role, Setting]:
     most = max((s.num_clean for s in grid), default=math.nan)
 
     def clean_part(setting: Setting) -> float:  # of the data set, or where noise is real of the clean images
-        return setting.num_clean / most if setting.clean_fraction is None else setting.clean_fraction
+        return setting.num_clean / (most or 1) if setting.clean_fraction is None else setting.clean_fraction
 
     few = min({clean_part(s) for s in grid if s.num_clean} - {1.0}, default=math.nan)
 
@@ -129,6 +129,8 @@ def headline(outcomes: Sequence[Outcome], currency: Currency = FD) -> str:
     values = averages(outcomes, currency)
     roles = headline_settings(values)
     if "mix" not in roles:
+        if not any(setting.num_clean for setting in values):
+            return _noisy_ladder(values, currency.title(outcomes[0]))
         if any(setting.table == "clean_mix" for setting in values):
             return "The headline setting has not been run yet."
         best = min(values, key=lambda setting: values[setting].mean)
@@ -149,6 +151,17 @@ def headline(outcomes: Sequence[Outcome], currency: Currency = FD) -> str:
     return "; ".join(parts) + "."
 
 
+def _noisy_ladder(values: Mapping[Setting, Average], name: str) -> str:
+    """What more noisy images give where no model saw a clean one, in words."""
+    plain = {s: v for s, v in values.items() if s.table == "only_noisy" and s.sampling == "full"}
+    plain = {s: v for s, v in plain.items() if not s.consistency} or dict(values)
+    widest = max(len(s.levels) for s in plain)
+    steps = sorted((s for s in plain if len(s.levels) == widest), key=lambda s: -s.num_noisy)
+    parts = [f"{setting.num_noisy:,.0f} of them {plain[setting]}" for setting in steps[1:]]
+    first = f"{headline_title(steps[0])} images reach {name} {plain[steps[0]]}"
+    return "; ".join([first, *parts]) + ". No clean image was used, so there is none to price."
+
+
 def _headline_table(values: Mapping[Setting, Average], name: str) -> Table | None:
     """Table 1: the headline settings at the highest noise of the grid."""
     roles = headline_settings(values).values()
@@ -161,16 +174,21 @@ def _headline_table(values: Mapping[Setting, Average], name: str) -> Table | Non
 
 def _only_noisy_table(values: Mapping[Setting, Average], name: str) -> Table | None:
     """Table 2: noisy images alone, by noise level and way of sampling or training."""
-    alone: dict[tuple[tuple[float, ...], str, bool], Average] = {
-        (s.levels, s.sampling, s.consistency): value for s, value in values.items() if s.table == "only_noisy"
+    alone: dict[tuple[tuple[float, ...], float, str, bool], Average] = {
+        (s.levels, s.num_noisy, s.sampling, s.consistency): value
+        for s, value in values.items()
+        if s.table == "only_noisy"
     }
     if not alone:
         return None
     clean = headline_settings(values).get("all_clean")
     rows: list[tuple[str, ...]] = [] if clean is None else [("0", str(values[clean]), "NA", "NA")]
-    for levels in sorted({key[0] for key in alone}):
+    kinds = sorted({key[:2] for key in alone}, key=lambda kind: (kind[0], -kind[1]))
+    for levels, number in kinds:
         ways = [("full", False), ("truncated", False), ("full", True)]
-        rows.append((_levels(levels), *(str(alone.get((levels, *way), "NA")) for way in ways)))
+        several = sum(kind[0] == levels for kind in kinds) > 1
+        title = f"{_levels(levels)}, {number:,.0f} images" if several else _levels(levels)
+        rows.append((title, *(str(alone.get((levels, number, *way), "NA")) for way in ways)))
     header = ("noise level", "full sampling", "truncated sampling", "consistency + full sampling")
     return Table(f"{name} from noisy images alone", header, tuple(rows))
 

@@ -27,7 +27,7 @@ from assay.generate import RestoreConfig
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
 
-_MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # images, where nothing is said: a score needs 20
+MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # images, where nothing is said: a score needs 20
 
 
 class Strict(BaseModel):
@@ -139,7 +139,7 @@ class DataConfig(Strict):
                 f"({', '.join(KNOWN)}); data.store is a store of yours or a list: pack the images you want"
             )
         held_out, num_following = self.held_out, 0
-        fewest = _MIN_HELD_OUT if held_out is None else None
+        fewest = MIN_HELD_OUT if held_out is None else None
         if self.num_images is not None and not isinstance(held_out, Path):
             number = _MAX_HELD_OUT * hold_out if held_out is None else held_out
             num_following = view.count_of(number, self.num_images)
@@ -165,7 +165,7 @@ class DataConfig(Strict):
         if held_out is None and hold_out:
             sigma_tn = resolved.open().sigma_tn
             num_there = int((sigma_tn == 0).sum()) or len(sigma_tn)
-            number = min(max(num_there // 10, _MIN_HELD_OUT), _MAX_HELD_OUT)
+            number = min(max(num_there // 10, MIN_HELD_OUT), _MAX_HELD_OUT)
             return resolved.model_copy(update={"held_out": number if num_there >= 5 * number else 0})
         return resolved
 
