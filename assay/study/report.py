@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from assay.data.show import noise_picture
 from assay.figure import COLOURS, Panel, Series, save_png
-from assay.files import write_whole
+from assay.files import csv_cell, naming, write_whole
 from assay.metrics import Score
 from assay.outcome import CURRENCIES, FD, SCORE, Currency, Outcome, Setting, read_outcomes, write_outcomes
 from assay.pricing import PAPER, comparable, price_report
@@ -208,10 +208,13 @@ def _subject(
         if price.series and not (priced.law and priced.law_is_open(priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
     if not one_of_many:
-        by_step = _training_panels(folder / "training.csv", currency.name, metric)
+        again = "remove it, and run `assay study report` again"
+        with naming(folder / "training.csv", again):
+            by_step = _training_panels(folder / "training.csv", currency.name, metric)
         if many_currencies and currency is SCORE:
             by_step.pop("loss_by_step", None)  # it is shown with FD
-        panels |= by_step | (_level_panels(folder / "levels.csv") if currency is SCORE else {})
+        with naming(folder / "levels.csv", again):
+            panels |= by_step | (_level_panels(folder / "levels.csv") if currency is SCORE else {})
     values, noise = averages(outcomes, currency), folder / "figures" / f"{slug}noise_levels.png"
     samples = []
     for role, setting in headline_settings(values).items():
@@ -278,7 +281,7 @@ def _write_training(opened: OpenStudy, found: Sequence[tuple[Arm, Outcome]], sho
     def write(setting: object, points: Iterable[Mapping[str, object]]) -> None:
         nonlocal curve
         curve += 1
-        writer.writerows({"curve": curve, "setting": setting, **point} for point in points)
+        writer.writerows({"curve": curve, "setting": csv_cell(str(setting)), **point} for point in points)
 
     # Settings that differ only in how they are sampled share a run: the first one represents it.
     runs: dict[Path, Arm] = {}
@@ -286,9 +289,10 @@ def _write_training(opened: OpenStudy, found: Sequence[tuple[Arm, Outcome]], sho
         runs.setdefault(opened.picture(arm).parent, arm)
     for run_dir, arm in runs.items():
         path = run_dir / "metrics.jsonl"
-        points = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-        few = points[:: -(-len(points) // _MAX_CURVE) or 1]
-        write(headline_title(arm.setting), ({"step": point["step"], "loss": point["loss"]} for point in few))
+        with naming(path, "remove it, and the report is written without it"):
+            points = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+            losses = [{"step": point["step"], "loss": point["loss"]} for point in points]
+        write(headline_title(arm.setting), losses[:: -(-len(losses) // _MAX_CURVE) or 1])
     for arm, outcome in found:
         if arm in shown:
             write(headline_title(arm.setting), (point.model_dump() for point in outcome.evaluation.along))
@@ -341,7 +345,8 @@ def _write_levels(path: Path, shown: Mapping[Role, tuple[Setting, Score]]) -> No
                 curves["gain"] = record.curve(_NUM_LEVELS, minus=shown["few_clean"][1])
             for kind, curve in curves.items():
                 columns = curve.sigma, curve.value, curve.standard_error
-                rows += [(kind, headline_title(setting), *point) for point in zip(*columns, strict=True)]
+                title = csv_cell(headline_title(setting))
+                rows += [(kind, title, *point) for point in zip(*columns, strict=True)]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("kind", "setting", "sigma", "value", "error"))

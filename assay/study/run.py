@@ -22,7 +22,7 @@ import torch
 from assay.data import ImageSource
 from assay.data.picture import image_grid
 from assay.devices import find_devices
-from assay.files import hold_lock, read_text, remove_leftovers, write_whole
+from assay.files import hold_lock, naming, read_text, remove_leftovers, write_whole
 from assay.metrics import (
     Extractor,
     Reference,
@@ -374,7 +374,8 @@ class _Clock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before = float(path.read_text()) if path.exists() else 0.0
+        with naming(path, "remove it; the seconds before are then not counted"):
+            self.before = float(path.read_text()) if path.exists() else 0.0
         self.started = time.perf_counter()
 
     def stop(self) -> float:
