@@ -215,8 +215,8 @@ def test_names_of_jobs_depend_on_what_matters_alone(tmp_path: Path) -> None:
         (CLEAN, "held_out = 0.3", 300, 700),
         ([0.0] * 120 + [0.5] * 80, "", 20, 180),
         ([0.0] * 90 + [0.5] * 10, "", None, 100),  # too few to set any aside
-        ([0.5] * 300, "", 30, 270),
-        ([0.0] * 300 + [0.5] * 100, "noisy = 0", 30, 270),
+        ([0.5] * 300, "", 40, 260),
+        ([0.0] * 300 + [0.5] * 100, "noisy = 0", 40, 260),
     ],
 )
 def test_images_are_held_out_by_default(

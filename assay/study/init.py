@@ -203,7 +203,7 @@ def _first_draft(store: Path, source: ImageSource, held_out: ImageSource | None)
     if 0 < num_clean < MIN_IMAGES or (not num_clean and not can_score(held_out)):
         raise ValueError(
             f"{source.name} has {num_clean} clean and {num_noisy} noisy images, and a study needs at least "
-            f"{MIN_IMAGES} clean images to compare samples with, or {20 * MIN_HELD_OUT} noisy ones and no "
+            f"{MIN_IMAGES} clean images to compare samples with, or {10 * MIN_HELD_OUT} noisy ones and no "
             "clean one: pack more images"
         )
     labelled = source.label[clean & (source.label >= 0)]

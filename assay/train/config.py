@@ -27,7 +27,10 @@ from assay.generate import RestoreConfig
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
 
-MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # images, where nothing is said: a score needs 20
+MIN_HELD_OUT, _MAX_HELD_OUT = (
+    20,
+    3000,
+)  # images, where nothing is said: a score needs 20, a study's two halves 40
 
 
 class Strict(BaseModel):
@@ -165,8 +168,9 @@ class DataConfig(Strict):
         if held_out is None and hold_out:
             sigma_tn = resolved.open().sigma_tn
             num_there = int((sigma_tn == 0).sum()) or len(sigma_tn)
-            number = min(max(num_there // 10, MIN_HELD_OUT), _MAX_HELD_OUT)
-            return resolved.model_copy(update={"held_out": number if num_there >= 5 * number else 0})
+            number = next((n for n in (2 * MIN_HELD_OUT, MIN_HELD_OUT) if num_there >= 5 * n), 0)
+            number = min(max(num_there // 10, number), _MAX_HELD_OUT) if number else 0
+            return resolved.model_copy(update={"held_out": number})
         return resolved
 
     def _check(self) -> None:
