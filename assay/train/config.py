@@ -27,10 +27,7 @@ from assay.generate import RestoreConfig
 from assay.nets import NET_CONFIG, NetConfig, preset
 from assay.sample import SampleConfig
 
-MIN_HELD_OUT, _MAX_HELD_OUT = (
-    20,
-    3000,
-)  # images, where nothing is said: a score needs 20, a study's two halves 40
+MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # by default: a score needs 20 images, the two halves of a study 40
 
 
 class Strict(BaseModel):

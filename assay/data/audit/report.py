@@ -61,12 +61,12 @@ class Audit:
         lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
         with np.errstate(divide="ignore", invalid="ignore"):
             width = np.nanmedian(np.where(self.sigma > 0, (self.high - self.low) / 2 / self.sigma, np.nan))
+        level = f"{typical:.4g}"
+        if highest > lowest:
+            level += f" ({lowest:.4g} to {highest:.4g} for 90 % of them)"
         rows = [
             ("images", f"{len(self.names):,}"),
-            (
-                "noise level, in the files' units",
-                f"{typical:.4g} ({lowest:.4g} to {highest:.4g} for 90 % of them)",
-            ),
+            ("noise level, in the files' units", level),
             ("measured", f"{self.method}, each to within {width:.1%} (95 % interval)"),
             ("if all share one level", f"{_text(self.group)}{'' if self.agree else '; but they differ'}"),
             ("correlation of neighbours", _text(self.whiteness, ".2f")),
