@@ -264,19 +264,19 @@ def real_spec(grid: str = REAL_GRID, extra: str = "") -> str:
 
 def test_a_store_with_noisy_images_gives_the_same_rows(tmp_path: Path) -> None:
     study = opened(tmp_path, real_spec(REAL_GRID + "\nnoisy_fractions = [1, 0.5]").replace("64", "8"), REAL)
-    assert study.held_out is not None and len(study.held_out) == 20 and len(study.source) == 580
+    assert study.held_out is not None and len(study.held_out) == 40 and len(study.source) == 560
     full = {
         (arm.setting.num_clean, arm.setting.noisy)
         for arm in study.arms
         if arm.setting.table == "clean_mix" and arm.setting.sampling == "full"
     }
-    # 180 clean images are left, 40 % of them are 72; noisy ones together and by level, all and half of them.
+    # 160 clean images are left, 40 % of them are 64; noisy ones together and by level, all and half of them.
     noisy = [((0.1, 100), (0.2, 300)), ((0.1, 100),), ((0.2, 300),), ((0.1, 50),), ((0.2, 150),)]
-    for num_clean in (180, 72, 0):
+    for num_clean in (160, 64, 0):
         assert {(num_clean, each) for each in noisy} <= full
         half = [each for number, each in full if number == num_clean and len(each) == 2 and each != noisy[0]]
         assert len(half) == 1 and sum(number for _, number in half[0]) == 200
-    assert {(180, ()), (72, ())} <= full and len(full) == 3 * 6 + 2
+    assert {(160, ()), (64, ())} <= full and len(full) == 3 * 6 + 2
     for arm in study.arms:
         images = arm.config.data.open()
         assert (arm.setting.num_clean, arm.setting.num_noisy) == (
@@ -322,7 +322,7 @@ def test_bins_cover_every_noisy_image_once(levels: list[float], max_bins: int) -
 @pytest.mark.parametrize(
     ("spec", "sigma_tn", "at", "cure"),
     [
-        (SPEC, REAL, "sigmas", "400 of the 580 images of store are noisy already: leave grid.sigmas out"),
+        (SPEC, REAL, "sigmas", "400 of the 560 images of store are noisy already: leave grid.sigmas out"),
         (real_spec(REAL_GRID + "\nlevels = [[0.3, 0.4]]"), REAL, "levels", "no image of store has such noise"),
         (real_spec(REAL_GRID + "\nlevels = [[0.4, 0.3]]"), REAL, "levels", "the lowest level and the highest"),
         (real_spec(REAL_GRID + "\nlevels = [[0.1, 0.2]]"), CLEAN, "levels", "are for real noise"),
@@ -332,7 +332,7 @@ def test_bins_cover_every_noisy_image_once(levels: list[float], max_bins: int) -
             real_spec("clean_fractions = [1, 0.001]"),
             REAL,
             "clean_fractions",
-            "0.001 of 180 clean images is none",
+            "0.001 of 160 clean images is none",
         ),
         (real_spec("clean_fractions = [1]"), [0.2] * 300, "clean_fractions", "1 of 0 clean images is none"),
         (
@@ -361,7 +361,7 @@ def test_extras_of_a_store_with_noisy_images(tmp_path: Path) -> None:
     extra = "[[extra]]\nclean_fraction = 0.5\nlevels = [0.2, 0.2]\nnoisy_fraction = 0.1\nsampling = 'refined'\n"
     study = opened(tmp_path, real_spec(extra=extra + "num_extra = 4\n"), REAL)
     arm = study.arms[-1]
-    assert (arm.setting.num_clean, arm.setting.noisy) == (90, ((0.2, 30),)) and arm.setting.table == "extreme"
+    assert (arm.setting.num_clean, arm.setting.noisy) == (80, ((0.2, 30),)) and arm.setting.table == "extreme"
     assert (arm.sample.refine_at, arm.sample.num_extra) == (0.2, 4)
 
 

@@ -127,18 +127,14 @@ def kill_until_finished(run_dir: Path, num_kills: int) -> int:
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
     train(config(KILLED_NET, **KILLED_CONFIG), tmp_path / "whole", Points(50, 0.2))
-    total = 0
-    for attempt in range(20):
-        killed = tmp_path / f"killed{attempt}"
+    total, killed = 0, tmp_path / "killed"
+    while total < 100:  # the faster the machine, the more runs finish before they are killed
         total += kill_until_finished(killed, num_kills=15)
         assert (killed / "snapshots/final.safetensors").read_bytes() == (
             tmp_path / "whole/snapshots/final.safetensors"
         ).read_bytes()
         assert metrics(killed) == metrics(tmp_path / "whole")
         shutil.rmtree(killed)
-        if total >= 200:
-            break
-    assert total >= 100
     assert [line["step"] for line in metrics(tmp_path / "whole")] == list(range(3, 61, 3))
 
 
