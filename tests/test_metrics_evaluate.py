@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from assay.checkpoint import CheckpointInfo, save_checkpoint
 from assay.cli import app
 from assay.data import Store, open_store, simulate
+from assay.data.arrays import from_arrays
 from assay.data.known import get
 from assay.denoise import MixtureDenoiser
 from assay.devices import find_devices
@@ -38,7 +39,7 @@ from assay.metrics import (
 from assay.metrics.classifier import Classifier, train_classifier
 from assay.metrics.evaluate import Evaluation, nearest_picture, save_evaluation, titles, with_score
 from assay.metrics.extract import to_bytes
-from assay.metrics.generated import sample_checkpoint
+from assay.metrics.generated import Noised, sample_checkpoint
 from assay.metrics.score import score, score_checkpoint
 from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
@@ -606,3 +607,26 @@ def test_open_images_tells_stores_from_folders(tmp_path: Path, digits: Store) ->
     opened = open_images(folder)
     assert opened.image_shape == (1, 8, 8) and len(opened) == 2
     assert torch.equal(to_bytes(opened.read(torch.tensor([1])))[0, 0].flatten(), torch.arange(64, 128).byte())
+
+
+def test_with_noise_images_are_compared_with_noisy_ones_alone(
+    digits: Store, pixels: Extractor, cache: Path, tmp_path: Path
+) -> None:
+    noisy = simulate(digits, 0.0, 0.3, seed=0)
+    real = reference_from_images(noisy, pixels, cache, noisy=True)
+    candidate = Noised(Part(digits, torch.arange(1500)), noisy.sigma_tn)
+    assert torch.equal(candidate.read(torch.tensor([5])), candidate.read(torch.tensor([4, 5]))[1:])
+    noise = candidate.read(torch.arange(500)) - digits.read(torch.arange(500))
+    assert noise.std().item() == pytest.approx(0.3, rel=0.02) and noise.mean().abs() < 0.01
+    alike = evaluate(candidate, real, pixels, 1500, 1).evaluation.fd
+    apart = evaluate(candidate.images, real, pixels, 1500, 1).evaluation.fd
+    assert alike is not None and apart is not None and alike < 0.1 * apart
+    with pytest.raises(ValueError, match="0 noisy images"):
+        reference_from_images(digits, pixels, cache, noisy=True)
+    store = from_arrays(noisy.read(torch.arange(200)), 0.3).save(tmp_path / "noisy")
+    arguments = ["evaluate", save_pngs(tmp_path / "png", to_bytes(digits.read(torch.arange(60)))[:, 0].numpy())]
+    arguments += ["--reference", store.path, "--noised", "--extractor", "pixels", "--cache", cache]
+    done = CliRunner().invoke(app, [str(part) for part in arguments], env={"COLUMNS": "300"})
+    assert done.exit_code == 0 and "FD-pixels" in done.output and "copies" not in done.output, done.output
+    failed = CliRunner().invoke(app, [str(part) for part in [*arguments, "--training", store.path]])
+    assert failed.exit_code != 0 and "leave out" in f"{failed.output} {failed.exception}"

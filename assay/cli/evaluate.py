@@ -82,6 +82,14 @@ def evaluate(
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first sampled image.")] = 0,
     tuned: Tuned = False,
+    noised: Annotated[
+        bool,
+        typer.Option(
+            "--noised",
+            help="Add noise to the generated images and measure their distance from the noisy images of the "
+            "reference. Needs no clean image.",
+        ),
+    ] = False,
     infinity: Annotated[
         bool, typer.Option("--infinity", help="Also extrapolate the distance to infinitely many images.")
     ] = False,
@@ -134,6 +142,8 @@ def evaluate(
 
         assay evaluate runs/mix --held-out stores/test --output score.json
 
+        assay evaluate runs/loops --reference stores/scans --noised
+
     A published model: `assay evaluate
     hf:giannisdaras/ambient_laws_cifar_sigma_0.2_corruption_0.9_keep_1.0 --reference cifar10-32x32.npz
     --extractor inception`
@@ -145,13 +155,20 @@ def evaluate(
     from assay.metrics.classifier import has_labels
     from assay.metrics.evaluate import Evaluation, nearest_picture, with_score
     from assay.metrics.evaluate import evaluate as evaluate_images
-    from assay.metrics.generated import open_candidate
+    from assay.metrics.generated import Noised, open_candidate
 
     if tuned:
         sample = read_tuned(generated)
     console = open_console()
     is_sampled = is_model(generated)
     is_labelled = reference is None or reference.suffix == ".npz" or has_labels(open_store(reference))
+    if noised:
+        if reference is None or reference.suffix == ".npz" or training or nearest:
+            raise ValueError(
+                "--noised measures the distance from noisy images: give a store with --reference, and leave "
+                "out --training and --nearest"
+            )
+        extractor, fd_only = extractor or ("classifier" if is_labelled else "pixels"), True
     if is_sampled and extractor is None and not is_labelled:
         text = f"{reference} has no labels to train a classifier on: the model is scored on held-out images"
         if held_out is None:
@@ -170,10 +187,12 @@ def evaluate(
         raise ValueError("--nearest shows training images: give them as a store with --training")
     with open_progress() as bar:
         network, real = _open_reference(
-            bar, reference, extractor or "classifier", weights, cache, device, batch_size
+            bar, reference, extractor or "classifier", weights, cache, device, batch_size, noised
         )
         trained, fresh = (
-            None if path is None else _features(bar, open_store(path), network, cache, device, batch_size)
+            None
+            if path is None or fd_only
+            else _features(bar, open_store(path), network, cache, device, batch_size)
             for path in (training, held_out)
         )
         found = open_candidate(
@@ -187,7 +206,7 @@ def evaluate(
             network.device,
         )
         measured = evaluate_images(
-            found.images,
+            Noised(found.images, real.source.sigma_tn) if noised and real.source else found.images,
             real,
             network,
             found.num_images,
@@ -341,7 +360,14 @@ def reference(
 
 
 def _open_reference(
-    bar: Progress, path: Path, name: Name, weights: Path | None, cache: Path, device: str, batch_size: int
+    bar: Progress,
+    path: Path,
+    name: Name,
+    weights: Path | None,
+    cache: Path,
+    device: str,
+    batch_size: int,
+    noised: bool = False,
 ) -> "tuple[Extractor, Reference]":
     from assay.data import open_store
     from assay.devices import find_devices
@@ -355,17 +381,24 @@ def _open_reference(
     network = load_extractor(name, cache, weights, path if store is None else store, found, task)
     if store is None:
         return network, reference_from_statistics(path, network)
-    return network, _features(bar, store, network, cache, device, batch_size)
+    return network, _features(bar, store, network, cache, device, batch_size, noised)
 
 
 def _features(
-    bar: Progress, store: "Store", network: "Extractor", cache: Path, device: str, batch_size: int
+    bar: Progress,
+    store: "Store",
+    network: "Extractor",
+    cache: Path,
+    device: str,
+    batch_size: int,
+    noised: bool = False,
 ) -> "Reference":
     from assay.devices import find_devices
     from assay.metrics.evaluate import reference_from_images
 
-    task = count(bar, f"features of {store.name}", store.meta.num_clean)
-    return reference_from_images(store, network, cache, batch_size, task, find_devices(device))
+    number = int((store.sigma_tn > 0).sum()) if noised else store.meta.num_clean
+    task = count(bar, f"features of {store.name}", number)
+    return reference_from_images(store, network, cache, batch_size, task, find_devices(device), noised)
 
 
 def _print_result(console: Console, found: "Evaluation") -> None:

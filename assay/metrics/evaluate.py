@@ -23,7 +23,7 @@ import assay
 from assay.archives import read_npy
 from assay.data import ImageSource
 from assay.data.picture import captioned_rows
-from assay.data.view import usable_from
+from assay.data.view import View, usable_from, with_uniform_noise
 from assay.files import Name, hold_lock, sha256, write_whole, write_whole_directory
 from assay.metrics.distance import (
     Estimate,
@@ -87,17 +87,24 @@ def reference_from_images(
     batch_size: int = 128,
     progress: Progress = lambda num_images: None,
     devices: Sequence[torch.device] = (),
+    noisy: bool = False,
 ) -> Reference:
     """Features and statistics of the clean images of a store, from `cache` if they were taken before.
 
-    They are computed on `devices`, by default the one that the extractor is on.
+    They are computed on `devices`, by default the one that the extractor is on. `noisy` takes the noisy images
+    instead, to compare generated images with the same noise with them (`assay.metrics.generated.Noised`).
     """
-    index = torch.nonzero(usable_from(source) == 0)[:, 0]
+    known_noise = (source.sigma_tn > 0) & (usable_from(source) == source.sigma_tn)
+    index = torch.nonzero(known_noise if noisy else usable_from(source) == 0)[:, 0]
     if len(index) < MIN_IMAGES:
+        kind = "noisy" if noisy else "clean"
+        others = "" if noisy else "; noisy images do not count, since a good model does not look like them"
         raise ValueError(
-            f"{source.name} has {len(index)} clean images: a reference needs at least {MIN_IMAGES}; noisy "
-            "images do not count, since a good model does not look like them"
+            f"{source.name} has {len(index)} {kind} images: a reference needs at least {MIN_IMAGES}{others}"
         )
+    if noisy:
+        source = with_uniform_noise(View(source, index, source.sigma_tn[index], name=f"{source.name}, noisy"))
+        index = torch.arange(len(source))
     key = hashlib.sha256(f"{extractor.sha256} {source.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"features-{extractor.name}-{key}"
     if not folder.is_dir():

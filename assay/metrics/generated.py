@@ -13,11 +13,13 @@ from assay.checkpoint import CheckpointInfo, find_checkpoint, is_model, load_che
 from assay.data import open_store
 from assay.data.readers import RawImages, read_any
 from assay.data.shards import is_store
+from assay.data.view import image_seeds
 from assay.denoise import Denoiser, copy_to
 from assay.files import sha256
 from assay.generate import warn_of_full_sampling
 from assay.metrics.extract import Images
-from assay.sample import SampleConfig, spread_labels
+from assay.noise import per_image
+from assay.sample import SampleConfig, SeededNoise, spread_labels
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,41 @@ class ImageFiles:
 def open_images(path: Path) -> Images:
     """A store, or images in any format that `assay data pack` reads."""
     return open_store(path) if is_store(path) else ImageFiles(read_any(str(path)))
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Images with noise added when they are read: image i gets level i of `levels` (N,), which repeat.
+
+    A good model of the images behind noisy data, with the levels of that data, gives images like it. So the
+    distance between the two measures a model without any clean image.
+    """
+
+    images: Images
+    levels: Tensor
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the images."""
+        return f"{self.images.name}, with noise"
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return self.images.image_shape
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def on(self, device: torch.device) -> "Noised":
+        """The same images, made on another device if they are sampled."""
+        return replace(self, images=self.images.on(device)) if hasattr(self.images, "on") else self
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> (B, C, H, W), the same bits whenever it is read."""
+        eps = SeededNoise(image_seeds(self.seed, index).tolist(), self.image_shape, "cpu")()
+        return self.images.read(index) + per_image(self.levels[index % len(self.levels)], eps) * eps
 
 
 @dataclass(frozen=True)
