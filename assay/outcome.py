@@ -227,7 +227,16 @@ SCORE = replace(
     "are differences of KL divergence. Each model is scored at its best stopping time, which was chosen on "
     "other held-out images. The score punishes memorising and says little about looks.",
 )
-CURRENCIES = {currency.name: currency for currency in (SCORE, FD)}
+SCORE_ABOVE = replace(
+    SCORE,
+    name="score_above",
+    value=lambda outcome: outcome.evaluation.score_above,
+    error=lambda outcome: outcome.evaluation.score_above_error,
+    title=lambda outcome: f"score above {outcome.evaluation.score_split or 0:g}",
+    about="The part of the held-out score at levels above the highest noise of the study: what noisy images "
+    "can teach directly.",
+)
+CURRENCIES = {currency.name: currency for currency in (SCORE, SCORE_ABOVE, FD)}
 
 
 def trained_setting(info: CheckpointInfo, dataset: str, sample: SampleConfig | None = None) -> Setting:
@@ -310,16 +319,20 @@ def with_paired_errors(outcomes: Sequence[Outcome]) -> list[Outcome]:
         if record := outcome.evaluation.score_record:
             key = record.fingerprint, record.config, record.index
             alike.setdefault(key, {})[record.errors] = record  # a model sampled in several ways counts once
-    errors: dict[str, float] = {}
+    splits = {outcome.evaluation.score_split for outcome in outcomes}
+    lows = {"score_paired_error": 0.0}
+    if len(splits) == 1 and (split := splits.pop()) is not None:
+        lows["score_above_error"] = split
+    errors: dict[str, dict[str, float]] = {}
     for records in alike.values():
-        if len(records) > 1:
-            errors |= dict(zip(records, paired_errors(list(records.values())), strict=True))
+        for name, low in lows.items() if len(records) > 1 else ():
+            for model, error in zip(records, paired_errors(list(records.values()), low), strict=True):
+                errors.setdefault(model, {})[name] = error
     found = []
     for outcome in outcomes:
         record = outcome.evaluation.score_record
-        error = errors.get(record.errors) if record else None
-        update = {"evaluation": outcome.evaluation.model_copy(update={"score_paired_error": error})}
-        found.append(outcome if error is None else outcome.model_copy(update=update))
+        update = errors.get(record.errors, {}) if record else {}
+        found.append(outcome.model_copy(update={"evaluation": outcome.evaluation.model_copy(update=update)}))
     return found
 
 
@@ -416,7 +429,7 @@ def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
     needs_fd, rule = "score" not in measured, "a Frechet distance is finite and > 0"
     cells.check("fd", measured.get("fd"), lambda v: v > 0, rule, required=needs_fd)
     cells.check("score", measured.get("score"), lambda v: v > 0, "a score is finite and > 0")
-    for name in ("fd_std", "score_error", "score_paired_error"):
+    for name in ("fd_std", "score_error", "score_paired_error", "score_above_error"):
         cells.check(name, measured.get(name), lambda v: v >= 0, "a standard deviation is at least 0")
     evaluation: dict[str, Any] = measured | {name: cells.text(name) or known for name, known in names.items()}
     return Outcome(

@@ -117,7 +117,9 @@ settings = st.one_of(
 finite = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 measured = {name: finite for name in Evaluation.model_fields if name not in NOT_COLUMNS}
 measured |= {"fd": st.floats(1e-9, 1e9), "score": st.none() | st.floats(1e-9, 1e9)}
-measured |= dict.fromkeys(("fd_std", "score_error", "score_paired_error"), st.none() | st.floats(0, 1e9))
+measured |= dict.fromkeys(
+    ("fd_std", "score_error", "score_paired_error", "score_above_error"), st.none() | st.floats(0, 1e9)
+)
 measured |= dict.fromkeys(("fd_step", "score_images", "score_step"), st.none() | st.integers(1, 10**6))
 measured |= {"metric": st.just("FD-pixels"), "extractor": st.just("pixels")}
 measured |= {"num_images": st.none() | st.integers(1, 10**6)}
@@ -277,10 +279,12 @@ def test_scores_are_gathered_and_priced(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = list(csv.DictReader(output.read_text().splitlines()))
     assert len(rows) == 5 and all(float(row["score_paired_error"]) < float(row["score_error"]) for row in rows)
-    (prices,) = json.loads(CliRunner().invoke(app, ["price", str(output), "--json"]).output)
-    assert (
-        prices["by"] == "score" and prices["prices"][0]["curve_low"] <= 2 <= prices["prices"][0]["curve_high"]
-    )
+    for row in rows:  # the part above 0.3 has an error of its own
+        assert 0 < float(row["score_above_error"]) < float(row["score_paired_error"])
+    for by, called in (("score", "score"), ("score_above", "score above 0.3")):
+        (prices,) = json.loads(CliRunner().invoke(app, ["price", str(output), "--json", "--by", by]).output)
+        assert prices["by"] == called
+        assert prices["prices"][0]["curve_low"] <= 2 <= prices["prices"][0]["curve_high"]
 
 
 def test_a_checkpoint_knows_its_setting() -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from assay.cli.options import output_option
 
-Currency = Literal["score", "fd"]
+Currency = Literal["score", "score_above", "fd"]
 
 if TYPE_CHECKING:
     from assay.pricing.bounds import Pair
@@ -32,7 +32,10 @@ TableFile = Annotated[
 ]
 By = Annotated[
     Currency | None,
-    typer.Option(help="Compare runs by the held-out score or by FD. Default: the score if the table has it."),
+    typer.Option(
+        help="Compare runs by the held-out score, by its part above the highest noise (what noisy images can "
+        "teach directly), or by FD. Default: the score if the table has it."
+    ),
 ]
 Paper = Annotated[bool, typer.Option("--paper", help="Use the tables of the paper, which come with Assay.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]

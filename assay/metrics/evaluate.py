@@ -206,6 +206,7 @@ class Evaluation(Measures):
     score_split: float | None = None  # a noise level, and the parts of the score below and above it
     score_below: float | None = None
     score_above: float | None = None
+    score_above_error: float | None = None  # of comparisons within a study, as `score_paired_error`
     score_images: int | None = None
     score_step: int | None = None  # the stopping time with the best score on other held-out images
     score_final: float | None = None  # the score at the end of training

@@ -430,8 +430,8 @@ def choose_average(
     return ChosenAverage(tuple(lengths), tuple(values), length, best)
 
 
-def paired_errors(scores: Sequence[Score]) -> list[float]:
-    """The standard error of each score once what all models share is taken out, in nats per dimension.
+def paired_errors(scores: Sequence[Score], low: float = 0.0) -> list[float]:
+    """The standard error of each score (its part above `low`) without what all models share.
 
     Easy and hard images are so for every model. What remains is the error of the difference from the mean over
     the models. Of two models these add in squares to the error of their difference, or to more.
@@ -441,7 +441,7 @@ def paired_errors(scores: Sequence[Score]) -> list[float]:
         first._check_alike(other)
     shared = sum(each._errors for each in scores) / len(scores)
     inflation = math.sqrt(len(scores) / max(len(scores) - 1, 1))  # the mean has a share of every model
-    return [inflation * each._integrate(each._errors - shared, 0.0, math.inf).standard_error for each in scores]
+    return [inflation * each._integrate(each._errors - shared, low, math.inf).standard_error for each in scores]
 
 
 def save_score(path: Path, found: Score) -> None:

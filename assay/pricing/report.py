@@ -327,15 +327,15 @@ class PriceReport:
 def price(
     table: Path | str = PAPER,
     dataset: str | None = None,
-    by: Literal["score", "fd"] | None = None,
+    by: Literal["score", "score_above", "fd"] | None = None,
     num_images: float | None = None,
     confidence: float = 0.95,
 ) -> PriceReport:
     """How many noisy images replace a clean one, from a table of results such as a study's `results.csv`.
 
     Without a table the paper's is used, with its CIFAR-10 unless `dataset` names another. `by` is the
-    currency: the held-out score if the table has it, else FD. `num_images` is the size of the data set if the
-    table gives fractions.
+    currency: by default the held-out score if the table has it, else FD. `num_images` is the size of the data
+    set if the table gives fractions.
 
     >>> prices = assay.price()
     >>> low, high = prices.estimate(0.2).ends                   # noisy images for a clean one, 95 % interval

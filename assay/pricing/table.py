@@ -58,7 +58,7 @@ class Comparable:
     @property
     def called(self) -> str:
         """The currency in a sentence."""
-        return "the held-out score" if self.metric == "score" else self.metric
+        return f"the held-out {self.metric}" if self.metric.startswith("score") else self.metric
 
     def __len__(self) -> int:
         return len(self.line)

@@ -42,13 +42,17 @@ class Picture:
 
 @dataclass(frozen=True)
 class Subject:
-    """One data set of a report. `priced` is a sentence when the table allows no comparison at all."""
+    """One data set of a report. `priced` is a sentence when the table allows no comparison at all.
+
+    `above`, beside the score: the same by its part above the noise.
+    """
 
     name: str
     slug: str
     outcomes: list[Outcome]
     currency: Currency
     priced: PriceReport | str
+    above: PriceReport | None
     command: str
     tables: list[Table]
     panels: dict[str, Panel]
@@ -76,7 +80,7 @@ def price_sentence(subject: Subject) -> str:
     if priced.law and not priced.law_is_open(sigma):
         worth, ends = priced.law_worth(sigma)
         said += f" The law fitted to all settings says {1 / worth:.3g} ({between(*inverse(*ends))})."
-    return said
+    return said + (f" {subject.above.sentence(sigma)}" if subject.above else "")
 
 
 def page(title: str, subjects: list[Subject]) -> str:

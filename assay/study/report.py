@@ -28,7 +28,7 @@ from assay.data.show import noise_picture
 from assay.figure import COLOURS, Panel, Series, save_png
 from assay.files import csv_cell, naming, write_whole
 from assay.metrics import Score
-from assay.outcome import CURRENCIES, FD, SCORE, Currency, Outcome, Setting, read_outcomes, write_outcomes
+from assay.outcome import FD, SCORE, SCORE_ABOVE, Currency, Outcome, Setting, read_outcomes, write_outcomes
 from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
@@ -135,7 +135,7 @@ def report_from_table(table: Path, folder: Path, currency: Currency | None = Non
     outcomes = read_outcomes(table)
     if _is_paper(table):
         outcomes = {line: _in_images(outcome) for line, outcome in outcomes.items()}
-    found = [each for each in CURRENCIES.values() if any(map(each.value, outcomes.values()))]
+    found = [each for each in (SCORE, FD) if any(map(each.value, outcomes.values()))]
     currencies, subjects = [currency] if currency else found, []
     for each in currencies:
         groups: dict[tuple[str, str], dict[int, Outcome]] = {}
@@ -196,6 +196,10 @@ def _subject(
         priced = price_report(replace(found, from_paper=_is_paper(table)))
     except ValueError as error:
         priced = f"Nothing to price yet. {error}"
+    above = None
+    if currency is SCORE and all(outcome.evaluation.score_above_error for outcome in outcomes):
+        (found,) = comparable(lines, str(table), currency=SCORE_ABOVE)
+        above = price_report(found)
     tables = study_tables(outcomes, currency)
     if one_of_many:
         tables = [replace(each, title=f"{name}: {each.title}") for each in tables]
@@ -225,7 +229,7 @@ def _subject(
     alt = f"Images of {name} at each noise level of the study"
     levels = Picture("Noise levels", alt, noise) if noise.exists() else None
     title = f"{name}, by {'the held-out score' if currency is SCORE else metric}" if many_currencies else name
-    return Subject(title, slug, outcomes, currency, priced, command, tables, panels, samples, levels)
+    return Subject(title, slug, outcomes, currency, priced, above, command, tables, panels, samples, levels)
 
 
 def _is_paper(table: Path) -> bool:
