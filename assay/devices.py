@@ -12,9 +12,14 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy
 from threadpoolctl import threadpool_limits
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 NumDevices = int | Literal["auto"]
+Strategy = Literal["ddp", "fsdp"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -65,12 +70,27 @@ def find_device(device: str = "auto") -> torch.device:
     return found
 
 
+def shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Spread the weights of a module over devices (FSDP), to be gathered block by block when they are used."""
+    module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that FSDP takes
+    lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.ModuleDict))]
+    blocks = [block for part in reversed(lists) for block in part.children()]  # inner ones first
+    for block in (*blocks, module):
+        fully_shard(block, mesh=mesh["data_parallel"])
+    return module
+
+
 def open_fabric(
-    device: str = "auto", devices: NumDevices = 1, num_nodes: int = 1, precision: Any = "32-true"
+    device: str = "auto",
+    devices: NumDevices = 1,
+    num_nodes: int = 1,
+    precision: Any = "32-true",
+    strategy: Strategy = "ddp",
 ) -> Fabric:
     """Start one process per device; `devices` = "auto" takes every GPU of the machine, or the CPU once.
 
-    On a CPU `devices` counts processes, at most one per core.
+    On a CPU `devices` counts processes, at most one per core. Modules that are set up with "fsdp" share out
+    their weights over the devices, if there are several.
     """
     found = find_device(device)
     num_here = (
@@ -85,7 +105,14 @@ def open_fabric(
     if found.index is not None and devices not in (1, "auto"):
         raise ValueError(f"device = {device} is a single device: use cuda for several")
     chosen: Any = [found.index] if found.index is not None else devices
-    fabric = Fabric(accelerator=found.type, devices=chosen, num_nodes=num_nodes, precision=precision)
+    per_node = devices if isinstance(devices, int) else num_here if found.type == "cuda" else 1
+    num_ranks = (per_node or 1) * num_nodes
+    # Fabric's own "fsdp" is the first version of FSDP, and rejects CPUs.
+    sharding = ModelParallelStrategy(shard, data_parallel_size=num_ranks, tensor_parallel_size=1)
+    how: Any = sharding if strategy == "fsdp" and num_ranks > 1 else "auto"
+    fabric = Fabric(
+        accelerator=found.type, strategy=how, devices=chosen, num_nodes=num_nodes, precision=precision
+    )
     num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
     if num_started != fabric.world_size:
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))

@@ -618,6 +618,7 @@ def test_set_takes_toml_values_and_strings() -> None:
             {"train.optimizer": "muon", "train.weight_decay": 0.1, "train.weight_decay_kind": "l2"},
             "weight_decay_kind = l2",
         ),
+        ({"train.optimizer": "muon", "train.strategy": "fsdp"}, "use adam"),
     ],
 )
 def test_bad_runs_are_refused_with_a_sentence(

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.strategies import ModelParallelStrategy
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.data.known import get
+from assay.devices import open_fabric, shard
+from assay.nets import build_denoiser, preset
 from assay.train import read_config, train
 from assay.train.config import DataConfig
 from assay.train.ranks import train_on_ranks
@@ -21,7 +26,8 @@ def test_a_rank_that_dies_ends_the_others_and_two_ranks_equal_one(tmp_path: Path
     data = DataConfig(store=tmp_path / "digits", clean_fraction=0.5, sigma=0.5)
     net = {"kind": "mlp", "width": 32, "num_blocks": 1}
     settings = {"num_steps": 300, "batch_size": 64, "lr_ramp_images": 0, "state_every": 20, "log_every": 10}
-    config = read_config({"data": data.model_dump(mode="json"), "net": net, "train": settings})
+    tree = {"data": data.model_dump(mode="json"), "net": net}
+    ddp, fsdp = (read_config({**tree, "train": {**settings, "strategy": each}}) for each in ("ddp", "fsdp"))
     mine: list[int] = []
 
     def kill_one(step: int, num_steps: int) -> None:
@@ -30,20 +36,21 @@ def test_a_rank_that_dies_ends_the_others_and_two_ranks_equal_one(tmp_path: Path
             os.kill(mine[1], signal.SIGKILL)
 
     with pytest.raises(ChildProcessError, match="training on 2 devices died with exit code -9"):
-        train_on_ranks(2, config, tmp_path / "two", data, on_step=kill_one)
+        train_on_ranks(2, ddp, tmp_path / "two", data, on_step=kill_one)
     assert len(mine) == 2
     seconds_until_gone(mine)
     steps: list[int] = []
     stopped = train_on_ranks(
-        2, config, tmp_path / "two", data, on_step=lambda step, _: steps.append(step), should_stop=lambda: True
+        2, fsdp, tmp_path / "two", data, on_step=lambda step, _: steps.append(step), should_stop=lambda: True
     )
     assert not stopped and not steps and "RANK" not in os.environ
-    assert train_on_ranks(2, config, tmp_path / "two", data, [7, 290], lambda step, _: steps.append(step))
-    assert 20 < steps[0] and steps[-1] == 300  # it went on from a saved state
+    assert train_on_ranks(2, fsdp, tmp_path / "two", data, [7, 290], lambda step, _: steps.append(step))
+    assert 20 < steps[0] and steps[-1] == 300  # it went on from a saved state, with split weights
     assert {path.stem for path in (tmp_path / "two/snapshots").iterdir()} == {"final", "000000290"}
-    train(config, tmp_path / "one", data.open())
-    one, two = (load_file(tmp_path / name / "snapshots/final.safetensors") for name in ("one", "two"))
-    torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+    train(ddp, tmp_path / "one", data.open())
+    for file in ("snapshots/final", "state/000000300"):
+        one, two = (load_file(tmp_path / name / f"{file}.safetensors") for name in ("one", "two"))
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -53,3 +60,48 @@ def test_errors_of_ranks_are_those_of_training(tmp_path: Path) -> None:
     tree = {"data": data.model_dump(mode="json"), "net": {"preset": "mlp"}, "train": {"batch_size": 7}}
     with pytest.raises(ValueError, match="do not split evenly over 2 devices"):
         train_on_ranks(2, read_config(tree), tmp_path / "run", data)
+
+
+@pytest.mark.slow
+def test_a_network_of_convolutions_split_over_two_ranks_trains_the_same(tmp_path: Path) -> None:
+    get("digits", tmp_path / "digits")
+    data = DataConfig(store=tmp_path / "digits", clean_fraction=0.5, sigma=0.5)
+    net = {
+        "preset": "unet-small",
+        "model_channels": 16,
+        "channel_mult": [1, 2],
+        "num_blocks": 1,
+        "dropout": 0.0,
+    }
+    # Adam's first steps are signs, which rounding may turn: hence the low rate.
+    settings = {"num_steps": 4, "batch_size": 16, "accumulate": 2, "lr_ramp_images": 0, "lr": 1e-5}
+    settings |= {"average_every": 4, "picture_every": 4, "clip_grad": 1.0, "consistency": {"coefficient": 1.0}}
+    tree = {"data": data.model_dump(mode="json"), "net": net, "train": {**settings, "strategy": "fsdp"}}
+    train(read_config(tree), tmp_path / "one", data.open())
+    train_on_ranks(2, read_config(tree), tmp_path / "two", data, [2])
+    assert (tmp_path / "two/samples/000000004.png").exists()
+    assert (tmp_path / "two/snapshots/000000002.safetensors").exists()
+    for file in ("averages/000000004", "snapshots/final"):
+        one, two = (load_file(tmp_path / run / f"{file}.safetensors") for run in ("one", "two"))
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_fsdp_gives_each_rank_its_share_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr("assay.devices.Fabric", lambda **options: asked.update(options) or 1 / 0)
+    for num_devices, expected in ((1, str), (2, ModelParallelStrategy)):
+        with pytest.raises(ZeroDivisionError):
+            open_fabric("cpu", num_devices, strategy="fsdp")
+        assert isinstance(asked["strategy"], expected)
+    denoiser = build_denoiser(preset("dit-small", (1, 16, 16)))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = torch.distributed.init_device_mesh(
+            "cpu", (4, 1), mesh_dim_names=("data_parallel", "tensor_parallel")
+        )
+        weights = list(shard(denoiser, mesh).parameters())
+        assert all(isinstance(weight, DTensor) for weight in weights)
+        local = sum(weight.to_local().numel() for weight in weights if isinstance(weight, DTensor))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert local == pytest.approx(sum(weight.numel() for weight in weights) / 4, rel=0.01)

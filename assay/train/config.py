@@ -22,6 +22,7 @@ from assay.data import Augmentation, ImageSource, open_store, view
 from assay.data.augment import NUM_AUGMENT_LABELS
 from assay.data.known import KNOWN, get_once
 from assay.data.loader import Pairing
+from assay.devices import Strategy
 from assay.files import read_text
 from assay.generate import RestoreConfig
 from assay.nets import NET_CONFIG, NetConfig, preset
@@ -276,7 +277,7 @@ class LoopConfig(RestoreConfig):
 
 
 # Settings of a run that do not decide its weights.
-NOT_DECISIVE: Any = {"sample": True, "train": {"max_per_device"}}
+NOT_DECISIVE: Any = {"sample": True, "train": {"max_per_device", "strategy"}}
 
 
 class TrainConfig(Strict):
@@ -289,6 +290,11 @@ class TrainConfig(Strict):
         ge=1,
         description="Most images at a time on a device (EDM's batch-gpu): a larger share of the batch takes "
         "several backward passes. Changes memory and speed, and the result by rounding and dropout only.",
+    )
+    strategy: Strategy = Field(
+        "ddp",
+        description="On several devices, ddp keeps all weights on each; fsdp splits weights, averages and the "
+        "optimizer's state over them, for networks that do not fit. Changes the result by rounding only.",
     )
     accumulate: int = Field(
         1, ge=1, description="Backward passes per step, for batches that do not fit in memory."

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
 import assay
@@ -31,7 +32,8 @@ from assay.data import Batch, ImageSource, Loader
 from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
 from assay.data.view import stream
-from assay.devices import NumDevices, open_fabric
+from assay.denoise import Preconditioned
+from assay.devices import NumDevices, open_fabric, shard
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
 from assay.nets import build_denoiser
 from assay.noise import LogNormal
@@ -39,7 +41,7 @@ from assay.train.average import LENGTHS, save_averages
 from assay.train.config import RunConfig, TrainConfig
 from assay.train.muon import Muon
 from assay.train.record import LossBySigma, Recorder, diagnose
-from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
+from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors, whole
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
@@ -94,7 +96,8 @@ def open_folder(
 ) -> Iterator[Fabric]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
     check_run(config, source)
-    fabric = open_fabric(device, devices, num_nodes, _PRECISION[config.train.precision])
+    precision, strategy = _PRECISION[config.train.precision], config.train.strategy
+    fabric = open_fabric(device, devices, num_nodes, precision, strategy)
     check_ranks(config, fabric.world_size)
     busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
     with (
@@ -129,6 +132,11 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
         )
     if settings.optimizer == "muon" and settings.weight_decay_kind == "l2" and settings.weight_decay:
         raise ValueError("train.weight_decay_kind = l2 adds to Adam's gradient: muon decays decoupled only")
+    if settings.strategy == "fsdp" and (settings.optimizer == "muon" or settings.precision == "fp16"):
+        raise ValueError(
+            "train.strategy = fsdp splits the matrices that muon needs whole, and cannot scale the gradients "
+            "of fp16: use adam with precision 32 or bf16, or strategy ddp"
+        )
     if settings.batch_size > len(source):
         raise ValueError(
             f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
@@ -226,10 +234,15 @@ class Run:
         self._modules |= {f"average_{number}": average for number, average in enumerate(self.averages)}
         if settings.compile:  # after the copy: the average stays a plain module with the same names
             self.denoiser.compile()
-        optimizer = make_optimizer(self.denoiser, settings)
-        self.rates = [group["lr"] for group in optimizer.param_groups]
-        self.model, self.optimizer = self.fabric.setup(self.denoiser, optimizer)
+        self.model = self.fabric.setup_module(self.denoiser)
         self.model.train()
+        self._is_sharded = isinstance(fabric.strategy, ModelParallelStrategy)
+        if isinstance(fabric.strategy, ModelParallelStrategy):
+            for average in (self.ema, *self.averages):
+                shard(average, fabric.strategy.device_mesh)
+        optimizer = make_optimizer(self.denoiser, settings)  # of weights that have been shared out
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.optimizer: Any = self.fabric.setup_optimizers(optimizer)
         self.loader = Loader(
             self.source,
             settings.batch_size // settings.accumulate,
@@ -288,7 +301,8 @@ class Run:
         Where `found_inf` is 1 the fused optimizer changes neither weights nor moments nor its count of
         steps. With fp16 the gradients' scaler skips by itself, and learns from it.
         """
-        norm = torch.tensor(math.nan, device=self.fabric.device) if grad_norm is None else grad_norm.detach()
+        nan = torch.tensor(math.nan, device=self.fabric.device)
+        norm = nan if grad_norm is None else whole(grad_norm.detach())
         self._norms.append(norm)
         if self.config.train.precision != "fp16":
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
@@ -331,13 +345,15 @@ class Run:
             self._record(images_per_second)
         if self.fabric.is_global_zero:
             on_progress(Progress(self.step, settings.num_steps, images_per_second, mean_loss))
-            if settings.picture_every and self.step % settings.picture_every == 0:
-                self._draw_samples()
-            if settings.average_every and (self.step % settings.average_every == 0 or last):
-                save_averages(self.run_dir, self.step, self.averages)
-            due = settings.snapshot_every and self.step % settings.snapshot_every == 0
-            if not last and (due or self.step in self.snapshot_steps):
-                self._save_checkpoint(snapshot_path(self.run_dir, self.step))
+        if settings.picture_every and self.step % settings.picture_every == 0:
+            self._draw_samples()
+        if settings.average_every and (self.step % settings.average_every == 0 or last):
+            averages = [found for average in self.averages if (found := self._whole(average)) is not None]
+            if averages:
+                save_averages(self.run_dir, self.step, averages)
+        due = settings.snapshot_every and self.step % settings.snapshot_every == 0
+        if not last and (due or self.step in self.snapshot_steps):
+            self._save_checkpoint(snapshot_path(self.run_dir, self.step))
         if saves:
             self._save_state()
 
@@ -355,9 +371,9 @@ class Run:
         if not self.was_finished:
             self._catch_up()
             self._save_state()
-        if self.recorder is not None:
-            if finished and not self.final.exists():
+            if finished:
                 self._save_checkpoint(self.final)
+        if self.recorder is not None:
             self.recorder.close()
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, self.final)
@@ -435,14 +451,31 @@ class Run:
 
     def _save_state(self) -> None:
         totals = self._sum_over_ranks(self.by_sigma.totals)
-        if not self.fabric.is_global_zero:
+        is_first = self.fabric.is_global_zero
+        tensors = pack_tensors(self._modules, self.optimizer, is_first) if is_first or self._is_sharded else {}
+        if not is_first:
             return
         info = {
             "num_skipped": self.num_skipped,
             "num_skipped_in_a_row": self.num_skipped_in_a_row,
             "by_sigma": totals.tolist(),
         }
-        save_state(self.run_dir / "state", self.step, pack_tensors(self._modules, self.optimizer), info)
+        save_state(self.run_dir / "state", self.step, tensors, info)
+
+    def _whole(self, module: Preconditioned) -> Preconditioned | None:
+        """A module with all of its weights, on the first rank; None on the others, which give their parts."""
+        if not self._is_sharded:
+            return module if self.fabric.is_global_zero else None
+        found = {}
+        for key, value in module.state_dict().items():
+            value = whole(value)
+            if self.fabric.is_global_zero:
+                found[key] = value.cpu()
+        if not found:
+            return None
+        plain = build_denoiser(self.net_config).eval()
+        plain.load_state_dict(found)
+        return plain
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         summed = self.fabric.all_reduce(values.clone(), reduce_op="sum")
@@ -468,6 +501,8 @@ class Run:
         self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
 
     def _save_checkpoint(self, path: Path) -> None:
+        if (ema := self._whole(self.ema)) is None:
+            return
         info = CheckpointInfo(
             dataset=self.source.name,
             sigma_tn=noise_levels(self.source.sigma_tn),
@@ -480,13 +515,15 @@ class Run:
             physical_range=self.source.physical_range,
             label_names=self.source.class_names,
         )
-        save_checkpoint(path, self.ema, self.net_config, info)
+        save_checkpoint(path, ema, self.net_config, info)
 
     def _draw_samples(self) -> None:
+        if (ema := self._whole(self.ema)) is None:
+            return
         shape, num_classes = self.net_config.image_shape, self.net_config.num_classes
         label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None
         seeds, device = range(_NUM_PICTURED), self.fabric.device
-        batch = next(self.sample.generate(self.ema, seeds, shape, label, _NUM_PICTURED, device))
+        batch = next(self.sample.generate(ema.to(device), seeds, shape, label, _NUM_PICTURED, device))
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from assay.checkpoint import load_tensors, save_tensors
 
@@ -47,14 +48,38 @@ def _states(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdigit())
 
 
-def pack_tensors(modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of a run under flat names: `<module>/...`, `optimizer/<parameter>/<name>`."""
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, gathered from all ranks if it is sharded: then every rank must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(tensor: Tensor, target: Tensor | None) -> Tensor:
+    """This rank's part of a whole tensor, if `target` is sharded."""
+    if not isinstance(target, DTensor) or tensor.shape != target.shape:
+        return tensor
+    return distribute_tensor(
+        tensor.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+    )
+
+
+def pack_tensors(
+    modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, keep: bool = True
+) -> dict[str, Tensor]:
+    """All tensors of a run under flat names: `<module>/...`, `optimizer/<parameter>/<name>`.
+
+    Ranks that do not `keep` them only give their parts of sharded tensors to the others.
+    """
     tensors = {
         f"{name}/{key}": value for name, part in modules.items() for key, value in part.state_dict().items()
     }
     for number, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{key}": value for key, value in values.items()}
-    return {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
+    packed = {}
+    for key, value in tensors.items():
+        value = whole(value.detach())
+        if keep:
+            packed[key] = value.cpu().clone().contiguous()
+    return packed
 
 
 def unpack_tensors(
@@ -66,9 +91,11 @@ def unpack_tensors(
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = value
     for name, module in modules.items():
-        module.load_state_dict(parts[name])
+        targets = module.state_dict()
+        module.load_state_dict({key: _like(value, targets.get(key)) for key, value in parts[name].items()})
     moments: dict[int, dict[str, Tensor]] = {}
+    weights = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
     for key, value in parts["optimizer"].items():
         number, _, name = key.partition("/")
-        moments.setdefault(int(number), {})[name] = value
+        moments.setdefault(int(number), {})[name] = _like(value, weights.get(int(number)))
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
