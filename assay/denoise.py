@@ -11,6 +11,7 @@ and the Lemma of the paper translates between E[x_0 | x_t] and E[x_tn | x_t].
 """
 
 import copy
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -110,24 +111,35 @@ def check_label(label: Tensor, num_classes: int) -> None:
 
 
 class Given:
-    """A denoiser that also knows an observation y = x_0 + s z of each image, with a noise level s per pixel.
+    """A denoiser that also knows an observation y = A x_0 + s z of each image, with a noise level s per value.
 
     With h = E[x_0 | x_t] and the posterior covariance V = sigma_t^2 dh/dx_t (Tweedie), matching both moments by
-    a Gaussian (Rozet et al. 2024) gives, over the pixels that were observed,
+    a Gaussian (Rozet et al. 2024) gives, over the values that were observed,
 
-        E[x_0 | x_t, y] = h + V (V + diag(s^2))^-1 (y - h).
+        E[x_0 | x_t, y] = h + V A^T (A V A^T + diag(s^2))^-1 (y - A h).
 
-    Missing pixels have s = infinity: a mask is a map of noise levels. Exact where x_0 is Gaussian. The system
-    is solved by `num_steps` steps of conjugate gradients, each of which differentiates the denoiser once.
+    A is any linear operator, e.g. blur or fewer pixels, by default the identity. Missing values have
+    s = infinity: a mask is a map of noise levels. Exact where x_0 is Gaussian. The system is solved by
+    `num_steps` steps of conjugate gradients, each of which differentiates the denoiser once.
     """
 
-    def __init__(self, denoiser: Denoiser, y: Tensor, noise: Tensor, num_steps: int = 5) -> None:
-        """`y` (B, C, H, W), its value where `noise` (B, C or 1, H, W) is infinite without meaning."""
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        y: Tensor,
+        noise: Tensor,
+        num_steps: int = 5,
+        operator: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """`y` (B, C, H, W), its value where `noise` (B, C or 1, H, W) is infinite without meaning.
+
+        `operator` takes images (B, C, H, W) to the shape of `y`, and is written in torch.
+        """
         if y.shape[0] != noise.shape[0] or y.shape[2:] != noise.shape[2:]:
             raise ValueError(
                 f"y has shape {tuple(y.shape)}, noise {tuple(noise.shape)}: expected one per pixel"
             )
-        self.denoiser, self.num_steps = denoiser, num_steps
+        self.denoiser, self.num_steps, self.operator = denoiser, num_steps, operator
         noise = noise.expand_as(y)
         self.seen = noise.isfinite().to(y.dtype)
         self.variance = noise.where(noise.isfinite(), 0.0) ** 2
@@ -139,18 +151,26 @@ class Given:
         with torch.enable_grad():
             x_t = x_t.detach().requires_grad_(True)
             h = self.denoiser(x_t, sigma_t, label)
+            at = torch.zeros_like(x_t, requires_grad=True)
+            measured = at if self.operator is None else self.operator(at)
         square = per_image(sigma_t**2, x_t)
 
-        def covariance(v: Tensor) -> Tensor:  # V v; the derivative of an exact denoiser is symmetric
-            return square * torch.autograd.grad(h, x_t, v, retain_graph=True)[0]
+        def adjoint(v: Tensor) -> Tensor:  # A^T v: A is linear, so its derivative is the same everywhere
+            return v if self.operator is None else torch.autograd.grad(measured, at, v, retain_graph=True)[0]
+
+        def covariance(v: Tensor) -> Tensor:  # V A^T v; the derivative of an exact denoiser is symmetric
+            return square * torch.autograd.grad(h, x_t, adjoint(v), retain_graph=True)[0]
+
+        def observe(x: Tensor) -> Tensor:
+            return self.seen * (x if self.operator is None else self.operator(x))
 
         def system(v: Tensor) -> Tensor:
-            return self.seen * covariance(v) + self.variance * v
+            return observe(covariance(v)) + self.variance * v
 
         def dot(a: Tensor, b: Tensor) -> Tensor:
-            return per_image((a * b).flatten(1).sum(1), x_t)
+            return per_image((a * b).flatten(1).sum(1), self.y)
 
-        residual = self.seen * (self.y - h.detach())
+        residual = self.seen * self.y - observe(h.detach())
         solution, direction, length = torch.zeros_like(residual), residual, dot(residual, residual)
         for _ in range(self.num_steps):
             image = system(direction)
@@ -162,6 +182,36 @@ class Given:
             before, length = length, dot(residual, residual)
             direction = residual + length / before.clamp_min(1e-30) * direction
         return h.detach() + covariance(solution).detach()
+
+
+class GaussianDenoiser(nn.Module):
+    """The exact denoiser of Gaussian images x_0 ~ N(mean, C), C = F^T F + diag(variance), with few factors F.
+
+    E[x_0 | x_t] = x_t - sigma_t^2 (C + sigma_t^2)^-1 (x_t - mean)
+    """
+
+    num_classes = 0
+    mean: Tensor
+    factors: Tensor
+    variance: Tensor
+
+    def __init__(self, mean: Tensor, factors: Tensor, variance: Tensor) -> None:
+        """`mean` and `variance` (...), the shape of an image, `factors` (K, ...)."""
+        super().__init__()
+        for name, value in {"mean": mean, "factors": factors, "variance": variance}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        """E[x_0 | x_t] for `x_t` (B, ...) and `sigma_t` (B,) > 0; there are no classes."""
+        check_shape("sigma_t", sigma_t, len(x_t))
+        factors, num = self.factors.flatten(1), len(self.factors)
+        # (F^T F + D)^-1 r = D^-1 r - D^-1 F^T (I + F D^-1 F^T)^-1 F D^-1 r, with D = variance + sigma_t^2.
+        inverse = 1 / (self.variance.flatten() + sigma_t.to(x_t.dtype)[:, None] ** 2)
+        pairs = (factors[:, None] * factors).flatten(0, 1)  # (K K, D)
+        inner = torch.eye(num).to(x_t) + (inverse @ pairs.T).view(-1, num, num)
+        r = inverse * (x_t - self.mean).flatten(1)
+        r = r - inverse * (torch.linalg.solve(inner, r @ factors.T) @ factors)
+        return x_t - per_image(sigma_t**2, x_t) * r.view_as(x_t)
 
 
 class MixtureDenoiser(nn.Module):

@@ -19,21 +19,23 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, open_target
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
-from assay.data.view import image_seeds, stream, with_uniform_noise
-from assay.denoise import Denoiser
+from assay.data.view import image_seeds, missing_pixels, read_map, stream, with_uniform_noise
+from assay.denoise import Denoiser, Given
 from assay.devices import NumDevices, find_device, open_fabric
 from assay.files import sha256
 from assay.noise import per_image
 from assay.sample import (
     SampleConfig,
     SeededNoise,
+    edm_sigmas,
     flow_down,
     padded_batches,
     sample_posterior,
+    solve,
     spread_labels,
 )
 
-_SIGMA_MIN = 0.002  # the lowest level of EDM's grid
+SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # the ends of EDM's grid
 Progress = Callable[[int, int], None]  # images made, images to make
 
 
@@ -198,7 +200,7 @@ def restore(
     path: Path,
     checkpoint: str,
     config: RestoreConfig = RestoreConfig(),  # noqa: B008
-    stop_at: float = _SIGMA_MIN,
+    stop_at: float = SIGMA_MIN,
     seed: int = 0,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
@@ -207,13 +209,19 @@ def restore(
     """Write a store of restored images, one for each image of `source`, in the same order.
 
     The noise falls to `stop_at`, where the model's prediction is taken, or to `config.keep` of an image's
-    level. Restored images are usable from the level of the noise that was removed: they are not clean. The
+    level. Restored images are usable from the level of the noise that was removed: they are not clean. Images
+    with missing pixels become draws from their posterior (see `Given`), usable from the highest level only. The
     store records how they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
     """
     num_classes = getattr(denoiser, "num_classes", 0)
     label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)
     noisy = (source.sigma_tn > 0).nonzero()[:, 0]
     seeds = image_seeds(stream(seed, "restored").initial_seed(), torch.arange(len(source)))
+    incomplete = missing_pixels(source)
+    if config.keep and bool(incomplete.any()):
+        raise ValueError(
+            f"keep = {config.keep:g}: {source.name} has missing pixels, restored without noise only"
+        )
 
     def images() -> Iterator[PackedImage]:
         done = 0
@@ -225,13 +233,26 @@ def restore(
                 padded = torch.cat([mine, mine[-1:].expand(max(0, batch_size - len(mine)))])
                 x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
                 classes = label[padded].to(device) if num_classes else None
-                noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
-                x_0 = _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)
+                missing = incomplete[padded].to(device)
+                if not bool(missing.all()):
+                    noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
+                    x_0 = _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)
+                if bool(missing.any()):
+                    noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
+                    levels = read_map(source, padded)
+                    assert levels is not None
+                    given, grid = (
+                        Given(denoiser, x_tn, levels.to(device)),
+                        edm_sigmas(config.num_steps, stop_at),
+                    )
+                    whole = solve(given, float(grid[0]) * noise(), grid, label=classes)
+                    x_0 = whole if bool(missing.all()) else whole.where(per_image(missing, x_0) > 0, x_0)
                 x[mine - start] = x_0[: len(mine)].cpu()
             for row, i in enumerate(index.tolist()):
                 level, label_there = float(source.sigma_tn[i]), int(source.label[i])
                 values, left = x[row].numpy(), config.keep * level
-                yield PackedImage(f"{i:06d}", values, left, label_there, level, source.physical_range)
+                usable_from = SIGMA_MAX if bool(incomplete[i]) else level
+                yield PackedImage(f"{i:06d}", values, left, label_there, usable_from, source.physical_range)
             done += len(mine)
             progress(done, len(noisy))
 
@@ -267,8 +288,8 @@ def _restore_batch(
 def lowest_learnt(info: CheckpointInfo) -> float:
     """The level below which nothing taught a model: that of the cleanest image, unless it learnt otherwise."""
     if info.loops or info.consistency:
-        return _SIGMA_MIN
-    return max(info.lowest_sigma_tn or 0.0, _SIGMA_MIN)
+        return SIGMA_MIN
+    return max(info.lowest_sigma_tn or 0.0, SIGMA_MIN)
 
 
 def restore_store(
@@ -288,7 +309,7 @@ def restore_store(
     if (Path(output) / "meta.json").exists():
         raise ValueError(f"{output} is a store already: choose another name, or remove it")
     on = find_device(device)
-    source = with_uniform_noise(usable(images, seed), seed)
+    source = with_uniform_noise(usable(images, seed), seed, allow_missing=True)
     denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
     made_by = sha256(checkpoint)
     return restore(denoiser, source, output, made_by, config, stop_at, seed, batch_size, on, progress)
@@ -314,7 +335,7 @@ def _check_denoising(checkpoint: Checkpoint, store: Store, num_samples: int) -> 
 
 def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:
     """Warn where truncated sampling would likely be better: nothing taught the model the lowest levels."""
-    if (lowest := lowest_learnt(info)) > _SIGMA_MIN and sample.truncate_at is None:
+    if (lowest := lowest_learnt(info)) > SIGMA_MIN and sample.truncate_at is None:
         warnings.warn(
             f"this model saw no clean image (the lowest noise was {lowest:g}): truncate_at = auto is likely "
             "better than full sampling",

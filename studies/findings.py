@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from assay.mixture.rates import Curve
-from assay.outcome import FD, Outcome, Setting, metric, read_outcomes
+from assay.outcome import FD, SCORE, Outcome, Setting, metric, read_outcomes
+from assay.pricing.curve import curve_prices
 from assay.pricing.report import between, price_report
 from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
 from assay.study.report import report_from_table
@@ -280,8 +281,52 @@ def beyond(data: str) -> str:
     return format_table(Table(f"{num_seeds} seed(s)", ("setting", *columns), tuple(rows)), "markdown").rstrip()
 
 
+def bad_images() -> str:
+    """What 1,800 bad images of each kind add to 200 clean ones, and what one is worth by the learning curve."""
+    outcomes, path = _outcomes("beyond", "bad_images.csv"), HERE / "beyond" / "bad_images.csv"
+    worth = {each.dataset: curve_prices(each)[0] for each in read_comparable(path)}
+    fd, score = averages(outcomes, FD), averages(outcomes, SCORE)
+    rows, kinds = [], sorted(worth)
+    for setting in fd:
+        if setting.noisy:
+            use = ", as if clean" if setting.table == "as if clean" else f", used from {setting.sigma:g}"
+            price, name = worth[setting.dataset], f"200 clean + 1,800 with {setting.dataset}{use}"
+            value = ""
+            if setting.table == "clean_mix":
+                value = "below 0" if price.worth is None else f"{price.worth:.2f}"
+                value += " ({:.2f} to {:.2f})".format(*price.interval) if price.interval else ""
+        elif setting.dataset == kinds[0]:  # the same for each kind
+            name, value = setting.words(), ""
+        else:
+            continue
+        rows.append((bool(setting.noisy), name, f"{fd[setting]}", f"{score[setting]}", value))
+    header = ("images", "FD-classifier", "score", "worth of a bad image, in clean ones (95 %)")
+    num_seeds = len({outcome.setting.seed for outcome in outcomes})
+    table = Table(
+        f"{num_seeds} seed(s)", header, tuple(row[1:] for row in sorted(rows, key=lambda row: row[0]))
+    )
+    return format_table(table, "markdown").rstrip()
+
+
+def masks() -> str:
+    """Every method with missing pixels, in every measure: the mean over seeds."""
+    with open(HERE / "beyond" / "masks.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    rows = []
+    for missing, method in dict.fromkeys((line["missing"], line["method"]) for line in lines):
+        mine = [line for line in lines if (line["missing"], line["method"]) == (missing, method)]
+        cells = [f"{statistics.fmean(float(line[key]) for line in mine):.3g}" for key in _MASKS]
+        rows.append((f"{float(missing):.0%}", method, *cells))
+    header = ("missing", "method", "FD-classifier", "precision", "recall", "score", "at the end")
+    num_seeds = len({line["seed"] for line in lines})
+    return format_table(Table(f"{num_seeds} seed(s)", header, tuple(rows)), "markdown").rstrip()
+
+
+_MASKS = ("fd", "precision", "recall", "score", "score_final")
 BLOCKS: dict[str, Callable[..., str]] = {
     "beyond": beyond,
+    "bad_images": bad_images,
+    "masks": masks,
     "tables": tables,
     "headline": headline,
     "ordering": ordering,

@@ -115,7 +115,10 @@ def pack(
     ] = None,
     sigma_map: Annotated[
         Path | None,
-        typer.Option(help=".npy with the noise of each pixel: (H, W) for all images, or (N, H, W) for each."),
+        typer.Option(
+            help=".npy with the noise of each pixel: (H, W) for all images, or (N, H, W) for each. Infinite "
+            "where a pixel is missing."
+        ),
     ] = None,
     map_quantile: Annotated[
         float,
@@ -296,6 +299,7 @@ def show(
     from assay.data import open_store
     from assay.data.show import noise_histogram, noise_picture, snr_text
     from assay.data.units import Stabilised, black_and_white
+    from assay.data.view import missing_pixels
     from assay.files import write_whole
 
     if noise and png is None:
@@ -345,6 +349,8 @@ def show(
         console.print(
             f"{num_mapped:,} images have a map of noise levels, one per pixel; sigma_tn is from the map."
         )
+        if num_incomplete := int(missing_pixels(opened).sum()):
+            console.print(f"{num_incomplete:,} images have missing pixels: train with train.loops.")
     if num_annotated:
         console.print(
             f"Before training, {num_annotated:,} images are raised to the level where they are usable."

@@ -422,9 +422,15 @@ class _Packer:
             )
         if not bool((found >= 0).all()):
             raise ValueError(f"{name}: its map of the noise has levels that are negative or NaN")
-        level = float(np.quantile(found, self.quantile[i], method="inverted_cdf"))
-        if level == math.inf:
-            raise ValueError(f"{name}: its map of the noise is infinite somewhere: give map_quantile = 0.99")
+        measured = found[np.isfinite(found)]  # the other pixels are missing
+        if len(measured) == 0:
+            raise ValueError(f"{name}: its map of the noise is infinite everywhere: leave the image out")
+        level = float(np.quantile(measured, self.quantile[i], method="inverted_cdf"))
+        if level == 0 and len(measured) < found.size:
+            raise ValueError(
+                f"{name} has missing pixels, whose level is infinite, and no noise in the others, so that it "
+                "would count as clean: give those that were measured a small level, e.g. that of rounding"
+            )
         return found, Level(level, level, scaled)
 
     def check_noise(self, values: np.ndarray, sigma: float, name: str) -> None:

@@ -31,6 +31,7 @@ class View(SourceDisplay):
 
     Without `index` all images, without `target` at the level from which each may be used. An image with a map
     of levels keeps it unless it is raised, then each pixel gets noise up to the target; `even` does so to all.
+    Missing pixels, of infinite level, stay missing.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class View(SourceDisplay):
         # Noise added to noisy images is independent of what an earlier view added with the same seed.
         self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + num_raised, 0))
         has_map: bool = getattr(source, "has_map", False)
-        self.has_map, self._even = has_map and not even, has_map and even
+        self._even = has_map and even
+        self.has_map = has_map and (not even or bool(missing_pixels(source)[index].any()))
         is_raised = bool((self._added > 0).any()) or self._even
         self.num_raised: int = num_raised + is_raised  # how many views added noise, this one included
         columns = [hashlib.sha256(column.numpy().tobytes()).hexdigest() for column in (index, target)]
@@ -97,6 +99,8 @@ class View(SourceDisplay):
         """`index` (B,) -> the level of each pixel (B, C or 1, H, W), or None if no image has a map."""
         if not self.has_map or (before := read_map(self.source, self.index[index])) is None:
             return None
+        if self._even:
+            return before.where(before.isinf(), self.sigma_tn[index][:, None, None, None])
         raised_to = self.sigma_tn[index].where(self._added[index] > 0, 0)
         return torch.maximum(before, raised_to[:, None, None, None])
 
@@ -115,7 +119,8 @@ class View(SourceDisplay):
     def _raise_pixels(self, x: Tensor, before: Tensor, index: Tensor) -> Tensor:
         """Add noise to images `x` (B, C, H, W) with maps `before`, each pixel up to its image's target."""
         target = self.sigma_tn[index]
-        if self._even and bool((above := (before > target[:, None, None, None]).flatten(1).any(1)).any()):
+        above = (before.isfinite() & (before > target[:, None, None, None])).flatten(1).any(1)
+        if self._even and bool(above.any()):
             raise ValueError(
                 f"image {int(self.index[index][above][0])} of {self.source.name} has pixels with more noise "
                 "than its level, and cannot be scored or denoised: pack it with map_quantile = 1"
@@ -194,14 +199,16 @@ class Restored:
     """Images, each with a twin that a model restored from it. An `ImageSource` of the images themselves.
 
     `read_at` chooses between the two: the image for levels above its own noise, where it is exact, its twin
-    below, where it has nothing to say. `everywhere` takes the twins of noisy images at all levels.
+    below, where it has nothing to say. `everywhere` takes the twins of noisy images at all levels, and an image
+    with missing pixels is exact at none.
     """
 
     def __init__(self, source: ImageSource, twins: Store, everywhere: bool = False) -> None:
         parents = twins.meta.restored_from
         if parents is None or parents.images != source.fingerprint:
             raise ValueError(f"{twins.path} was not restored from {source.name}: restore these images again")
-        self.source, self.twins, self.everywhere = source, twins, everywhere
+        self.source, self.twins = source, twins
+        self.everywhere = missing_pixels(source) | everywhere  # (N,)
         self.name, self.image_shape, self.class_names = source.name, source.image_shape, source.class_names
         self.num_classes, self.physical_range = source.num_classes, source.physical_range
         self.sigma_tn, self.label, self.read = source.sigma_tn, source.label, source.read
@@ -214,7 +221,7 @@ class Restored:
     def read_at(self, index: Tensor, sigma_t: Tensor) -> tuple[Tensor, Tensor]:
         """`index` and `sigma_t` (B,) -> images (B, C, H, W) to train on at these levels, their noise (B,)."""
         own = self.source.sigma_tn[index]
-        twin = (own > 0) & (self.everywhere | (sigma_t <= own))
+        twin = (own > 0) & (self.everywhere[index] | (sigma_t <= own))
         x, sigma_tn = self.source.read(index), own.where(~twin, self.twins.sigma_tn[index])
         x[twin] = self.twins.read(index[twin])
         return x, sigma_tn
@@ -329,10 +336,26 @@ def read_map(source: ImageSource, index: Tensor) -> Tensor | None:
     return found
 
 
-def with_uniform_noise(source: ImageSource, seed: int = 0) -> ImageSource:
-    """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps."""
+def missing_pixels(source: ImageSource) -> Tensor:
+    """(N,) bool: which images have pixels that were not measured, whose level in the map is infinite."""
+    if not getattr(source, "has_map", False):
+        return torch.zeros(len(source), dtype=torch.bool)
+    maps = (read_map(source, part) for part in torch.arange(len(source)).split(1024))
+    return torch.cat([each.isinf().flatten(1).any(1) for each in maps if each is not None])
+
+
+def with_uniform_noise(source: ImageSource, seed: int = 0, allow_missing: bool = False) -> ImageSource:
+    """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps.
+
+    Images with missing pixels are rejected, or keep a map in which all other pixels have this noise.
+    """
     if not getattr(source, "has_map", False):
         return source
+    if not allow_missing and bool((missing := missing_pixels(source)).any()):
+        raise ValueError(
+            f"{int(missing.sum())} of the {len(source)} images of {source.name} have missing pixels, and "
+            "cannot be scored, denoised or compared: complete them with `assay restore`"
+        )
     return View(source, None, source.sigma_tn, seed, even=True)
 
 

@@ -5,6 +5,10 @@ teaches these levels, too: in each loop a noisy image is trained on as it is at 
 where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every loop restores the
 *original* images, with the model of the loop before, and trains that model on, by default half as long.
 
+Where pixels are missing, an image is exact at no level, and its twin is trained on at all. Then the first
+training has twins, too, which are drawn from a Gaussian (`assay.train.gaussian`): loops are an
+expectation-maximisation that begins with it.
+
     <run>/loop-0/       the first training, a run like any other
     <run>/restored-1/   a store of the images as the first model restores them
     <run>/loop-1/       the training on both, from the first model's weights
@@ -20,14 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_fabric import Fabric
+from torch import nn
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Restored, Store, open_store, usable
-from assay.data.view import with_uniform_noise
+from assay.data.view import missing_pixels, with_uniform_noise
 from assay.devices import NumDevices
 from assay.files import sha256, write_whole
-from assay.generate import RestoreConfig, lowest_learnt, restore
+from assay.generate import SIGMA_MIN, RestoreConfig, lowest_learnt, restore
 from assay.train.config import RunConfig, TrainConfig
+from assay.train.gaussian import fit_gaussian
 from assay.train.loop import train_run
 from assay.train.run import (
     Progress,
@@ -109,11 +115,11 @@ def _train_loops(
         claim_folder(config, run_dir, source, [])
     if final.exists():
         return TrainResult(run_dir, total, True, final)
-    source = with_uniform_noise(source, config.data.seed)
+    source = with_uniform_noise(source, config.data.seed, allow_missing=True)
+    is_incomplete = bool(missing_pixels(source).any())
     start, before, images = None, 0, source
     for loop, end in enumerate(loop_ends(settings)):
-        if loop:
-            assert start is not None
+        if loop or is_incomplete:
             twins = _restored(config, run_dir, loop, source, start, fabric, should_stop)
             if twins is None:
                 return TrainResult(run_dir, before, False, final)
@@ -152,11 +158,14 @@ def _restored(
     run_dir: Path,
     loop: int,
     source: ImageSource,
-    checkpoint: Path,
+    checkpoint: Path | None,
     fabric: Fabric,
     should_stop: ShouldStop,
 ) -> Store | None:
-    """The images as the model of the loop before restores them; None if asked to stop meanwhile."""
+    """The images as the model of the loop before restores them; None if asked to stop meanwhile.
+
+    Before the first loop there is no `checkpoint`, and a Gaussian completes them.
+    """
     path, chosen = run_dir / f"restored-{loop}", config.train.restore
 
     def check(done: int, total: int) -> None:
@@ -165,12 +174,17 @@ def _restored(
 
     done = True
     if fabric.is_global_zero and not (path / "meta.json").exists():
-        how = RestoreConfig(method=chosen.method, num_steps=chosen.num_steps, keep=chosen.keep**loop)
-        loaded = load_checkpoint(checkpoint)
-        denoiser, stop_at = loaded.denoiser.to(fabric.device).eval(), lowest_learnt(loaded.info)
+        how = RestoreConfig(method=chosen.method, num_steps=chosen.num_steps, keep=chosen.keep ** max(loop, 1))
+        denoiser: nn.Module
+        if checkpoint is None:
+            denoiser, stop_at, made_by = fit_gaussian(source, seed=config.train.seed), SIGMA_MIN, "a Gaussian"
+        else:
+            loaded, made_by = load_checkpoint(checkpoint), sha256(checkpoint)
+            denoiser, stop_at = loaded.denoiser, lowest_learnt(loaded.info)
+        denoiser = denoiser.to(fabric.device).eval()
         arguments = (how, stop_at, config.train.seed + loop, _BATCH_SIZE, fabric.device, check)
         try:
-            restore(denoiser, source, path, sha256(checkpoint), *arguments)
+            restore(denoiser, source, path, made_by, *arguments)
         except _Stopped:
             done = False
     return open_store(path) if fabric.broadcast(done) else None
