@@ -103,11 +103,13 @@ def check_absent(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left anywhere below a folder; what is still being written stays."""
-    for partial in [*Path(folder).rglob(f".*{_PARTIAL}*")]:
+    """Remove what killed processes left anywhere below a folder; what is still written or locked stays."""
+    for partial in [*Path(folder).rglob(".*")]:
+        if _PARTIAL not in partial.name and not partial.name.endswith(_LOCK):
+            continue
         if partial.is_dir() or (descriptor := _lock(partial)) is None:
             continue  # a directory goes with its lock
-        if partial.name.endswith(_LOCK):
+        if partial.name.endswith(_PARTIAL + _LOCK):
             _remove_tree(partial.with_name(partial.name.removesuffix(_LOCK)))
         partial.unlink(missing_ok=True)
         _unlock(descriptor)

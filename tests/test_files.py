@@ -73,14 +73,16 @@ def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path:
 
 def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    for name in (".a.txt.partial.txt", "deep/.b.png.partial-01234567.png", ".store.partial.lock"):
+    for name in (".a.txt.partial.txt", "deep/.b.png.partial-01234567.png", ".store.partial.lock", "deep/.lock"):
         (tmp_path / name).write_text("half")
     (tmp_path / ".store.partial" / "inner").mkdir(parents=True)
-    with write_whole(tmp_path / "c.txt") as mine, write_whole_directory(tmp_path / "d") as folder:
+    held = hold_lock(tmp_path / ".lock", "")
+    with held, write_whole(tmp_path / "c.txt") as mine, write_whole_directory(tmp_path / "d") as folder:
         mine.write_text("x")
         (folder / "file").write_text("y")
         remove_leftovers(tmp_path)
-        assert sorted(os.listdir(tmp_path)) == [".c.txt.partial.txt", ".d.partial", ".d.partial.lock", "deep"]
+        work = [".c.txt.partial.txt", ".d.partial", ".d.partial.lock", ".lock", "deep"]
+        assert sorted(os.listdir(tmp_path)) == work
     assert sorted(os.listdir(tmp_path)) == ["c.txt", "d", "deep"] and not os.listdir(tmp_path / "deep")
     (tmp_path / ".a.txt.partial.txt").write_text("the leftover of a killed writer, longer than what comes")
     with write_whole(tmp_path / "a.txt") as partial:

@@ -166,10 +166,10 @@ def _open_elsewhere(address: str) -> Store:
     """Open a store by its address: columns are copied to the cache at once, images as they are read."""
     import fsspec
 
-    files, root = fsspec.core.url_to_fs(address)
     cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
     here = cache / "stores" / hash_of(address)[:16]
-    try:
+    with naming(address, "check the address and your access to it, or copy the store there again"):
+        files, root = fsspec.core.url_to_fs(address)
         is_sharded = files.isfile(f"{root}/{_SHARDS}")
         if not is_sharded and not files.isfile(f"{root}/meta.json"):
             raise FileNotFoundError(f"{address} is not a store: it has neither meta.json nor {_SHARDS}")
@@ -181,8 +181,6 @@ def _open_elsewhere(address: str) -> Store:
             check_member_name(here, name)
         found = {name: _mirror(files, f"{root}/{name}", here / name) for name in names}
         return _open_shards(here, found.__getitem__)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{address} is not a store that can be read ({error}): pack it again") from error
 
 
 def _mirror(files: Any, root: str, here: Path) -> Fetch:
@@ -207,7 +205,7 @@ def _mirror(files: Any, root: str, here: Path) -> Fetch:
 
 
 def _copy(files: Any, source: str, target: Path) -> None:
-    with write_whole(target) as partial:
+    with write_whole(target, flush=False) as partial:  # what a power cut spoils is copied again
         files.get_file(source, str(partial))
 
 

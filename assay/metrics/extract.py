@@ -330,34 +330,36 @@ def _classifier(
 ) -> Extractor:
     key = hashlib.sha256(f"{VERSION} {reference.fingerprint}".encode()).hexdigest()[:16]
     path = cache / f"classifier-{key}.safetensors"
+    states = cache / f".{path.stem}-states"
     if path.is_file():
+        shutil.rmtree(states, ignore_errors=True)  # of a process that was killed at the very end
         try:
-            return _read_classifier(path, reference.image_shape, device)
+            return read_classifier(path, reference.image_shape, device)
         except ValueError as error:
             warnings.warn(f"{error}; training the classifier again", stacklevel=2)
             path.unlink(missing_ok=True)
-    states = cache / f".{path.stem}-states"
     with hold_lock(cache / f".{path.stem}.lock", "", math.inf):  # a second process waits, then reads the file
         if not path.is_file():
             trained = train_classifier(reference, to_bytes, progress=progress, states=states)
             state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
             save_tensors(path, state, {"accuracy": trained.accuracy})
         shutil.rmtree(states, ignore_errors=True)
-    return _read_classifier(path, reference.image_shape, device)
+    return read_classifier(path, reference.image_shape, device)
 
 
 def _classifier_of_statistics(path: Path, cache: Path, device: torch.device | str) -> Extractor:
     made = load_statistics(path)
     for file in cache.glob("classifier-*.safetensors"):
         if made.image_shape is not None and sha256(file) == made.extractor_sha256:
-            return _read_classifier(file, made.image_shape, device)
+            return read_classifier(file, made.image_shape, device)
     raise ValueError(
         f"no classifier in {cache} is known to have made {path}: give the store it was made from as the "
         "reference, or the extractor it was made with (extractor = inception for EDM's files)"
     )
 
 
-def _read_classifier(path: Path, image_shape: tuple[int, int, int], device: torch.device | str) -> Extractor:
+def read_classifier(path: Path, image_shape: tuple[int, int, int], device: torch.device | str) -> Extractor:
+    """The extractor in a file that a training of it left."""
     state, header = load_tensors(path)
     network = Classifier(image_shape, len(state["head.bias"]))
     network.load_state_dict(state)

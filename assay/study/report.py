@@ -17,7 +17,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -212,13 +213,10 @@ def _subject(
         if price.series and not (priced.law and priced.law_is_open(priced.bounds[-1].sigma)):
             panels["price"] = replace(price, title="Noisy images that replace a clean one")
     if not one_of_many:
-        again = "remove it, and run `assay study report` again"
-        with naming(folder / "training.csv", again):
-            by_step = _training_panels(folder / "training.csv", currency.name, metric)
+        by_step = training_panels(folder / "training.csv", currency.name, metric)
         if many_currencies and currency is SCORE:
             by_step.pop("loss_by_step", None)  # it is shown with FD
-        with naming(folder / "levels.csv", again):
-            panels |= by_step | (_level_panels(folder / "levels.csv") if currency is SCORE else {})
+        panels |= by_step | (level_panels(folder / "levels.csv") if currency is SCORE else {})
     values, noise = averages(outcomes, currency), folder / "figures" / f"{slug}noise_levels.png"
     samples = []
     for role, setting in headline_settings(values).items():
@@ -315,24 +313,29 @@ def _write_training(opened: OpenStudy, found: Sequence[tuple[Arm, Outcome]], sho
         partial.write_text(buffer.getvalue())
 
 
-def _training_panels(path: Path, column: str, metric: str) -> dict[str, Panel]:
-    if not path.exists():
-        return {}
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+@contextmanager
+def _rows(path: Path) -> Iterator[list[dict[str, str]]]:
+    """The rows of a table of a report, none if there is none; an error while they are used names the file."""
+    with naming(path, "remove it, and run `assay study report` again"):
+        yield list(csv.DictReader(io.StringIO(path.read_text(), newline=""))) if path.exists() else []
+
+
+def training_panels(path: Path, column: str, metric: str) -> dict[str, Panel]:
+    """Curves of `training.csv`: this measure, and the loss."""
     panels = {}
-    for name, label in ((column, metric), ("loss", "Loss")):
-        points = [row for row in rows if row.get(name)]
-        panel = Panel(f"{label} against training steps", "step", label, log_y=name != SCORE.name)
-        for which, curve in enumerate(dict.fromkeys(row["curve"] for row in points)):
-            mine = [row for row in points if row["curve"] == curve]
-            x, y = np.array([(row["step"], row[name]) for row in mine], float).T
-            colour = COLOURS[which % len(COLOURS)]
-            panel.series.append(Series(mine[0]["setting"], "line", x, y, colour=colour))
-            if len(x) < _MAX_MARKED:
-                panel.series.append(Series("", "points", x, y, colour=colour))
-        if points:
-            panels[f"{name}_by_step"] = panel
+    with _rows(path) as rows:
+        for name, label in ((column, metric), ("loss", "Loss")):
+            points = [row for row in rows if row.get(name)]
+            panel = Panel(f"{label} against training steps", "step", label, log_y=name != SCORE.name)
+            for which, curve in enumerate(dict.fromkeys(row["curve"] for row in points)):
+                mine = [row for row in points if row["curve"] == curve]
+                x, y = np.array([(row["step"], row[name]) for row in mine], float).T
+                colour = COLOURS[which % len(COLOURS)]
+                panel.series.append(Series(mine[0]["setting"], "line", x, y, colour=colour))
+                if len(x) < _MAX_MARKED:
+                    panel.series.append(Series("", "points", x, y, colour=colour))
+            if points:
+                panels[f"{name}_by_step"] = panel
     return panels
 
 
@@ -359,27 +362,25 @@ def _write_levels(path: Path, shown: Mapping[Role, tuple[Setting, Score]]) -> No
         partial.write_text(buffer.getvalue())
 
 
-def _level_panels(path: Path) -> dict[str, Panel]:
-    if not path.exists():
-        return {}
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+def level_panels(path: Path) -> dict[str, Panel]:
+    """Curves of `levels.csv`: errors and their differences by noise level."""
     titles = {
         "error": ("Denoising error by noise level", "error / noise², per dimension"),
         "gain": ("Difference from the few clean images alone", "difference in score"),
     }
     panels = {}
-    for kind, (title, label) in titles.items():
-        panel = Panel(title, "noise level", label, log_x=True)
-        mine = [row for row in rows if row["kind"] == kind]
-        for which, name in enumerate(dict.fromkeys(row["setting"] for row in mine)):
-            points = [(row["sigma"], row["value"], row["error"]) for row in mine if row["setting"] == name]
-            x, y, error = np.array(points, float).T
-            colour = COLOURS[which % len(COLOURS)]
-            panel.series.append(Series("", "band", x, y, y - 2 * error, y + 2 * error, colour=colour))
-            panel.series.append(Series(name, "line", x, y, colour=colour))
-        if mine:
-            panels[f"{kind}_by_level"] = panel
+    with _rows(path) as rows:
+        for kind, (title, label) in titles.items():
+            panel = Panel(title, "noise level", label, log_x=True)
+            mine = [row for row in rows if row["kind"] == kind]
+            for which, name in enumerate(dict.fromkeys(row["setting"] for row in mine)):
+                points = [(row["sigma"], row["value"], row["error"]) for row in mine if row["setting"] == name]
+                x, y, error = np.array(points, float).T
+                colour = COLOURS[which % len(COLOURS)]
+                panel.series.append(Series("", "band", x, y, y - 2 * error, y + 2 * error, colour=colour))
+                panel.series.append(Series(name, "line", x, y, colour=colour))
+            if mine:
+                panels[f"{kind}_by_level"] = panel
     return panels
 
 

@@ -22,7 +22,7 @@ import torch
 from assay.data import ImageSource
 from assay.data.picture import image_grid
 from assay.devices import find_devices
-from assay.files import hold_lock, naming, read_text, remove_leftovers, write_whole
+from assay.files import hold_lock, naming, read_json, read_text, remove_leftovers, write_whole
 from assay.metrics import (
     Extractor,
     Reference,
@@ -228,6 +228,8 @@ def execute(
     train_seconds, final = clock.stop(), final_path(run_dir)
     if not finished:
         return False
+    for unneeded in (run_dir / "state", *run_dir.glob("restored-*")):  # by a finished model
+        shutil.rmtree(unneeded, ignore_errors=True)
 
     def counter(phase: str, total: int) -> Callable[[int], None]:
         done = 0
@@ -306,8 +308,6 @@ def execute(
             save_outcome(path, outcome)
     except Interrupted:
         return False
-    for unneeded in (run_dir / "state", *run_dir.glob("restored-*")):  # by a finished model
-        shutil.rmtree(unneeded, ignore_errors=True)
     every = training.snapshot_every
     for step, path in snapshots.items():  # nor the weights that were only compared
         if step not in kept_steps and not (every and step % every == 0):
@@ -334,9 +334,7 @@ def _fd_along(
 
     What was measured before an interruption is in the file `kept`.
     """
-    found: dict[int, float] = {}
-    if kept.exists():
-        found = {int(step): fd for step, fd in json.loads(kept.read_text()).items()}
+    found = read_along(kept)
     num_images, index = protocol.num_images, torch.arange(protocol.num_images)
     for step, path in snapshots.items():
         if step in found:
@@ -350,6 +348,14 @@ def _fd_along(
         with write_whole(kept) as partial:
             partial.write_text(json.dumps(found))
     return found
+
+
+def read_along(path: Path) -> dict[int, float]:
+    """The distances by step that were measured before an interruption, if there was one."""
+    if not path.exists():
+        return {}
+    with naming(path, "remove it, and it is measured again"):
+        return {int(step): float(fd) for step, fd in read_json(path).items()}
 
 
 def _along(fd: dict[int, float], scored: Stopping | None) -> tuple[Along, ...]:

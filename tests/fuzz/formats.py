@@ -10,6 +10,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -18,7 +19,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,18 @@ from assay.checkpoint import (
     import_checkpoint,
     load_checkpoint,
     save_checkpoint,
+    save_tensors,
 )
 from assay.data import open_store
-from assay.data.pack import read_annotations
+from assay.data.export import Target
+from assay.data.pack import PackSource, pack_shards, read_annotations
 from assay.data.readers import RawImages, read_any, with_map
-from assay.data.store import PackedImage, write_store
+from assay.data.store import PackedImage, Store, write_store
+from assay.figure import Panel
 from assay.files import sha256
+from assay.metrics.classifier import Classifier
 from assay.metrics.evaluate import Evaluation, reference_from_images
-from assay.metrics.extract import load_extractor
+from assay.metrics.extract import load_extractor, read_classifier
 from assay.metrics.score import Score, ScoreConfig, load_score
 from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
 from assay.metrics.tune import Tuned, load_tuned, tuned_path
@@ -52,7 +57,10 @@ from assay.nets import MLPConfig, UNetConfig, build_denoiser
 from assay.outcome import Outcome, Setting, load_outcome, write_outcomes
 from assay.pricing.table import PAPER, read_comparable
 from assay.sample import SampleConfig
-from assay.study.spec import read_study
+from assay.study.report import level_panels, training_panels
+from assay.study.run import read_along
+from assay.study.spec import DEMO, read_study
+from assay.train.average import average_checkpoint, save_averages
 from assay.train.config import read_config, read_toml
 from assay.train.record import read_lines
 from assay.train.run import read_run
@@ -277,8 +285,28 @@ def _store(file: str) -> Callable[[Path], Path]:
     return make
 
 
+def _shards(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        pack_shards([PackSource(read_any(str(_npz(folder))), sigma=0.1)], folder / "store", 2)
+        return folder / "store" / file
+
+    return make
+
+
+def _read_elsewhere(path: Path) -> Any:
+    """A store by its address, with an empty cache."""
+    folder = next(parent for parent in path.parents if parent.name == "store")
+    os.environ["ASSAY_CACHE"] = str(folder.with_name("cache"))
+    shutil.rmtree(folder.with_name("cache"), ignore_errors=True)
+    return _store_contents(open_store(f"file://{folder}"))
+
+
 def _read_store(path: Path) -> Any:
-    store = open_store(path.parent)
+    return _store_contents(open_store(next(parent for parent in path.parents if parent.name == "store")))
+
+
+def _store_contents(store: Store) -> Any:
     x, maps = store.read(torch.arange(len(store))), store.read_map(torch.arange(len(store)))
     columns = store.sigma_tn, store.label, store.usable_from, store.group
     names = store.source_names(range(len(store)))
@@ -293,6 +321,34 @@ def _checkpoint(folder: Path) -> Path:
     info = CheckpointInfo(dataset="digits", sigma_tn=((0.0, 0.5), (0.2, 0.5)), label_names=("a", "b"))
     save_checkpoint(folder / "a.safetensors", build_denoiser(_MLP), _MLP, info)
     return folder / "a.safetensors"
+
+
+def _published(folder: Path) -> Path:
+    return _checkpoint(folder).rename(folder / "model.safetensors")
+
+
+def _averages(folder: Path) -> Path:
+    """Weights of a run that were stored to be averaged afterwards."""
+    _checkpoint(folder).rename(
+        (folder / "snapshots").mkdir(exist_ok=True) or folder / "snapshots" / "final.safetensors"
+    )
+    save_averages(folder, 10, [build_denoiser(_MLP), build_denoiser(_MLP)])
+    return folder / "averages" / "000000010.safetensors"
+
+
+def _read_averages(path: Path) -> Any:
+    average_checkpoint(path.parents[1], 0.08, path.parents[1] / "average.safetensors")
+    return _weights(load_checkpoint(path.parents[1] / "average.safetensors"))
+
+
+def _classifier(folder: Path) -> Path:
+    save_tensors(folder / "a.safetensors", Classifier((1, 4, 4), 2).state_dict(), {"accuracy": 0.5})
+    return folder / "a.safetensors"
+
+
+def _read_classifier(path: Path) -> Any:
+    found = read_classifier(path, (1, 4, 4), "cpu")
+    return found.network.state_dict(), found.accuracy
 
 
 def _tuned(folder: Path) -> Path:
@@ -385,6 +441,20 @@ def _text(name: str, text: str) -> Callable[[Path], Path]:
     return make
 
 
+def _panels(panels: dict[str, Panel]) -> Any:
+    return {name: asdict(panel) for name, panel in panels.items()}
+
+
+def _job(folder: Path) -> Path:
+    _images_to_go(folder).write(["000000"], torch.zeros(1, 1, 4, 4))
+    _images_to_go(folder).write_job(_JOB)
+    return folder / ".job.json"
+
+
+def _images_to_go(folder: Path) -> Target:
+    return Target(folder, "folder", "png", "uint8", None)
+
+
 def _samples(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         write_samples(folder / name, _RNG.normal(size=(20, 2)), np.linspace(0.1, 1, 20))
@@ -411,6 +481,9 @@ _MIXTURE = json.dumps({"atoms": [[0.5, 1.0], [-1.0, 2.0]], "weights": [0.25, 0.7
 _RUN = json.dumps(
     {"assay": "0.2.0", "fingerprint": {"data": "a1", "run": "b2"}, "config": {"train": {}}, "net": {}}
 )
+_JOB = {"seeds": 10, "sample": {"num_steps": 4}}
+_TRAINING = "curve,setting,step,loss,fd\n1,10 clean,1,0.5,\n1,10 clean,2,0.25,\n2,10 clean,2,,3.5\n"
+_LEVELS = "kind,setting,sigma,value,error\nerror,10 clean,0.5,0.25,0.125\ngain,10 clean,0.5,0.5,0.125\n"
 _EVALUATION = json.dumps({"metric": "FD-pixels", "fd": 2.5, "extractor": "pixels", "num_images": 100})
 _SCORE = Score(
     model="a",
@@ -470,7 +543,19 @@ FORMATS: list[Format] = [
             "meta.json",
         )
     ),
+    *(
+        Format(f"{where} {file}", _shards(file), read, True, named=lambda path: "store")
+        for where, read in (("shards", _read_store), ("elsewhere", _read_elsewhere))
+        for file in ("shards.json", "shard-00001-of-00002/meta.json")
+    ),
+    *(
+        Format(f"elsewhere {file}", _store(file), _read_elsewhere, True, named=lambda path: "store")
+        for file in ("meta.json", "images.npy", "sigma_tn.npy")
+    ),
     Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
+    Format("published model", _published, lambda path: _weights(load_checkpoint(path.parent)), True),
+    Format("averages", _averages, _read_averages, True),
+    Format("classifier", _classifier, _read_classifier, True),
     Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
     Format("EDM pickle", _snapshot, lambda path: _weights(import_checkpoint(path))),
@@ -543,8 +628,22 @@ FORMATS: list[Format] = [
     Format("annotations jsonl", _text("a.jsonl", _JSON_LINES), _read_annotations),
     Format("train toml", _text("a.toml", _CONFIG), lambda path: read_config(read_toml(path), str(path))),
     Format("study toml", _text("study.toml", SPEC), read_study),
+    Format("demo toml", _text("study.toml", DEMO.read_text()), read_study),
     Format("run config", _text("config.json", _RUN), read_run),
     Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
+    Format(
+        "training.csv",
+        _text("training.csv", _TRAINING),
+        lambda path: _panels(training_panels(path, "fd", "FD")),
+    ),
+    Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: _panels(level_panels(path))),
+    Format("along json", _text("along-1.json", json.dumps({"10": 2.5, "20": 1.5})), read_along),
+    Format(
+        "job json",
+        _job,
+        lambda path: _images_to_go(path.parent).check_job(_JOB),
+        named=lambda path: path.parent.name,
+    ),
     Format("results.csv", _text("results.csv", PAPER.read_text()), _read_table),
     Format("results.csv of a study", _results, _read_table),
     Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),
