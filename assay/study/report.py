@@ -198,7 +198,8 @@ def _subject(
     except ValueError as error:
         priced = f"Nothing to price yet. {error}"
     above = None
-    if currency is SCORE and all(outcome.evaluation.score_above_error for outcome in outcomes):
+    scored = currency is SCORE and all(outcome.evaluation.score_above_error for outcome in outcomes)
+    if scored and isinstance(priced, PriceReport):
         (found,) = comparable(lines, str(table), currency=SCORE_ABOVE)
         above = price_report(found)
     tables = study_tables(outcomes, currency)
