@@ -228,32 +228,23 @@ def restore(
         for start in range(0, len(source), batch_size):
             index = torch.arange(start, min(start + batch_size, len(source)))
             x = source.read(index)
-            mine = index[source.sigma_tn[index] > 0]
-            if len(mine):
+            for chosen in (~incomplete[index], incomplete[index]):
+                mine = index[chosen & (source.sigma_tn[index] > 0)]
+                if len(mine) == 0:
+                    continue
                 padded = torch.cat([mine, mine[-1:].expand(max(0, batch_size - len(mine)))])
                 x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
+                levels = read_map(source, padded) if bool(incomplete[mine[0]]) else None
                 classes = label[padded].to(device) if num_classes else None
-                missing = incomplete[padded].to(device)
-                if not bool(missing.all()):
-                    noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
-                    x_0 = _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)
-                if bool(missing.any()):
-                    noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
-                    levels = read_map(source, padded)
-                    assert levels is not None
-                    given, grid = (
-                        Given(denoiser, x_tn, levels.to(device)),
-                        edm_sigmas(config.num_steps, stop_at),
-                    )
-                    whole = solve(given, float(grid[0]) * noise(), grid, label=classes)
-                    x_0 = whole if bool(missing.all()) else whole.where(per_image(missing, x_0) > 0, x_0)
+                noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
+                x_0 = _restore_batch(denoiser, x_tn, sigma_tn, levels, noise, config, stop_at, classes)
                 x[mine - start] = x_0[: len(mine)].cpu()
+                done += len(mine)
             for row, i in enumerate(index.tolist()):
                 level, label_there = float(source.sigma_tn[i]), int(source.label[i])
                 values, left = x[row].numpy(), config.keep * level
                 usable_from = SIGMA_MAX if bool(incomplete[i]) else level
                 yield PackedImage(f"{i:06d}", values, left, label_there, usable_from, source.physical_range)
-            done += len(mine)
             progress(done, len(noisy))
 
     method = {**config.model_dump(), "stop_at": stop_at, "seed": seed}
@@ -269,12 +260,19 @@ def _restore_batch(
     denoiser: Denoiser,
     x_tn: Tensor,
     sigma_tn: Tensor,
+    levels: Tensor | None,
     noise: SeededNoise,
     config: RestoreConfig,
     stop_at: float,
     label: Tensor | None,
 ) -> Tensor:
-    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it."""
+    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it.
+
+    `levels` (B, C or 1, H, W) of each pixel, if some are missing.
+    """
+    if levels is not None:
+        grid = edm_sigmas(config.num_steps, stop_at, SIGMA_MAX)
+        return solve(Given(denoiser, x_tn, levels.to(x_tn)), SIGMA_MAX * noise(), grid, label=label)
     if config.method == "sample":
         return sample_posterior(denoiser, x_tn, sigma_tn, noise, config.num_steps, stop_at, label=label)
     if config.keep:

@@ -131,7 +131,7 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
         best = min(after, key=lambda step: score(after[step], held_out, quick, first).nats_per_dim.value)
         value, last = (score(after[step], held_out, index=second).nats_per_dim for step in (best, NUM_STEPS))
         row = {"fd": found.fd, "fd_std": found.fd_std, "precision": found.precision, "recall": found.recall}
-        row |= {"score": value.value, "score_error": value.error, "score_final": last.value}
+        row |= {"score": value.value, "score_error": value.standard_error, "score_final": last.value}
         cells = {key: f"{number:.4g}" for key, number in row.items() if number is not None}
         rows.append({"missing": f"{rate}", "method": method, "seed": f"{seed}", **cells})
         print(rows[-1], flush=True)
