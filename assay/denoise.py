@@ -120,7 +120,8 @@ class Given:
 
     A is any linear operator, e.g. blur or fewer pixels, by default the identity. Missing values have
     s = infinity: a mask is a map of noise levels. Exact where x_0 is Gaussian. The system is solved by
-    `num_steps` steps of conjugate gradients, each of which differentiates the denoiser once.
+    `num_steps` steps of conjugate gradients, each of which differentiates the denoiser once. The derivative of
+    a network is not quite a covariance: an image stops where the system curves less than its noise alone does.
     """
 
     def __init__(
@@ -144,6 +145,8 @@ class Given:
         self.seen = noise.isfinite().to(y.dtype)
         self.variance = noise.where(noise.isfinite(), 0.0) ** 2
         self.y = y.where(noise.isfinite(), 0.0)
+        least = (noise**2).flatten(1).amin(1)
+        self.least = per_image(0.5 * least.where(least.isfinite(), 0.0), y)  # half: rounding may fall below
         self.num_classes = getattr(denoiser, "num_classes", 0)
 
     def __call__(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
@@ -172,16 +175,18 @@ class Given:
 
         residual = self.seen * self.y - observe(h.detach())
         solution, direction, length = torch.zeros_like(residual), residual, dot(residual, residual)
+        best, shortest, going = solution, length, torch.ones_like(length, dtype=torch.bool)
         for _ in range(self.num_steps):
             image = system(direction)
-            # A network's derivative is only nearly positive definite: a direction without curvature is skipped.
             curvature = dot(direction, image)
-            step = torch.where(curvature > 0, length / curvature.clamp_min(1e-30), 0.0)
+            going = going & (curvature > self.least * dot(direction, direction))
+            step = torch.where(going, length / curvature.clamp_min(1e-30), 0.0)
             solution = solution + step * direction
             residual = residual - step * image
             before, length = length, dot(residual, residual)
+            best, shortest = solution.where(length < shortest, best), torch.minimum(length, shortest)
             direction = residual + length / before.clamp_min(1e-30) * direction
-        return h.detach() + covariance(solution).detach()
+        return h.detach() + covariance(best).detach()
 
 
 class GaussianDenoiser(nn.Module):

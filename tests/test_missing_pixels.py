@@ -94,6 +94,17 @@ def test_a_linear_operator_gives_the_gaussian_posterior(operator: Any) -> None:
         torch.testing.assert_close(found.flatten(), exact, rtol=1e-6, atol=1e-6)
 
 
+def test_a_derivative_that_is_no_covariance_does_no_harm() -> None:
+    slopes = torch.tensor([0.5, -0.01, 0.3, -0.2, 0.1, 0.0, 0.4, -0.0101, 0.2]).view(SHAPE)
+    y, noise = (
+        torch.ones(2, *SHAPE),
+        torch.full((2, *SHAPE), 0.1),
+    )  # noise^2 cancels -0.01: the system is singular
+    for num_steps in (1, 2, 5, 20):
+        given = Given(lambda x, sigma, label=None: slopes * x, y, noise, num_steps)
+        assert given(torch.zeros_like(y), torch.ones(2)).abs().max() < 2
+
+
 def test_restored_images_are_draws_from_the_gaussian_posterior(tmp_path: Path) -> None:
     model, cov = gaussian()
     seen = torch.tensor([True, False, True, False, False, True, False, True, False])

@@ -3,8 +3,9 @@
     python studies/beyond/bad_images.py OUT [SEED ...]       writes OUT/bad_images.csv after every model
 
 Images are Fashion-MNIST at 8x8 as in the demo: 2,000 clean ones, and 1,800 others made worse. A model sees 200
-clean and 1,800 bad images, annotated or as if they were clean; others see clean images alone. The table has the
-columns of a study's results, one `dataset` per kind, so that `assay price` tells what a bad image is worth.
+clean and 1,800 bad images, annotated, with both values of `train.pairing`, or as if they were clean; others see
+clean images alone. The table has the columns of a study's results, one `dataset` per kind: `assay price` tells
+what a bad image is worth. Models that were measured are not measured again.
 """
 
 import io
@@ -28,7 +29,7 @@ from assay.metrics.annotate import annotate
 from assay.metrics.evaluate import with_stopping
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.score import find_stopping, stopping_steps
-from assay.outcome import Outcome, Setting, with_paired_errors, write_outcomes
+from assay.outcome import Outcome, Setting, save_outcome, with_paired_errors, write_outcomes
 from assay.train import read_config, train
 from assay.train.run import snapshot_path
 
@@ -74,37 +75,43 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
     reference = reference_from_images(clean, extractor, out / "shared")
     arms: list[tuple[str, str, ImageSource, float]] = []  # kind, table, images, level
     arms += [("", "clean_mix", View(clean, torch.arange(number)), 0.0) for number in LADDER]
-    arms += [("noise of 0.3", "clean_mix", Joined([few, simulate(others, 0, NOISE)]), NOISE)]
+    noisy = Joined([few, simulate(others, 0, NOISE)])
+    arms += [(kind, "clean_mix", noisy, NOISE) for kind in ("noise of 0.3", "noise of 0.3, sigma first")]
     for kind, worse in BAD.items():
         bad = from_arrays(worse(x), name=kind)
         level = annotate(bad, few).level
         print(f"{kind}: usable from {level:.3g}", flush=True)
         raised = View(bad, target=torch.full((NUM_BAD,), level))
+        arms += [(f"{kind}, sigma first", "clean_mix", Joined([few, raised]), level)]
         arms += [(kind, "clean_mix", Joined([few, raised]), level)]
         arms += [(kind, "as if clean", Joined([few, bad]), level)]
-    kinds, found = ("noise of 0.3", *BAD), list[Outcome]()
+    kinds, found = dict.fromkeys(kind for kind, *_ in arms if kind), list[Outcome]()
     for seed in seeds:
         for kind, table, source, level in arms:
             name = f"{kind} {table} {len(source)} {seed}"
             tree = {"data": {"store": "unused"}, "net": {"preset": "mlp", "width": 128, "num_blocks": 3}}
-            config = read_config({**tree, "train": {**TRAIN, "seed": seed}})
+            pairing = "sigma_first" if kind.endswith("sigma first") else "image_first"
+            config = read_config({**tree, "train": {**TRAIN, "seed": seed, "pairing": pairing}})
             folder, steps = out / "runs" / name, stopping_steps(NUM_STEPS)
-            trained = train(config, folder, source, snapshot_steps=steps)
-            snapshots = {step: snapshot_path(folder, step) for step in steps[:-1]}
-            scored = find_stopping({**snapshots, NUM_STEPS: trained.checkpoint}, held_out)
-            samples, settings = sample_checkpoint(trained.checkpoint, 3000)
-            measured = evaluate(samples, reference, extractor, 1000, 3, sampler=settings).evaluation
-            setting = Setting(
-                table=table,
-                num_clean=NUM_CLEAN if kind else len(source),
-                noisy=((round(level, 4), NUM_BAD),) if kind else (),
-                seed=seed,
-            )
+            if not (folder / "outcome.json").exists():
+                trained = train(config, folder, source, snapshot_steps=steps)
+                snapshots = {step: snapshot_path(folder, step) for step in steps[:-1]}
+                scored = find_stopping({**snapshots, NUM_STEPS: trained.checkpoint}, held_out)
+                samples, settings = sample_checkpoint(trained.checkpoint, 3000)
+                measured = evaluate(samples, reference, extractor, 1000, 3, sampler=settings).evaluation
+                setting = Setting(
+                    table=table,
+                    num_clean=NUM_CLEAN if kind else len(source),
+                    noisy=((round(level, 4), NUM_BAD),) if kind else (),
+                    seed=seed,
+                )
+                made = Outcome(setting=setting, evaluation=with_stopping(measured, scored, NOISE))
+                save_outcome(folder / "outcome.json", made)
+            made = Outcome.model_validate_json((folder / "outcome.json").read_text())
             for dataset in [kind] if kind else kinds:  # clean images alone are compared with every kind
-                of_kind = setting.model_copy(update={"dataset": dataset})
-                found.append(Outcome(setting=of_kind, evaluation=with_stopping(measured, scored, NOISE)))
-            fd, score = measured.fd, scored.best.nats_per_dim
-            print(f"{name}: FD {fd:.2f}, score {score.value:.3f}", flush=True)
+                of_kind = made.setting.model_copy(update={"dataset": dataset})
+                found.append(made.model_copy(update={"setting": of_kind}))
+            print(f"{name}: FD {made.evaluation.fd:.2f}, score {made.evaluation.score:.3f}", flush=True)
             outcomes = sorted(with_paired_errors(found), key=lambda each: each.setting)
             write_outcomes(out / "bad_images.csv", outcomes)
 

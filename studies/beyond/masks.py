@@ -14,9 +14,11 @@ ambient   Ambient Diffusion (Daras et al. 2023): a tenth of the pixels seen is h
 """
 
 import csv
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -79,11 +81,11 @@ class Masked(nn.Module):
         return found
 
 
-def train_ambient(y: Tensor, seen: Tensor, seed: int) -> dict[int, nn.Module]:
+def train_ambient(y: Tensor, seen: Tensor, seed: int) -> dict[int, Masked]:
     """Networks after some steps of training with further masks, by step: averages, as in `assay train`."""
     config = read_config({"data": {"store": "unused"}, "net": NET, "train": {"num_steps": NUM_STEPS}})
     network = Masked(build_denoiser(config.net_config(from_arrays(torch.cat([y, seen], 1))), seed))
-    average, kept, steps = deepcopy(network), dict[int, nn.Module](), stopping_steps(NUM_STEPS)
+    average, kept, steps = deepcopy(network), dict[int, Masked](), stopping_steps(NUM_STEPS)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_STEPS)
@@ -107,6 +109,11 @@ def train_ambient(y: Tensor, seen: Tensor, seed: int) -> dict[int, nn.Module]:
     return kept
 
 
+def with_part(networks: Callable[[], Mapping[int, Masked]], share: float) -> dict[int, Denoiser]:
+    """The same networks, which see a random part of each image."""
+    return {step: Masked(each.network, share) for step, each in networks().items()}
+
+
 def main(out: Path, seeds: tuple[int, ...]) -> None:
     """Measure every method at both rates."""
     store, _ = get_once("digits", out / "data")
@@ -124,7 +131,18 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
         paths = {step: snapshot_at(config.train, folder, step) for step in steps[:-1]} | {NUM_STEPS: final}
         return {step: load_checkpoint(path).denoiser.eval() for step, path in paths.items()}
 
-    def measure(method: str, rate: float, seed: int, after: Mapping[int, Denoiser]) -> None:
+    def measure(method: str, rate: float, seed: int, trained: Callable[[], Mapping[int, Denoiser]]) -> None:
+        file = out / f"{method} {rate} {seed}.json"
+        if not file.exists():
+            file.write_text(json.dumps(row_of(method, rate, seed, trained())))
+        rows.append(json.loads(file.read_text()))
+        print(rows[-1], flush=True)
+        with open(out / "masks.csv", "w", newline="") as table:
+            writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def row_of(method: str, rate: float, seed: int, after: Mapping[int, Denoiser]) -> dict[str, str]:
         final, quick = after[NUM_STEPS], ScoreConfig(num_levels=16)
         samples = Samples(method, final, held_out.image_shape, 3000)
         found = evaluate(samples, reference, extractor, 1000, 3).evaluation
@@ -133,12 +151,7 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
         row = {"fd": found.fd, "fd_std": found.fd_std, "precision": found.precision, "recall": found.recall}
         row |= {"score": value.value, "score_error": value.standard_error, "score_final": last.value}
         cells = {key: f"{number:.4g}" for key, number in row.items() if number is not None}
-        rows.append({"missing": f"{rate}", "method": method, "seed": f"{seed}", **cells})
-        print(rows[-1], flush=True)
-        with open(out / "masks.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        return {"missing": f"{rate}", "method": method, "seed": f"{seed}", **cells}
 
     for seed in seeds:
         for rate in (0.5, 0.75):
@@ -148,13 +161,12 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
             filled = y.where(seen, (y * seen).sum(0) / seen.sum(0).clamp_min(1))
             name = f"{rate} {seed}"
             masked = with_masks(out / f"masks {name}", filled, seen)
-            measure("loops", rate, seed, fit(f"loops {name}", masked, seed, **LOOPS))
-            measure("mean", rate, seed, fit(f"mean {name}", from_arrays(filled), seed))
-            ambient = train_ambient(y, seen.float(), seed)
+            measure("loops", rate, seed, partial(fit, f"loops {name}", masked, seed, **LOOPS))
+            measure("mean", rate, seed, partial(fit, f"mean {name}", from_arrays(filled), seed))
+            ambient = cache(partial(train_ambient, y, seen.float(), seed))
             measure("ambient, no mask", rate, seed, ambient)
-            shares = {step: Masked(network.network, 0.9 * (1 - rate)) for step, network in ambient.items()}
-            measure("ambient, one mask", rate, seed, shares)
-            measure("no loops", rate, seed, fit(f"plain {name}", masked, seed))
+            measure("ambient, one mask", rate, seed, partial(with_part, ambient, 0.9 * (1 - rate)))
+            measure("no loops", rate, seed, partial(fit, f"plain {name}", masked, seed))
 
 
 if __name__ == "__main__":
