@@ -90,8 +90,9 @@ name = {_quoted(self.name)}              # results go to out/{self.name}
 
 [data]
 store = {_quoted(self.store)}
-# A tenth of the {"noisy" if self.extractor == "none" else "clean"} images, 40 at least, is held out and \
-never trained on; held_out = 0.2 or 500 changes that.
+# A tenth of the {"noisy" if self.extractor == "none" else "clean"} images, at least 40, is held out and never \
+trained on;
+# held_out = 0.2 or 500 changes that.
 
 [net]
 preset = {_quoted(net)}           # for images of this size; `assay net list` shows others
