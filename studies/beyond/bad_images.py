@@ -75,16 +75,15 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
     reference = reference_from_images(clean, extractor, out / "shared")
     arms: list[tuple[str, str, ImageSource, float]] = []  # kind, table, images, level
     arms += [("", "clean_mix", View(clean, torch.arange(number)), 0.0) for number in LADDER]
-    noisy = Joined([few, simulate(others, 0, NOISE)])
-    arms += [(kind, "clean_mix", noisy, NOISE) for kind in ("noise of 0.3", "noise of 0.3, sigma first")]
+    arms += [("noise of 0.3", "clean_mix", Joined([few, simulate(others, 0, NOISE)]), NOISE)]
     for kind, worse in BAD.items():
         bad = from_arrays(worse(x), name=kind)
         level = annotate(bad, few).level
         print(f"{kind}: usable from {level:.3g}", flush=True)
         raised = View(bad, target=torch.full((NUM_BAD,), level))
         arms += [(f"{kind}, sigma first", "clean_mix", Joined([few, raised]), level)]
-        arms += [(kind, "clean_mix", Joined([few, raised]), level)]
         arms += [(kind, "as if clean", Joined([few, bad]), level)]
+    arms += [(kind.split(",")[0], *arm) for kind, *arm in arms if kind.endswith("sigma first")]
     kinds, found = dict.fromkeys(kind for kind, *_ in arms if kind), list[Outcome]()
     for seed in seeds:
         for kind, table, source, level in arms:
