@@ -39,7 +39,7 @@ def find_devices(device: str = "auto") -> list[torch.device]:
 
 
 def spread(work: Callable[[Item, int], Result], items: Iterable[Item], num_devices: int) -> Iterator[Result]:
-    """`work(item, place)` of every item, in order, with one thread for each place, 0 to `num_devices` - 1."""
+    """`work(item, device_number)` of every item, in order, with a thread for each of `num_devices` devices."""
     if num_devices == 1:
         yield from (work(item, 0) for item in items)
         return

@@ -132,8 +132,8 @@ class Setting(BaseModel):
                 scale = (1 - self.clean_fraction) / max(self.num_noisy, 1)
                 clean, noisy = self.clean_fraction, {level: scale * number for level, number in self.noisy}
         if len(noisy) > _MAX_LEVELS_IN_WORDS or not levels:
-            place = f" at {min(noisy):g} to {max(noisy):g}" if noisy and levels else ""
-            parts = [f"{text(sum(noisy.values()))} noisy{place}"] if noisy else []
+            at_levels = f" at {min(noisy):g} to {max(noisy):g}" if noisy and levels else ""
+            parts = [f"{text(sum(noisy.values()))} noisy{at_levels}"] if noisy else []
         else:
             parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
         parts = [f"{text(clean)} clean"] * (clean > 0 or not parts) + parts

@@ -37,7 +37,7 @@ TRAIN = ("train", "--preset", "digits", "--set", "data.store=digits", "-o", "run
         (("train", "bin.toml"), "bin.toml cannot be read"),
         (("train", "absent.toml"), "absent.toml does not exist"),
         (("study", "run", "folder"), "folder/study.toml does not exist"),
-        (("study", "plan", "bin.toml"), "bin.toml cannot be read"),
+        (("study", "cost", "bin.toml"), "bin.toml cannot be read"),
         (("study", "report", "bin.csv"), "bin.csv cannot be read"),
         (("price", "folder"), "folder is a folder, but a file is needed"),
         (("price", "bin.csv"), "bin.csv cannot be read"),

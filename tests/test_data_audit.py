@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from astropy.io import fits
 from scipy.ndimage import gaussian_filter
 from skimage.restoration import estimate_sigma
 from torch import Tensor
@@ -22,6 +24,7 @@ from assay.data.audit.camera import (
     _texture,
     fit_sensor,
     group_level,
+    mean_around,
     neighbour_correlation,
     sensor_from_repeats,
 )
@@ -174,9 +177,34 @@ def test_repeated_exposures_are_exact(tmp_path: Path) -> None:
 def test_a_line_through_repeats_is_the_sensor() -> None:
     rng = np.random.default_rng(1)
     mean = rng.uniform(5, 200, 20_000)
-    sensor = sensor_from_repeats(mean, (2 * mean + 9) * rng.chisquare(7, mean.shape) / 7)
+    sensor = sensor_from_repeats(mean, (2 * mean + 9) * rng.chisquare(7, mean.shape) / 7, mean)
     assert sensor.gain.low < 2 < sensor.gain.high and sensor.gain.value == pytest.approx(2, rel=0.02)
     assert sensor.offset.low < 9 < sensor.offset.high
+
+
+def test_two_exposures_of_faint_galaxies_give_the_gain_without_bias() -> None:
+    """Whose mean is as noisy as the images: a line through the noisy means finds 17 % too little."""
+    rng = np.random.default_rng(0)
+    row, column = np.mgrid[:16, :16] - 8.0
+    pixels: list[list[np.ndarray]] = [[], [], []]
+    for width, peak in zip(rng.uniform(1.2, 3, 2000), rng.uniform(5, 40, 2000), strict=True):
+        light = 7 + peak * np.exp(-(row**2 + column**2) / (2 * width**2))
+        images = torch.from_numpy(
+            0.6 * rng.poisson(light / 0.6, (2, 16, 16)) + 2 * rng.normal(size=(2, 16, 16))
+        )
+        mean = images.mean(0)[None]
+        for part, found in zip(pixels, (mean, images.var(0), mean_around(mean)), strict=True):
+            part.append(found.flatten().numpy())
+    mean_, variance, around = map(np.concatenate, pixels)
+    sensor = sensor_from_repeats(mean_, variance, around)
+    assert sensor.gain.low < 0.6 < sensor.gain.high and sensor.gain.value == pytest.approx(0.6, rel=0.03)
+    assert sensor.offset.low < 4 < sensor.offset.high and sensor.offset.value == pytest.approx(4, rel=0.05)
+    assert sensor_from_repeats(mean_, variance, mean_).gain.value < 0.9 * 0.6
+
+
+def test_the_pixels_beside_each() -> None:
+    found = mean_around(torch.arange(9.0).reshape(1, 3, 3))
+    assert found[0, 1, 1] == 4 and found[0, 0, 0] == (4 * 4 + 2 * 1 + 2 * 3) / 8
 
 
 def test_rounding() -> None:
@@ -229,6 +257,34 @@ def test_clean_examples_in_other_units_are_converted(tmp_path: Path, monkeypatch
     run(*options, "--range", "0,1", "--clean-range", "0,255")
     found = [float(row["sigma"]) for row in csv.DictReader((tmp_path / "l.csv").open())]
     assert np.median(found) == pytest.approx(0.1, rel=0.03)
+
+
+def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
+    """Gain and read noise as options of pack, the values for --range, and the store's own noise."""
+    rng = np.random.default_rng(0)
+    row, column = np.mgrid[:16, :16] - 8.0
+    for number in range(30):
+        light = 10 + 60 * np.exp(-(row**2 + column**2) / (2 * rng.uniform(1.5, 3) ** 2))
+        for folder, count in ((f"repeats/{number}", 6), ("clean", 0)):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            images = 0.5 * rng.poisson(light / 0.5, (count, 16, 16)) + 2 * rng.normal(size=(count, 16, 16))
+            for i, image in enumerate(images if count else [light]):
+                fits.writeto(tmp_path / folder / f"{number}-{i}.fits", image.astype(np.float32))
+    text = run("noise", tmp_path / "repeats", "--repeats")
+    found = re.search(r"--gain ([\d.]+) and --read-noise ([\d.]+)", text)
+    assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
+    assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98 % of them\)", text)
+    assert "--repeats" in run("noise", tmp_path / "clean")  # no flat parts: how to measure the gain
+    sensor = ("--range", "10,70", "--gain", found[1], "--read-noise", found[2])
+    packed = run(
+        "pack", *sensor, tmp_path / "clean", "--sigma", "0", tmp_path / "repeats", "-o", tmp_path / "s"
+    )
+    (level,) = open_store(tmp_path / "s").sigma_tn.unique()[1:]
+    assert f"180 of them noisy (sigma {level:.3g} where" in packed
+    text = run("noise", tmp_path / "s")
+    assert "noise level, in units where black to white is 2" in text
+    outside = re.search(r"(\d+)% of the noisy images have a recorded level outside", text)
+    assert outside and int(outside[1]) < 25
 
 
 def test_images_that_break_the_model(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_contradicting_evidence_is_named() -> None:
     rows = [(0, 10, 0, 3.0), (0, 20, 0, 2.0), (0.1, 5, 20, 1.9), (0.1, 5, 10, 3.1)]  # c >= 0.75 and c <= 0.5
     (bounds,) = price_bounds(table(rows, std=0.001))
     assert (bounds.lower, bounds.upper) == (0.75, 0.5)
-    assert "w >= 0.75" in str(bounds.contradiction) and "w <= 0.5" in str(bounds.contradiction)
+    assert "at least 0.75" in str(bounds.contradiction) and "at most 0.5" in str(bounds.contradiction)
     assert "beyond doubt" in str(bounds.contradiction) and bounds.interval is None
     assert bounds.lower_pair and bounds.upper_pair
     assert (bounds.lower_pair.better, bounds.lower_pair.worse) == (2, 1)

@@ -172,6 +172,8 @@ def test_a_currency_that_rises_with_more_images_prices_nothing() -> None:
 def test_ends_that_look_alike_are_one_number() -> None:
     assert between(1.0, 1.0004) == "about 1"
     assert (between(1.0, 4.5), between(2.0, math.inf)) == ("1 to 4.5", "2 or more")
+    one = price_report(table([(0.0, 200, 0, 9.0), (0.0, 2000, 0, 7.0), (0.4, 200, 1800, 6.0)], std=0.1))
+    assert "about 1 noisy image at noise 0.4 replaces a clean one" in one.sentence(0.4)
 
 
 def write(

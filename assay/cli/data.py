@@ -138,7 +138,10 @@ def pack(
     ] = None,
     gain: Annotated[
         float | None,
-        typer.Option(help="For sensors that count photons: values per photon. Images are stabilised."),
+        typer.Option(
+            help="For sensors that count photons: values per photon, the inverse of the electrons per ADU that "
+            "FITS headers call GAIN. Images are stabilised."
+        ),
     ] = None,
     read_noise: Annotated[
         float, typer.Option(min=0, help="With --gain: standard deviation of the read noise, in file units.")
@@ -297,7 +300,7 @@ def show(
     Example: `assay data show stores/digits --png digits.png --noise 0.2 --noise 0.5`
     """
     from assay.data import open_store
-    from assay.data.show import noise_histogram, noise_picture, snr_text
+    from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
     from assay.data.units import Stabilised, black_and_white
     from assay.data.view import missing_pixels
     from assay.files import write_whole
@@ -341,7 +344,7 @@ def show(
         table = Table(name, "SNR", "images", "", box=None, header_style="bold")
         bins = noise_histogram(levels)
         for entry in bins:
-            level = f"{entry.low:.3g}" if entry.low == entry.high else f"{entry.low:.3g} .. {entry.high:.3g}"
+            level = levels_text(entry.low, entry.high, to=" .. ")
             bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
             table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
         console.print(table)
@@ -364,6 +367,7 @@ def show(
 
 @app.command()
 def noise(
+    context: typer.Context,
     source: Annotated[str, typer.Argument(help="Images in any format that `pack` reads, or a store.")],
     clean: Annotated[
         str | None, typer.Option(help="Clean examples of such images, 20 or more: makes levels more exact.")
@@ -399,6 +403,8 @@ def noise(
 
         assay data noise scans/ --range 0,1 --clean photos/ --clean-range 0,255 --levels levels.csv
 
+        assay data noise exposures/ --repeats
+
     Then: `assay data pack scans/ --sigma-file levels.csv -o stores/scans`
     """
     from assay.data import open_store
@@ -426,15 +432,15 @@ def noise(
         found = audit(raw, examples, repeats, shared, advance(bar, "measuring"))
     console = open_console()
     table = Table("", "", box=None, show_header=False)
-    for row in found.rows():
-        table.add_row(*row)
+    for title, text in found.rows():
+        table.add_row(title, with_options(text, context.command))
     console.print(table)
+    options_of_pack = typer.main.get_command(app).commands["pack"]  # type: ignore[attr-defined]
     for warning in found.warnings():
-        console.print(f"warning: {warning}", style="yellow", markup=False)
-    if raw.sigma_tn is not None and (raw.sigma_tn > 0).any():
-        recorded = raw.sigma_tn
-        share = ((recorded < found.low) | (recorded > found.high)).mean()
-        console.print(f"{share:.0%} of the images have a recorded level outside its measured interval")
+        console.print(f"warning: {with_options(warning, options_of_pack)}", style="yellow", markup=False)
+    if raw.sigma_tn is not None and (noisy := raw.sigma_tn > 0).any():
+        share = ((raw.sigma_tn < found.low) | (raw.sigma_tn > found.high))[noisy].mean()
+        console.print(f"{share:.0%} of the noisy images have a recorded level outside its measured interval")
     if levels is not None:
         with write_whole(levels) as partial:
             write_levels(found, partial)
@@ -492,6 +498,8 @@ def _parse_size(text: str | None) -> tuple[int, int] | None:
 
 
 def _print_report(report: "PackReport", command: Any) -> None:
+    from assay.data.show import levels_text
+
     console = open_console()
     for problem in report.skipped[:_NUM_SHOWN]:
         console.print(f"skipped: {with_options(problem.reason, command)}", style="yellow", markup=False)
@@ -509,12 +517,11 @@ def _print_report(report: "PackReport", command: Any) -> None:
         noisy += f", {count:,} of them {what}" if count else ""
     levels = store.sigma_tn[store.sigma_tn > 0]
     if len(levels):
-        noisy += f" (sigma {levels.min().item():.3g} to {levels.max().item():.3g} where black to white is 2"
+        ends = levels.min().item(), levels.max().item()
+        noisy += f" (sigma {levels_text(*ends)} where black to white is 2"
         if isinstance(store.meta.physical_range, tuple):
             half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
-            noisy += (
-                f", {levels.min().item() * half:.4g} to {levels.max().item() * half:.4g} in the files' units"
-            )
+            noisy += f", {levels_text(half * ends[0], half * ends[1], '.4g')} in the files' units"
         noisy += ")"
     left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
     console.print(f"{store.path}: {len(store):,} images of {shape}{noisy}{left_out}", markup=False)

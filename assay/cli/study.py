@@ -244,7 +244,7 @@ def _print_cost(study: "Study", rate: float, console: Console) -> None:
 
 
 @app.command()
-def plan(
+def cost(
     spec: Spec,
     output: Folder = None,
     settings: Settings = None,
@@ -260,9 +260,9 @@ def plan(
 ) -> None:
     """List the settings and estimate how long the unfinished ones will take on this machine.
 
-    Example: `assay study plan study.toml`
+    Example: `assay study cost study.toml`
 
-    On GPUs: `assay study plan studies/paper/cifar10.toml --rate 60`
+    On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
     from assay.study.cost import missing_parts
     from assay.study.spec import read_study

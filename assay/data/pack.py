@@ -602,9 +602,12 @@ class _Packer:
                 "that training assumes. Pack the float originals if you have them."
             )
         if self.num_faint:
+            sensor = self.conversion.sensor
+            check = "is sigma" if sensor is None else "are `gain`, `read_noise` and `black`"
             yield (
-                f"{self.num_faint} images have a signal-to-noise ratio below 0 dB, more noise than picture: "
-                "is sigma in the units of the files, and `value_range` right?"
+                f"{self.num_faint:,} noisy images vary less by their content than by their noise (a "
+                f"signal-to-noise ratio below 0 dB): {check} in the units of the files, and "
+                "`value_range` right?"
             )
         if self.num_beyond:
             yield (

@@ -55,7 +55,8 @@ class RawImages:
     `label` (N,) is -1 where there is none; `sigma_tn` (N,) if the format itself has noise levels, in units of
     images from -1 to 1, or in those of the files if `in_file_units`. `has_opacity` is true for picture files.
     `group` (N,) numbers the files that images or patches come from, if several come from one. `sigma_map(i)` is
-    the noise of each pixel of an image, (H, W, C or 1), in the units of the files.
+    the noise of each pixel of an image, (H, W, C or 1), in the units of the files. `units` names those of
+    pixels.
     """
 
     name: str
@@ -68,6 +69,7 @@ class RawImages:
     has_opacity: bool = True
     group: np.ndarray | None = None
     sigma_map: Callable[[int], np.ndarray] | None = None
+    units: str = "the files' units"
 
     def load(self, i: int) -> np.ndarray:
         """The pixels (H, W, C) of one image, transparency flattened on white."""

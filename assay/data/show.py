@@ -61,6 +61,12 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
     return captioned_rows([(f"sigma {sigma:.3g}\n{snr_text(snr_db(sigma))}", images) for sigma, images in rows])
 
 
+def levels_text(low: float, high: float, form: str = ".3g", to: str = " to ") -> str:
+    """Noise levels from `low` to `high`; one number if both look the same."""
+    ends = f"{low:{form}}", f"{high:{form}}"
+    return ends[0] if ends[0] == ends[1] else to.join(ends)
+
+
 def snr_text(decibels: float) -> str:
     """An SNR as people read it."""
     return "clean" if decibels == float("inf") else f"{decibels:.1f} dB"

@@ -183,9 +183,9 @@ def images_to_features(
         extractors = [extractor.on(device) for device in devices]
         sources = [source.on(device) if hasattr(source, "on") else source for device in devices]
 
-    def measure(part: Tensor, place: int) -> tuple[np.ndarray, np.ndarray | None, bool]:
-        images = sources[place].read(part)
-        return *extractors[place](images, part), bool((images != first).any())
+    def measure(part: Tensor, device_number: int) -> tuple[np.ndarray, np.ndarray | None, bool]:
+        images = sources[device_number].read(part)
+        return *extractors[device_number](images, part), bool((images != first).any())
 
     for batch_features, batch_logits, differs in spread(measure, index.split(batch_size), len(sources)):
         features.append(batch_features)

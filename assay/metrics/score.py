@@ -288,8 +288,8 @@ def score(
     copies = [denoiser] if len(devices) == 1 else [copy_to(denoiser, device) for device in devices]
 
     @torch.no_grad()
-    def measure(rows: Tensor, place: int) -> int:
-        device = devices[place]
+    def measure(rows: Tensor, device_number: int) -> int:
+        device = devices[device_number]
         images = source.read(index[rows]).to(device)
         seeds = image_seeds(config.seed, index[rows]).tolist()
         eps = SeededNoise(seeds, (config.num_levels, *source.image_shape), device)()
@@ -300,7 +300,7 @@ def score(
             sigma_t = levels[rows[image], level].to(device)
             x_t = add_noise(x_tn, own, sigma_t, eps[image.to(device), level.to(device)])
             label = source.label[chosen].to(device) if num_classes else None
-            x_0_hat = copies[place](x_t, sigma_t.to(x_t.dtype), label)
+            x_0_hat = copies[device_number](x_t, sigma_t.to(x_t.dtype), label)
             residual = x_tn_from_x_0(x_0_hat, x_t, own, sigma_t) - x_tn
             known = 1 - (own / sigma_t) ** 2
             mse = (residual.double().square().flatten(1).sum(1) - num_dims * own**2 * known) / known**2

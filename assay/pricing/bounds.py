@@ -89,18 +89,22 @@ def _bounds_of(results: Comparable, clean: Rows, mixed: Rows, confidence: float)
     lower, upper, lower_pair, upper_pair = _tightest(results, clean, mixed, 0.0)
     contradiction, interval = None, None
     if upper < 0:
-        contradiction = f"w <= {upper:.3g}: noisy images made the model worse"
+        contradiction = f"noisy images made the model worse: each is worth {upper:.3g} clean ones at most"
     elif lower > 1:
-        contradiction = f"w >= {lower:.3g}: a noisy image did better than a clean one"
+        contradiction = f"a noisy image did better than a clean one: it is worth {lower:.3g} of them at least"
     elif lower > upper:
-        contradiction = f"one pair says w >= {lower:.3g}, another w <= {upper:.3g}"
+        contradiction = (
+            "the runs contradict each other: by one pair a noisy image is worth at least "
+            f"{lower:.3g} clean ones, by another at most {upper:.3g}"
+        )
     if results.has_std:
         z = norm.isf((1 - confidence) / max(1, _num_informative(results, clean, mixed)))
         sure_lower, sure_upper, *_ = _tightest(results, clean, mixed, float(z))
         if max(sure_lower, 0.0) <= min(sure_upper, 1.0):
             interval = max(sure_lower, 0.0), min(sure_upper, 1.0)
         else:
-            contradiction = f"{contradiction or 'no worth fits'}, beyond doubt at {confidence:.0%}"
+            contradiction = contradiction or "the runs contradict each other: no worth of a noisy image fits"
+            contradiction += f" (beyond doubt at {confidence:.0%})"
     sigma = float(results.sigma[mixed[0]])
     return PriceBounds(sigma, lower, upper, lower_pair, upper_pair, interval, contradiction)
 

@@ -97,7 +97,7 @@ class PriceReport:
         curve = next((c for c in self.curve if c.sigma == sigma), None)
         wrong = self.rises()
         if wrong is None and bounds.interval is None and self.results.has_std:
-            wrong = f"the runs on noisy images at noise {sigma:g} contradict each other: {bounds.contradiction}"
+            wrong = f"at noise {sigma:g} {bounds.contradiction}"
         if wrong:
             return Estimate(math.nan, None, int(self.results.num_runs.sum()), "", wrong)
         if curve and curve.worth is not None:
@@ -115,9 +115,8 @@ class PriceReport:
             return f"{by} {found.contradiction}."
         if found.ends is None:
             if math.isfinite(found.price):
-                return (
-                    f"{by} about {found.price:.3g} {noisy} replace a clean one; no errors say how sure that is."
-                )
+                about = _replace_one(f"about {found.price:.3g}", sigma)
+                return f"{by} {about}; no errors say how sure that is."
             return f"{by} what {noisy} are worth is not known: the table has no errors."
         low, high = found.ends
         sure = f"{self.confidence:.0%} interval from {found.num_runs} runs, {found.how}{self._seeds}"
@@ -131,8 +130,8 @@ class PriceReport:
                 f"nothing: at least {low:.3g} of them replace a clean one ({sure})."
             )
         if math.isnan(found.price):
-            return f"{by} {between(low, high)} {noisy} replace a clean one ({sure}).{self._advice(sigma)}"
-        return f"{by} {found.price:.3g} {noisy} replace a clean one ({between(low, high)}: {sure})."
+            return f"{by} {_replace_one(between(low, high), sigma)} ({sure}).{self._advice(sigma)}"
+        return f"{by} {_replace_one(f'{found.price:.3g}', sigma)} ({between(low, high)}: {sure})."
 
     def rises(self) -> str | None:
         """Where results surely get worse with more clean images: then this currency cannot price anything."""
@@ -172,7 +171,7 @@ class PriceReport:
         for b in self.bounds:
             where = f"sigma {b.sigma:g}: "
             if b.contradiction:
-                said.append(f"{where}the evidence contradicts itself: {b.contradiction}")
+                said.append(where + b.contradiction)
             if disagreement := self._disagreement(b):
                 said.append(where + disagreement)
             if self.law and self.law_is_open(b.sigma):
@@ -385,6 +384,12 @@ def between(low: float, high: float) -> str:
     if f"{low:.3g}" == f"{high:.3g}":
         return f"about {low:.3g}"
     return f"{low:.3g} to {high:.3g}" if math.isfinite(high) else f"{low:.3g} or more"
+
+
+def _replace_one(amount: str, sigma: float) -> str:
+    if amount.removeprefix("about ") == "1":
+        return f"{amount} noisy image at noise {sigma:g} replaces a clean one"
+    return f"{amount} noisy images at noise {sigma:g} replace a clean one"
 
 
 def _shown(ends: tuple[float, float]) -> str:

@@ -141,10 +141,10 @@ class NoisyImages:
 def level_bins(sigma_tn: Tensor, max_bins: int = 3) -> tuple[Levels, ...]:
     """Bins (low, high) of the noise levels: one per level, or `max_bins` with about as many images each."""
     levels, numbers = sigma_tn[sigma_tn > 0].unique(return_counts=True)
-    place = torch.arange(len(levels))
+    bin_of = torch.arange(len(levels))
     if len(levels) > max_bins:
-        place = (numbers.cumsum(0) - numbers) * max_bins // numbers.sum()
-    inside = [levels[place == each] for each in place.unique()]
+        bin_of = (numbers.cumsum(0) - numbers) * max_bins // numbers.sum()
+    inside = [levels[bin_of == each] for each in bin_of.unique()]
     return tuple((_plain(each[0]), _plain(each[-1])) for each in inside)
 
 

@@ -84,7 +84,7 @@ def run_local(
         process.wait()
         del workers[connection]
 
-    def bury(connection: Connection) -> None:
+    def replace_dead(connection: Connection) -> None:
         nonlocal num_deaths_at_start
         process, job = workers.pop(connection)
         process.wait()
@@ -116,7 +116,7 @@ def run_local(
                     if message == "ready":
                         assign(connection)
                 except (EOFError, OSError):  # the process was killed, perhaps for lack of memory
-                    bury(connection)
+                    replace_dead(connection)
                 else:
                     if isinstance(message, Update):
                         on_update(message)

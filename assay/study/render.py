@@ -217,7 +217,10 @@ def _price(worth: float) -> str:
 def _ends(ends: tuple[float, float]) -> str:
     if math.isinf(ends[0]):
         return "worth nothing"
-    return f"{ends[0]:.3g} – {ends[1]:.3g}" if math.isfinite(ends[1]) else f"≥ {ends[0]:.3g}"
+    low, high = (f"{end:.3g}" for end in ends)
+    if low == high:
+        return f"about {low}"
+    return f"{low} – {high}" if math.isfinite(ends[1]) else f"≥ {low}"
 
 
 def _plain_law(law: Law, sigmas: Iterable[float]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.special import i0e, i1e
 from torch import Tensor
 
@@ -176,13 +177,25 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf))
     return _sensor(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen])
 
 
-def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray) -> Sensor:
-    """The same from the mean and the variance over repeated exposures of each pixel, (L,) both."""
+def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor:
+    """The same from the mean and the variance over repeated exposures of each pixel, (L,) all.
+
+    The mean of a few exposures is noisy itself, which would make the line too flat. `around`, the mean of the
+    pixels beside each (`mean_around`), follows the brightness and is independent of the pixel's noise. It gives
+    the weights, and the line is fitted with it as the instrument.
+    """
     line = np.full(len(mean), variance.mean())
     for _ in range(5):
-        (gain, offset), _ = _weighted_line(mean, variance, line, np.arange(len(mean)))
-        line = np.maximum(gain * mean + offset, 1e-3 * variance.mean())
-    return _sensor(mean, variance, line, np.arange(len(mean)))
+        (gain, offset), _ = _weighted_line(mean, variance, line, np.arange(len(mean)), around)
+        line = np.maximum(gain * around + offset, 1e-3 * variance.mean())
+    return _sensor(mean, variance, line, np.arange(len(mean)), around)
+
+
+def mean_around(image: Tensor) -> Tensor:
+    """The mean of the eight pixels beside each, (C, H, W); at the edge those inside stand for those outside."""
+    kernel = torch.full((1, 1, 3, 3), 1 / 8, dtype=image.dtype)
+    kernel[..., 1, 1] = 0
+    return F.conv2d(F.pad(image[:, None], (1, 1, 1, 1), mode="reflect"), kernel)[:, 0]
 
 
 def _bins(mean: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -191,25 +204,40 @@ def _bins(mean: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def _weighted_line(
-    mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray
+    mean: np.ndarray,
+    energy: np.ndarray,
+    variance: np.ndarray,
+    owner: np.ndarray,
+    instrument: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Slope and offset of `energy` against `mean`, and their errors; all (L,), with weights 1 / variance^2.
 
-    Owners are independent of each other, their windows are not: a sandwich of sums over owners.
+    Owners are independent of each other, their windows are not: a sandwich of sums over owners. The residuals
+    are orthogonal to the `instrument`, by default the mean itself.
     """
-    design = np.stack([mean, np.ones(len(mean))], 1) / variance[:, None]
-    inverse = np.linalg.pinv(design.T @ design)
-    line = inverse @ design.T @ (energy / variance)
-    residual = (energy / variance - design @ line)[:, None] * design
+    design, chosen = (
+        np.stack([column, np.ones(len(mean))], 1) / variance[:, None]
+        for column in (mean, mean if instrument is None else instrument)
+    )
+    inverse = np.linalg.pinv(chosen.T @ design)
+    line = inverse @ chosen.T @ (energy / variance)
+    residual = (energy / variance - design @ line)[:, None] * chosen
     unit = np.unique(owner, return_inverse=True)[1]
     scores = np.stack([np.bincount(unit, column) for column in residual.T], 1)
-    return line, np.sqrt(np.diag(inverse @ scores.T @ scores @ inverse))
+    return line, np.sqrt(np.diag(inverse @ scores.T @ scores @ inverse.T))
 
 
-def _sensor(mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray) -> Sensor:
-    line, error = _weighted_line(mean, energy, variance, owner)
+def _sensor(
+    mean: np.ndarray,
+    energy: np.ndarray,
+    variance: np.ndarray,
+    owner: np.ndarray,
+    instrument: np.ndarray | None = None,
+) -> Sensor:
+    line, error = _weighted_line(mean, energy, variance, owner, instrument)
     gain, offset = (Estimate(v, v - 1.96 * e, v + 1.96 * e) for v, e in zip(line.tolist(), error, strict=True))
-    bin_of = _bins(mean, mean.min(), mean.max())
+    by = mean if instrument is None else instrument
+    bin_of = _bins(by, by.min(), by.max())
     filled = [part for n in range(_NUM_BINS) if (part := bin_of == n).sum() >= 20]
     return Sensor(
         gain, offset, *(np.array([column[part].mean() for part in filled]) for column in (mean, energy))

@@ -15,6 +15,7 @@ from assay.data.audit.camera import (
     Sensor,
     fit_sensor,
     group_level,
+    mean_around,
     neighbour_correlation,
     sensor_from_repeats,
 )
@@ -40,7 +41,8 @@ class Audit:
 
     `correlation` is that of neighbouring pixels' noise, NaN where the image has no flat part to measure it in.
     `clipped` is the share of values at the lowest or the highest value of all images. `step` is the distance
-    of neighbouring values (1 for whole numbers), 0 if they are not rounded.
+    of neighbouring values (1 for whole numbers), 0 if they are not rounded. `values` are the lowest value,
+    those that 1 % and 99 % of the values lie below, and the highest.
     """
 
     names: tuple[str, ...]
@@ -54,7 +56,9 @@ class Audit:
     agree: bool  # whether the images' own levels allow that
     whiteness: Estimate  # correlation of neighbours over all images
     step: float
+    values: tuple[float, float, float, float]
     sensor: Sensor | None
+    units: str
 
     def rows(self) -> list[tuple[str, str]]:
         """The audit as a table of two columns."""
@@ -64,16 +68,21 @@ class Audit:
         level = f"{typical:.4g}"
         if highest > lowest:
             level += f" ({lowest:.4g} to {highest:.4g} for 90 % of them)"
+        lowest, low, high, highest = (f"{value:.4g}" for value in self.values)
         rows = [
             ("images", f"{len(self.names):,}"),
-            ("noise level, in the files' units", level),
+            ("values of the pixels", f"{lowest} to {highest} ({low} to {high} for 98 % of them)"),
+            (f"noise level, in {self.units}", level),
             ("measured", f"{self.method}, each to within {width:.1%} (95 % interval)"),
             ("if all share one level", f"{_text(self.group)}{'' if self.agree else '; but they differ'}"),
             ("correlation of neighbours", _text(self.whiteness, ".2f")),
             ("clipped values", f"{self.clipped.mean():.2%}"),
             ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
         ]
-        if self.sensor is not None:
+        if self.sensor is None:
+            needed = "flat parts of different brightness, or repeated exposures (`repeats`)"
+            rows.append(("gain and read noise", f"unknown: to measure them takes {needed}"))
+        else:
             rows.append(("gain (variance per unit of signal)", _text(self.sensor.gain)))
             rows.append(("variance at value 0 (read noise squared)", _text(self.sensor.offset)))
         return rows
@@ -104,11 +113,11 @@ class Audit:
         if ratio > 1.5 and self.sensor is not None:
             gain, offset = self.sensor.gain.value, self.sensor.offset.value
             # Of read noise and the value of no light, only the sum of their effects can be seen.
-            rest = f"read noise {math.sqrt(offset):.4g}" if offset > 0 else f"black {-offset / gain:.4g}"
+            rest = f"read_noise = {math.sqrt(offset):.4g}" if offset > 0 else f"black = {-offset / gain:.4g}"
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
                 f"as in dark ones. One level does not describe it: pack these images as those of a sensor with "
-                f"gain {gain:.4g} and {rest}"
+                f"gain = {gain:.4g} and {rest}"
             )
         return found
 
@@ -189,7 +198,9 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
         agree=bool(np.median(sigma) > 0 and np.square(deviation).mean() < _AGREEMENT),
         whiteness=whiteness,
         step=values.step,
+        values=values.spread(),
         sensor=fit_sensor(images, unclipped),
+        units=raw.units,
     )
 
 
@@ -220,7 +231,8 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
     for i, name in enumerate(raw.names):
         scenes.setdefault(PurePosixPath(name).parent, []).append(i)
     variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
-    values, means, variances, num_values = _Values(len(raw.names)), [], [], 0
+    values, num_values = _Values(len(raw.names)), 0
+    pixels: list[tuple[np.ndarray, ...]] = []  # of each scene: mean, variance, mean of the pixels around
     for members in scenes.values():
         if len(members) < 2:
             raise ValueError(
@@ -245,14 +257,15 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
         beside = [residual[..., 1:] * residual[..., :-1], residual[..., 1:, :] * residual[..., :-1, :]]
         near = torch.stack([product.flatten(1).mean(1) for product in beside]).mean(0)
         correlation[members] = near / power.clamp_min(1e-300)
-        means.append(y.mean(0).flatten().numpy())
-        variances.append(y.var(0).flatten().numpy())
+        found = (y.mean(0), y.var(0), mean_around(y.mean(0)))
+        pixels.append(tuple(each.flatten().numpy() for each in found))
         num_values += y.numel() - y[0].numel()
         if progress is not None:
-            progress(len(means), len(scenes))
+            progress(len(pixels), len(scenes))
+    mean, variances, around = map(np.concatenate, zip(*pixels, strict=True))
     sigma = np.sqrt(variance)
     relative = error / (2 * np.maximum(variance, 1e-300))
-    level = math.sqrt(np.concatenate(variances).mean())
+    level = math.sqrt(variances.mean())
     half, white = 1.96 / math.sqrt(2 * num_values), float(correlation.mean())
     deviation = (variance - level**2) / np.maximum(error, 1e-300)
     return Audit(
@@ -267,7 +280,9 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
         agree=bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
         whiteness=Estimate(white, white - 2 / math.sqrt(num_values), white + 2 / math.sqrt(num_values)),
         step=values.step,
-        sensor=sensor_from_repeats(np.concatenate(means), np.concatenate(variances)),
+        values=values.spread(),
+        sensor=sensor_from_repeats(mean, variances, around),
+        units=raw.units,
     )
 
 
@@ -281,7 +296,8 @@ def images_of(store: Store) -> RawImages:
 
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
-    return RawImages(store.name, names, store.label.numpy(), (), pixels, sigma, True, has_opacity=False)
+    raw = RawImages(store.name, names, store.label.numpy(), (), pixels, sigma, True, has_opacity=False)
+    return replace(raw, units="units where black to white is 2") if (low, high) == (-1, 1) else raw
 
 
 class _Values:
@@ -290,13 +306,16 @@ class _Values:
     def __init__(self, num_images: int) -> None:
         self._extreme = np.zeros((2, num_images))  # lowest and highest value
         self._share = np.zeros((2, num_images))  # of the image's values that equal it
-        self._every = max(1, num_images // 16)
+        self._every, self._some = max(1, num_images // 16), max(1, num_images // _MAX_EXAMPLES)
+        self._kept: list[np.ndarray] = []  # some values of some images
         self.step = math.inf
 
     def add(self, i: int, image: Tensor) -> None:
         """Look at image number `i`."""
         if i % self._every == 0:
             self.step = min(self.step, rounding_step(image))
+        if i % self._some == 0:
+            self._kept.append(image.flatten()[:: max(1, image.numel() // 4096)].numpy())
         for row, value in enumerate((image.min(), image.max())):
             self._extreme[row, i] = value
             self._share[row, i] = (image == value).double().mean()
@@ -304,6 +323,11 @@ class _Values:
     def bounds(self) -> tuple[float, float]:
         """The lowest and the highest value of all images."""
         return self._extreme[0].min(), self._extreme[1].max()
+
+    def spread(self) -> tuple[float, float, float, float]:
+        """The lowest value, those that 1 % and 99 % of the values lie below, and the highest."""
+        low, high = np.quantile(np.concatenate(self._kept), [0.01, 0.99]).tolist()
+        return float(self.bounds()[0]), low, high, float(self.bounds()[1])
 
     def clipped(self) -> np.ndarray:
         """The share (N,) of each image's values that lie at the bounds."""
@@ -378,12 +402,14 @@ def audit_panels(found: Audit) -> list[Panel]:
         Series("noise level", "line", place, found.sigma[order], colour=COLOURS[1]),
         Series("level of the group", "dashed", ends, [found.group.value] * 2, colour=COLOURS[0]),
     ]
-    panels = [Panel("Noise levels", "images, from the least to the most noise", "sigma, in file units", levels)]
+    panels = [
+        Panel("Noise levels", "images, from the least to the most noise", f"sigma, in {found.units}", levels)
+    ]
     if found.sensor is not None:
         mean, line = found.sensor.mean, found.sensor.gain.value * found.sensor.mean + found.sensor.offset.value
         series = [
-            Series("flat parts", "points", mean, found.sensor.variance, colour=COLOURS[1]),
+            Series("measured", "points", mean, found.sensor.variance, colour=COLOURS[1]),
             Series("fitted line", "line", mean, line, colour=COLOURS[2]),
         ]
-        panels.append(Panel("Does the noise depend on the signal?", "mean", "variance of the noise", series))
+        panels.append(Panel("Does the noise depend on the signal?", "value", "variance of the noise", series))
     return panels
