@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from assay.data import ImageSource
+from assay.data.show import levels_text
 from assay.metrics.evaluate import MIN_IMAGES
 from assay.study.arms import level_bins
 from assay.study.run import OpenStudy, can_score, open_study
@@ -82,7 +83,7 @@ class _Draft:
         num_ranges, how_often = (1, "to look at") if self.extractor == "none" else (3, "three times")
         return f"""\
 # {self.about}
-# Written by `assay study init`; change what you like. `assay study plan` says how long it will take, and
+# Written by `assay study init`; change what you like. `assay study cost` says how long it will take, and
 # `assay study run` runs it and writes results.csv, report.html and prices.
 #
 # {self.timing}
@@ -214,7 +215,7 @@ def _first_draft(store: Path, source: ImageSource, held_out: ImageSource | None)
     counted = f"{num_clean:,}" if num_clean else "no"
     about = f"A study of {source.name}: {counted} clean images of {shape} (C x H x W) to train on"
     if num_noisy:
-        about += f",\n# and {num_noisy:,} noisy ones, with noise of {bins[0][0]:.3g} to {bins[-1][1]:.3g}"
+        about += f",\n# and {num_noisy:,} noisy ones, with noise of {levels_text(bins[0][0], bins[-1][1])}"
     return _Draft(
         store=str(store),
         name=re.sub(r"[^\w.-]+", "-", store.resolve().name).strip(".-") or "study",
