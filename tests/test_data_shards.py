@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.data import Loader, Store, open_store, simulate
-from assay.data.pack import PackSource, pack, pack_shards
+from assay.data.pack import Conversion, PackSource, pack, pack_shards
 from assay.data.readers import cut_patches, read_any
 from assay.data.shards import address_of
 from assay.data.store import PackedImage, write_store
@@ -79,6 +79,25 @@ def test_shards_hold_the_images_of_a_plain_store_and_packing_resumes(tmp_path: P
     ):
         done = CliRunner().invoke(app, [str(word) for word in changed])
         assert done.exit_code == 1 and message in " ".join(done.output.split())
+
+
+def test_images_read_from_files_are_those_of_the_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, float32 = read_any(str(arrays(tmp_path))), Conversion(dtype="float32")
+    plain = pack(source, tmp_path / "plain").store
+    sharp = pack(source, tmp_path / "sharp", float32).store
+    pack_shards([PackSource(source)], tmp_path / "store", 3)
+    pack_shards([PackSource(source)], tmp_path / "floats", 2, conversion=float32)
+    monkeypatch.setattr("assay.data.blocks._MAX_MAPPED_BYTES", 0)
+    for name, expected in {"plain": plain, "store": plain, "sharp": sharp, "floats": sharp}.items():
+        assert_same(open_store(tmp_path / name), expected)
+    opened = open_store(tmp_path / "sharp")
+    opened.read(torch.arange(23))
+    with open(tmp_path / "sharp/images.npy", "r+b") as file:
+        file.truncate(300)
+    with pytest.raises(ValueError, match="shorter"):
+        opened.read(torch.arange(23))
 
 
 def test_patches_of_a_picture_stay_in_one_shard(tmp_path: Path) -> None:
@@ -173,9 +192,8 @@ def test_reading_a_large_file_keeps_little_of_it_in_memory(tmp_path: Path) -> No
     large(tmp_path / "store", 40_000)  # 29 MiB
     code = """
 import sys, torch
-from assay.data import open_store
-from assay.data import store
-store._MAX_MAPPED_BYTES = 4 * 2**20
+from assay.data import blocks, open_store
+blocks._MAX_MAPPED_BYTES = 4 * 2**20
 opened = open_store(sys.argv[1])
 def mapped():
     lines = open("/proc/self/status").read().splitlines()

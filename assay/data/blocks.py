@@ -1,4 +1,4 @@
-"""Checksums of the blocks of a large file, compared as its parts are first read.
+"""Reading large files of images at random places, and the checksums of their blocks.
 
 A whole file of images is too large to be hashed before every run; each of its blocks is hashed once in
 each process that reads it. At 64 KiB a block costs some 40 microseconds (1.7 GB/s, SHA-256 in hardware),
@@ -6,7 +6,10 @@ and the checksums take 1/4096 of the file.
 """
 
 import hashlib
+import os
+import weakref
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from assay.archives import read_npy
 
 _BLOCK_BYTES = 2**16
 _DIGEST_BYTES = 16  # of SHA-256
+_MAX_MAPPED_BYTES = 2**28  # of images, which stay in memory once they were read
 Fetch = Callable[[Sequence[int], Sequence[int]], Sequence[bytes]]  # the bytes start .. stop - 1 of a file
 
 
@@ -43,6 +47,11 @@ class Blocks:
                 "store again"
             )
         self._unchecked, self._num_unchecked = np.ones(num_blocks, dtype=bool), num_blocks
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether all blocks have been compared."""
+        return not self._num_unchecked
 
     def check(self, start: np.ndarray, stop: np.ndarray) -> None:
         """Compare the blocks that hold the bytes start .. stop - 1, (B,) each, unless that was done before."""
@@ -81,6 +90,57 @@ class Blocks:
                     )
                 file.seek(start)
                 file.write(content)
+
+
+class Rows:
+    """The rows of arrays in one or several .npy files, one after the other.
+
+    Arrays are memory-mapped if they are small. The pages of large ones would fill the memory, and to give them
+    back costs a page fault at every read, several times the cost of reading from the file.
+    """
+
+    def __init__(
+        self, arrays: Sequence[np.ndarray], files: Sequence[Path], num_bytes: int | None = None
+    ) -> None:
+        self._arrays, self._paths = list(arrays), list(files)
+        self._shape, self._dtype = arrays[0].shape[1:], arrays[0].dtype
+        self.row_bytes = arrays[0].itemsize * int(np.prod(self._shape))
+        self.header_bytes = np.array([file.stat().st_size for file in files]) - [each.nbytes for each in arrays]
+        self._ends = np.cumsum([len(each) for each in arrays])
+        self._starts = self._ends - [len(each) for each in arrays]
+        self.num_bytes = sum(each.nbytes for each in arrays) if num_bytes is None else num_bytes
+        self._opened = np.array([], dtype=np.int64)  # descriptors, if rows are read from the files
+        if self.num_bytes > _MAX_MAPPED_BYTES and hasattr(os, "pread"):
+            self._opened = np.array([os.open(file, os.O_RDONLY) for file in files])
+            for each in self._opened.tolist():
+                weakref.finalize(self, os.close, each)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def place(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The number of the file, and of the row in it, of each row of all; -1 is the last."""
+        if index.min(initial=0) < 0:
+            index = np.where(index < 0, index + len(self), index)
+        number = np.searchsorted(self._ends, index, side="right")
+        return number, index - self._starts[number]
+
+    def read(self, index: np.ndarray) -> np.ndarray:
+        """The rows `index` (B,) as a new array (B, ...)."""
+        if len(self._arrays) == 1 and not len(self._opened):
+            return self._arrays[0][index]
+        number, row = self.place(index)
+        if not len(self._opened):
+            values = np.empty((len(index), *self._shape), self._dtype)
+            for which in np.unique(number).tolist():
+                values[number == which] = self._arrays[which][row[number == which]]
+            return values
+        start = self.header_bytes[number] + row * self.row_bytes
+        opened = self._opened[number].tolist()
+        found = bytearray().join(map(os.pread, opened, repeat(self.row_bytes), start.tolist()))
+        if len(found) != len(index) * self.row_bytes:
+            raise ValueError(f"{self._paths[0]} became shorter while it was read: pack the store again")
+        return np.frombuffer(found, self._dtype).reshape(-1, *self._shape)
 
 
 def _digest(block: bytes) -> bytes:

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -330,6 +331,7 @@ class _Packer:
     num_noisy_8_bit: int = 0
     num_clipped: int = 0
     num_beyond: int = 0
+    lock: Lock = field(default_factory=Lock)
 
     def reject(self, problems: list[Problem]) -> None:
         """Note problems if bad images are skipped, else raise the first."""
@@ -337,6 +339,12 @@ class _Packer:
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
             raise ValueError(f"{problems[0].reason}{more}; `skip_bad` leaves out what cannot be packed")
         self.skipped += problems
+
+    def count(self, **numbers: int) -> None:
+        """Add to counters, from any thread."""
+        with self.lock:
+            for name, number in numbers.items():
+                setattr(self, name, getattr(self, name) + number)
 
     def set_levels(self, source: PackSource, number: int, start: int) -> None:
         """Fill `levels` and `ranges` for the images of one source, which begin at `start`."""
@@ -368,24 +376,27 @@ class _Packer:
             self.ranges |= dict.fromkeys(range(start, start + len(raw.names)), source.value_range)
 
     def images(self) -> Iterator[PackedImage]:
-        """Load images on all cores, and convert one after the other."""
-        chosen = sorted(self.levels)
+        """Load and convert images on all cores; threads decode and resize several large images at a time."""
+        waiting = iter(sorted(self.levels))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ahead: deque[Future[np.ndarray]] = deque()
-            waiting = iter(chosen)
-            for i in chosen:
-                while len(ahead) < _NUM_AHEAD and (following := next(waiting, None)) is not None:
-                    ahead.append(pool.submit(self.load, following))
+            ahead: deque[tuple[int, Future[PackedImage]]] = deque()
+            while True:
+                num_ahead = 1 if self.shape is None else _NUM_AHEAD  # the first image fixes what others must be
+                for i in islice(waiting, num_ahead - len(ahead)):
+                    ahead.append((i, pool.submit(self.pack_one, i)))
+                if not ahead:
+                    return
+                i, packed = ahead.popleft()
                 try:
-                    yield self.convert_one(ahead.popleft().result(), i)
+                    yield packed.result()
                 except ValueError as error:
                     self.reject([Problem(self.raw.names[i], str(error))])
                 if self.progress is not None:
                     self.progress(i + 1, len(self.raw.names))
 
-    def convert_one(self, pixels: np.ndarray, i: int) -> PackedImage:
+    def pack_one(self, i: int) -> PackedImage:
         """One image with its level in units of images from -1 to 1."""
-        name = self.raw.names[i]
+        pixels, name = self.load(i), self.raw.names[i]
         physical_range = self.range_of(pixels, name, i)
         level, sigma_map = self.levels[i], None
         if i in self.quantile:
@@ -449,7 +460,7 @@ class _Packer:
                 f"{sigma:.3g}: check `value_range`, and that sigma is in the units of the files (or units = "
                 "scaled)"
             )
-        self.num_faint += variance < 2 * sigma**2
+        self.count(num_faint=variance < 2 * sigma**2)
 
     def load(self, i: int) -> np.ndarray:
         """The pixels of one image; that its file cannot be read is a fault of this image alone."""
@@ -494,8 +505,7 @@ class _Packer:
         self.check_shape(resampled.transpose(2, 0, 1).shape, dtype, name)
         values = self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
         if sigma > 0 and eight_bit:  # counted last: only what is stored
-            self.num_noisy_8_bit += 1
-            self.num_clipped += int(((resampled == 0) | (resampled == 255)).sum())
+            self.count(num_noisy_8_bit=1, num_clipped=int(((resampled == 0) | (resampled == 255)).sum()))
         return values
 
     def recolour(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
@@ -570,7 +580,7 @@ class _Packer:
         low, high = value_range
         x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
         if sigma == 0 and np.abs(x).max() > 2:
-            self.num_beyond += 1
+            self.count(num_beyond=1)
         if self.dtype != "uint8":
             with np.errstate(over="ignore"):
                 kept = x.astype(self.dtype)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from assay.archives import check_member_name
-from assay.data.blocks import Fetch
-from assay.data.store import CHECKSUM, Mapping, Store, hash_of, open_one
+from assay.data.blocks import Fetch, Rows
+from assay.data.store import CHECKSUM, Store, hash_of, open_one
 from assay.files import naming, sha256, write_whole
 
 _SHARDS = "shards.json"
@@ -61,28 +61,28 @@ class ShardedStore(Store):
             self.group = torch.cat(groups)
         self.has_map = any(shard.has_map for shard in shards)
         self.fingerprint = hash_of([shard.fingerprint for shard in shards])
-        self._ends = np.cumsum([len(shard) for shard in shards])
-        together = Mapping([shard._images for shard in shards])
-        for shard in shards:
-            shard.mapping = together
+        arrays, files = [shard._images for shard in shards], [shard.path / "images.npy" for shard in shards]
+        self.rows = Rows(arrays, files)
         self._are_alike = len({(meta.dtype, meta.value_range) for meta in metas}) == 1
+        for shard, array, file in zip(shards, arrays, files, strict=True):
+            shard.rows = Rows([array], [file], 0 if self._are_alike else self.rows.num_bytes)
+        self._unchecked = True
 
     def _parts(self, index: np.ndarray) -> Iterator[tuple[Store, np.ndarray, np.ndarray]]:
         """Each shard that holds some of the images, their places in `index`, and their numbers in it."""
-        index = np.where(index < 0, index + len(self), index)
-        number = np.searchsorted(self._ends, index, side="right")
+        number, mine = self.rows.place(index)
         for which in np.unique(number).tolist():
             rows = np.flatnonzero(number == which)
-            shard = self._shards[which]
-            yield shard, rows, index[rows] - (int(self._ends[which]) - len(shard))
+            yield self._shards[which], rows, mine[rows]
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
         if self._are_alike:
-            values = np.empty((len(index), *self.image_shape), self.meta.dtype)
-            for shard, rows, mine in self._parts(index.numpy()):
-                values[rows] = shard._read_values(mine)
-            return self._scaled(values)
+            if self._unchecked:
+                for shard, _, mine in self._parts(index.numpy()):
+                    shard.check_images(mine)
+                self._unchecked = not all(shard.is_checked for shard in self._shards)
+            return self._scaled(self.rows.read(index.numpy()))
         x = torch.empty(len(index), *self.image_shape)
         for shard, rows, mine in self._parts(index.numpy()):
             x[torch.from_numpy(rows)] = shard.read(torch.from_numpy(mine))

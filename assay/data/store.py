@@ -22,16 +22,13 @@ sigma_tn says from which level on. It must get noise up to that level before tra
 `assay.data.usable` adds. So can an image that a model restored (`restored_from`): it is usable from the level
 of the noise that was removed.
 
-Everything is memory-mapped, so that opening reads the columns of numbers and no images; of large files no more
-than a quarter of a GB stays in memory. A store is whole or
-absent (`assay.files`), and damage is noticed: columns are compared with their checksums when the store is
-opened, images block by block as they are first read.
+Opening a store reads the columns of numbers and no images. Images are memory-mapped, or read from the file if
+they are more than a quarter of a GB. A store is whole or absent (`assay.files`), and damage is noticed: columns
+are compared with their checksums when the store is opened, images block by block as they are first read.
 """
 
 import hashlib
 import json
-import math
-import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +41,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from assay.archives import read_npy
-from assay.data.blocks import Blocks, Fetch, write_blocks
+from assay.data.blocks import Blocks, Fetch, Rows, write_blocks
 from assay.data.units import PhysicalRange
 from assay.files import Name, naming, sha256, write_whole_directory
 from assay.noise import check_sigma
@@ -57,8 +54,6 @@ _GROUP = "group.npy"
 _BLOCKS = "blocks.npy"
 CHECKSUM = "checksum"  # of meta.json, the key in it
 _MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
-_MAX_MAPPED_BYTES = 2**28  # of images that stay in memory once they were read
-_WINDOW_BYTES = 2**16  # Linux maps that much around a page that is read
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 
 
@@ -194,11 +189,9 @@ class Store(SourceDisplay):
         self._blocks = None
         if _BLOCKS in meta.checksums:
             self._blocks = Blocks(path / "images.npy", path / _BLOCKS, fetch)
-        self.mapping = Mapping([self._images])
-        self._image_bytes = math.prod(meta.image_shape) * self._images.itemsize
-        self._header_bytes = (path / "images.npy").stat().st_size - meta.num_images * self._image_bytes
+        self.rows = Rows([self._images], [path / "images.npy"])
         if self._blocks is not None:
-            self._blocks.check(np.zeros(1, np.int64), np.full(1, self._header_bytes))
+            self._blocks.check(np.zeros(1, np.int64), self.rows.header_bytes)
         no_contents = ("names.npy", _GROUP, _BLOCKS)
         contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
         self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
@@ -208,18 +201,13 @@ class Store(SourceDisplay):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
-        return self._scaled(self._read_values(index.numpy()))
+        self.check_images(index.numpy())
+        return self._scaled(self.rows.read(index.numpy()))
 
     def _scaled(self, values: np.ndarray) -> Tensor:
         low, high = self.meta.value_range
         x = torch.from_numpy(values).to(torch.float32)
         return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
-
-    def _read_values(self, index: np.ndarray) -> np.ndarray:
-        self._check_images(index)
-        values = self._images[index]
-        self.mapping.count(len(index) * (self._image_bytes + _WINDOW_BYTES))
-        return values
 
     def read_map(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
@@ -252,37 +240,23 @@ class Store(SourceDisplay):
                 f"{self.path / file} has changed since it was packed: restore it, or pack the store again"
             )
 
-    def _check_images(self, index: np.ndarray) -> None:
+    @property
+    def is_checked(self) -> bool:
+        """Whether all images have been compared with their checksums."""
+        return not self._images_unchecked if self._blocks is None else self._blocks.is_checked
+
+    def check_images(self, index: np.ndarray) -> None:
         """Compare what is about to be read; in a store of the first format all images, if that is quick."""
+        if self.is_checked:
+            return
         if self._blocks is not None:
-            start = self._header_bytes + np.where(index < 0, index + len(self), index) * self._image_bytes
-            self._blocks.check(start, start + self._image_bytes)
+            _, row = self.rows.place(index)
+            start = self.rows.header_bytes + row * self.rows.row_bytes
+            self._blocks.check(start, start + self.rows.row_bytes)
         elif self._images_unchecked:
             if self._images.nbytes <= _MAX_BYTES_HASHED_WHOLE:
                 self._compare("images.npy")
             self._images_unchecked = False
-
-
-class Mapping:
-    """Large memory-mapped arrays that are read at random places: pages leave memory once there are many."""
-
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self._num_bytes, self._maps = 0, list[mmap.mmap]()
-        if sum(array.nbytes for array in arrays) > _MAX_MAPPED_BYTES and hasattr(mmap, "MADV_DONTNEED"):
-            for base in arrays:
-                while isinstance(base, np.ndarray) and base.base is not None:
-                    base = base.base
-                if isinstance(base, mmap.mmap):
-                    base.madvise(mmap.MADV_RANDOM)  # nothing is read ahead
-                    self._maps.append(base)
-
-    def count(self, num_bytes: int) -> None:
-        """Note that `num_bytes` were read. What leaves memory may stay in the system's own cache."""
-        self._num_bytes += num_bytes
-        if self._maps and self._num_bytes > _MAX_MAPPED_BYTES:
-            for each in self._maps:
-                each.madvise(mmap.MADV_DONTNEED)
-            self._num_bytes = 0
 
 
 def open_one(path: Path, fetch: Fetch | None = None) -> Store:

@@ -19,6 +19,13 @@ Rows = NDArray[np.int64]
 PAPER = Path(__file__).with_name("fid_tables.csv")
 # Sizes the paper gives (caption of its clean-mix table); ImageNet is stated as "about 1.3M".
 PAPER_NUM_IMAGES = {"cifar10": 60_000, "celeba_hq": 30_000, "imagenet": 1_300_000}
+# FID of its configurations B to E on ImageNet, by the names that studies/paper/imagenet.toml gives them.
+PAPER_CONFIGURATIONS = {
+    "B: more training": 1.63,
+    "C: more steps below the noise": 1.60,
+    "D: consistency": 1.58,
+    "E: weight decay": 1.55,
+}
 # Boxed bounds on 1 / c in the paper's section on pricing, by data set and sigma.
 PAPER_BOXES = {
     ("cifar10", 0.05): (1.17, 1.25), ("celeba_hq", 0.05): (1.17, 1.25), ("imagenet", 0.05): (1.125, 1.17),

@@ -33,7 +33,7 @@ from assay.outcome import FD, SCORE, SCORE_ABOVE, Currency, Outcome, Setting, re
 from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
-from assay.pricing.table import PAPER_NUM_IMAGES
+from assay.pricing.table import PAPER_CONFIGURATIONS, PAPER_NUM_IMAGES
 from assay.progress import progress_bar
 from assay.study.arms import Arm
 from assay.study.pool import run_local
@@ -203,6 +203,8 @@ def _subject(
         (found,) = comparable(lines, str(table), currency=SCORE_ABOVE)
         above = price_report(found)
     tables = study_tables(outcomes, currency)
+    if currency is FD and not _is_paper(table) and (beside := _beside_paper(outcomes)) is not None:
+        tables.append(beside)
     if one_of_many:
         tables = [replace(each, title=f"{name}: {each.title}") for each in tables]
     fraction = _fraction_panel(outcomes, currency)
@@ -229,6 +231,30 @@ def _subject(
     levels = Picture("Noise levels", alt, noise) if noise.exists() else None
     title = f"{name}, by {'the held-out score' if currency is SCORE else metric}" if many_currencies else name
     return Subject(title, slug, outcomes, currency, priced, above, command, tables, panels, samples, levels)
+
+
+def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
+    """The FID of a study on one of the paper's data sets beside the paper's, where it has the same setting."""
+    name = outcomes[0].setting.dataset
+    dataset = next((each for each in PAPER_NUM_IMAGES if name.startswith(each.partition("_")[0])), None)
+    if dataset is None or FD.title(outcomes[0]) != "FID":
+        return None
+
+    def key(setting: Setting) -> tuple[object, ...]:
+        table = setting.table if setting.table in PAPER_CONFIGURATIONS else ""
+        return table, setting.clean_fraction, setting.levels, setting.sampling, setting.consistency
+
+    theirs = averages(each for each in read_outcomes(PAPER).values() if each.setting.dataset == dataset)
+    known = {key(setting): str(average) for setting, average in theirs.items()}
+    rows = []
+    for setting, average in averages(outcomes).items():
+        text = known.get(key(setting))
+        if dataset == "imagenet" and setting.table in PAPER_CONFIGURATIONS:
+            text = f"{PAPER_CONFIGURATIONS[setting.table]:.2f}"
+        if text is not None:
+            rows.append((setting.words(shares=True), str(average), text))
+    header = ("available data", "FID", "FID in the paper")
+    return Table("Beside the paper's numbers", header, tuple(dict.fromkeys(rows))) if rows else None
 
 
 def _is_paper(table: Path) -> bool:

@@ -104,11 +104,13 @@ PRESETS: dict[str, Preset] = {
     ),
     "imagenet64": Preset(
         "the paper's ImageNet at 64x64 (EDM, ADM)",
-        "EDM's ImageNet: --arch=adm --duration=2500 --batch=4096 --lr=1e-4 --ema=50 --augment=0 --fp16=1",
+        "EDM's ImageNet: --arch=adm --duration=2500 --batch=4096 --batch-gpu=32 --lr=1e-4 --ema=50 --augment=0 "
+        "--fp16=1",
         net={"preset": "adm-imagenet64"},
         train={
             "num_steps": _steps(2500 * _MILLION, 4096),
             "batch_size": 4096,
+            "max_per_device": 32,
             "lr": 1e-4,
             **_EDM_RAMP,
             "ema_half_life_images": 50 * _MILLION,
