@@ -2,6 +2,7 @@
 
 The paper gives training lengths as "steps", but they are EDM's unit, thousands of images: its code's
 `total_kimg`. CIFAR-10 is trained on 200 million images, CelebA on 100 million, ImageNet on 2,500 million.
+`max_per_device` is the share of a GPU on EDM's machines: 8 V100 for CIFAR-10 and FFHQ, 32 A100 for ImageNet.
 EDM mirrors images only inside its geometric pipe, which tells the network, so the paper's presets set no flip.
 """
 
@@ -81,6 +82,7 @@ PRESETS: dict[str, Preset] = {
         train={
             "num_steps": _steps(200 * _MILLION, 512),
             "batch_size": 512,
+            "max_per_device": 64,
             "lr": 1e-3,
             **_EDM_RAMP,
             "ema_half_life_images": 500_000,
@@ -95,6 +97,7 @@ PRESETS: dict[str, Preset] = {
         train={
             "num_steps": _steps(100 * _MILLION, 256),
             "batch_size": 256,
+            "max_per_device": 32,
             "lr": 2e-4,
             **_EDM_RAMP,
             "ema_half_life_images": 500_000,
@@ -104,13 +107,12 @@ PRESETS: dict[str, Preset] = {
     ),
     "imagenet64": Preset(
         "the paper's ImageNet at 64x64 (EDM, ADM)",
-        "EDM's ImageNet: --arch=adm --duration=2500 --batch=4096 --batch-gpu=32 --lr=1e-4 --ema=50 --augment=0 "
-        "--fp16=1",
+        "EDM's ImageNet: --arch=adm --duration=2500 --batch=4096 --lr=1e-4 --ema=50 --augment=0 --fp16=1",
         net={"preset": "adm-imagenet64"},
         train={
             "num_steps": _steps(2500 * _MILLION, 4096),
             "batch_size": 4096,
-            "max_per_device": 32,
+            "max_per_device": 128,
             "lr": 1e-4,
             **_EDM_RAMP,
             "ema_half_life_images": 50 * _MILLION,
