@@ -10,6 +10,7 @@ from assay.data import open_store
 from assay.data.known import get
 from assay.metrics.extract import images_to_features, load_extractor
 from assay.metrics.statistics import features_to_statistics, save_statistics
+from assay.pricing.table import PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.sample import SampleConfig
 from assay.study import open_study, read_study
 from assay.study.cost import num_evaluations, study_cost
@@ -31,6 +32,9 @@ def test_cost_is_counted_without_the_data(name: str) -> None:
     millions = {"cifar10": 200, "celeba": 100, "imagenet": 2500}[name]
     assert cost.jobs[0].num_trained == pytest.approx(millions * 1e6, rel=1e-5)
     assert any("fid-refs" in sentence for sentence in cost.missing)
+    study = read_study(SPECS / f"{name}.toml")
+    tables = {extra.table for extra in study.extra}  # by these names their reports find the paper's numbers
+    assert study.name in PAPER_STUDIES and (name != "imagenet" or tables == PAPER_CONFIGURATIONS.keys())
     # EDM's networks take about 21, 42 and 104 billion multiply-adds for an image, so twice as many operations.
     per_image = cost.jobs[0].flops / (3 * cost.jobs[0].num_trained)
     assert 1 < per_image / {"cifar10": 40e9, "celeba": 80e9, "imagenet": 200e9}[name] < 1.3

@@ -137,14 +137,14 @@ def test_paper_words_and_tables(paper: Path) -> None:
     assert len(written.tables) == 10  # four of CIFAR-10, three each of the others
 
 
-def test_a_study_of_the_papers_data_stands_beside_its_numbers(tmp_path: Path) -> None:
+def test_the_papers_own_study_stands_beside_its_numbers(tmp_path: Path) -> None:
     rows = [
         ("clean_mix", "clean_only", None, 1.0, 1.5),
         ("clean_mix", "mix", 0.2, 0.1, 1.7),
         ("x", "mix", 0.3, 0.1, 2),
     ]
     rows += [("B: more training", "mix", 0.2, 0.1, 1.65)]
-    found = report_from_table(table(tmp_path / "fid.csv", rows, "imagenet64"), tmp_path)
+    found = report_from_table(table(tmp_path / "fid.csv", rows, "paper-imagenet"), tmp_path)
     assert found.tables[-1].rows == (
         ("100% clean", "1.50 ± 0.01", "1.41 ± 0.03"),
         ("10% clean + 90% noisy at 0.2", "1.70 ± 0.01", "1.68 ± 0.02"),

@@ -115,6 +115,9 @@ class Rows:
             for each in self._opened.tolist():
                 weakref.finalize(self, os.close, each)
 
+    def __reduce__(self) -> tuple[type["Rows"], tuple[object, ...]]:
+        return Rows, (self._arrays, self._paths, self.num_bytes)  # another process opens the files itself
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
@@ -140,7 +143,7 @@ class Rows:
         found = bytearray().join(map(os.pread, opened, repeat(self.row_bytes), start.tolist()))
         if len(found) != len(index) * self.row_bytes:
             raise ValueError(f"{self._paths[0]} became shorter while it was read: pack the store again")
-        return np.frombuffer(found, self._dtype).reshape(-1, *self._shape)
+        return np.ndarray((len(index), *self._shape), self._dtype, found)
 
 
 def _digest(block: bytes) -> bytes:

@@ -19,6 +19,8 @@ Rows = NDArray[np.int64]
 PAPER = Path(__file__).with_name("fid_tables.csv")
 # Sizes the paper gives (caption of its clean-mix table); ImageNet is stated as "about 1.3M".
 PAPER_NUM_IMAGES = {"cifar10": 60_000, "celeba_hq": 30_000, "imagenet": 1_300_000}
+# The studies of studies/paper by name, and the paper's name of their data.
+PAPER_STUDIES = {"paper-cifar10": "cifar10", "paper-celeba": "celeba_hq", "paper-imagenet": "imagenet"}
 # FID of its configurations B to E on ImageNet, by the names that studies/paper/imagenet.toml gives them.
 PAPER_CONFIGURATIONS = {
     "B: more training": 1.63,

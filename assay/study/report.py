@@ -33,7 +33,7 @@ from assay.outcome import FD, SCORE, SCORE_ABOVE, Currency, Outcome, Setting, re
 from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
 from assay.pricing.report import PriceReport
-from assay.pricing.table import PAPER_CONFIGURATIONS, PAPER_NUM_IMAGES
+from assay.pricing.table import PAPER_CONFIGURATIONS, PAPER_NUM_IMAGES, PAPER_STUDIES
 from assay.progress import progress_bar
 from assay.study.arms import Arm
 from assay.study.pool import run_local
@@ -234,9 +234,8 @@ def _subject(
 
 
 def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
-    """The FID of a study on one of the paper's data sets beside the paper's, where it has the same setting."""
-    name = outcomes[0].setting.dataset
-    dataset = next((each for each in PAPER_NUM_IMAGES if name.startswith(each.partition("_")[0])), None)
+    """The FID of one of the paper's own studies beside the paper's, where it has the same setting."""
+    dataset = PAPER_STUDIES.get(outcomes[0].setting.dataset)
     if dataset is None or FD.title(outcomes[0]) != "FID":
         return None
 
