@@ -288,7 +288,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[str]:
         return [
             line for name, full in names.items() for line in differences(there.get(name), here.get(name), full)
         ]
-    return [] if there == here else [f"{key}: {there} there, {here} here"]
+    return [] if there == here else [one_line(f"{key}: {there} there, {here} here")]
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one of these

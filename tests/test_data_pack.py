@@ -521,6 +521,8 @@ def test_a_damaged_image_is_noticed_when_it_or_its_neighbours_are_read(tmp_path:
     damaged = bytearray(whole)
     damaged[128 + 30 * 3072 + 5] ^= 1  # in the second block, as are images 21 to 39
     file.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"images\.npy has changed since it was packed"):
+        store.read(torch.tensor([30]))  # although it was compared before
     opened = open_store(store.path)
     for _ in range(2):  # a block that failed is not taken for checked
         assert torch.equal(opened.read(torch.tensor([3, 20, 0])), expected[[3, 20, 0]])
@@ -642,8 +644,9 @@ def test_changed_stores_are_noticed(tmp_path: Path) -> None:
         ({"format_version": 0}, r"meta\.json: format_version: .*; pack the store again"),
         (
             {"format_version": 3, "more": 1},
-            "store has store format 3, newer than the 2 known here: upgrade Assay",
+            r"meta\.json has store format 3, newer than the 2 known here: upgrade Assay",
         ),
+        ({"\x7fname": 1}, r"meta\.json: \\x7fname: Extra inputs are not permitted; pack the store again"),
         ({"format_version": 1}, r"meta\.json has changed since it was packed: restore it, or pack"),
         ({"class_names": ["x"]}, r"meta\.json has changed since it was packed: restore it, or pack"),
         ({"checksums": {}}, r"meta\.json: checksums: that of images\.npy is missing; pack the store again"),

@@ -10,6 +10,7 @@ import pytest
 from assay.files import (
     csv_cell,
     csv_text,
+    differences,
     hold_lock,
     naming,
     read_json,
@@ -161,3 +162,12 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=message), write_whole(tmp_path / "a.txt"):
         Path("/dev/full").write_text("x")
     assert os.listdir(tmp_path) == []
+
+
+def test_differences_are_one_line_each_whatever_the_file_says() -> None:
+    there = {"a": 1, "b": {"c": 2, "d\n\x7f": "\x1b[31m"}}
+    assert differences(there, there) == []
+    assert differences(there, {"a": 1, "b": {"c": 3}}) == [
+        "b.c: 2 there, 3 here",
+        "b.d \\x7f: \\x1b[31m there, None here",
+    ]

@@ -1,8 +1,8 @@
 """Reading large files of images at random places, and the checksums of their blocks.
 
 A whole file of images is too large to be hashed before every run; each of its blocks is hashed once in
-each process that reads it. At 64 KiB a block costs some 40 microseconds (1.7 GB/s, SHA-256 in hardware),
-and the checksums take 1/4096 of the file.
+each process that reads it, and again if the file is written to meanwhile. At 64 KiB a block costs some
+40 microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums take 1/4096 of the file.
 """
 
 import hashlib
@@ -46,16 +46,20 @@ class Blocks:
                 f"{checksums} has {len(self._expected)} checksums for {num_blocks} blocks of {path}: pack the "
                 "store again"
             )
-        self._unchecked, self._num_unchecked = np.ones(num_blocks, dtype=bool), num_blocks
+        self._unchecked = np.ones(num_blocks, dtype=bool)
+        self._num_unchecked, self._written = num_blocks, path.stat().st_mtime_ns
 
     @property
     def is_checked(self) -> bool:
-        """Whether all blocks have been compared."""
+        """Whether all blocks have been compared since somebody last wrote to the file."""
+        if (written := self.path.stat().st_mtime_ns) != self._written:
+            self._unchecked[:] = True
+            self._num_unchecked, self._written = len(self._unchecked), written
         return not self._num_unchecked
 
     def check(self, start: np.ndarray, stop: np.ndarray) -> None:
         """Compare the blocks that hold the bytes start .. stop - 1, (B,) each, unless that was done before."""
-        if not self._num_unchecked:
+        if self.is_checked:
             return
         first, last = start // _BLOCK_BYTES, (stop - 1) // _BLOCK_BYTES
         width = int((last - first).max(initial=0)) + 1
@@ -90,6 +94,7 @@ class Blocks:
                     )
                 file.seek(start)
                 file.write(content)
+        self._written = self.path.stat().st_mtime_ns
 
 
 class Rows:

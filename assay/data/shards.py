@@ -66,7 +66,6 @@ class ShardedStore(Store):
         self._are_alike = len({(meta.dtype, meta.value_range) for meta in metas}) == 1
         for shard, array, file in zip(shards, arrays, files, strict=True):
             shard.rows = Rows([array], [file], 0 if self._are_alike else self.rows.num_bytes)
-        self._unchecked = True
 
     def _parts(self, index: np.ndarray) -> Iterator[tuple[Store, np.ndarray, np.ndarray]]:
         """Each shard that holds some of the images, their places in `index`, and their numbers in it."""
@@ -78,10 +77,9 @@ class ShardedStore(Store):
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
         if self._are_alike:
-            if self._unchecked:
+            if not all(shard.is_checked for shard in self._shards):
                 for shard, _, mine in self._parts(index.numpy()):
                     shard.check_images(mine)
-                self._unchecked = not all(shard.is_checked for shard in self._shards)
             return self._scaled(self.rows.read(index.numpy()))
         x = torch.empty(len(index), *self.image_shape)
         for shard, rows, mine in self._parts(index.numpy()):

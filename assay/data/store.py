@@ -43,7 +43,7 @@ from torch import Tensor
 from assay.archives import read_npy
 from assay.data.blocks import Blocks, Fetch, Rows, write_blocks
 from assay.data.units import PhysicalRange
-from assay.files import Name, naming, sha256, write_whole_directory
+from assay.files import Name, naming, one_line, sha256, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
@@ -273,10 +273,10 @@ def open_one(path: Path, fetch: Fetch | None = None) -> Store:
         version = next((part["input"] for part in error.errors() if part["loc"] == ("format_version",)), 0)
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise ValueError(
-                f"{path} has store format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
+                f"{file} has store format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
             ) from error
         problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "the file"
+        where = one_line(".".join(str(part) for part in problem["loc"])) or "the file"
         raise ValueError(f"{file}: {where}: {problem['msg']}; pack the store again") from error
     is_first_format = meta.format_version == 1 and checksum is None
     for column in _COLUMNS if is_first_format else (*_COLUMNS, _BLOCKS):

@@ -258,7 +258,9 @@ def _noise_image(folder: Path) -> Path:
 
 def _sigma_map(folder: Path) -> Path:
     np.save(folder / "images.npy", _IMAGES)
-    np.save(folder / "map.npy", _RNG.uniform(1, 2, (8, 8)).astype(np.float32))
+    levels = _RNG.uniform(1, 2, (8, 8)).astype(np.float32)
+    levels[0, 0] = np.inf  # a missing pixel
+    np.save(folder / "map.npy", levels)
     return folder / "map.npy"
 
 
