@@ -21,7 +21,7 @@ import numpy as np
 
 from assay.mixture.rates import Curve
 from assay.outcome import FD, SCORE, Outcome, Setting, metric, read_outcomes
-from assay.pricing.curve import curve_prices
+from assay.pricing.curve import CurvePrice, curve_prices
 from assay.pricing.report import between, price_report
 from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
 from assay.study.report import report_from_table
@@ -284,28 +284,38 @@ def beyond(data: str) -> str:
 def bad_images() -> str:
     """What 1,800 bad images of each kind add to 200 clean ones, and what one is worth by the learning curve."""
     outcomes, path = _outcomes("beyond", "bad_images.csv"), HERE / "beyond" / "bad_images.csv"
-    worth = {each.dataset: curve_prices(each)[0] for each in read_comparable(path)}
+    worth = {
+        (each.dataset, currency.name): price
+        for currency in (SCORE, FD)
+        for each in read_comparable(path, currency=currency)
+        for price in curve_prices(each)
+    }
     fd, score = averages(outcomes, FD), averages(outcomes, SCORE)
-    rows, kinds = [], sorted(worth)
+    rows, kinds = [], sorted({setting.dataset for setting in fd})
     for setting in fd:
+        cells = ["", ""]
         if setting.noisy:
-            use = ", as if clean" if setting.table == "as if clean" else f", used from {setting.sigma:g}"
-            price, name = worth[setting.dataset], f"200 clean + 1,800 with {setting.dataset}{use}"
-            value = ""
+            use = ", as if clean" if setting.table == "as if clean" else f", used from {setting.sigma:.3g}"
+            name = f"200 clean + 1,800 with {setting.dataset}{use}"
             if setting.table == "clean_mix":
-                value = "below 0" if price.worth is None else f"{price.worth:.2f}"
-                value += " ({:.2f} to {:.2f})".format(*price.interval) if price.interval else ""
+                cells = [_worth(worth[setting.dataset, currency.name]) for currency in (SCORE, FD)]
         elif setting.dataset == kinds[0]:  # the same for each kind
-            name, value = setting.words(), ""
+            name = setting.words()
         else:
             continue
-        rows.append((bool(setting.noisy), name, f"{fd[setting]}", f"{score[setting]}", value))
-    header = ("images", "FD-classifier", "score", "worth of a bad image, in clean ones (95 %)")
+        rows.append((bool(setting.noisy), (name, f"{fd[setting]}", f"{score[setting]}", *cells)))
+    header = ("images", "FD-classifier", "score", "worth by score (95 %)", "worth by FD (95 %)")
     num_seeds = len({outcome.setting.seed for outcome in outcomes})
-    table = Table(
-        f"{num_seeds} seed(s)", header, tuple(row[1:] for row in sorted(rows, key=lambda row: row[0]))
-    )
-    return format_table(table, "markdown").rstrip()
+    in_order = tuple(row for _, row in sorted(rows, key=lambda row: row[0]))
+    return format_table(Table(f"{num_seeds} seed(s)", header, in_order), "markdown").rstrip()
+
+
+def _worth(price: CurvePrice) -> str:
+    """What a bad image is worth in clean ones."""
+    if price.worth is None:
+        return "outside the curve"
+    low, high = price.interval or (0.0, 1.0)
+    return f"{max(price.worth, 0.0):.2f} ({low:.2f} to {high:.2f})"
 
 
 def masks() -> str:
