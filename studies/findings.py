@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from assay.mixture.rates import Curve
-from assay.outcome import FD, SCORE, Outcome, Setting, metric, read_outcomes
+from assay.outcome import CURRENCIES, FD, SCORE, Outcome, Setting, metric, read_outcomes
 from assay.pricing.curve import CurvePrice, curve_prices
 from assay.pricing.report import between, price_report
 from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
@@ -37,7 +37,13 @@ from assay.study.tables import (
 )
 
 HERE = Path(__file__).parent
-PAGES = [HERE.parent / "README.md", HERE.parent / "docs" / "findings.md", *sorted(HERE.glob("*/README.md"))]
+DOCS = HERE.parent / "docs"
+PAGES = [
+    HERE.parent / "README.md",
+    DOCS / "findings.md",
+    DOCS / "galaxies.md",
+    *sorted(HERE.glob("*/README.md")),
+]
 HEADLINE = {
     "digits": "digits, 8x8",
     "fashion-mnist": "Fashion-MNIST, 12x12",
@@ -259,6 +265,33 @@ def prices(study: str) -> str:
     return format_table(Table("Noisy images for one clean image", header, tuple(rows)), "markdown").rstrip()
 
 
+def prices_by(study: str) -> str:
+    """The price in every currency, in words, from all mixes."""
+    lines = []
+    for by in ("score", "score_above", "fd"):
+        (results,) = read_comparable(
+            HERE / study / "results.csv", min_clean_fraction=0, currency=CURRENCIES[by]
+        )
+        report = price_report(results)
+        lines += [f"- {report.sentence(bounds.sigma)}" for bounds in report.bounds]
+    return "\n".join(lines)
+
+
+def noise(study: str) -> str:
+    """What `assay data noise` measured, beside what the simulator knows."""
+    with open(HERE / study / "noise.csv", newline="") as file:
+        measured = list(csv.DictReader(file))
+    rows = []
+    for line in measured:
+        truth, value, low, high = (float(line[name]) for name in ("truth", "measured", "low", "high"))
+        ends = f"{value:.4g} ({low:.4g} to {high:.4g})"
+        rows.append(
+            (line["quantity"], f"`{line['command']}`", f"{truth:.4g}", ends, f"{value / truth - 1:+.1%}")
+        )
+    header = ("in ADU", "`assay data noise`", "truth", "measured (95 %)", "error")
+    return format_table(Table("Measured noise", header, tuple(rows)), "markdown").rstrip()
+
+
 def _range(row: dict[str, Any], name: str) -> str:
     return between(row[f"{name}_low"], row[f"{name}_high"])
 
@@ -346,6 +379,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "rates": rates,
     "costs": costs,
     "prices": prices,
+    "prices_by": prices_by,
+    "noise": noise,
     "distortions": distortions,
 }
 

@@ -1,5 +1,8 @@
 """Every figure that a page takes from a study is what the committed results give."""
 
+import csv
+import math
+import re
 import sys
 from pathlib import Path
 
@@ -20,3 +23,19 @@ def test_there_are_findings() -> None:
 def test_pages_say_what_the_results_say(path: Path) -> None:
     text = path.read_text()
     assert findings.renew(text) == text, f"run `python studies/findings.py`, {path} is out of date"
+
+
+def test_the_noise_of_the_galaxies_is_compared_with_the_simulators() -> None:
+    """The camera of make.py in ADU; rounding, which deep images do not have, adds a variance of 1 / 12."""
+    folder = ROOT / "studies" / "galaxies"
+    found = re.findall(r"^([A-Z_]+) = ([\d.]+)", (folder / "make.py").read_text(), flags=re.MULTILINE)
+    make = {name: float(value) for name, value in found}
+    gain, read_noise, sky = (value / make["GAIN"] for value in (1, make["READ_NOISE"], make["SKY"]))
+    variance = gain * sky + read_noise**2
+    truth = [gain, math.sqrt(read_noise**2 + 1 / 12), math.sqrt(variance + 1 / 12)]
+    truth.append(math.sqrt(variance / make["NUM_COADDED"]))
+    with open(folder / "noise.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["truth"]) for row in rows] == pytest.approx(truth, rel=1e-5)
+    for row in rows[:2]:  # gain and read noise, which the study uses
+        assert float(row["low"]) < float(row["truth"]) < float(row["high"])
