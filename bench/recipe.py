@@ -70,7 +70,7 @@ class Task:
 
 _FASHION = Task("fashion16", "fashion-mnist", 16, 500, 12_288, "tiny")
 _CIFAR = Task("cifar16", "cifar10", 16, 500, 12_288, "tiny")
-_DIGITS = Task("digits8", "digits", 8, 297, 24_576, "digits")
+_DIGITS = Task("digits8", "digits", 8, 297, 24_576, "tiny")
 TASKS = {
     "fashion": _FASHION,
     "cifar": _CIFAR,
@@ -208,7 +208,7 @@ _EDM = Recipe(net=_DDPMPP, small_net=_DDPMPP_8)
 _TINY: dict[str, Any] = {"preset": "unet-tiny"}
 RECIPES: dict[str, Recipe] = {
     "edm": _EDM,
-    "edm, our network": replace(_EDM, net=_TINY, small_net=PRESETS["digits"].net),
+    "edm, our network": replace(_EDM, net=_TINY, small_net={}),
     # diffusers' example of unconditional training: 500 steps of warm-up, here at most a tenth of the run.
     "diffusers": replace(
         _EDM,
