@@ -568,3 +568,11 @@ def test_an_interrupted_pack_starts_clean(tmp_path: Path, how: signal.Signals) -
     report.store.verify()
     whole = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "whole").store
     assert sha256(whole.path / "images.npy") == sha256(report.store.path / "images.npy")
+
+
+def test_a_tiff_of_which_tifffile_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As it does, without an error, where damage leaves open how the pixels are stored.
+    tifffile.imwrite(tmp_path / "lost.tif", np.full((4, 4, 3), 7, np.uint16), photometric="rgb")
+    monkeypatch.setattr(tifffile.TiffPage, "asarray", lambda page: np.empty(0, np.uint16))
+    with pytest.raises(ValueError, match=r"lost\.tif has pixels of shape \(0,\): save it"):
+        pack(read_any(str(tmp_path)), tmp_path / "store")

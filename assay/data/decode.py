@@ -129,6 +129,8 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
         if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
             raise ValueError(f"{where} has the axes {axes} {page.shape}: save it as plain TIFF or PNG")
         pixels = page.asarray()
+        if pixels.ndim != len(axes):  # tifffile gives nothing where it cannot tell how pixels are stored
+            raise ValueError(f"{where} has pixels of shape {pixels.shape}: save it as plain TIFF or PNG")
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 
