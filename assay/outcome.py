@@ -232,7 +232,7 @@ SCORE_ABOVE = replace(
     name="score_above",
     value=lambda outcome: outcome.evaluation.score_above,
     error=lambda outcome: outcome.evaluation.score_above_error,
-    title=lambda outcome: f"score above {outcome.evaluation.score_split or 0:g}",
+    title=lambda outcome: f"score above {outcome.evaluation.score_split or 0:.3g}",
     about="The part of the held-out score at levels above the highest noise of the study: what noisy images "
     "can teach directly.",
 )

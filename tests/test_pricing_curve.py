@@ -176,6 +176,14 @@ def test_ends_that_look_alike_are_one_number() -> None:
     assert "about 1 noisy image at noise 0.4 replaces a clean one" in one.sentence(0.4)
 
 
+def test_results_with_few_clean_images_are_left_out_in_words(tmp_path: Path) -> None:
+    rows = [(0, 240, 0, 2.26, 0.01), (0, 60, 0, 2.34, 0.01), (0.2, 240, 2000, 2.25, 0.01)]
+    path = write(tmp_path / "few.csv", [*rows, (0.2, 60, 2000, 2.30, 0.01)])
+    said = run("price", str(path))
+    assert "1 result(s) with a small part of clean images are left out" in " ".join(said.split())
+    assert "left out" not in run("price", str(path), "--min-clean-fraction", "0")
+
+
 def write(
     path: Path, rows: list[tuple[object, ...]], header: str = "sigma,num_clean,num_noisy,fd,fd_std"
 ) -> Path:

@@ -243,6 +243,7 @@ def _print_cost(study: "Study", rate: float, console: Console) -> None:
         console.print(f"missing: {sentence}", style="yellow", soft_wrap=True, markup=False)
 
 
+@app.command("plan", hidden=True)  # its name in version 0.1
 @app.command()
 def cost(
     spec: Spec,

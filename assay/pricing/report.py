@@ -149,6 +149,13 @@ class PriceReport:
         return None
 
     @property
+    def _few_clean(self) -> str:
+        return (
+            f"{self.results.num_few_clean} result(s) with a small part of clean images are left out; "
+            "`assay price --min-clean-fraction 0` uses them"
+        )
+
+    @property
     def _seeds(self) -> str:
         """What the interval leaves out."""
         once = self.results.num_runs == 1
@@ -158,6 +165,8 @@ class PriceReport:
         return f"; {which} ran once, and more seeds would show the spread between runs"
 
     def _advice(self, sigma: float) -> str:
+        if self.results.num_few_clean:
+            return f" {self._few_clean}."
         if not self.curve:
             return " A learning curve takes two clean-only settings."
         mixes = next(c.mixes for c in self.curve if c.sigma == sigma)
@@ -176,6 +185,8 @@ class PriceReport:
                 said.append(where + disagreement)
             if self.law and self.law_is_open(b.sigma):
                 said.append(f"{where}the law leaves the price open, so that a plan with it is a guess")
+        if results.num_few_clean:
+            said.append(self._few_clean)
         if results.num_many_levels:
             said.append(
                 f"{results.num_many_levels} row(s) of {results.name} have several noise levels and are left "

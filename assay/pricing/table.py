@@ -44,8 +44,8 @@ class Comparable:
     the currency `metric`, and `std` its error in comparisons with the other rows. `line` is the line of the
     file an outcome stands on, and `num_runs` how many trainings it averages. `has_std` is false when no
     standard deviation is known; where some are, the `num_without_std` outcomes that lack one have the largest
-    of the others; `num_many_levels` others with several noise levels were left out. `from_paper` says whether
-    the file is the paper's.
+    of the others; `num_many_levels` others with several noise levels were left out, and `num_few_clean` with
+    too small a part of clean images. `from_paper` says whether the file is the paper's.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Comparable:
     num_runs: Rows
     num_without_std: int = 0
     num_many_levels: int = 0
+    num_few_clean: int = 0
     metric: str = "FD"
     dataset: str = ""
     from_paper: bool = False
@@ -130,16 +131,16 @@ def comparable(
         known = {getattr(setting, name) for setting in settings.values()}
         if wanted is not None and wanted not in known:
             raise ValueError(f"{where}: column {name} has no {wanted!r}; it has {', '.join(sorted(known))}")
-    kept = [
+    usable = [
         line
         for line, setting in settings.items()
         if setting.num_clean > 0
-        and _clean_fraction(setting) >= min_clean_fraction - 1e-9
         and (setting.sampling, setting.consistency, setting.loops) == ("full", False, 0)
         and table in (None, setting.table)
         and dataset in (None, setting.dataset)
         and currency.value(outcomes[line]) is not None
     ]
+    kept = [line for line in usable if _clean_fraction(settings[line]) >= min_clean_fraction - 1e-9]
     if not any(setting.num_clean > 0 for setting in settings.values()):
         raise ValueError(f"{where}: no row has clean images, and a price compares noisy images with clean ones")
     if not kept:
@@ -149,15 +150,16 @@ def comparable(
             f"column {currency.name}"
         )
     groups: dict[tuple[str, str], list[int]] = {}
-    for line in kept:
+    for line in usable:
         extractor = "" if currency.shared_error else outcomes[line].evaluation.extractor
         groups.setdefault((settings[line].dataset, extractor), []).append(line)
-    return [
-        _arrays(
-            {line: outcomes[line] for line in lines}, " ".join(filter(None, group)), where, num_images, currency
-        )
-        for group, lines in groups.items()
-    ]
+    found = []
+    for group, lines in groups.items():
+        chosen = {line: outcomes[line] for line in lines if line in kept}
+        if chosen:
+            results = _arrays(chosen, " ".join(filter(None, group)), where, num_images, currency)
+            found.append(replace(results, num_few_clean=len(lines) - len(chosen)))
+    return found
 
 
 def _clean_fraction(setting: Setting) -> float:
