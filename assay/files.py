@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -133,8 +134,9 @@ def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
             warnings.warn(f"waiting for {_holder(path)}, which holds {path}", stacklevel=3)
         time.sleep(0.05)
     try:
-        os.truncate(path, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        with explain_full_disk(path):
+            os.truncate(path, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
         path.unlink(missing_ok=True)
@@ -201,11 +203,12 @@ def explain_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        cut_short = re.fullmatch(r"\d+ requested and \d+ written", str(error))  # as numpy says it
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not cut_short:
             raise
         raise OSError(
-            f"{path} could not be written: the disk is full ({error.strerror}); free some space or choose "
-            "another disk, then run the command again"
+            f"{path} could not be written: the disk is full ({error.strerror or error}); free some space or "
+            "choose another disk, then run the command again"
         ) from error
 
 

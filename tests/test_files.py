@@ -171,3 +171,9 @@ def test_differences_are_one_line_each_whatever_the_file_says() -> None:
         "b.c: 2 there, 3 here",
         "b.d \\x7f: \\x1b[31m there, None here",
     ]
+
+
+def test_what_numpy_says_of_a_full_disk_is_explained(tmp_path: Path) -> None:
+    said = r"a\.npy could not be written: the disk is full \(9 requested and 2 written\)"
+    with pytest.raises(OSError, match=said), write_whole(tmp_path / "a.npy"):
+        raise OSError("9 requested and 2 written")
