@@ -116,7 +116,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
 
     >>> opened = assay.open_study("study.toml")
     >>> opened.source
-    <mine: 180 images of 1 x 8 x 8, 180 clean, 0 noisy>
+    <mine: 160 images of 1 x 8 x 8, 160 clean, 0 noisy>
     >>> [job.title for job in opened.jobs]
     ['100% clean (seed 0)', '50% clean (seed 0)', '50% clean + 50% noisy at 0.3 (seed 0)']
     """
