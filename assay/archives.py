@@ -118,6 +118,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a zip archive whose directory is whole; members are compared with it as they are read."""
     with naming(path, "copy or make the zip again"):
         archive = zipfile.ZipFile(path)
+        check_packed(archive, path.stat().st_size)
         for name in archive.namelist():
             check_member_name(path, name)
         with open(path, "rb") as file:
@@ -127,6 +128,13 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         if declared not in (len(archive.namelist()), 2**16 - 1):  # the latter: written elsewhere
             raise ValueError(f"it declares {declared} members and lists {len(archive.namelist())}")
     return archive
+
+
+def check_packed(archive: zipfile.ZipFile, size: int) -> None:
+    """Reject a zip archive of `size` bytes whose members claim more: zipfile would set that memory aside."""
+    for info in archive.infolist():
+        if info.compress_size > size:
+            raise ValueError(f"its member {info.filename} claims {info.compress_size:,} of {size:,} bytes")
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:

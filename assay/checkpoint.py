@@ -183,6 +183,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if path.name == WEIGHTS_NAME and not _is_ours(path):
         if repository is not None:
             _download(repository, "config.json")
+        elif not path.with_name("config.json").is_file():
+            raise ValueError(
+                f"{path} has no header of Assay's and no config.json beside it, as ambient-laws has: "
+                "get it again"
+            )
         return _import_directory(path.parent, repository or path.resolve().parent.name)
     weights, header = load_tensors(path, since_version=2)
     version = header.get("format_version")

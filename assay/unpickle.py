@@ -22,7 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.archives import MAX_DIMENSIONS, PICKLE_DEPTH, PICKLE_INT_BYTES, PICKLE_OPCODES, PICKLE_VALUES
+from assay.archives import (
+    MAX_DIMENSIONS,
+    PICKLE_DEPTH,
+    PICKLE_INT_BYTES,
+    PICKLE_OPCODES,
+    PICKLE_VALUES,
+    check_packed,
+)
 from assay.files import reason
 
 
@@ -59,6 +66,7 @@ def parse_pickle(file: IO[bytes], size: int, where: str | Path) -> Any:
     try:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
+                check_packed(archive, size)
                 content = _read_archive(archive, size)
         else:
             file.seek(0)

@@ -156,7 +156,7 @@ def _planes(values: Any, axes: str, sigma: np.ndarray | None = None) -> Stack:
         raise ValueError(
             f"it has {num_channels} channels, more than {_MAX_CHANNELS}: are these images of a stack?"
         )
-    if math.prod(values.shape) == 0:
+    if min(values.shape) < 1:
         raise ValueError(f"it has the shape {tuple(values.shape)}: there are no images in it")
     rest = [axis for axis in axes if axis in "YXCS"]
     order = [rest.index(axis) for axis in ("Y", "X", *channels)]
@@ -300,7 +300,9 @@ def _open_zarr(path: Path, dataset: str | None, noise: str | None) -> Stack:
 def _open_tiff(path: Path) -> Stack:
     with _raising_logs():
         file = _tiff(path)  # stays open while its images are read
-        series, num_pages = file.series[0], len(file.pages)
+        num_pages = len(file.pages)
+    with _raising_logs():  # pages that lead to each other are an error by now: their series would never end
+        series = file.series[0]
     axes, shape = series.axes.replace("Q", "I"), series.shape
     pages = [at for at, axis in enumerate(axes) if axis not in "YXS"]  # the axes over which pages are laid out
     lengths = [shape[at] for at in pages]
@@ -319,17 +321,18 @@ def _open_tiff(path: Path) -> Stack:
             ]
             many = [each if isinstance(each, range) else [each] for each in chosen]
             numbers = [np.ravel_multi_index(each, lengths) for each in product(*many)] if lengths else [0]
-            read = [_page(series, int(number)) for number in numbers]
+            read = [_page(path, series, int(number)) for number in numbers]
             kept = [len(each) for each in chosen if isinstance(each, range)]
             return np.stack(read).reshape(*kept, *read[0].shape)
 
     return _planes(Pages(), axes)
 
 
-def _page(series: Any, number: int) -> np.ndarray:
+def _page(path: Path, series: Any, number: int) -> np.ndarray:
     page = series.pages[number]
     if page is None:
         raise ValueError(f"page {number} is missing")
+    check_unpacked(path, math.prod(page.shape) * series.dtype.itemsize, path.stat().st_size)
     return np.asarray(page.asarray())
 
 
