@@ -186,9 +186,9 @@ def test_addresses_and_folders_are_told_apart() -> None:
     for given, expected in {
         "s3:/bucket/a": "s3://bucket/a",
         "s3://bucket/a": "s3://bucket/a",
-        "file:/tmp/a": "file:///tmp/a",
+        "file:/data/a": "file:///data/a",
         "stores/digits": None,
-        "/tmp/a": None,
+        "/data/a": None,
         "C:/stores": None,
         "hf:me/model": None,
     }.items():

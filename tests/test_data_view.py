@@ -490,4 +490,5 @@ def test_the_example_of_a_kind_of_data_in_contributing() -> None:
     names = {**vars(assay.data.view), **globals()}
     for block in blocks:
         exec(textwrap.dedent(block), names)
+    assert len(blocks) == 2 and "assert " in blocks[1]
     names["test_each_class_has_its_noise"]()

@@ -169,7 +169,7 @@ def test_control_c_and_kills_at_any_moment_change_nothing(undisturbed: OpenStudy
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
         said, _ = process.communicate()
     assert process.returncode == 130
-    assert said.rstrip().endswith("Stopped and saved. Run the same command again to resume.")
+    assert said.rstrip().endswith("Stopped and saved. Repeat the command to resume.")
     saved = {state.parents[1].name: 0 for state in opened.folder.glob("runs/*/state/*.safetensors")}
     for job in saved:
         saved[job] = max(int(state.stem) for state in opened.folder.glob(f"runs/{job}/state/*.safetensors"))

@@ -63,7 +63,7 @@ def sample(
     device: Device = "auto",
     devices: Devices = "auto",
 ) -> None:
-    """Generate images. Run the same command again to resume: only missing images are made.
+    """Generate images. Repeat the command to resume: only missing images are made.
 
     Examples:
 

@@ -112,7 +112,7 @@ def run(
 ) -> None:
     """Train and measure every setting that has no result yet, then write tables, figures and the report.
 
-    Press Ctrl-C to stop; run the same command again to resume.
+    Press Ctrl-C to stop, and repeat the command to resume.
 
     Examples:
 
@@ -151,7 +151,7 @@ def run(
                     run_on_ray(opened, ray, *how_on_ray)
             reasons = board.reasons
             if stopped:
-                console.print("Stopped and saved. Run the same command again to resume.")
+                console.print("Stopped and saved. Repeat the command to resume.")
                 raise typer.Exit(130)
         failed = [job for job in opened.jobs if not opened.is_finished(job)]
         for job in failed:  # before the report, which a full disk has no room for either
@@ -172,7 +172,7 @@ def demo(
 ) -> None:
     """Run a small study from start to end: seven models of clothes at 8x8, in minutes on two cores.
 
-    The images ship with Assay, so it needs no network. Run the same command again to resume.
+    The images ship with Assay, so it needs no network. Repeat the command to resume.
 
     Example: `assay demo`
     """

@@ -45,7 +45,7 @@ def train(
         typer.Option(metavar="PROJECT", help="Also log to Weights & Biases (extra `wandb`)."),
     ] = None,
 ) -> None:
-    """Train a denoiser on clean and noisy images. Run the same command again to resume.
+    """Train a denoiser on clean and noisy images. Repeat the command to resume.
 
     Example: `assay train --preset digits --set data.store=stores/digits --set data.clean_fraction=0.1
     --set data.sigma=0.5 -o runs/mix`
@@ -97,7 +97,7 @@ def train(
     else:
         console.print(
             f"Stopped and saved at step {result.step} of {resolved.train.total_steps}. "
-            "Run the same command again to resume."
+            "Repeat the command to resume."
         )
         raise typer.Exit(130)
 
