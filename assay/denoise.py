@@ -110,6 +110,15 @@ def check_label(label: Tensor, num_classes: int) -> None:
         raise ValueError(f"label[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}")
 
 
+def convolution(kernel: Tensor) -> Callable[[Tensor], Tensor]:
+    """The operator x -> k * x of images (B, C, H, W), each with its kernel (B, H, W), all channels alike:
+
+    (k * x)[i, j] = sum_ab k[a, b] x[i - a, j - b],    indices modulo H and W.
+    """
+    transfer = torch.fft.rfft2(kernel)[:, None]
+    return lambda x: torch.fft.irfft2(transfer * torch.fft.rfft2(x), kernel.shape[-2:])
+
+
 class Given:
     """A denoiser that also knows an observation y = A x_0 + s z of each image, with a noise level s per value.
 
@@ -118,7 +127,7 @@ class Given:
 
         E[x_0 | x_t, y] = h + V A^T (A V A^T + diag(s^2))^-1 (y - A h).
 
-    A is any linear operator, e.g. blur or fewer pixels, by default the identity. Missing values have
+    A is any linear operator, e.g. a `convolution`, by default the identity. Missing values have
     s = infinity: a mask is a map of noise levels. Exact where x_0 is Gaussian. The system is solved by
     `num_steps` steps of conjugate gradients, each of which differentiates the denoiser once. The derivative of
     a network is not quite a covariance: an image stops where the system curves less than its noise alone does.

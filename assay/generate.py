@@ -19,8 +19,8 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, open_target
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
-from assay.data.view import image_seeds, missing_pixels, read_map, stream, with_uniform_noise
-from assay.denoise import Denoiser, Given
+from assay.data.view import image_seeds, incomplete, read_kernel, read_levels, stream, with_uniform_noise
+from assay.denoise import Denoiser, Given, convolution
 from assay.devices import NumDevices, find_device, open_fabric
 from assay.files import sha256
 from assay.noise import per_image
@@ -210,17 +210,19 @@ def restore(
 
     The noise falls to `stop_at`, where the model's prediction is taken, or to `config.keep` of an image's
     level. Restored images are usable from the level of the noise that was removed: they are not clean. Images
-    with missing pixels become draws from their posterior (see `Given`), usable from the highest level only. The
-    store records how they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
+    with missing pixels or seen through a kernel become draws from their posterior (see `Given`), usable from
+    the highest level only. The store records how they were made, and `checkpoint`, the SHA-256 of the
+    denoiser's file.
     """
     num_classes = getattr(denoiser, "num_classes", 0)
     label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)
     noisy = (source.sigma_tn > 0).nonzero()[:, 0]
     seeds = image_seeds(stream(seed, "restored").initial_seed(), torch.arange(len(source)))
-    incomplete = missing_pixels(source)
-    if config.keep and bool(incomplete.any()):
+    is_incomplete = incomplete(source)
+    if config.keep and bool(is_incomplete.any()):
         raise ValueError(
-            f"keep = {config.keep:g}: {source.name} has missing pixels, restored without noise only"
+            f"keep = {config.keep:g}: {source.name} has images with missing pixels or seen through a kernel, "
+            "which are restored without noise only"
         )
 
     def images() -> Iterator[PackedImage]:
@@ -228,22 +230,28 @@ def restore(
         for start in range(0, len(source), batch_size):
             index = torch.arange(start, min(start + batch_size, len(source)))
             x = source.read(index)
-            for chosen in (~incomplete[index], incomplete[index]):
+            for chosen in (~is_incomplete[index], is_incomplete[index]):
                 mine = index[chosen & (source.sigma_tn[index] > 0)]
                 if len(mine) == 0:
                     continue
                 padded = torch.cat([mine, mine[-1:].expand(max(0, batch_size - len(mine)))])
                 x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
-                levels = read_map(source, padded) if bool(incomplete[mine[0]]) else None
                 classes = label[padded].to(device) if num_classes else None
                 noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
-                x_0 = _restore_batch(denoiser, x_tn, sigma_tn, levels, noise, config, stop_at, classes)
+                if bool(is_incomplete[mine[0]]):
+                    levels, kernel = read_levels(source, padded).to(device), read_kernel(source, padded)
+                    operator = None if kernel is None else convolution(kernel.to(device))
+                    given = Given(denoiser, x_tn, levels, operator=operator)
+                    grid = edm_sigmas(config.num_steps, stop_at, SIGMA_MAX)
+                    x_0 = solve(given, SIGMA_MAX * noise(), grid, label=classes)
+                else:
+                    x_0 = _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)
                 x[mine - start] = x_0[: len(mine)].cpu()
                 done += len(mine)
             for row, i in enumerate(index.tolist()):
                 level, label_there = float(source.sigma_tn[i]), int(source.label[i])
                 values, left = x[row].numpy(), config.keep * level
-                usable_from = SIGMA_MAX if bool(incomplete[i]) else level
+                usable_from = SIGMA_MAX if bool(is_incomplete[i]) else level
                 yield PackedImage(f"{i:06d}", values, left, label_there, usable_from, source.physical_range)
             progress(done, len(noisy))
 
@@ -260,19 +268,12 @@ def _restore_batch(
     denoiser: Denoiser,
     x_tn: Tensor,
     sigma_tn: Tensor,
-    levels: Tensor | None,
     noise: SeededNoise,
     config: RestoreConfig,
     stop_at: float,
     label: Tensor | None,
 ) -> Tensor:
-    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it.
-
-    `levels` (B, C or 1, H, W) of each pixel, if some are missing.
-    """
-    if levels is not None:
-        grid = edm_sigmas(config.num_steps, stop_at, SIGMA_MAX)
-        return solve(Given(denoiser, x_tn, levels.to(x_tn)), SIGMA_MAX * noise(), grid, label=label)
+    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it."""
     if config.method == "sample":
         return sample_posterior(denoiser, x_tn, sigma_tn, noise, config.num_steps, stop_at, label=label)
     if config.keep:
@@ -307,7 +308,7 @@ def restore_store(
     if (Path(output) / "meta.json").exists():
         raise ValueError(f"{output} is a store already: choose another name, or remove it")
     on = find_device(device)
-    source = with_uniform_noise(usable(images, seed), seed, allow_missing=True)
+    source = with_uniform_noise(usable(images, seed), seed, allow_incomplete=True)
     denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
     made_by = sha256(checkpoint)
     return restore(denoiser, source, output, made_by, config, stop_at, seed, batch_size, on, progress)

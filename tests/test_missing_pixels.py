@@ -13,7 +13,7 @@ from assay.data import Restored, Store, open_store
 from assay.data.pack import PackSource, pack
 from assay.data.readers import read_any, with_map
 from assay.data.store import PackedImage, write_store
-from assay.data.view import missing_pixels, read_map, with_uniform_noise
+from assay.data.view import incomplete, read_map, with_uniform_noise
 from assay.denoise import GaussianDenoiser, Given
 from assay.generate import RestoreConfig, restore, restore_store
 from assay.metrics.score import score
@@ -49,7 +49,7 @@ def store_of(path: Path, y: Tensor, levels: Tensor) -> Store:
     return write_store(path, path.name, images, SHAPE, "float32", (-1, 1), ())
 
 
-def incomplete(path: Path, num: int, rate: float = 0.5) -> Store:
+def masked(path: Path, num: int, rate: float = 0.5) -> Store:
     generator = torch.Generator().manual_seed(5)
     seen = torch.rand(num, *SHAPE, generator=generator) >= rate
     seen[:, 0, 0, 0] = True
@@ -132,21 +132,21 @@ def test_without_missing_pixels_images_are_restored_as_before(tmp_path: Path) ->
         "float32", (-1, 1), (),
     )  # fmt: skip
     expected = restore(model, plain, tmp_path / "expected", "exact").read(torch.arange(40))
-    mapped = with_uniform_noise(store_of(tmp_path / "mapped", y, levels), allow_missing=True)
+    mapped = with_uniform_noise(store_of(tmp_path / "mapped", y, levels), allow_incomplete=True)
     assert torch.equal(restore(model, mapped, tmp_path / "a", "exact").read(torch.arange(40)), expected)
     # One image with a missing pixel changes nothing for the others.
     levels[7, 0, 1, 1] = INF
     mixed = store_of(tmp_path / "mixed", y, levels)
     found = restore(model, mixed, tmp_path / "b", "exact").read(torch.arange(40))
     changed = ((found - expected).abs() > 1e-4).flatten(1).any(1).nonzero()[:, 0].tolist()
-    assert missing_pixels(mixed).nonzero()[:, 0].tolist() == changed == [7]
+    assert incomplete(mixed).nonzero()[:, 0].tolist() == changed == [7]
     with pytest.raises(ValueError, match="missing pixels"):
         restore(model, mixed, tmp_path / "c", "exact", RestoreConfig(keep=0.5))
 
 
 def test_the_gaussian_is_found_from_a_part_of_the_pixels(tmp_path: Path) -> None:
     _, cov = gaussian()
-    found = fit_gaussian(incomplete(tmp_path / "store", 3000), num_factors=3)
+    found = fit_gaussian(masked(tmp_path / "store", 3000), num_factors=3)
     factors = found.factors.flatten(1)
     assert (found.mean - draws(3000).mean(0)).abs().max() < 0.03  # of the same images, complete
     got = factors.T @ factors + found.variance.flatten().diag()
@@ -154,14 +154,14 @@ def test_the_gaussian_is_found_from_a_part_of_the_pixels(tmp_path: Path) -> None
 
 
 def test_views_keep_pixels_missing_and_scores_reject_them(tmp_path: Path) -> None:
-    store = incomplete(tmp_path / "store", 30)
+    store = masked(tmp_path / "store", 30)
     levels, every = torch.full((30, *SHAPE), 0.1), torch.arange(30)
     before = read_map(store, every)
     assert before is not None
     uneven = store_of(
         tmp_path / "uneven", store.read(every), torch.where(before.isinf(), INF, levels * torch.rand(1))
     )
-    even = with_uniform_noise(uneven, allow_missing=True)
+    even = with_uniform_noise(uneven, allow_incomplete=True)
     after = read_map(even, every)
     assert after is not None and torch.equal(after.isinf(), before.isinf())
     assert torch.equal(after[0][after[0].isfinite()].unique(), even.sigma_tn[:1])
@@ -182,7 +182,7 @@ def test_packing_reads_masks_as_infinite_levels(tmp_path: Path) -> None:
         return open_store(tmp_path / f"store{levels[0, 0, 0]}")
 
     store = packed(levels)
-    assert missing_pixels(store).all() and torch.allclose(store.sigma_tn, torch.tensor(0.02))
+    assert incomplete(store).all() and torch.allclose(store.sigma_tn, torch.tensor(0.02))
     found = read_map(store, torch.arange(4))
     assert found is not None and torch.equal(found[:, 0].isinf(), torch.from_numpy(levels).isinf())
     for bad, match in (
@@ -194,7 +194,7 @@ def test_packing_reads_masks_as_infinite_levels(tmp_path: Path) -> None:
 
 
 def test_loops_begin_with_a_gaussian_and_resume(tmp_path: Path) -> None:
-    store = incomplete(tmp_path / "store", 40)
+    store = masked(tmp_path / "store", 40)
     net = {"kind": "mlp", "width": 16, "num_blocks": 1}
     settings = {"num_steps": 8, "batch_size": 8, "state_every": 4, "loops": 1}
     config = read_config({"data": {"store": str(store.path)}, "net": net, "train": settings})
@@ -206,7 +206,7 @@ def test_loops_begin_with_a_gaussian_and_resume(tmp_path: Path) -> None:
     assert seen is not None
     difference = (first.read(torch.arange(40)) - store.read(torch.arange(40)))[seen.isfinite()]
     assert difference.square().mean().sqrt() < 2 * NOISE
-    source = with_uniform_noise(store, allow_missing=True)
+    source = with_uniform_noise(store, allow_incomplete=True)
     x, sigma_tn = Restored(source, first).read_at(torch.arange(4), torch.tensor([0.01, 0.3, 3, 50]))
     assert torch.equal(x, first.read(torch.arange(4))) and not sigma_tn.any()
     calls = 0

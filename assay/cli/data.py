@@ -17,7 +17,8 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images, each with its noise level."
 )
 
-_OF_ONE_SOURCE = ("--sigma", "--sigma-file", "--sigma-map", "--range", "--dataset", "--noise")
+_NOISE, _OPERATORS = ("--sigma", "--sigma-file", "--sigma-map"), ("--kernel", "--kspace", "--downsampled")
+_OF_ONE_SOURCE = (*_NOISE, *_OPERATORS, "--range", "--dataset", "--noise")
 _NUM_SHOWN = 10  # problems that are printed one by one
 
 Output = Annotated[Path, output_option("The store to make (a folder).", metavar="STORE")]
@@ -59,11 +60,13 @@ def _options_of(found: list[tuple[int, str, str]], number: int) -> dict[str, str
             if name in mine:
                 raise ValueError(f"{name} is given twice for one source: give it once")
             mine[name] = value
-    kinds = ("--sigma", "--sigma-file", "--sigma-map")
-    given = [name for name in kinds if name in mine] or [name for name in kinds if name in general]
-    if len(given) > 1:
-        raise ValueError(f"{given[0]} and {given[1]} say the same thing twice: give one")
-    return {name: value for name, value in (general | mine).items() if name not in kinds or name in given}
+    chosen = general | mine
+    for kinds in (_NOISE, _OPERATORS):
+        given = [name for name in kinds if name in mine] or [name for name in kinds if name in general]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} say the same thing twice: give one")
+        chosen = {name: value for name, value in chosen.items() if name not in kinds or name in given}
+    return chosen
 
 
 @app.command(cls=_PerSource)
@@ -73,8 +76,7 @@ def pack(
         list[str],
         typer.Argument(
             help="Folders of images, zips, .npy, .npz, IDX, CIFAR-10, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, "
-            "MRC, or hf:NAME. --sigma, --sigma-file, --sigma-map, --range, --dataset and --noise after a "
-            "source apply to that source alone."
+            f"MRC, or hf:NAME. {', '.join(_OF_ONE_SOURCE)} after a source apply to that source alone."
         ),
     ],
     output: Output,
@@ -127,6 +129,24 @@ def pack(
             "are left out of training at lower levels, e.g. dead or hot ones."
         ),
     ] = 1.0,
+    kernel: Annotated[
+        Path | None,
+        typer.Option(
+            help=".npy with the kernel that blurred the images, the image of a point: (h, w) for all, or "
+            "(N, h, w) for each; odd and centred. Pixels from which it reaches over a border count as missing."
+        ),
+    ] = None,
+    kspace: Annotated[
+        Path | None,
+        typer.Option(
+            help=".npy with 1 for each frequency that was measured, else 0, in the order of numpy's fft2: "
+            "(H, W) for all images, or (N, H, W) for each. The images have 0 for the other frequencies."
+        ),
+    ] = None,
+    downsampled: Annotated[
+        int | None,
+        typer.Option(help="Each pixel is the mean of F x F pixels, at whose size the images are packed."),
+    ] = None,
     units: Annotated[
         Literal["files", "scaled"],
         typer.Option(
@@ -181,10 +201,13 @@ def pack(
 
         assay data pack frames/ --range 0,4095 --sigma-map read_noise.npy -o stores/frames
 
+        assay data pack scans/ --sigma 2 --kernel psf.npy -o stores/scans
+
         assay data pack frames/ --range 0,4095 --gain 2.1 --read-noise 4 --black 100 -o stores/frames
 
         seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
+    from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
     from assay.data.pack import Conversion, PackSource, pack_shards
     from assay.data.pack import pack as pack_images
     from assay.data.readers import cut_patches, read_any, with_map, without_classes
@@ -216,7 +239,13 @@ def pack(
         raw = raw if classes else without_classes(raw)
         if "--sigma-map" in options:
             raw = with_map(raw, Path(options["--sigma-map"]))
+        if "--kernel" in options:
+            raw = with_kernel(raw, Path(options["--kernel"]))
+        if "--kspace" in options:
+            raw = with_kspace(raw, Path(options["--kspace"]))
         raw = raw if cut is None else cut_patches(raw, cut, stride or cut[1])
+        if "--downsampled" in options:
+            raw = with_fewer_pixels(raw, int(parse_number(options["--downsampled"], "--downsampled")))
         level = options.get("--sigma")
         chosen = Path(options["--sigma-file"]) if "--sigma-file" in options else None
         pair = parse_pair(options.get("--range"), "value_range")
@@ -302,7 +331,7 @@ def show(
     from assay.data import open_store
     from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
     from assay.data.units import Stabilised, black_and_white
-    from assay.data.view import missing_pixels
+    from assay.data.view import incomplete
     from assay.files import write_whole
 
     if noise and png is None:
@@ -352,8 +381,11 @@ def show(
         console.print(
             f"{num_mapped:,} images have a map of noise levels, one per pixel; sigma_tn is from the map."
         )
-        if num_incomplete := int(missing_pixels(opened).sum()):
-            console.print(f"{num_incomplete:,} images have missing pixels: train with train.loops.")
+    if num_convolved := int(opened.convolved.sum()):
+        console.print(f"{num_convolved:,} images were seen through a kernel: blur, fewer pixels or k-space.")
+    if num_incomplete := int(incomplete(opened).sum()):
+        what = "missing pixels or a kernel" if num_convolved else "missing pixels"
+        console.print(f"{num_incomplete:,} images have {what}: train with train.loops.")
     if num_annotated:
         console.print(
             f"Before training, {num_annotated:,} images are raised to the level where they are usable."

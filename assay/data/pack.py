@@ -25,7 +25,7 @@ from PIL import Image
 from scipy.ndimage import uniform_filter
 
 from assay.data.decode import flatten, is_transparent
-from assay.data.readers import RawImages, printable
+from assay.data.readers import RawImages, Size, printable
 from assay.data.shards import is_store, join_shards, shard_path
 from assay.data.store import DType, PackedImage, Store, hash_of, write_store
 from assay.data.units import Stabilised
@@ -240,6 +240,8 @@ def _stabilised(
             f"{raw.name}: its noise is given twice, as a level and as the `gain` of a sensor: leave out one, "
             "or give `sigma` 0 for clean images"
         )
+    if raw.operator is not None:
+        raise ValueError(f"{raw.name}: no kernel describes stabilised images: pack it without `gain`")
     if source.value_range not in (None, (sensor.low, sensor.high)):
         raise ValueError(f"{raw.name}: images of one sensor have one range; leave out {source.value_range}")
 
@@ -287,15 +289,22 @@ def _join(sources: Sequence[PackSource]) -> RawImages:
     ends = np.cumsum([len(raw.names) for raw in raws])
     starts = ends - [len(raw.names) for raw in raws]
 
-    def pixels(i: int) -> np.ndarray:
+    def place(i: int) -> tuple[RawImages, int]:
         number = int(np.searchsorted(ends, i, side="right"))
-        return raws[number].load(i - int(starts[number]))
+        return raws[number], i - int(starts[number])
+
+    def pixels(i: int) -> np.ndarray:
+        raw, mine = place(i)
+        return raw.load(mine)
 
     def sigma_map(i: int) -> np.ndarray:
-        number = int(np.searchsorted(ends, i, side="right"))
-        found = raws[number].sigma_map
-        assert found is not None
-        return found(i - int(starts[number]))
+        raw, mine = place(i)
+        assert raw.sigma_map is not None
+        return raw.sigma_map(mine)
+
+    def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray] | None:
+        raw, mine = place(i)
+        return None if raw.operator is None else raw.operator(mine, before, size)
 
     groups = [np.arange(len(raw.names)) if raw.group is None else raw.group for raw in raws]
     offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups[:-1])])
@@ -308,6 +317,7 @@ def _join(sources: Sequence[PackSource]) -> RawImages:
         has_opacity=False,  # laid on white by `load`
         group=np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)]),
         sigma_map=sigma_map,
+        operator=operator,
     )
 
 
@@ -416,11 +426,45 @@ class _Packer:
             )
             sigma_map = self.fit(sigma_map, name, noise).transpose(2, 0, 1)
             noise = math.sqrt(float(np.square(np.minimum(sigma_map, noise)).mean()))
+        kernel, before, size = None, (pixels.shape[0], pixels.shape[1]), (values.shape[1], values.shape[2])
+        if self.raw.operator is not None and (found := self.raw.operator(i, before, size)) is not None:
+            kernel, missing = found
+            values = self.centre(values, kernel, name, level.sigma_tn, physical_range)
+            noise *= math.sqrt(np.mean(np.abs(np.fft.fft2(kernel)) > 1e-6))  # none at frequencies filled with 0
+            if missing.any():
+                sigma_map = np.where(missing, np.inf, level.sigma_tn if sigma_map is None else sigma_map)
+                sigma_map = sigma_map.reshape(-1, *size)
+                if np.isinf(sigma_map).all():
+                    raise ValueError(
+                        f"{name}: all its pixels are missing, some because of the kernel: leave it out"
+                    )
         self.check_noise(values, noise, name)
         group = -1 if self.raw.group is None else int(self.raw.group[i])
         label = int(self.raw.label[i])
         units = self.conversion.sensor or physical_range
-        return PackedImage(name, values, level.sigma_tn, label, level.usable_from, units, group, sigma_map)
+        return PackedImage(
+            name, values, level.sigma_tn, label, level.usable_from, units, group, sigma_map, kernel
+        )
+
+    def centre(
+        self, values: np.ndarray, kernel: np.ndarray, name: str, sigma: float, value_range: tuple[float, float]
+    ) -> np.ndarray:
+        """Values of the store such that y = k * x holds, where 0 is the middle of black and white.
+
+        The files have it where 0 is 0. With b = (low + high) / (high - low) the two differ by b (1 - sum k).
+        """
+        if sigma == 0:
+            raise ValueError(
+                f"{name} was seen through a kernel and has no noise, so that it would count as clean: give it "
+                "a small level, e.g. that of rounding"
+            )
+        low, high = value_range
+        shift = (low + high) / (high - low) * (1 - float(kernel.sum()))
+        if abs(shift) < 1e-6:
+            return values
+        if self.dtype == "uint8":
+            raise ValueError(f"{name}: its kernel sums to {kernel.sum():.4g}, not to 1: use dtype = float32")
+        return (values + shift).astype(self.dtype)
 
     def map_of(self, i: int, pixels: np.ndarray, scaled: bool) -> tuple[np.ndarray, Level]:
         """The map of an image's noise, (H, W, C or 1), and the level that it is used from."""

@@ -46,6 +46,9 @@ from assay.unpickle import PlainArray, parse_pickle
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp"}
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 Layout = Literal["NHWC", "NCHW"]
+Size = tuple[int, int]  # (H, W)
+# image number, its size in the file and in the store -> kernel (H, W) and missing pixels (H, W), or None
+Operator = Callable[[int, Size, Size], tuple[np.ndarray, np.ndarray] | None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class RawImages:
     images from -1 to 1, or in those of the files if `in_file_units`. `has_opacity` is true for picture files.
     `group` (N,) numbers the files that images or patches come from, if several come from one. `sigma_map(i)` is
     the noise of each pixel of an image, (H, W, C or 1), in the units of the files. `units` names those of
-    pixels.
+    pixels. `operator` tells what images were seen through (see `assay.data.operators`).
     """
 
     name: str
@@ -70,6 +73,7 @@ class RawImages:
     group: np.ndarray | None = None
     sigma_map: Callable[[int], np.ndarray] | None = None
     units: str = "the files' units"
+    operator: Operator | None = None
 
     def load(self, i: int) -> np.ndarray:
         """The pixels (H, W, C) of one image, transparency flattened on white."""
@@ -218,8 +222,10 @@ def cut_patches(raw: RawImages, size: tuple[int, int], stride: int) -> RawImages
     """Patches (H, W) of large images, every `stride` pixels; those of one image are one group."""
     height, width = size
     corners: list[tuple[int, int, int]] = []
+    sizes: list[Size] = []
     for i in range(len(raw.names)):
         shape = raw.pixels(i).shape
+        sizes.append((shape[0], shape[1]))
         if shape[0] < height or shape[1] < width:
             raise ValueError(
                 f"{raw.names[i]} has {shape[0]} x {shape[1]} pixels, fewer than a patch of {height} x {width}"
@@ -241,16 +247,21 @@ def cut_patches(raw: RawImages, size: tuple[int, int], stride: int) -> RawImages
             last[i] = whole
         return whole[y : y + height, x : x + width]
 
-    whole_map = raw.sigma_map
+    whole_map, of_whole = raw.sigma_map, raw.operator
 
     def sigma_map(k: int) -> np.ndarray:
         i, y, x = corners[k]
         assert whole_map is not None
         return whole_map(i)[y : y + height, x : x + width]
 
+    def operator(k: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray] | None:
+        assert of_whole is not None
+        return of_whole(corners[k][0], sizes[corners[k][0]], size)
+
     return replace(
         raw,
         sigma_map=None if whole_map is None else sigma_map,
+        operator=None if of_whole is None else operator,
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
         label=raw.label[image],
         pixels=pixels,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from assay.archives import check_member_name
 from assay.data.blocks import Fetch, Rows
-from assay.data.store import CHECKSUM, Store, hash_of, open_one
+from assay.data.store import CHECKSUM, Store, hash_of, no_kernel, open_one
 from assay.files import naming, sha256, write_whole
 
 _SHARDS = "shards.json"
@@ -49,8 +49,9 @@ class ShardedStore(Store):
         self.physical_range = shards[0].physical_range if len(units) == 1 else None
         counts = {key: sum(getattr(meta, key) for meta in metas) for key in ("num_images", "num_clean")}
         self.meta = first.model_copy(update={**counts, "name": name, "checksums": {}})
-        self.sigma_tn, self.label, self.usable_from = (
-            torch.cat([getattr(shard, key) for shard in shards]) for key in ("sigma_tn", "label", "usable_from")
+        self.sigma_tn, self.label, self.usable_from, self.convolved = (
+            torch.cat([getattr(shard, key) for shard in shards])
+            for key in ("sigma_tn", "label", "usable_from", "convolved")
         )
         self.group = None
         if any(shard.group is not None for shard in shards):
@@ -91,11 +92,20 @@ class ShardedStore(Store):
         if not self.has_map:
             return None
         levels = self.sigma_tn[index][:, None, None, None].repeat(1, *self.image_shape)
+        return self._filled(index, levels, Store.read_map)
+
+    def read_kernel(self, index: Tensor) -> Tensor | None:
+        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
+        if not bool(self.convolved.any()):
+            return None
+        return self._filled(index, no_kernel(self.image_shape).repeat(len(index), 1, 1), Store.read_kernel)
+
+    def _filled(self, index: Tensor, default: Tensor, read: Callable[[Store, Tensor], Tensor | None]) -> Tensor:
+        """What `read` finds of the images `index` (B,), `default` (B, ...) in shards that have none."""
         for shard, rows, mine in self._parts(index.numpy()):
-            found = shard.read_map(torch.from_numpy(mine))
-            if found is not None:
-                levels[torch.from_numpy(rows)] = found.expand(-1, *self.image_shape)
-        return levels
+            if (found := read(shard, torch.from_numpy(mine))) is not None:
+                default[torch.from_numpy(rows)] = found.expand(-1, *default.shape[1:])
+        return default
 
     @property
     def num_mapped(self) -> int:

@@ -8,6 +8,8 @@
     group.npy      (N,) int64, the file each image is a part of; absent if no two share one
     sigma_map.npy  (K, C or 1, H, W) float32, maps of the noise, one level per pixel; only if some image has one
     map_index.npy  (N,) int64, the map of each image; -1 is none, sigma_tn everywhere
+    kernel.npy     (K, H, W) float32, kernels that images were seen through (see `assay.data.operators`), if any
+    kernel_index.npy  (N,) int64, the kernel of each image; -1 is none
     blocks.npy     checksums of the blocks of images.npy
     meta.json      shape, value range, classes, checksums of all files and of itself
 
@@ -29,7 +31,7 @@ are compared with their checksums when the store is opened, images block by bloc
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
@@ -54,7 +56,7 @@ _GROUP = "group.npy"
 _BLOCKS = "blocks.npy"
 CHECKSUM = "checksum"  # of meta.json, the key in it
 _MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
-_MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
+_MAP, _KERNEL = ("sigma_map.npy", "map_index.npy"), ("kernel.npy", "kernel_index.npy")
 
 
 class ImageSource(Protocol):
@@ -179,12 +181,14 @@ class Store(SourceDisplay):
         self.group: Tensor | None = None
         if _GROUP in meta.checksums:
             self.group = torch.from_numpy(_map_column(path, _GROUP, (meta.num_images,), "int64"))
-        self.has_map = _MAP in meta.checksums
+        self.has_map = _MAP[0] in meta.checksums
+        self.convolved = torch.zeros(meta.num_images, dtype=torch.bool)
         if self.has_map:
-            index = _map_column(path, _MAP_INDEX, (meta.num_images,), "int64")
-            shape = (int(index.max()) + 1, None, *meta.image_shape[1:])
-            self._maps, self._map_index = _map_column(path, _MAP, shape, "float32"), torch.from_numpy(index)
-        _check_columns(path, meta, self.sigma_tn, self.usable_from, self.label)
+            self._maps = _Shared(path, _MAP, (meta.num_images, None, *meta.image_shape[1:]))
+        if _KERNEL[0] in meta.checksums:
+            self._kernels = _Shared(path, _KERNEL, (meta.num_images, *meta.image_shape[1:]))
+            self.convolved = self._kernels.index >= 0
+        self._check_columns()
         self._images_unchecked = self._names_unchecked = True
         self._blocks = None
         if _BLOCKS in meta.checksums:
@@ -213,14 +217,30 @@ class Store(SourceDisplay):
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
         if not self.has_map:
             return None
-        which = self._map_index[index]
-        maps = torch.from_numpy(self._maps[which.clamp(min=0).numpy()])
-        return maps.where(which[:, None, None, None] >= 0, self.sigma_tn[index][:, None, None, None])
+        return self._maps.read(index, self.sigma_tn[index][:, None, None, None])
+
+    def read_kernel(self, index: Tensor) -> Tensor | None:
+        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
+        if not bool(self.convolved.any()):
+            return None
+        return self._kernels.read(index, no_kernel(self.image_shape))
 
     @property
     def num_mapped(self) -> int:
         """How many images have a map of noise levels."""
-        return int((self._map_index >= 0).sum()) if self.has_map else 0
+        return int((self._maps.index >= 0).sum()) if self.has_map else 0
+
+    def _check_columns(self) -> None:
+        """Reject values that make no sense, in a store that may come from someone else."""
+        with naming(self.path, "pack the store again"):
+            check_sigma("sigma_tn", self.sigma_tn)
+            check_sigma("usable_from", self.usable_from)
+            if not bool(((self.label >= -1) & (self.label < self.num_classes)).all()):
+                raise ValueError(f"labels are not all classes from 0 to {self.num_classes - 1}, or -1")
+            if bool(self.convolved.any()) and not np.isfinite(self._kernels.values).all():
+                raise ValueError("it has kernels that are NaN or infinite")
+            if not bool(self.sigma_tn[self.convolved].all()):
+                raise ValueError("it has images that were seen through a kernel and count as clean")
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
@@ -287,13 +307,11 @@ def open_one(path: Path, fetch: Fetch | None = None) -> Store:
     return Store(path, meta, fetch)
 
 
-def _check_columns(path: Path, meta: StoreMeta, sigma_tn: Tensor, usable_from: Tensor, label: Tensor) -> None:
-    """Reject levels and classes that make no sense, in a store that may come from someone else."""
-    with naming(path, "pack the store again"):
-        check_sigma("sigma_tn", sigma_tn)
-        check_sigma("usable_from", usable_from)
-        if not bool(((label >= -1) & (label < len(meta.class_names))).all()):
-            raise ValueError(f"labels are not all classes from 0 to {len(meta.class_names) - 1}, or -1")
+def no_kernel(image_shape: tuple[int, int, int]) -> Tensor:
+    """The kernel (H, W) that leaves an image (C, H, W) as it is."""
+    kernel = torch.zeros(image_shape[1:])
+    kernel[0, 0] = 1
+    return kernel
 
 
 def hash_of(*parts: object) -> str:
@@ -313,6 +331,7 @@ class PackedImage:
     physical_range: PhysicalRange | None = None  # the same as the store's value range
     group: int = -1  # images of one group, e.g. patches of one picture, are held out together
     sigma_map: np.ndarray | None = None  # (C or 1, H, W), the noise of each pixel as images from -1 to 1
+    kernel: np.ndarray | None = None  # (H, W), what the image was convolved with
 
 
 def write_store(
@@ -336,8 +355,10 @@ def write_store(
     names: list[bytes] = []
     ranges: set[PhysicalRange | None] = set()
     groups: list[int] = []
-    maps = _Maps()
+    size = image_shape[1:]
     with write_whole_directory(path) as partial:
+        maps = _SharedWriter(partial, _MAP, "map of the noise", {(1, *size), image_shape}, lambda v: v >= 0)
+        kernels = _SharedWriter(partial, _KERNEL, "kernel", {size}, np.isfinite)
         # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
         with open(partial / "images.npy", "wb") as file:
             header_size = _write_header(file, (0, *image_shape), dtype)
@@ -354,7 +375,8 @@ def write_store(
                 names.append(image.name.encode())
                 ranges.add(image.physical_range)
                 groups.append(image.group)
-                maps.add(partial / _MAP, image)
+                maps.add(image.name, image.sigma_map)
+                kernels.add(image.name, image.kernel)
             if not sigmas:
                 raise ValueError(f"{path}: there are no images to store")
             file.seek(0)
@@ -382,14 +404,11 @@ def write_store(
             optional[_USABLE_FROM] = usable_from
         if len(set(groups)) < len(groups) and min(groups) >= 0:
             optional[_GROUP] = np.asarray(groups, dtype=np.int64)
-        if maps.number:
-            optional[_MAP_INDEX] = np.asarray(maps.index, dtype=np.int64)
-            maps.finish()
         for file_name, column in optional.items():
             np.save(partial / file_name, column)
         checksums = {"images.npy": write_blocks(partial / "images.npy", partial / _BLOCKS)}
         columns = [file for file in (*_COLUMNS, *optional, _BLOCKS) if file != "images.npy"]
-        columns += [_MAP] if maps.number else []
+        columns += [*maps.finish(), *kernels.finish()]
         meta = StoreMeta(
             name=name,
             num_images=len(sigmas),
@@ -407,41 +426,69 @@ def write_store(
     return open_one(path)
 
 
-class _Maps:
-    """Writes the maps of images one after the other; equal ones, e.g. of one detector, once."""
+class _Shared:
+    """Arrays that several images may share, maps or kernels, in two files: the arrays, and which is whose."""
 
-    def __init__(self) -> None:
-        self.number: dict[bytes, int] = {}  # by hash
-        self.index: list[int] = []  # of each image
-        self._shape: tuple[int, ...] = ()
+    def __init__(self, path: Path, files: tuple[str, str], shape: tuple[int | None, ...]) -> None:
+        """`shape`: the number of images, then the shape of an array; None is any length."""
+        index = _map_column(path, files[1], shape[:1], "int64")
+        self.values = _map_column(path, files[0], (int(index.max()) + 1, *shape[1:]), "float32")
+        self.index = torch.from_numpy(index)  # (N,), -1 is none
 
-    def add(self, path: Path, image: PackedImage) -> None:
-        """Take in an image, which may have no map."""
-        if image.sigma_map is None:
-            self.index.append(-1)
+    def read(self, index: Tensor, default: Tensor) -> Tensor:
+        """The arrays of images `index` (B,), `default` where an image has none."""
+        which = self.index[index]
+        values = torch.from_numpy(self.values[which.clamp(min=0).numpy()])
+        return values.where(which.view(-1, *[1] * (values.ndim - 1)) >= 0, default)
+
+
+class _SharedWriter:
+    """Writes what `_Shared` reads, one array after the other; equal ones, e.g. of one detector, once."""
+
+    def __init__(
+        self,
+        path: Path,
+        files: tuple[str, str],
+        what: str,
+        shapes: set[tuple[int, ...]],
+        is_valid: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        """`shapes`: those that an array may have; all have that of the first. `is_valid` of each value."""
+        self._path, self._files, self._what, self._is_valid = path, files, what, is_valid
+        self._shapes = shapes
+        self._number: dict[bytes, int] = {}  # by hash
+        self._index: list[int] = []  # of each image
+
+    def add(self, name: str, values: np.ndarray | None) -> None:
+        """Take in the array of an image, which may have none."""
+        if values is None:
+            self._index.append(-1)
             return
-        levels = np.ascontiguousarray(image.sigma_map, dtype=np.float32)
-        expected = self._shape or ((1, *image.values.shape[1:]), image.values.shape)[len(levels) > 1]
-        if levels.shape != expected:
-            raise ValueError(
-                f"{image.name}: its map of the noise has the shape {levels.shape}, not {expected} (C x H x W)"
-            )
-        if not bool((levels >= 0).all()):
-            raise ValueError(f"{image.name}: its map of the noise has levels that are negative or NaN")
-        if not self.number:
-            self._path, self._shape = path, levels.shape
-            with open(path, "wb") as file:
-                self._header_size = _write_header(file, (0, *self._shape), "float32")
-        key = hashlib.sha256(levels.tobytes()).digest()
-        if key not in self.number:
-            with open(self._path, "ab") as file:
-                file.write(levels.tobytes())
-        self.index.append(self.number.setdefault(key, len(self.number)))
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        if values.shape not in self._shapes:
+            shapes = " or ".join(map(str, sorted(self._shapes)))
+            raise ValueError(f"{name}: its {self._what} has the shape {values.shape}, not {shapes}")
+        if not bool(self._is_valid(values).all()):
+            raise ValueError(f"{name}: its {self._what} has values that are NaN or out of range")
+        if not self._number:
+            self._shapes = {values.shape}
+            with open(self._path / self._files[0], "wb") as file:
+                self._header_size = _write_header(file, (0, *values.shape), "float32")
+        key = hashlib.sha256(values.tobytes()).digest()
+        if key not in self._number:
+            with open(self._path / self._files[0], "ab") as file:
+                file.write(values.tobytes())
+        self._index.append(self._number.setdefault(key, len(self._number)))
 
-    def finish(self) -> None:
-        """Write the number of maps into the header."""
-        with open(self._path, "r+b") as file:
-            assert _write_header(file, (len(self.number), *self._shape), "float32") == self._header_size
+    def finish(self) -> tuple[str, ...]:
+        """Write the number of arrays into the header, and which is whose; the files, none if there are none."""
+        if not self._number:
+            return ()
+        with open(self._path / self._files[0], "r+b") as file:
+            (shape,) = self._shapes
+            assert _write_header(file, (len(self._number), *shape), "float32") == self._header_size
+        np.save(self._path / self._files[1], np.asarray(self._index, dtype=np.int64))
+        return self._files
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.data.store import ImageSource, SourceDisplay, Store, hash_of
+from assay.data.store import ImageSource, SourceDisplay, Store, hash_of, no_kernel
 
 _MAX_CACHE_BYTES = 2**30
 
@@ -31,7 +31,7 @@ class View(SourceDisplay):
 
     Without `index` all images, without `target` at the level from which each may be used. An image with a map
     of levels keeps it unless it is raised, then each pixel gets noise up to the target; `even` does so to all.
-    Missing pixels, of infinite level, stay missing.
+    Missing pixels, of infinite level, stay missing, and kernels stay as they are: noise comes after them.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class View(SourceDisplay):
         self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + num_raised, 0))
         has_map: bool = getattr(source, "has_map", False)
         self._even = has_map and even
-        self.has_map = has_map and (not even or bool(missing_pixels(source)[index].any()))
+        self.has_map = has_map and (not even or bool(incomplete(source)[index].any()))
+        self.convolved = convolved(source)[index]
         is_raised = bool((self._added > 0).any()) or self._even
         self.num_raised: int = num_raised + is_raised  # how many views added noise, this one included
         columns = [hashlib.sha256(column.numpy().tobytes()).hexdigest() for column in (index, target)]
@@ -103,6 +104,10 @@ class View(SourceDisplay):
             return before.where(before.isinf(), self.sigma_tn[index][:, None, None, None])
         raised_to = self.sigma_tn[index].where(self._added[index] > 0, 0)
         return torch.maximum(before, raised_to[:, None, None, None])
+
+    def read_kernel(self, index: Tensor) -> Tensor | None:
+        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image of the source has one."""
+        return read_kernel(self.source, self.index[index])
 
     def _compute(self, index: Tensor) -> Tensor:
         x = self.source.read(self.index[index])
@@ -167,31 +172,37 @@ class Joined(SourceDisplay):
         self.fingerprint = hash_of([source.fingerprint for source in sources])
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
         self.has_map = any(getattr(source, "has_map", False) for source in sources)
+        self.convolved = torch.cat([convolved(source) for source in sources])
 
     def __len__(self) -> int:
         return len(self.sigma_tn)
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32."""
-        return self._gather(index, lambda source, place: source.read(place))
+        return self._gather(index, lambda source, place: source.read(place), self.image_shape)
 
     def read_map(self, index: Tensor) -> Tensor:
         """`index` (B,) -> the level of each pixel (B, C, H, W)."""
+        return self._gather(index, read_levels, self.image_shape)
 
-        def levels(source: ImageSource, place: Tensor) -> Tensor:
-            found = read_map(source, place)
-            return source.sigma_tn[place][:, None, None, None] if found is None else found
+    def read_kernel(self, index: Tensor) -> Tensor | None:
+        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
 
-        return self._gather(index, levels)
+        def kernels(source: ImageSource, place: Tensor) -> Tensor:
+            found = read_kernel(source, place)
+            return no_kernel(self.image_shape) if found is None else found
 
-    def _gather(self, index: Tensor, read: Callable[[ImageSource, Tensor], Tensor]) -> Tensor:
-        x = torch.empty(len(index), *self.image_shape)
+        return self._gather(index, kernels, self.image_shape[1:]) if bool(self.convolved.any()) else None
+
+    def _gather(
+        self, index: Tensor, read: Callable[[ImageSource, Tensor], Tensor], shape: tuple[int, ...]
+    ) -> Tensor:
+        x = torch.empty(len(index), *shape)
         number = torch.bucketize(index, self._ends, right=True)
         for chosen in number.unique().tolist():
             start = int(self._ends[chosen - 1]) if chosen else 0
-            x[number == chosen] = read(self.sources[chosen], index[number == chosen] - start).expand(
-                -1, *self.image_shape
-            )
+            found = read(self.sources[chosen], index[number == chosen] - start)
+            x[number == chosen] = found.expand(int((number == chosen).sum()), *shape)
         return x
 
 
@@ -200,7 +211,7 @@ class Restored:
 
     `read_at` chooses between the two: the image for levels above its own noise, where it is exact, its twin
     below, where it has nothing to say. `everywhere` takes the twins of noisy images at all levels, and an image
-    with missing pixels is exact at none.
+    that is `incomplete` is exact at none.
     """
 
     def __init__(self, source: ImageSource, twins: Store, everywhere: bool = False) -> None:
@@ -208,7 +219,7 @@ class Restored:
         if parents is None or parents.images != source.fingerprint:
             raise ValueError(f"{twins.path} was not restored from {source.name}: restore these images again")
         self.source, self.twins = source, twins
-        self.everywhere = missing_pixels(source) | everywhere  # (N,)
+        self.everywhere = incomplete(source) | everywhere  # (N,)
         self.name, self.image_shape, self.class_names = source.name, source.image_shape, source.class_names
         self.num_classes, self.physical_range = source.num_classes, source.physical_range
         self.sigma_tn, self.label, self.read = source.sigma_tn, source.label, source.read
@@ -336,27 +347,45 @@ def read_map(source: ImageSource, index: Tensor) -> Tensor | None:
     return found
 
 
-def missing_pixels(source: ImageSource) -> Tensor:
-    """(N,) bool: which images have pixels that were not measured, whose level in the map is infinite."""
+def read_levels(source: ImageSource, index: Tensor) -> Tensor:
+    """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
+    found = read_map(source, index)
+    level = source.sigma_tn[index][:, None, None, None]
+    return level.expand(-1, 1, *source.image_shape[1:]) if found is None else found
+
+
+def read_kernel(source: ImageSource, index: Tensor) -> Tensor | None:
+    """`index` (B,) -> the kernel of each image (B, H, W), or None if the source has none."""
+    found: Tensor | None = source.read_kernel(index) if hasattr(source, "read_kernel") else None
+    return found
+
+
+def convolved(source: ImageSource) -> Tensor:
+    """(N,) bool: which images were seen through a kernel (see `assay.data.operators`)."""
+    found: Tensor = getattr(source, "convolved", torch.zeros(len(source), dtype=torch.bool))
+    return found
+
+
+def incomplete(source: ImageSource) -> Tensor:
+    """(N,) bool: which images were seen through a kernel, or have missing pixels, of infinite level."""
+    found = convolved(source)
     if not getattr(source, "has_map", False):
-        return torch.zeros(len(source), dtype=torch.bool)
+        return found
     maps = (read_map(source, part) for part in torch.arange(len(source)).split(1024))
-    return torch.cat([each.isinf().flatten(1).any(1) for each in maps if each is not None])
+    return found | torch.cat([each.isinf().flatten(1).any(1) for each in maps if each is not None])
 
 
-def with_uniform_noise(source: ImageSource, seed: int = 0, allow_missing: bool = False) -> ImageSource:
+def with_uniform_noise(source: ImageSource, seed: int = 0, allow_incomplete: bool = False) -> ImageSource:
     """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps.
 
-    Images with missing pixels are rejected, or keep a map in which all other pixels have this noise.
+    Images that are `incomplete` are rejected, or stay so: missing pixels keep their infinite level.
     """
-    if not getattr(source, "has_map", False):
-        return source
-    if not allow_missing and bool((missing := missing_pixels(source)).any()):
+    if not allow_incomplete and bool((found := incomplete(source)).any()):
         raise ValueError(
-            f"{int(missing.sum())} of the {len(source)} images of {source.name} have missing pixels, and "
-            "cannot be scored, denoised or compared: complete them with `assay restore`"
+            f"{int(found.sum())} of the {len(source)} images of {source.name} have missing pixels or were seen "
+            "through a kernel, and cannot be scored, denoised or compared: complete them with `assay restore`"
         )
-    return View(source, None, source.sigma_tn, seed, even=True)
+    return View(source, None, source.sigma_tn, seed, even=True) if getattr(source, "has_map", False) else source
 
 
 def split_held_out(

@@ -1,20 +1,31 @@
-"""A Gaussian fitted to incomplete images: what loops begin with where pixels are missing.
+"""A Gaussian fitted to incomplete images: what loops begin with where pixels are missing, or behind a kernel.
 
     x_0 = mean + F^T z + e,    z ~ N(0, I),    e ~ N(0, diag(variance)),    F a few factors (K, D).
 
 Expectation-maximisation for factor analysis (Rubin and Thayer 1982), in which every image counts where it was
 measured: a pixel with noise of level s has the precision 1 / (variance + s^2), a missing one 0. The cost of a
 step is that of a few products of (N, D) with (D, K^2), whatever is missing.
+
+Through a kernel, y = k * x_0 + s z', pixels are no longer independent given z. The fit then goes on by
+stochastic expectation-maximisation (Celeux and Diebolt 1985): every image is completed by a draw from its
+posterior, by perturbation and correction,
+
+    x = x' + C A^T (A C A^T + diag(s^2))^-1 (y - y'),    x' ~ N(mean, C),    y' = A x' + s z',
+
+and the Gaussian is fitted further to these images, in turn.
 """
 
 import torch
 from torch import Tensor
 
 from assay.data import ImageSource
-from assay.data.view import read_map, stream
-from assay.denoise import GaussianDenoiser
+from assay.data.view import read_kernel, read_levels, stream
+from assay.denoise import GaussianDenoiser, Given, convolution
 
 _MIN_VARIANCE = 1e-4
+_NUM_ROUNDS, _STEPS_PER_ROUND = 10, 5  # of completing images seen through kernels, and fitting to them
+_NUM_SOLVER_STEPS = 50
+_BATCH_SIZE = 512  # images completed at a time
 
 
 def fit_gaussian(
@@ -23,9 +34,7 @@ def fit_gaussian(
     """The denoiser of the Gaussian that explains at most `max_images` images of `source` best."""
     generator = stream(seed, "gaussian")
     chosen = torch.randperm(len(source), generator=generator)[:max_images]
-    levels = read_map(source, chosen)
-    levels = source.sigma_tn[chosen][:, None, None, None] if levels is None else levels
-    y = source.read(chosen)
+    levels, kernel, y = read_levels(source, chosen), read_kernel(source, chosen), source.read(chosen)
     noise = levels.expand_as(y).flatten(1).double()
     seen, y = noise.isfinite().double(), y.flatten(1).double()
     y, noise = torch.where(seen > 0, y, 0.0), torch.where(seen > 0, noise, 0.0)
@@ -40,10 +49,53 @@ def fit_gaussian(
     for _ in range(num_steps):
         weights, variance = _step(y, noise, seen, weights, variance)
     image = source.image_shape
-    factors, mean = weights[:, :-1].T, weights[:, -1]
-    return GaussianDenoiser(
-        mean.float().view(image), factors.float().reshape(num, *image), variance.float().view(image)
-    )
+    if kernel is not None:
+        observed = y.view(-1, *image), levels.double(), kernel.double()
+        for _ in range(_NUM_ROUNDS):
+            model = _denoiser(weights, variance, image)
+            batches = zip(*(each.split(_BATCH_SIZE) for each in observed), strict=True)
+            x = torch.cat([_draw(model, generator, *batch) for batch in batches]).flatten(1)
+            for _ in range(_STEPS_PER_ROUND):
+                weights, variance = _complete_step(x, weights, variance)
+    return _denoiser(weights, variance, image).float()
+
+
+def _denoiser(weights: Tensor, variance: Tensor, image: tuple[int, int, int]) -> GaussianDenoiser:
+    """The denoiser of images of shape `image` from `weights` (D, K + 1) and `variance` (D,)."""
+    columns = weights.T.reshape(-1, *image)
+    return GaussianDenoiser(columns[-1], columns[:-1], variance.view(image))
+
+
+def _draw(
+    model: GaussianDenoiser, generator: torch.Generator, y: Tensor, levels: Tensor, kernel: Tensor
+) -> Tensor:
+    """A draw of each x given `y` (B, C, H, W) = k * x + noise of the `levels`, and `kernel` (B, H, W)."""
+    operator = convolution(kernel)
+    z = torch.randn(len(y), len(model.factors), generator=generator, dtype=y.dtype)
+    e, noise = (torch.randn(y.shape, generator=generator, dtype=y.dtype) for _ in range(2))
+    mean = model.mean.expand_as(y)
+    x = mean + torch.tensordot(z, model.factors, 1) + model.variance.sqrt() * e
+    gap = y - operator(x) - levels.where(levels.isfinite(), 0.0) * noise
+    # At a high level x_t says nothing, and E[x_0 | y] = mean + C A^T (A C A^T + diag(s^2))^-1 (y - A mean).
+    given = Given(model, operator(mean) + gap, levels, _NUM_SOLVER_STEPS, operator)
+    return x + given(mean, torch.full((len(y),), 1e3, dtype=y.dtype)) - mean
+
+
+def _complete_step(x: Tensor, weights: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """One step towards the largest likelihood from complete images `x` (N, D) without noise (Lawley 1940).
+
+    With P = diag(variance), U and L the leading eigenvectors and eigenvalues of P^-1/2 cov P^-1/2, the best
+    factors are F^T = P^1/2 U (L - I)^1/2, and the best variance is the diagonal of cov - F^T F.
+    """
+    mean, root = x.mean(0), variance.sqrt()[:, None]
+    centred = (x - mean) / len(x) ** 0.5
+    scaled = centred / root.T
+    basis = torch.linalg.qr(scaled.T @ (scaled @ (weights[:, :-1] / root)))[0]  # nearer to U in every step
+    inside = scaled @ basis
+    values, turn = torch.linalg.eigh(inside.T @ inside)
+    factors = root * (basis @ turn) * (values - 1).clamp_min(0).sqrt()
+    variance = (centred.square().sum(0) - factors.square().sum(1)).clamp_min(_MIN_VARIANCE)
+    return torch.cat([factors, mean[:, None]], 1), variance
 
 
 def _step(y: Tensor, noise: Tensor, seen: Tensor, weights: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

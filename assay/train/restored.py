@@ -5,8 +5,8 @@ teaches these levels, too: in each loop a noisy image is trained on as it is at 
 where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every loop restores the
 *original* images, with the model of the loop before, and trains that model on, by default half as long.
 
-Where pixels are missing, an image is exact at no level, and its twin is trained on at all. Then the first
-training has twins, too, which are drawn from a Gaussian (`assay.train.gaussian`): loops are an
+An image with missing pixels or seen through a kernel is exact at no level, and its twin is trained on at all.
+Then the first training has twins, too, which are drawn from a Gaussian (`assay.train.gaussian`): loops are an
 expectation-maximisation that begins with it.
 
     <run>/loop-0/       the first training, a run like any other
@@ -28,7 +28,7 @@ from torch import nn
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Restored, Store, open_store, usable
-from assay.data.view import missing_pixels, with_uniform_noise
+from assay.data.view import incomplete, with_uniform_noise
 from assay.devices import NumDevices
 from assay.files import sha256, write_whole
 from assay.generate import SIGMA_MIN, RestoreConfig, lowest_learnt, restore
@@ -115,8 +115,8 @@ def _train_loops(
         claim_folder(config, run_dir, source, [])
     if final.exists():
         return TrainResult(run_dir, total, True, final)
-    source = with_uniform_noise(source, config.data.seed, allow_missing=True)
-    is_incomplete = bool(missing_pixels(source).any())
+    source = with_uniform_noise(source, config.data.seed, allow_incomplete=True)
+    is_incomplete = bool(incomplete(source).any())
     start, before, images = None, 0, source
     for loop, end in enumerate(loop_ends(settings)):
         if loop or is_incomplete:

@@ -31,7 +31,7 @@ from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
 from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
-from assay.data.view import stream
+from assay.data.view import convolved, stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, open_fabric, shard
 from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
@@ -141,6 +141,11 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
         raise ValueError(
             f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
             f"{len(source)} images"
+        )
+    if not settings.loops and (num_convolved := int(convolved(source).sum())):
+        raise ValueError(
+            f"{num_convolved} of the {len(source)} images of {source.name} were seen through a kernel, and "
+            "would be learnt as they are, e.g. blurred: set train.loops, e.g. to 3"
         )
     highest = source.sigma_tn.max().item()
     if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:

@@ -41,6 +41,7 @@ from assay.checkpoint import (
 )
 from assay.data import open_store
 from assay.data.export import Target
+from assay.data.operators import with_kernel, with_kspace
 from assay.data.pack import PackSource, pack_shards, read_annotations
 from assay.data.readers import RawImages, read_any, with_map
 from assay.data.store import PackedImage, Store, write_store
@@ -96,7 +97,8 @@ def _raw(path: Path, **options: Any) -> Any:
 def _contents(raw: RawImages) -> Any:
     images = range(len(raw.names))[:_MAX_READ]
     maps = [raw.sigma_map(i) for i in images] if raw.sigma_map else None
-    return raw.label, raw.class_names, raw.sigma_tn, [raw.pixels(i) for i in images], maps
+    operators = [raw.operator(i, (8, 8), (8, 8)) for i in images] if raw.operator else None
+    return raw.label, raw.class_names, raw.sigma_tn, [raw.pixels(i) for i in images], maps, operators
 
 
 def _folder(path: Path) -> Any:
@@ -268,6 +270,19 @@ def _read_sigma_map(path: Path) -> Any:
     return _contents(with_map(read_any(str(path.with_name("images.npy"))), path))
 
 
+def _operator(values: np.ndarray) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        np.save(folder / "images.npy", _IMAGES)
+        np.save(folder / "operator.npy", values)
+        return folder / "operator.npy"
+
+    return make
+
+
+def _read_operator(read: Callable[[RawImages, Path], RawImages]) -> Callable[[Path], Any]:
+    return lambda path: _contents(read(read_any(str(path.with_name("images.npy"))), path))
+
+
 # --- our own files -----------------------------------------------------------------------------------------
 
 
@@ -277,7 +292,15 @@ def _store(file: str) -> Callable[[Path], Path]:
         shutil.rmtree(path, ignore_errors=True)
         images = [
             PackedImage(
-                f"{i}.png", image.transpose(2, 0, 1), 0.1 * i, i % 2, 0.1 * i + 0.1, None, i // 2, _MAPS[i]
+                f"{i}.png",
+                image.transpose(2, 0, 1),
+                0.1 * i + 0.1,
+                i % 2,
+                0.1 * i + 0.2,
+                None,
+                i // 2,
+                _MAPS[i],
+                _MAPS[i][0],
             )
             for i, image in enumerate(_IMAGES)
         ]
@@ -309,7 +332,8 @@ def _read_store(path: Path) -> Any:
 
 
 def _store_contents(store: Store) -> Any:
-    x, maps = store.read(torch.arange(len(store))), store.read_map(torch.arange(len(store)))
+    every = torch.arange(len(store))
+    x, maps = store.read(every), (store.read_map(every), store.read_kernel(every))
     columns = store.sigma_tn, store.label, store.usable_from, store.group
     names = store.source_names(range(len(store)))
     return x, maps, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint
@@ -542,6 +566,8 @@ FORMATS: list[Format] = [
             "blocks.npy",
             "sigma_map.npy",
             "map_index.npy",
+            "kernel.npy",
+            "kernel_index.npy",
             "meta.json",
         )
     ),
@@ -619,6 +645,8 @@ FORMATS: list[Format] = [
     Format("hdf5 levels", _scientific("a.h5"), partial(_read_scientific, noise="levels")),
     Format("npy folder", _npy_image, _folder),
     Format("sigma map npy", _sigma_map, _read_sigma_map),
+    Format("kernel npy", _operator(_RNG.uniform(0, 0.2, (3, 3))), _read_operator(with_kernel)),
+    Format("k-space npy", _operator(np.eye(8)), _read_operator(with_kspace)),
     Format("ome-zarr", _scientific("ome.zarr", "zarr.json"), _read_scientific, named=lambda path: "ome.zarr"),
     Format(
         "zarr array", _scientific("a.zarr", "images/c/0/0/0"), _read_scientific, named=lambda path: "a.zarr"

@@ -1,0 +1,132 @@
+"""Images seen through a known linear operator: blur, lines of k-space, fewer pixels.
+
+One model covers them. Each image may have a kernel k, and pixels may be missing,
+
+    y = k * x + s z,
+
+with the circular convolution over H x W (`assay.denoise.convolution`) and white noise of level s, which is
+infinite where a pixel is missing.
+
+Blur: k is the image of a point. The circular convolution is wrong where the kernel reaches over a border, so
+these pixels count as missing. The others are right whatever lies outside.
+
+Lines of k-space: y is the inverse Fourier transform of the frequencies that were measured, with 0 for the
+others, and k that of their mask. Frequencies f and -f of a real image are conjugate: if one was measured, both
+were. What y has at the others does not matter, since the transform of k is 0 there.
+
+Fewer pixels: k is the mean over F x F pixels, and only every F-th pixel is seen.
+
+`assay.denoise.Given` draws x given y, and `train.loops` learn from these draws.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from assay.archives import read_npy
+from assay.data.readers import RawImages, Size
+
+
+def with_kernel(raw: RawImages, path: Path) -> RawImages:
+    """Blurred images, their kernel from a `.npy`: (h, w) for all, or (N, h, w) for each; odd and centred."""
+    kernels = _read(raw, path, "kernel")
+    if not all(side % 2 for side in kernels.shape[1:]):
+        raise ValueError(
+            f"kernel = {path} has {_text(kernels.shape[1:])} values: give an odd number of rows and columns, "
+            "with the centre in the middle"
+        )
+
+    def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
+        small = kernels[i % len(kernels)].astype(np.float64)
+        if any(mine > whole for mine, whole in zip(small.shape, size, strict=True)):
+            raise ValueError(
+                f"{raw.names[i]} has {_text(size)} pixels, its kernel {_text(small.shape)}: make it smaller"
+            )
+        kernel, seen = np.zeros(size), np.zeros(size, bool)
+        kernel[: small.shape[0], : small.shape[1]] = small
+        kernel = np.roll(kernel, [-(side // 2) for side in small.shape], (0, 1))
+        reach = [place - side // 2 for place, side in zip(np.nonzero(small), small.shape, strict=True)]
+        inside = (slice(max(0, *each), whole + min(0, *each)) for each, whole in zip(reach, size, strict=True))
+        seen[tuple(inside)] = True
+        return kernel, ~seen
+
+    return replace(raw, operator=operator)
+
+
+def with_kspace(raw: RawImages, path: Path) -> RawImages:
+    """Images of which some frequencies were measured, their mask from a `.npy`: (H, W) for all, or (N, H, W).
+
+    It is 1 where a frequency was measured, else 0, in the order of `numpy.fft.fft2`: the mean is at [0, 0].
+    """
+    masks = _read(raw, path, "kspace")
+    if not np.isin(masks, (0, 1)).all():
+        raise ValueError(f"kspace = {path} has values other than 0 and 1: give a mask of what was measured")
+
+    def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
+        mask = masks[i % len(masks)] > 0
+        if not mask.shape == before == size:
+            raise ValueError(
+                f"{raw.names[i]} has {_text(before)} pixels, {_text(size)} of them to be packed, and its mask "
+                f"of k-space {_text(mask.shape)}: give a mask of the image's size, and pack whole images"
+            )
+        if not mask.any():
+            raise ValueError(f"{raw.names[i]}: its mask of k-space measures nothing: leave the image out")
+        mask |= np.roll(mask[::-1, ::-1], 1, (0, 1))
+        return np.fft.ifft2(mask).real, np.zeros(size, bool)
+
+    return replace(raw, operator=operator)
+
+
+def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
+    """Images whose pixels are the means of `factor` x `factor` others, at the size of these others.
+
+    Each pixel is repeated, and all but the first one count as missing.
+    """
+    if factor < 2:
+        raise ValueError(f"downsampled = {factor}: expected a whole number of pixels, 2 or more")
+
+    def enlarged(values: np.ndarray) -> np.ndarray:
+        return values.repeat(factor, 0).repeat(factor, 1)
+
+    def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
+        if before != size:
+            raise ValueError(
+                f"{raw.names[i]} has {_text(before)} pixels, not {_text(size)}: images of fewer pixels are not "
+                "cropped; make them equal before packing, or cut patches"
+            )
+        kernel, missing = np.zeros(size), np.ones(size, bool)
+        kernel[np.ix_(-np.arange(factor), -np.arange(factor))] = 1 / factor**2
+        missing[::factor, ::factor] = False
+        return kernel, missing
+
+    small = raw.sigma_map
+    return replace(
+        raw,
+        pixels=lambda i: enlarged(raw.pixels(i)),
+        sigma_map=None if small is None else lambda i: enlarged(small(i)),
+        operator=operator,
+    )
+
+
+def _read(raw: RawImages, path: Path, what: str) -> np.ndarray:
+    """An array (1, h, w) for all images or (N, h, w) with one for each."""
+    found = read_npy(path)
+    if found.dtype.kind not in "fiub" or found.ndim not in (2, 3) or 0 in found.shape:
+        raise ValueError(
+            f"{what} = {path} holds {found.dtype} {found.shape}; expected numbers (h, w) or (N, h, w)"
+        )
+    found = found.reshape(-1, *found.shape[-2:])
+    if len(found) not in (1, len(raw.names)):
+        raise ValueError(
+            f"{what} = {path} has {len(found)} for {len(raw.names)} images: give one for each, or for all"
+        )
+    if not np.isfinite(found).all():
+        raise ValueError(f"{what} = {path} has values that are NaN or infinite: correct them")
+    if not found.any():
+        raise ValueError(f"{what} = {path} is 0 everywhere: give at least one value that is not")
+    return found
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
