@@ -39,7 +39,7 @@ from assay.noise import per_image
 from assay.train import read_config, train
 from assay.train.restored import snapshot_at
 
-NOISE, NUM_STEPS, LOOPS = 0.02, 4500, {"num_steps": 1800, "loops": 3}
+NOISE, NUM_STEPS, LOOPS = 0.02, 4500, 3
 NET = {"preset": "mlp", "width": 128, "num_blocks": 3}
 TRAIN = {
     "batch_size": 128,
@@ -81,6 +81,59 @@ class Masked(nn.Module):
         return found
 
 
+class Study:
+    """What studies of incomplete digits share: the digits, how a model is trained, what is measured of it."""
+
+    def __init__(self, out: Path, table: str, column: str, num_steps: int = NUM_STEPS) -> None:
+        """Results go to the file `table` in `out`; its `column` says what was done to the images."""
+        store, _ = get_once("digits", out / "data")
+        training, self.held_out = split_held_out(open_store(store), 297, 0)
+        self.extractor = load_extractor("classifier", out / "shared", reference=training)
+        self.reference = reference_from_images(training, self.extractor, out / "shared")
+        self.x, self.rows = training.read(torch.arange(len(training))), list[dict[str, str]]()
+        self.out, self.table, self.column, self.num_steps = out, table, column, num_steps
+
+    def fit(self, name: str, source: ImageSource, seed: int, loops: int = 0) -> dict[int, Denoiser]:
+        """Models after some steps of training, by step; with loops as many steps in all."""
+        steps = stopping_steps(self.num_steps)
+        first = self.num_steps * 2 // (2 + loops)  # a loop is half as long as the first training
+        chosen = {**TRAIN, "num_steps": first, "loops": loops, "seed": seed}
+        config = read_config({"data": {"store": "unused"}, "net": NET, "train": chosen})
+        folder = self.out / "runs" / name
+        final = train(config, folder, source, snapshot_steps=steps).checkpoint
+        paths = {step: snapshot_at(config.train, folder, step) for step in steps[:-1]} | {self.num_steps: final}
+        return {step: load_checkpoint(path).denoiser.eval() for step, path in paths.items()}
+
+    def measure(
+        self, method: str, images: str, seed: int, trained: Callable[[], Mapping[int, Denoiser]]
+    ) -> None:
+        """Add a row with the measures of a method, unless they were taken before."""
+        file = self.out / f"{method} {images} {seed}.json"
+        if not file.exists():
+            row = {self.column: images, "method": method, "seed": f"{seed}"}
+            file.write_text(json.dumps({**row, **self.measures(method, trained())}))
+        self.rows.append(json.loads(file.read_text()))
+        print(self.rows[-1], flush=True)
+        with open(self.out / self.table, "w", newline="") as table:
+            writer = csv.DictWriter(table, self.rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def measures(self, method: str, after: Mapping[int, Denoiser]) -> dict[str, str]:
+        """FD and its relatives after the last step; scores at the best stopping time and after the last."""
+        final, quick = after[self.num_steps], ScoreConfig(num_levels=16)
+        first, second = (torch.arange(start, len(self.held_out), 2) for start in (0, 1))
+        samples = Samples(method, final, self.held_out.image_shape, 3000)
+        found = evaluate(samples, self.reference, self.extractor, 1000, 3).evaluation
+        best = min(after, key=lambda step: score(after[step], self.held_out, quick, first).nats_per_dim.value)
+        value, last = (
+            score(after[step], self.held_out, index=second).nats_per_dim for step in (best, self.num_steps)
+        )
+        row = {"fd": found.fd, "fd_std": found.fd_std, "precision": found.precision, "recall": found.recall}
+        row |= {"score": value.value, "score_error": value.standard_error, "score_final": last.value}
+        return {key: f"{number:.4g}" for key, number in row.items() if number is not None}
+
+
 def train_ambient(y: Tensor, seen: Tensor, seed: int) -> dict[int, Masked]:
     """Networks after some steps of training with further masks, by step: averages, as in `assay train`."""
     config = read_config({"data": {"store": "unused"}, "net": NET, "train": {"num_steps": NUM_STEPS}})
@@ -116,43 +169,8 @@ def with_part(networks: Callable[[], Mapping[int, Masked]], share: float) -> dic
 
 def main(out: Path, seeds: tuple[int, ...]) -> None:
     """Measure every method at both rates."""
-    store, _ = get_once("digits", out / "data")
-    training, held_out = split_held_out(open_store(store), 297, 0)
-    extractor = load_extractor("classifier", out / "shared", reference=training)
-    reference = reference_from_images(training, extractor, out / "shared")
-    x, rows = training.read(torch.arange(len(training))), list[dict[str, str]]()
-    first, second = torch.arange(0, len(held_out), 2), torch.arange(1, len(held_out), 2)
-
-    def fit(name: str, source: ImageSource, seed: int, **settings: object) -> dict[int, Denoiser]:
-        chosen = {"num_steps": NUM_STEPS, **TRAIN, "seed": seed, **settings}
-        config = read_config({"data": {"store": "unused"}, "net": NET, "train": chosen})
-        folder, steps = out / "runs" / name, stopping_steps(NUM_STEPS)
-        final = train(config, folder, source, snapshot_steps=steps).checkpoint
-        paths = {step: snapshot_at(config.train, folder, step) for step in steps[:-1]} | {NUM_STEPS: final}
-        return {step: load_checkpoint(path).denoiser.eval() for step, path in paths.items()}
-
-    def measure(method: str, rate: float, seed: int, trained: Callable[[], Mapping[int, Denoiser]]) -> None:
-        file = out / f"{method} {rate} {seed}.json"
-        if not file.exists():
-            file.write_text(json.dumps(row_of(method, rate, seed, trained())))
-        rows.append(json.loads(file.read_text()))
-        print(rows[-1], flush=True)
-        with open(out / "masks.csv", "w", newline="") as table:
-            writer = csv.DictWriter(table, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def row_of(method: str, rate: float, seed: int, after: Mapping[int, Denoiser]) -> dict[str, str]:
-        final, quick = after[NUM_STEPS], ScoreConfig(num_levels=16)
-        samples = Samples(method, final, held_out.image_shape, 3000)
-        found = evaluate(samples, reference, extractor, 1000, 3).evaluation
-        best = min(after, key=lambda step: score(after[step], held_out, quick, first).nats_per_dim.value)
-        value, last = (score(after[step], held_out, index=second).nats_per_dim for step in (best, NUM_STEPS))
-        row = {"fd": found.fd, "fd_std": found.fd_std, "precision": found.precision, "recall": found.recall}
-        row |= {"score": value.value, "score_error": value.standard_error, "score_final": last.value}
-        cells = {key: f"{number:.4g}" for key, number in row.items() if number is not None}
-        return {"missing": f"{rate}", "method": method, "seed": f"{seed}", **cells}
-
+    study = Study(out, "masks.csv", "missing")
+    x = study.x
     for seed in seeds:
         for rate in (0.5, 0.75):
             generator = torch.Generator().manual_seed(seed)
@@ -161,12 +179,16 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
             filled = y.where(seen, (y * seen).sum(0) / seen.sum(0).clamp_min(1))
             name = f"{rate} {seed}"
             masked = with_masks(out / f"masks {name}", filled, seen)
-            measure("loops", rate, seed, partial(fit, f"loops {name}", masked, seed, **LOOPS))
-            measure("mean", rate, seed, partial(fit, f"mean {name}", from_arrays(filled), seed))
             ambient = cache(partial(train_ambient, y, seen.float(), seed))
-            measure("ambient, no mask", rate, seed, ambient)
-            measure("ambient, one mask", rate, seed, partial(with_part, ambient, 0.9 * (1 - rate)))
-            measure("no loops", rate, seed, partial(fit, f"plain {name}", masked, seed))
+            methods: dict[str, Callable[[], Mapping[int, Denoiser]]] = {
+                "loops": partial(study.fit, f"loops {name}", masked, seed, LOOPS),
+                "mean": partial(study.fit, f"mean {name}", from_arrays(filled), seed),
+                "ambient, no mask": ambient,
+                "ambient, one mask": partial(with_part, ambient, 0.9 * (1 - rate)),
+                "no loops": partial(study.fit, f"plain {name}", masked, seed),
+            }
+            for method, trained in methods.items():
+                study.measure(method, f"{rate}", seed, trained)
 
 
 if __name__ == "__main__":
