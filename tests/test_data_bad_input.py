@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 
 from assay.data import open_store
-from assay.data.pack import Conversion, PackReport, pack, read_annotations
+from assay.data.levels import read_annotations
+from assay.data.pack import Conversion, PackReport, pack
 from assay.data.readers import read_any
 from assay.files import csv_cell, sha256
 

@@ -41,8 +41,9 @@ from assay.checkpoint import (
 )
 from assay.data import open_store
 from assay.data.export import Target
+from assay.data.levels import read_annotations
 from assay.data.operators import with_kernel, with_kspace
-from assay.data.pack import PackSource, pack_shards, read_annotations
+from assay.data.pack import PackSource, pack_shards
 from assay.data.readers import RawImages, read_any, with_map
 from assay.data.store import PackedImage, Store, write_store
 from assay.figure import Panel
