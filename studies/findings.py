@@ -12,15 +12,28 @@ import re
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
+from assay.figure import COLOURS, Panel, Series, save_png
 from assay.mixture.rates import Curve
-from assay.outcome import CURRENCIES, FD, SCORE, Outcome, Setting, metric, read_outcomes
+from assay.outcome import (
+    CURRENCIES,
+    FD,
+    SCORE,
+    SCORE_ABOVE,
+    Currency,
+    Outcome,
+    Setting,
+    metric,
+    percent,
+    read_outcomes,
+)
 from assay.pricing.curve import CurvePrice, curve_prices
 from assay.pricing.report import between, price_report
 from assay.pricing.table import PAPER, PAPER_NUM_IMAGES, read_comparable
@@ -41,13 +54,14 @@ DOCS = HERE.parent / "docs"
 PAGES = [
     HERE.parent / "README.md",
     DOCS / "findings.md",
+    DOCS / "worth.md",
     DOCS / "galaxies.md",
     *sorted(HERE.glob("*/README.md")),
 ]
 HEADLINE = {
-    "digits": "digits, 8x8",
-    "fashion-mnist": "Fashion-MNIST, 12x12",
-    "cifar10": "CIFAR-10 vehicles, 8x8",
+    "digits-unet": "digits, 8x8",
+    "fashion-mnist": "Fashion-MNIST, 16x16",
+    "cifar10": "CIFAR-10, 16x16",
 }
 ROLES: tuple[Role, ...] = (
     "all_clean",
@@ -78,16 +92,24 @@ def tables(study: str, file: str = "results.csv") -> str:
     return "\n".join([*parts, written.headline, "", written.prices])
 
 
-def headline() -> str:
-    """The headline settings of all data sets beside the paper's."""
+def headline(currency: str = "fd") -> str:
+    """The headline settings of all data sets, and of the paper where it measured the same."""
     columns = {title: _outcomes(study) for study, title in HEADLINE.items()}
-    paper = [each for each in read_outcomes(PAPER).values() if each.setting.dataset == "cifar10"]
-    columns["the paper's CIFAR-10 (FID: other metric, other scale), 32x32"] = paper
-    titles = {role: headline_title(setting) for role, setting in headline_settings(_settings(paper)).items()}
-    values = [_headline_values(outcomes) for outcomes in columns.values()]
-    rows = [(titles[role], *(str(value[role]) for value in values)) for role in ROLES]
+    name, roles = "held-out score in nats per dimension, at the best stopping time", ROLES
+    if currency == "fd":
+        paper = [each for each in read_outcomes(PAPER).values() if each.setting.dataset == "cifar10"]
+        columns["the paper's CIFAR-10 (FID: other metric, other scale), 32x32"] = paper
+        name = "FD-classifier"
+    else:
+        roles = tuple(role for role in ROLES if role != "noisy_truncated")  # the same model, sampled otherwise
+    values = [averages(outcomes, CURRENCIES[currency]) for outcomes in columns.values()]
+    settings = [headline_settings(each) for each in values]
+    rows = [
+        (headline_title(settings[0][role]), *(str(v[s[role]]) for v, s in zip(values, settings, strict=True)))
+        for role in roles
+    ]
     header = ("available data", *(_with_noise(title, outcomes) for title, outcomes in columns.items()))
-    title = "FD-classifier, mean and deviation over three training seeds"
+    title = f"{name[0].upper()}{name[1:]}: mean and deviation over three training seeds"
     return format_table(Table(title, header, tuple(rows)), "markdown").rstrip()
 
 
@@ -95,65 +117,255 @@ def _settings(outcomes: list[Outcome]) -> list[Setting]:
     return [outcome.setting for outcome in outcomes]
 
 
-def _headline_values(outcomes: list[Outcome]) -> dict[Role, Average]:
-    values = averages(outcomes)
-    return {role: values[setting] for role, setting in headline_settings(values).items()}
-
-
 def _with_noise(title: str, outcomes: list[Outcome]) -> str:
     return f"{title}, noise {headline_sigma(_settings(outcomes)):g}"
 
 
-def ordering(study: str) -> str:
-    """Each inequality of the paper's ordering, and whether it holds by more than the seeds' deviation."""
-    values = _headline_values(_outcomes(study))
-    mix, clean, noisy = values["mix"], values["all_clean"], values["noisy"]
-    truncated, consistent = values["noisy_truncated"], values["noisy_consistent"]
-    better = min(truncated, consistent, key=lambda value: value.mean)
-    claims = [
-        ("all clean", clean, "mix", mix),
-        ("mix", mix, "noisy-only at its best (truncated or consistent)", better),
-        ("noisy-only at its best", better, "noisy-only, full sampling", noisy),
-        ("mix", mix, "clean-only 10 %", values["few_clean"]),
-    ]
-    return "\n".join(f"- {a} < {b}: {x} against {y}: {_verdict(x, y)}" for a, x, b, y in claims)
+@dataclass(frozen=True)
+class Gain:
+    """How far one setting is ahead of another, and what is known of the variance of that.
+
+    `variances` are pairs of a variance and the degrees of freedom that it was estimated with.
+    """
+
+    value: float
+    variances: tuple[tuple[float, float], ...]
+
+    @property
+    def error(self) -> float:
+        """The standard error."""
+        return math.sqrt(sum(variance for variance, _ in self.variances))
+
+    @property
+    def interval(self) -> float:
+        """Half of the 95 % interval, by Welch's t."""
+        inverse = sum((variance / self.error**2) ** 2 / degrees for variance, degrees in self.variances)
+        return self.error * float(student_t.ppf(0.975, 1 / inverse if inverse else math.inf))
+
+    def per(self, amount: float) -> "Gain":
+        """The gain per unit."""
+        return Gain(self.value / amount, tuple((var / amount**2, degrees) for var, degrees in self.variances))
+
+    def minus(self, other: "Gain") -> "Gain":
+        """The difference of two gains."""
+        return Gain(self.value - other.value, self.variances + other.variances)
+
+
+class Measured:
+    """The settings of a study in one currency: means over seeds, and differences with their errors.
+
+    The mean over n seeds varies by their deviation / sqrt(n); a setting with one seed is given the largest that
+    is known, in per cent. Scores also vary with the held-out images, which all models share.
+    """
+
+    def __init__(self, outcomes: list[Outcome], currency: Currency) -> None:
+        self.form = currency.form
+        self.of_samples = not currency.shared_error  # a score does not depend on how a model is sampled
+        self.values: dict[Setting, list[float]] = {}
+        self.shared: dict[Setting, float] = {}
+        for outcome in outcomes:
+            if (value := currency.value(outcome)) is not None:
+                setting = outcome.setting.without_seed
+                self.values.setdefault(setting, []).append(value)
+                self.shared[setting] = (currency.error(outcome) or 0.0) if currency.shared_error else 0.0
+        several = [values for values in self.values.values() if len(values) > 1]
+        deviations = [statistics.stdev(values) / statistics.fmean(values) for values in several]
+        self.largest = max(deviations, default=math.nan)
+
+    def mean(self, setting: Setting) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values[setting])
+
+    def gain(self, better: Setting, worse: Setting) -> Gain:
+        """How far one setting is ahead of another."""
+        variances = []
+        for setting in (better, worse):
+            values = self.values[setting]
+            several = len(values) > 1
+            deviation = statistics.stdev(values) if several else self.largest * self.mean(setting)
+            variances.append((deviation**2 / len(values), len(values) - 1 if several else 2))
+            variances.append((self.shared[setting] ** 2, math.inf))
+        return Gain(self.mean(worse) - self.mean(better), tuple(variances))
+
+    def verdict(self, gain: Gain) -> str:
+        """Whether the 95 % interval of a gain lies above 0, below it, or on both sides."""
+        word = "undecided" if abs(gain.value) <= gain.interval else "holds" if gain.value > 0 else "fails"
+        return f"{word} ({gain.value:+{self.form}} ± {gain.interval:{self.form}})"
+
+    def claims(self, sigma: float) -> dict[str, str]:
+        """Each claim of the paper about a noise level in words, and its verdict; "" if it cannot be judged."""
+        there = [setting for setting in self.values if setting.levels in ((), (sigma,))]
+        roles, found = headline_settings(there), dict[str, str]()
+        for words, better, worse in CLAIMS:
+            pair = [roles[role] for role in (better, worse) if role in roles]
+            known = len(pair) == 2 and (self.of_samples or "noisy_truncated" not in (better, worse))
+            found[words] = self.verdict(self.gain(*pair)) if known else ""
+        mixes = sorted(s for s in there if s.table == "clean_mix" and s.noisy and s.num_clean)
+        found[FEW_CLEAN] = ""
+        if len(mixes) > 2 and "all_clean" in roles:
+            first, last = (
+                self.gain(more, fewer).per(100 * (_clean_part(more) - _clean_part(fewer)))
+                for more, fewer in (mixes[-2:], (roles["all_clean"], mixes[0]))
+            )
+            found[FEW_CLEAN] = self.verdict(first.minus(last))
+        return found
+
+
+CLAIMS: tuple[tuple[str, Role, Role], ...] = (
+    ("all clean images beat the mix", "all_clean", "mix"),
+    ("the mix beats its clean images alone", "mix", "few_clean"),
+    ("the mix beats noisy images alone, full sampling", "mix", "noisy"),
+    ("the mix beats noisy images alone, truncated sampling", "mix", "noisy_truncated"),
+    ("the mix beats noisy images alone, consistency", "mix", "noisy_consistent"),
+    ("noisy images alone: truncated sampling beats full sampling", "noisy_truncated", "noisy"),
+    ("noisy images alone: consistency beats full sampling", "noisy_consistent", "noisy"),
+    ("noisy images alone: consistency beats truncated sampling", "noisy_consistent", "noisy_truncated"),
+)
+FEW_CLEAN = "a clean image more helps most where there are few (gain per percent of clean images)"
+KID = replace(metric("kid"), form=".4f")
+
+
+def _clean_part(setting: Setting) -> float:
+    assert setting.clean_fraction is not None
+    return setting.clean_fraction
+
+
+def claims(study: str) -> str:
+    """Each claim of the paper in each currency, by noise level: holds, fails or undecided."""
+    outcomes = _outcomes(study)
+    currencies = {"FD-classifier": FD, "KID": KID, "score": SCORE, "score above the noise": SCORE_ABOVE}
+    measured = {title: Measured(outcomes, currency) for title, currency in currencies.items()}
+    parts = []
+    for sigma in _judged_levels(outcomes):
+        columns = {title: each.claims(sigma) for title, each in measured.items() if each.values}
+        parts.append(_claims_table(f"The paper's claims at noise {sigma:g}", columns))
+    return "\n\n".join(parts)
+
+
+def _judged_levels(outcomes: list[Outcome]) -> list[float]:
+    """The noise levels that have settings with and without clean images, highest first."""
+    alone = {outcome.setting.sigma for outcome in outcomes if outcome.setting.table == "only_noisy"}
+    return sorted((sigma for sigma in alone if sigma is not None), reverse=True)
+
+
+def all_claims(currency: str, level: str) -> str:
+    """Each claim of the paper about a noise level on each data set, in one currency."""
+    columns = {
+        title: Measured(_outcomes(study), CURRENCIES[currency]).claims(float(level))
+        for study, title in HEADLINE.items()
+    }
+    name = "FD-classifier" if currency == "fd" else "the held-out score"
+    return _claims_table(f"The paper's claims at noise {level}, by {name}", columns)
+
+
+def _claims_table(title: str, columns: dict[str, dict[str, str]]) -> str:
+    every = list(columns.values())
+    rows = [(claim, *(each[claim] for each in every)) for claim in every[0]]
+    judged = tuple(row for row in rows if any(row[1:]))
+    found = Table(f"{title} (difference and its 95 % interval)", ("claim", *columns), judged)
+    return format_table(found, "markdown").rstrip()
 
 
 def by_score(study: str) -> str:
     """All settings in the order of their held-out score, and how many standard errors neighbours are apart."""
+    final = replace(
+        SCORE,
+        value=lambda outcome: outcome.evaluation.score_final,
+        error=lambda outcome: outcome.evaluation.score_final_error,
+    )
     lines = []
-    moments = {
-        "at the end of training": ("score_final", "score_final_error"),
-        "at the best stopping time": ("score", "score_paired_error"),
-    }
-    for moment, names in moments.items():
-        values: dict[Setting, list[tuple[float, ...]]] = {}
-        for outcome in _outcomes(study):
-            if outcome.setting.sampling == "full":
-                found = tuple(getattr(outcome.evaluation, name) for name in names)
-                values.setdefault(outcome.setting.without_seed, []).append(found)
-        order = sorted({(*_mean_and_error(each), headline_title(setting)) for setting, each in values.items()})
-        text = f"{order[0][2]} {order[0][0]:.3f}"
-        for (low, low_error, _), (high, high_error, title) in pairwise(order):
-            apart = (high - low) / math.hypot(low_error, high_error)
-            text += f" < {title} {high:.3f} ({apart:.1f} standard errors above)"
+    for moment, currency in {"at the end of training": final, "at the best stopping time": SCORE}.items():
+        measured = Measured([each for each in _outcomes(study) if each.setting.sampling == "full"], currency)
+        once = {headline_title(setting): setting for setting in measured.values}  # noisy-only is in two tables
+        order = sorted(once.values(), key=measured.mean)
+        text = f"{headline_title(order[0])} {measured.mean(order[0]):.3f}"
+        for low, high in pairwise(order):
+            gain = measured.gain(low, high)
+            apart = f"{gain.value / gain.error:.1f} standard errors above"
+            text += f" < {headline_title(high)} {measured.mean(high):.3f} ({apart})"
         lines.append(f"- {moment}: {text}")
     return "\n".join(lines)
 
 
-def _mean_and_error(found: list[tuple[float, ...]]) -> tuple[float, float]:
-    """The mean over seeds; the error of the held-out images, which all seeds share, and that of the seeds."""
-    values, errors = zip(*found, strict=True)
-    between_seeds = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return statistics.fmean(values), math.hypot(statistics.fmean(errors), between_seeds)
+def worth(study: str) -> str:
+    """What a noisy image is worth in clean ones, by noise level and clean fraction, in every currency."""
+    cells: dict[tuple[float, float], dict[str, str]] = {}
+    for by, points in worth_points(study).items():
+        for point in points:
+            cells.setdefault((point.sigma, point.clean_fraction), {})[by] = str(point)
+    columns = {"score": "score", "score_above": "score above the noise", "fd": "FD-classifier"}
+    rows = tuple(
+        (f"{sigma:g}", percent(part), *(found.get(by, "") for by in columns))
+        for (sigma, part), found in sorted(cells.items())
+    )
+    header = ("noise", "clean images", *(f"by {name} (95 %)" for name in columns.values()))
+    return format_table(Table("Worth of a noisy image in clean ones", header, rows), "markdown").rstrip()
 
 
-def _verdict(low: Average, high: Average) -> str:
-    assert low.std is not None and high.std is not None
-    gap, spread = high.mean - low.mean, (low.std**2 + high.std**2) ** 0.5
-    if gap > spread:
-        return "holds"
-    return "level within the deviation" if abs(gap) <= spread else "**does not hold**"
+@dataclass(frozen=True)
+class Worth:
+    """What a noisy image of one mix is worth in clean ones, and the 95 % interval; NaN outside the curve."""
+
+    sigma: float
+    clean_fraction: float
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "nothing" if self.high <= 0 else "1 or more" if self.low >= 1 else "not known"
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def worth_points(study: str) -> dict[str, list[Worth]]:
+    """The worth by each mix of a study, by the learning curve of clean images alone, in every currency."""
+    found: dict[str, list[Worth]] = {}
+    for by, currency in CURRENCIES.items():
+        (results,) = read_comparable(HERE / study / "results.csv", min_clean_fraction=0, currency=currency)
+        for price in curve_prices(results):
+            for mix in price.mixes:
+                clean, noisy = results.num_clean[mix.row], results.num_noisy[mix.row]
+                value, low, high = ((each - clean) / noisy for each in (mix.num_images, mix.low, mix.high))
+                ends = max(low, 0.0), min(max(high, 0.0), 1.0)
+                part = clean / (clean + noisy)
+                found.setdefault(by, []).append(Worth(price.sigma, part, min(max(value, 0.0), 1.0), *ends))
+    return found
+
+
+def worth_figure() -> list[Panel]:
+    """What noisy images are worth by clean fraction, and at which noise levels they teach."""
+    panels = []
+    for study, title in HEADLINE.items():
+        points = worth_points(study)
+        panel = Panel(f"{title}: worth of a noisy image", "clean images, % of all", "clean images", log_x=True)
+        kinds = [(by, sigma) for by in ("fd", "score") for sigma in sorted({p.sigma for p in points[by]})]
+        for number, ((by, sigma), colour) in enumerate(zip(kinds, COLOURS[1:], strict=False)):
+            mine = [p for p in points[by] if p.sigma == sigma and not math.isnan(p.value)]
+            x = [100 * p.clean_fraction * 1.03 ** (number - len(kinds) / 2) for p in mine]  # side by side
+            ends = [p.low for p in mine], [p.high for p in mine]
+            name = f"noise {sigma:g}, by {'FD' if by == 'fd' else 'score'}"
+            panel.series.append(Series(name, "bars", x, [p.value for p in mine], *ends, colour=colour))
+        panels += [panel, _level_panel(study, title)]
+    return panels
+
+
+def _level_panel(study: str, title: str) -> Panel:
+    """How much better the mix and all clean images are than the few clean images alone, by noise level."""
+    with open(HERE / study / "levels.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "gain"]
+    sigma = headline_sigma(_settings(_outcomes(study)))
+    name = f"{title}: what other images add to 10 % clean ones"
+    panel = Panel(name, "noise level", "gain in nats per dimension", log_x=True)
+    for name, colour in zip(dict.fromkeys(row["setting"] for row in rows), COLOURS[1:], strict=False):
+        points = [(row["sigma"], row["value"], row["error"]) for row in rows if row["setting"] == name]
+        x, y, error = np.array(points, float).T
+        panel.series.append(Series("", "band", x, -y, -y - 2 * error, -y + 2 * error, colour=colour))
+        panel.series.append(Series(name, "line", x, -y, colour=colour))
+    ends = [np.asarray(end) for series in panel.series for end in (series.low, series.high)]
+    span = [min(end.min(initial=0) for end in ends), max(end.max(initial=0) for end in ends)]
+    panel.series.append(Series(f"the noise of the noisy images, {sigma:g}", "dashed", [sigma] * 2, span))
+    return panel
 
 
 def ablation() -> str:
@@ -296,22 +508,44 @@ def _range(row: dict[str, Any], name: str) -> str:
     return between(row[f"{name}_low"], row[f"{name}_high"])
 
 
-def beyond(data: str) -> str:
-    """Restore and retrain beside controls of as many steps, in every measure."""
-    outcomes = _outcomes("beyond", f"{data}.csv")
+def methods(study: str, file: str = "results.csv") -> str:
+    """Other methods beside the headline's, in every measure."""
+    outcomes = _outcomes(study, file)
     columns = {"FD-classifier": FD, **{name: metric(name) for name in ("precision", "recall")}}
-    columns |= {
-        "score": replace(metric("score"), form=".3f"),
-        "at the end": replace(metric("score_final"), form=".3f"),
-    }
+    columns |= {"score": SCORE, "at the end": replace(metric("score_final"), form=".3f")}
     found = {title: averages(outcomes, currency) for title, currency in columns.items()}
+    shown = [*headline_settings(found["FD-classifier"]).values()]
+    shown += [setting for setting in found["FD-classifier"] if setting.table not in ("clean_mix", "only_noisy")]
     rows = []
-    for setting in found["FD-classifier"]:
-        if setting.table != "clean_mix" or setting.num_clean:  # noisy images alone stand in two tables
-            name = f"{setting.table}: " * (setting.table not in ("clean_mix", "only_noisy", "loops"))
-            rows.append((name + setting.words(shares=True), *(str(each[setting]) for each in found.values())))
-    num_seeds = len({outcome.setting.seed for outcome in outcomes})
-    return format_table(Table(f"{num_seeds} seed(s)", ("setting", *columns), tuple(rows)), "markdown").rstrip()
+    for setting in shown:
+        name = f"{setting.table}: " * (setting.table not in ("clean_mix", "only_noisy", "loops"))
+        rows.append((name + setting.words(shares=True), *(str(each[setting]) for each in found.values())))
+    num_seeds = {len(values) for setting, values in Measured(outcomes, FD).values.items() if setting in shown}
+    title = f"{' or '.join(map(str, sorted(num_seeds)))} seeds"
+    return format_table(Table(title, ("setting", *columns), tuple(rows)), "markdown").rstrip()
+
+
+def gap_closed(currency: str) -> str:
+    """How much of the gap between the original recipe with 10 % clean images and all clean ones is closed."""
+    rows: dict[str, list[str]] = {}
+    for study in HEADLINE:
+        measured = Measured(_outcomes(study), CURRENCIES[currency])
+        roles = headline_settings(measured.values)
+        extra = {setting.table: setting for setting in measured.values if setting.num_clean}
+        gap = measured.gain(roles["all_clean"], extra["original recipe"])
+        for name, setting in {
+            "ours": roles["mix"],
+            "ours, images drawn first": extra["image first"],
+            "ours, 2 loops": extra["loops"],
+        }.items():
+            gain = measured.gain(setting, extra["original recipe"])
+            share = gain.value / gap.value
+            error = math.hypot(gain.interval, share * gap.interval) / abs(gap.value)  # to first order
+            rows.setdefault(name, []).append(f"{share:.2f} ± {error:.2f}")
+    name = "FD-classifier" if currency == "fd" else "the held-out score"
+    title = f"Share of the gap between the original recipe and all clean images that is closed, by {name}"
+    cells = tuple((method, *found) for method, found in rows.items())
+    return format_table(Table(title, ("method", *HEADLINE.values()), cells), "markdown").rstrip()
 
 
 def bad_images() -> str:
@@ -367,12 +601,15 @@ def masks() -> str:
 
 _MASKS = ("fd", "precision", "recall", "score", "score_final")
 BLOCKS: dict[str, Callable[..., str]] = {
-    "beyond": beyond,
+    "methods": methods,
+    "gap_closed": gap_closed,
     "bad_images": bad_images,
     "masks": masks,
     "tables": tables,
     "headline": headline,
-    "ordering": ordering,
+    "claims": claims,
+    "all_claims": all_claims,
+    "worth": worth,
     "by_score": by_score,
     "ablation": ablation,
     "additions": additions,
@@ -403,6 +640,7 @@ def main() -> None:
     """Renew every page."""
     for path in PAGES:
         path.write_text(renew(path.read_text()))
+    save_png(worth_figure(), DOCS / "worth.png")
 
 
 if __name__ == "__main__":
