@@ -599,12 +599,76 @@ def masks() -> str:
     return format_table(Table(f"{num_seeds} seed(s)", header, tuple(rows)), "markdown").rstrip()
 
 
+def one_step() -> str:
+    """Students beside their teachers, and along their distillation: mean and deviation over seeds."""
+    with open(HERE / "beyond" / "one_step.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    seeds, names = (dict.fromkeys(line[key] for line in lines) for key in ("seed", "data"))
+    steps = dict.fromkeys(line["step"] for line in lines if line["method"] == "student")
+    rows, students = list[tuple[str, ...]](), dict[tuple[str, str], list[dict[str, str]]]()
+    gains = list[str]()
+    for data in names:
+        mine = [line for line in lines if line["data"] == data]
+        groups = {name: [line for line in mine if line["method"] == name] for name in _TEACHERS}
+        along = [
+            [line for line in mine if (line["method"], line["seed"]) == ("student", seed)] for seed in seeds
+        ]
+        groups["student, at the end"] = [found[-1] for found in along]
+        for name, key in (
+            ("chosen by noisy images", "fd_noised"),
+            ("lowest FD, which needs clean images", "fd"),
+        ):
+            groups[f"student, {name}"] = [min(found, key=lambda line: float(line[key])) for found in along]
+        for name, found in groups.items():
+            ratio = [
+                {"ratio": str(float(one["fd"]) / float(other["fd"]))}
+                for one, other in zip(found, groups["teacher, truncated"], strict=True)
+            ]
+            places = ", ".join(line["step"] for line in (found[:1] if name in _TEACHERS else found))
+            cells = [_over_seeds(found, key) for key in ("fd", "precision", "recall")]
+            cost = _over_seeds(found, "train_seconds", 0)
+            cells[1:1] = [_over_seeds(ratio, "ratio")]
+            rows.append((data, name, found[0]["evaluations"], *cells, places, cost))
+        chosen = groups["student, chosen by noisy images"]
+        parts = (f"{_paired(groups[name], chosen)} below {name.split(', ')[1]} sampling" for name in _TEACHERS)
+        gains.append(f"- {data}: the student chosen by noisy images is {' and '.join(parts)} in FD.")
+        made = [line for line in mine if line["method"] == "student"]
+        students |= {(data, step): [line for line in made if line["step"] == step] for step in steps}
+    header = ("data", "samples", "evaluations", "FD-classifier", "of truncated", "precision", "recall")
+    one = Table(f"{len(seeds)} seeds", (*header, "steps", "seconds"), tuple(rows))
+    columns = [(data, key, title) for data in names for key, title in (("fd", "FD"), ("fd_noised", "noised"))]
+    during = [
+        (step, *(_over_seeds(students[data, step], key, 2 + (key != "fd")) for data, key, _ in columns))
+        for step in steps
+    ]
+    titles = ("step of distillation", *(f"{data}: {title}" for data, _, title in columns))
+    two = Table(f"The student along its distillation, {one.title}", titles, tuple(during))
+    return "\n".join([format_table(one, "markdown"), *gains, "", format_table(two, "markdown")]).rstrip()
+
+
+_TEACHERS = ("teacher, full", "teacher, truncated")
+
+
+def _paired(high: list[dict[str, str]], low: list[dict[str, str]]) -> str:
+    """The mean difference in FD over seeds, with its 95 % interval by Student's t."""
+    found = [float(one["fd"]) - float(other["fd"]) for one, other in zip(high, low, strict=True)]
+    mean, error = statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found))
+    reach = float(student_t.ppf(0.975, len(found) - 1)) * error
+    return f"{mean:.2f} (95 %: {mean - reach:.2f} to {mean + reach:.2f})"
+
+
+def _over_seeds(lines: list[dict[str, str]], key: str, digits: int = 2) -> str:
+    values = [float(line[key]) for line in lines]
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
 _MASKS = ("fd", "precision", "recall", "score", "score_final")
 BLOCKS: dict[str, Callable[..., str]] = {
     "methods": methods,
     "gap_closed": gap_closed,
     "bad_images": bad_images,
     "masks": masks,
+    "one_step": one_step,
     "tables": tables,
     "headline": headline,
     "claims": claims,

@@ -1,0 +1,193 @@
+"""One-step students: distil a model of noisy images into a generator that needs one evaluation per image.
+
+    python examples/one_step.py RUN -o student.safetensors [--steps 2000] [--seed 0]
+
+RUN is a finished `assay train` run on noisy images alone. Its denoiser, the teacher h, was trained at levels
+above sigma_tn and is used there alone. The student G begins with its weights and makes an image from noise z:
+
+    x_g = G(z) = D(sigma_init z, sigma_init),        x_t = x_g + sigma_t eps,        sigma_t > sigma_tn.
+
+If the exact denoiser f of G's images equals h at one level, the law of x_g is that of the clean images. Since
+f = E[x_g | x_t], E <h - f, f - x_g> = 0, and the distance of the two denoisers can be written in two ways:
+
+    E ||h - f||^2 = E <h - f, h - x_g>.
+
+Score identity distillation (SiD, Zhou et al. 2024) descends the second minus alpha times the first,
+
+    <h - f, h - x_g> - alpha ||h - f||^2,
+
+with the weights of h and f fixed and the gradient through x_g and x_t. It is (1 - alpha) E ||h - f||^2 in
+expectation, so its value tells little, and 0 for every x_t if h = f. Where x_0 and x_g are Gaussian with means
+m and m_g and the same variance s^2, its gradient by m_g is (sigma_t^2 / (s^2 + sigma_t^2))^2 (m_g - m).
+
+f is learnt along the way as h was (Chen et al. 2025): by the ambient loss, from images x_g with noise of
+sigma_tn. The student is chosen among its snapshots by the distance of its images, with noise added, from the
+noisy data. Clean images are for the final comparison alone, if there are any. Repeat the command to resume.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from assay.checkpoint import load_checkpoint, save_checkpoint
+from assay.data.picture import image_grid
+from assay.data.view import stream
+from assay.denoise import Denoiser, Preconditioned
+from assay.files import sha256, write_whole
+from assay.loss import ambient_loss, edm_weight
+from assay.metrics import evaluate, load_extractor, reference_from_images
+from assay.metrics.classifier import has_labels
+from assay.metrics.evaluate import Reference
+from assay.metrics.extract import Extractor, Images
+from assay.metrics.generated import Noised, sample_checkpoint
+from assay.noise import LogNormal, draw_sigma, per_image
+from assay.sample import SampleConfig, generate
+from assay.train import read_config
+from assay.train.run import final_path, read_run
+from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
+
+SIGMA_INIT, ALPHA = 2.5, 1.0
+LOWEST, HIGHEST = 1.33, 20.0  # of the levels at which h and f are compared, in sigma_tn; and in all
+LR, FAKE_LR, BETAS, BATCH_SIZE = 5e-4, 1e-3, (0.0, 0.999), 128
+KEEP = 0.5 ** (BATCH_SIZE / 20_000)  # the share of the average that a step keeps
+
+
+def sid_loss(
+    teacher: Denoiser, fake: Denoiser, x_g: Tensor, sigma_t: Tensor, eps: Tensor, alpha: float = ALPHA
+) -> Tensor:
+    """<h - f, h - x_g> - alpha ||h - f||^2 for each generated image, (B,), averaged over pixels."""
+    x_t = x_g + per_image(sigma_t, x_g) * eps
+    h, f = teacher(x_t, sigma_t), fake(x_t, sigma_t)
+    return ((h - f) * (h - x_g) - alpha * (h - f).square()).flatten(1).mean(1)
+
+
+def distil(
+    teacher: Preconditioned,
+    image_shape: tuple[int, int, int],
+    sigma_tn: float,
+    num_steps: int,
+    seed: int,
+    states: Path,
+    every: int = 250,
+) -> Iterator[tuple[int, Preconditioned]]:
+    """Yield the student, an average of its weights, every `every` steps; resumes from the last of `states`."""
+    teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
+    student, fake, average = (copy.deepcopy(teacher).requires_grad_(part < 2) for part in range(3))
+    groups = [{"params": student.parameters(), "lr": LR}, {"params": fake.parameters(), "lr": FAKE_LR}]
+    optimizer = torch.optim.Adam(groups, betas=BETAS, fused=True)  # a weight without a gradient stays as it is
+    modules, first = {"student": student, "fake": fake, "average": average}, 0
+    if (found := load_state(states)) is not None:
+        tensors, info = found
+        unpack_tensors(tensors, modules, optimizer)
+        first = info["step"]
+    level, sigma_init = (torch.full((BATCH_SIZE,), value) for value in (sigma_tn, SIGMA_INIT))
+    for step in range(first, num_steps):
+        generator = stream(seed, "one step", step)
+        z, z_tn, *eps = torch.randn(4, BATCH_SIZE, *image_shape, generator=generator)
+        x_g = student(SIGMA_INIT * z, sigma_init)
+        x_tn = x_g.detach() + sigma_tn * z_tn
+        sigma_t = draw_sigma(LogNormal(), level, generator)
+        ambient_loss(fake, x_tn, level, sigma_t, eps[0], edm_weight(sigma_t)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sigma_t = draw_sigma(LogNormal(), LOWEST * level, generator).clamp(max=HIGHEST)
+        sid_loss(teacher, fake, x_g, sigma_t, eps[1]).mean().backward(inputs=list(student.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+        torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in student.parameters()], 1 - KEEP)
+        if (step + 1) % every == 0 or step + 1 == num_steps:
+            yield step + 1, average  # and then the state: a caller that was stopped here gets it again
+            save_state(states, step + 1, pack_tensors(modules, optimizer), {})
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """Image i is what the student makes of the noise of seed `first_seed` + i."""
+
+    student: Denoiser
+    image_shape: tuple[int, int, int]
+    num_images: int
+    first_seed: int = 0
+    name: str = "student"
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> (B, C, H, W)."""
+        seeds, grid = [self.first_seed + int(i) for i in index], torch.tensor([SIGMA_INIT, 0.0])
+        batches = generate(self.student, seeds, self.image_shape, grid, batch_size=len(seeds))
+        return torch.cat([batch.images for batch in batches])
+
+
+def noised_distance(images: Images, noisy: Reference, extractor: Extractor) -> float:
+    """The distance of images, with noise added, from noisy ones. Needs no clean image."""
+    assert noisy.source is not None
+    found = evaluate(Noised(images, noisy.source.sigma_tn), noisy, extractor, fd_only=True).evaluation.fd
+    assert found is not None
+    return found
+
+
+def main() -> None:
+    """Distil, choose, compare, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--every", type=int, default=250, help="steps from one snapshot to the next")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/assay").expanduser())
+    asked = parser.parse_args()
+    run, output, cache, started = asked.run, asked.output, asked.cache, time.perf_counter()
+    teacher, data = load_checkpoint(run), read_config(read_run(run / "config.json")["config"]).data
+    shape, sigma_tn = teacher.config.image_shape, teacher.info.lowest_sigma_tn
+    if not sigma_tn or teacher.config.num_classes:
+        parser.error(f"{run} saw clean images, or classes: give a run of noisy images alone, without classes")
+
+    folder = output.with_name(f"{output.stem}-{sha256(final_path(run))[:8]}-{asked.seed}")
+    info = teacher.info.model_copy(update={"source": f"one step from {SIGMA_INIT:g}: examples/one_step.py"})
+    settings = sigma_tn, asked.steps, asked.seed, folder, asked.every
+    for step, student in distil(teacher.denoiser, shape, *settings):
+        save_checkpoint(folder / "snapshots" / f"{step:06d}.safetensors", student, teacher.config, info)
+        print(f"step {step} of {asked.steps}, {time.perf_counter() - started:.0f} s", flush=True)
+
+    source, pixels = data.open(), load_extractor("pixels", cache)
+    noisy = reference_from_images(source, pixels, cache, noisy=True)
+    seeds, sampling = 10**6, SampleConfig(truncate_at="auto")  # seeds for the choice alone
+    snapshots = sorted(path for path in folder.glob("snapshots/[0-9]*") if int(path.stem) <= asked.steps)
+    distance = {
+        path: noised_distance(OneStep(load_checkpoint(path).denoiser, shape, len(source), seeds), noisy, pixels)
+        for path in snapshots
+    }
+    truncated, _ = sample_checkpoint(run, len(source), seeds, sampling)
+    print("FD-pixels from the noisy images, with noise added:")
+    print(f"  teacher, truncated sampling: {noised_distance(truncated, noisy, pixels):.4g}")
+    print(*(f"  student, step {int(path.stem)}: {value:.4g}" for path, value in distance.items()), sep="\n")
+    best = min(distance, key=lambda path: distance[path])
+    with write_whole(output) as partial:
+        partial.write_bytes(best.read_bytes())
+    images = OneStep(load_checkpoint(output).denoiser, shape, 3000)
+    with write_whole(picture := output.with_suffix(".png")) as partial:
+        image_grid(images.read(torch.arange(64)), 8).save(partial, format="PNG")
+    print(f"The student of step {int(best.stem)} is {output}, its picture {picture}.")
+
+    clean = data.model_copy(update={"clean_fraction": None, "sigma": None}).open()  # if noise was simulated
+    if has_labels(clean):
+        extractor = load_extractor("classifier", cache, reference=clean)
+        reference = reference_from_images(clean, extractor, cache)
+        truncated, _ = sample_checkpoint(run, 3000, sample=sampling)
+        print("From the clean images:")
+        for name, made in (("teacher, 35 evaluations", truncated), ("student, 1 evaluation", images)):
+            found = evaluate(made, reference, extractor, 1000, 3).evaluation
+            cells = (f"{key} {found.cell(key)}" for key in ("fd", "precision", "recall"))
+            print(f"  {name}: {', '.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()
