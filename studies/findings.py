@@ -304,7 +304,10 @@ def worth(study: str) -> str:
 
 @dataclass(frozen=True)
 class Worth:
-    """What a noisy image of one mix is worth in clean ones, and the 95 % interval; NaN outside the curve."""
+    """What a noisy image of one mix is worth in clean ones, from 0 to 1, and the 95 % interval.
+
+    A mix that is surely better than all clean images makes it 1, one that is surely worse than the fewest 0.
+    """
 
     sigma: float
     clean_fraction: float
@@ -313,8 +316,6 @@ class Worth:
     high: float
 
     def __str__(self) -> str:
-        if math.isnan(self.value):
-            return "nothing" if self.high <= 0 else "1 or more" if self.low >= 1 else "not known"
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
@@ -326,10 +327,9 @@ def worth_points(study: str) -> dict[str, list[Worth]]:
         for price in curve_prices(results):
             for mix in price.mixes:
                 clean, noisy = results.num_clean[mix.row], results.num_noisy[mix.row]
-                value, low, high = ((each - clean) / noisy for each in (mix.num_images, mix.low, mix.high))
-                ends = max(low, 0.0), min(max(high, 0.0), 1.0)
-                part = clean / (clean + noisy)
-                found.setdefault(by, []).append(Worth(price.sigma, part, min(max(value, 0.0), 1.0), *ends))
+                equal = mix.num_images if mix.outside is None else mix.low  # 0 or infinity: beyond an end
+                ends = (min(max((each - clean) / noisy, 0.0), 1.0) for each in (equal, mix.low, mix.high))
+                found.setdefault(by, []).append(Worth(price.sigma, clean / (clean + noisy), *ends))
     return found
 
 
@@ -338,10 +338,12 @@ def worth_figure() -> list[Panel]:
     panels = []
     for study, title in HEADLINE.items():
         points = worth_points(study)
-        panel = Panel(f"{title}: worth of a noisy image", "clean images, % of all", "clean images", log_x=True)
+        panel = Panel(
+            f"{title}: worth of a noisy image", "clean images, % of all", "in clean images", log_x=True
+        )
         kinds = [(by, sigma) for by in ("fd", "score") for sigma in sorted({p.sigma for p in points[by]})]
         for number, ((by, sigma), colour) in enumerate(zip(kinds, COLOURS[1:], strict=False)):
-            mine = [p for p in points[by] if p.sigma == sigma and not math.isnan(p.value)]
+            mine = [p for p in points[by] if p.sigma == sigma]
             x = [100 * p.clean_fraction * 1.03 ** (number - len(kinds) / 2) for p in mine]  # side by side
             ends = [p.low for p in mine], [p.high for p in mine]
             name = f"noise {sigma:g}, by {'FD' if by == 'fd' else 'score'}"
@@ -351,20 +353,20 @@ def worth_figure() -> list[Panel]:
 
 
 def _level_panel(study: str, title: str) -> Panel:
-    """How much better the mix and all clean images are than the few clean images alone, by noise level."""
+    """How much better all clean images, and mixes, are than few clean images alone, by noise level."""
     with open(HERE / study / "levels.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == "gain"]
-    sigma = headline_sigma(_settings(_outcomes(study)))
     name = f"{title}: what other images add to 10 % clean ones"
-    panel = Panel(name, "noise level", "gain in nats per dimension", log_x=True)
+    panel = Panel(name, "noise level", "gain in score per unit of log noise (nats per dimension)", log_x=True)
     for name, colour in zip(dict.fromkeys(row["setting"] for row in rows), COLOURS[1:], strict=False):
         points = [(row["sigma"], row["value"], row["error"]) for row in rows if row["setting"] == name]
         x, y, error = np.array(points, float).T
         panel.series.append(Series("", "band", x, -y, -y - 2 * error, -y + 2 * error, colour=colour))
         panel.series.append(Series(name, "line", x, -y, colour=colour))
-    ends = [np.asarray(end) for series in panel.series for end in (series.low, series.high)]
-    span = [min(end.min(initial=0) for end in ends), max(end.max(initial=0) for end in ends)]
-    panel.series.append(Series(f"the noise of the noisy images, {sigma:g}", "dashed", [sigma] * 2, span))
+        if level := re.search(r"noisy at (\S+)", name):  # the noise of these images
+            panel.series.append(
+                Series("", "dashed", [float(level[1])] * 2, [0, max(-y)], colour=colour, width=1)
+            )
     return panel
 
 

@@ -189,7 +189,10 @@ def test_tiny_study_writes_everything(tiny: Path) -> None:
     by_score, data = embedded(tiny / "report.html")
     assert by_score["metric"] == "score" and by_score["command"].endswith("--by score")
     gains = by_score["panels"]["gain_by_level"]["series"]
-    assert [series["name"] for series in gains if series["name"]] == ["100% clean", "10% clean + 90% noisy"]
+    assert [series["name"] for series in gains if series["name"]] == [
+        "100% clean",
+        "10% clean + 90% noisy at 0.5",
+    ]
     lengths = data["panels"]["fd_by_step"]["series"][0]
     assert lengths["name"] == "10% clean + 90% noisy at 0.5" and lengths["x"] == [20, 40]
     assert data["panels"]["loss_by_step"]["series"][0]["x"] == [5, 10, 15, 20]

@@ -1,7 +1,7 @@
 """The report of a study: tables, figures, and one page that opens anywhere, offline.
 
     results.csv, training.csv        what was measured, and how training went
-    levels.csv                       error by noise level of the headline's models
+    levels.csv                       error by noise level of the headline's models, and what noisy images add
     figures/*.png                    the same figures as in the page, noise levels and samples
     tables.md, tables.tex            the paper's tables
     report.html                      all of it in one file, with a planner that buys the best mix
@@ -29,6 +29,7 @@ from assay.data.show import noise_picture
 from assay.figure import COLOURS, Panel, Series, save_png
 from assay.files import csv_cell, naming, write_whole
 from assay.metrics import Score
+from assay.metrics.score import Curve
 from assay.outcome import FD, SCORE, SCORE_ABOVE, Currency, Outcome, Setting, read_outcomes, write_outcomes
 from assay.pricing import PAPER, comparable, price_report
 from assay.pricing.plot import price_panels
@@ -123,8 +124,7 @@ def write_report(opened: OpenStudy) -> Written | None:
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     _write_training(opened, found, shown.values())
     records = {outcome.setting.without_seed: outcome.evaluation.score_record for _, outcome in reversed(found)}
-    scored = {role: (setting, records[setting]) for role, setting in headline_settings(arms).items()}
-    _write_levels(opened.folder / "levels.csv", {r: (s, found) for r, (s, found) in scored.items() if found})
+    _write_levels(opened.folder / "levels.csv", {setting: each for setting, each in records.items() if each})
     return report_from_table(opened.folder / "results.csv", opened.folder)
 
 
@@ -365,25 +365,26 @@ def training_panels(path: Path, column: str, metric: str) -> dict[str, Panel]:
     return panels
 
 
-def _write_levels(path: Path, shown: Mapping[Role, tuple[Setting, Score]]) -> None:
-    """`levels.csv`: error by noise level of the headline's models, and how it differs from few clean images'.
+def _write_levels(path: Path, records: Mapping[Setting, Score]) -> None:
+    """`levels.csv`: error by noise level of the headline's models, and what is gained over few clean images.
 
-    Both are of the first seed, at the best stopping time; `error` is the standard error over held-out images.
+    The gain is that of all clean images, and of the few with noisy ones of any level. All are of the first
+    seed, at the best stopping time; `error` is the standard error over held-out images.
     """
-    rows = []
-    for role, (setting, record) in shown.items():
+    roles, rows = headline_settings(records), list[tuple[str, Setting, Curve]]()
+    for role, setting in roles.items():
         if role != "noisy_truncated":  # another way of sampling the same model
-            curves = {"error": record.curve(_NUM_LEVELS)}
-            if role in ("mix", "all_clean") and "few_clean" in shown:
-                curves["gain"] = record.curve(_NUM_LEVELS, minus=shown["few_clean"][1])
-            for kind, curve in curves.items():
-                columns = curve.sigma, curve.value, curve.standard_error
-                title = csv_cell(headline_title(setting))
-                rows += [(kind, title, *point) for point in zip(*columns, strict=True)]
+            rows.append(("error", setting, records[setting].curve(_NUM_LEVELS)))
+    if few := roles.get("few_clean"):
+        others = [s for s in records if s.table == "clean_mix" and s.noisy and s.num_clean == few.num_clean]
+        for setting in [*(s for role, s in roles.items() if role == "all_clean"), *others]:
+            rows.append(("gain", setting, records[setting].curve(_NUM_LEVELS, minus=records[few])))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("kind", "setting", "sigma", "value", "error"))
-    writer.writerows(rows)
+    for kind, setting, curve in rows:
+        for point in zip(curve.sigma, curve.value, curve.standard_error, strict=True):
+            writer.writerow((kind, csv_cell(setting.words(shares=True)), *point))
     with write_whole(path) as partial:
         partial.write_text(buffer.getvalue())
 
