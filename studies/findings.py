@@ -523,7 +523,7 @@ def methods(study: str, file: str = "results.csv") -> str:
         name = f"{setting.table}: " * (setting.table not in ("clean_mix", "only_noisy", "loops"))
         rows.append((name + setting.words(shares=True), *(str(each[setting]) for each in found.values())))
     num_seeds = {len(values) for setting, values in Measured(outcomes, FD).values.items() if setting in shown}
-    title = f"{' or '.join(map(str, sorted(num_seeds)))} seeds"
+    title = f"Seeds per setting: {' or '.join(map(str, sorted(num_seeds)))}"
     return format_table(Table(title, ("setting", *columns), tuple(rows)), "markdown").rstrip()
 
 
@@ -587,16 +587,16 @@ def _worth(price: CurvePrice) -> str:
     return f"{max(price.worth, 0.0):.2f} ({low:.2f} to {high:.2f})"
 
 
-def masks() -> str:
-    """Every method with missing pixels, in every measure: the mean over seeds."""
-    with open(HERE / "beyond" / "masks.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
-    rows = []
-    for missing, method in dict.fromkeys((line["missing"], line["method"]) for line in lines):
-        mine = [line for line in lines if (line["missing"], line["method"]) == (missing, method)]
-        cells = [f"{statistics.fmean(float(line[key]) for line in mine):.3g}" for key in _MASKS]
-        rows.append((f"{float(missing):.0%}", method, *cells))
-    header = ("missing", "method", "FD-classifier", "precision", "recall", "score", "at the end")
+def incomplete(file: str) -> str:
+    """Every method on incomplete images, in every measure: the mean over seeds."""
+    with open(HERE / "beyond" / file, newline="") as opened:
+        lines = list(csv.DictReader(opened))
+    what, rows = next(iter(lines[0])), []
+    for images, method in dict.fromkeys((line[what], line["method"]) for line in lines):
+        mine = [line for line in lines if (line[what], line["method"]) == (images, method)]
+        cells = [f"{statistics.fmean(float(line[key]) for line in mine):.3g}" for key in _INCOMPLETE]
+        rows.append((f"{float(images):.0%}" if what == "missing" else images, method, *cells))
+    header = (what, "method", "FD-classifier", "precision", "recall", "score", "at the end")
     num_seeds = len({line["seed"] for line in lines})
     return format_table(Table(f"{num_seeds} seed(s)", header, tuple(rows)), "markdown").rstrip()
 
@@ -664,12 +664,12 @@ def _over_seeds(lines: list[dict[str, str]], key: str, digits: int = 2) -> str:
     return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-_MASKS = ("fd", "precision", "recall", "score", "score_final")
+_INCOMPLETE = ("fd", "precision", "recall", "score", "score_final")
 BLOCKS: dict[str, Callable[..., str]] = {
     "methods": methods,
     "gap_closed": gap_closed,
     "bad_images": bad_images,
-    "masks": masks,
+    "incomplete": incomplete,
     "one_step": one_step,
     "tables": tables,
     "headline": headline,
