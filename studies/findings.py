@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,8 @@ class Gain:
     @property
     def interval(self) -> float:
         """Half of the 95 % interval, by Welch's t."""
+        if self.error == 0:
+            return 0.0
         inverse = sum((variance / self.error**2) ** 2 / degrees for variance, degrees in self.variances)
         return self.error * float(student_t.ppf(0.975, 1 / inverse if inverse else math.inf))
 
@@ -189,6 +191,8 @@ class Measured:
 
     def verdict(self, gain: Gain) -> str:
         """Whether the 95 % interval of a gain lies above 0, below it, or on both sides."""
+        if math.isnan(gain.interval):
+            return ""  # no setting has two seeds
         word = "undecided" if abs(gain.value) <= gain.interval else "holds" if gain.value > 0 else "fails"
         return f"{word} ({gain.value:+{self.form}} ± {gain.interval:{self.form}})"
 
@@ -316,6 +320,8 @@ class Worth:
     high: float
 
     def __str__(self) -> str:
+        if self.low == self.high:
+            return "1 or more" if self.low else "nothing"
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
@@ -342,7 +348,7 @@ def worth_figure() -> list[Panel]:
             f"{title}: worth of a noisy image", "clean images, % of all", "in clean images", log_x=True
         )
         kinds = [(by, sigma) for by in ("fd", "score") for sigma in sorted({p.sigma for p in points[by]})]
-        for number, ((by, sigma), colour) in enumerate(zip(kinds, COLOURS[1:], strict=False)):
+        for number, ((by, sigma), colour) in enumerate(zip(kinds, cycle(COLOURS[1:]), strict=False)):
             mine = [p for p in points[by] if p.sigma == sigma]
             x = [100 * p.clean_fraction * 1.03 ** (number - len(kinds) / 2) for p in mine]  # side by side
             ends = [p.low for p in mine], [p.high for p in mine]
@@ -355,10 +361,10 @@ def worth_figure() -> list[Panel]:
 def _level_panel(study: str, title: str) -> Panel:
     """How much better all clean images, and mixes, are than few clean images alone, by noise level."""
     with open(HERE / study / "levels.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == "gain"]
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "difference"]
     name = f"{title}: what other images add to 10 % clean ones"
     panel = Panel(name, "noise level", "gain in score per unit of log noise (nats per dimension)", log_x=True)
-    for name, colour in zip(dict.fromkeys(row["setting"] for row in rows), COLOURS[1:], strict=False):
+    for name, colour in zip(dict.fromkeys(row["setting"] for row in rows), cycle(COLOURS[1:]), strict=False):
         points = [(row["sigma"], row["value"], row["error"]) for row in rows if row["setting"] == name]
         x, y, error = np.array(points, float).T
         panel.series.append(Series("", "band", x, -y, -y - 2 * error, -y + 2 * error, colour=colour))

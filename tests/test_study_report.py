@@ -188,8 +188,8 @@ def test_tiny_study_writes_everything(tiny: Path) -> None:
     assert 'alt="Samples of the model trained on 10% clean + 90% noisy, FD-classifier' in text
     by_score, data = embedded(tiny / "report.html")
     assert by_score["metric"] == "score" and by_score["command"].endswith("--by score")
-    gains = by_score["panels"]["gain_by_level"]["series"]
-    assert [series["name"] for series in gains if series["name"]] == [
+    differences = by_score["panels"]["difference_by_level"]["series"]
+    assert [series["name"] for series in differences if series["name"]] == [
         "100% clean",
         "10% clean + 90% noisy at 0.5",
     ]

@@ -366,9 +366,9 @@ def training_panels(path: Path, column: str, metric: str) -> dict[str, Panel]:
 
 
 def _write_levels(path: Path, records: Mapping[Setting, Score]) -> None:
-    """`levels.csv`: error by noise level of the headline's models, and what is gained over few clean images.
+    """`levels.csv`: error by noise level of the headline's models, and its difference from few clean images'.
 
-    The gain is that of all clean images, and of the few with noisy ones of any level. All are of the first
+    Differences are those of all clean images, and of the few with noisy ones of any level. All are of the first
     seed, at the best stopping time; `error` is the standard error over held-out images.
     """
     roles, rows = headline_settings(records), list[tuple[str, Setting, Curve]]()
@@ -378,7 +378,7 @@ def _write_levels(path: Path, records: Mapping[Setting, Score]) -> None:
     if few := roles.get("few_clean"):
         others = [s for s in records if s.table == "clean_mix" and s.noisy and s.num_clean == few.num_clean]
         for setting in [*(s for role, s in roles.items() if role == "all_clean"), *others]:
-            rows.append(("gain", setting, records[setting].curve(_NUM_LEVELS, minus=records[few])))
+            rows.append(("difference", setting, records[setting].curve(_NUM_LEVELS, minus=records[few])))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("kind", "setting", "sigma", "value", "error"))
@@ -393,7 +393,7 @@ def level_panels(path: Path) -> dict[str, Panel]:
     """Curves of `levels.csv`: errors and their differences by noise level."""
     titles = {
         "error": ("Denoising error by noise level", "error / noise², per dimension"),
-        "gain": ("Difference from the few clean images alone", "difference in score"),
+        "difference": ("Difference from the few clean images alone", "difference in score"),
     }
     panels = {}
     with _rows(path) as rows:

@@ -510,7 +510,7 @@ _RUN = json.dumps(
 )
 _JOB = {"seeds": 10, "sample": {"num_steps": 4}}
 _TRAINING = "curve,setting,step,loss,fd\n1,10 clean,1,0.5,\n1,10 clean,2,0.25,\n2,10 clean,2,,3.5\n"
-_LEVELS = "kind,setting,sigma,value,error\nerror,10 clean,0.5,0.25,0.125\ngain,10 clean,0.5,0.5,0.125\n"
+_LEVELS = "kind,setting,sigma,value,error\nerror,10 clean,0.5,0.25,0.125\ndifference,10 clean,0.5,0.5,0.125\n"
 _EVALUATION = json.dumps({"metric": "FD-pixels", "fd": 2.5, "extractor": "pixels", "num_images": 100})
 _SCORE = Score(
     model="a",
