@@ -156,8 +156,8 @@ class Gain:
 class Measured:
     """The settings of a study in one currency: means over seeds, and differences with their errors.
 
-    The mean over n seeds varies by their deviation / sqrt(n); a setting with one seed is given the largest that
-    is known, in per cent. Scores also vary with the held-out images, which all models share.
+    The mean over n seeds varies by their deviation / sqrt(n); a setting with one seed is given the median of
+    the others', in per cent. Scores also vary with the held-out images, which all models share.
     """
 
     def __init__(self, outcomes: list[Outcome], currency: Currency) -> None:
@@ -172,7 +172,7 @@ class Measured:
                 self.shared[setting] = (currency.error(outcome) or 0.0) if currency.shared_error else 0.0
         several = [values for values in self.values.values() if len(values) > 1]
         deviations = [statistics.stdev(values) / statistics.fmean(values) for values in several]
-        self.largest = max(deviations, default=math.nan)
+        self.usual = statistics.median(deviations) if deviations else math.nan
 
     def mean(self, setting: Setting) -> float:
         """Over the seeds."""
@@ -184,7 +184,7 @@ class Measured:
         for setting in (better, worse):
             values = self.values[setting]
             several = len(values) > 1
-            deviation = statistics.stdev(values) if several else self.largest * self.mean(setting)
+            deviation = statistics.stdev(values) if several else self.usual * self.mean(setting)
             variances.append((deviation**2 / len(values), len(values) - 1 if several else 2))
             variances.append((self.shared[setting] ** 2, math.inf))
         return Gain(self.mean(worse) - self.mean(better), tuple(variances))
@@ -271,23 +271,28 @@ def _claims_table(title: str, columns: dict[str, dict[str, str]]) -> str:
 
 
 def by_score(study: str) -> str:
-    """All settings in the order of their held-out score, and how many standard errors neighbours are apart."""
+    """Settings with most seeds in the order of their score, and how far neighbours are apart."""
     final = replace(
         SCORE,
         value=lambda outcome: outcome.evaluation.score_final,
         error=lambda outcome: outcome.evaluation.score_final_error,
     )
+    outcomes = [each for each in _outcomes(study) if each.setting.sampling == "full"]
     lines = []
-    for moment, currency in {"at the end of training": final, "at the best stopping time": SCORE}.items():
-        measured = Measured([each for each in _outcomes(study) if each.setting.sampling == "full"], currency)
-        once = {headline_title(setting): setting for setting in measured.values}  # noisy-only is in two tables
-        order = sorted(once.values(), key=measured.mean)
-        text = f"{headline_title(order[0])} {measured.mean(order[0]):.3f}"
-        for low, high in pairwise(order):
-            gain = measured.gain(low, high)
-            apart = f"{gain.value / gain.error:.1f} standard errors above"
-            text += f" < {headline_title(high)} {measured.mean(high):.3f} ({apart})"
-        lines.append(f"- {moment}: {text}")
+    for sigma in _judged_levels(outcomes):
+        for moment, currency in {"at the end of training": final, "at the best stopping time": SCORE}.items():
+            measured = Measured(outcomes, currency)
+            most = max(map(len, measured.values.values()))
+            there = [s for s, values in measured.values.items() if len(values) == most]
+            grid = [s for s in there if s.table in ("clean_mix", "only_noisy") and s.levels in ((), (sigma,))]
+            once = {headline_title(setting): setting for setting in grid}  # noisy-only is in two tables
+            order = sorted(once.values(), key=measured.mean)
+            text = f"{headline_title(order[0])} {measured.mean(order[0]):.3f}"
+            for low, high in pairwise(order):
+                gain = measured.gain(low, high)
+                apart = f"{gain.value / gain.error:.1f} standard errors above"
+                text += f" < {headline_title(high)} {measured.mean(high):.3f} ({apart})"
+            lines.append(f"- noise {sigma:g}, {moment}: {text}")
     return "\n".join(lines)
 
 

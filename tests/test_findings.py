@@ -81,10 +81,13 @@ def test_the_error_of_held_out_images_does_not_fall_with_seeds() -> None:
     assert gain.minus(halved).error == pytest.approx(gain.error * math.sqrt(1.25))
 
 
-def test_a_setting_with_one_seed_is_given_the_largest_deviation() -> None:
-    rows = [outcome(0, 100, 2.0), outcome(1, 100, 2.2), outcome(0, 10, 10.0), outcome(1, 10, 10.1)]
+def test_a_setting_with_one_seed_is_given_the_usual_deviation() -> None:
+    rows = [outcome(seed, clean, fd * clean) for seed, fd in enumerate((2.0, 2.2)) for clean in (100, 10)]
+    rows += [outcome(seed, 20, fd) for seed, fd in enumerate((5.0, 50.0))]  # unusual
     measured = findings.Measured([*rows, outcome(0, 50, 4.0)], FD)
     one, two = (next(s for s in measured.values if s.num_clean == number) for number in (50, 100))
-    deviation = 0.2 / math.sqrt(2)
-    expected = math.hypot(4.0 * deviation / 2.1, deviation / math.sqrt(2))
+    deviation = 0.2 / math.sqrt(2) / 2.1  # of 100 and of 10 clean images
+    expected = math.hypot(4.0 * deviation, 210 * deviation / math.sqrt(2))
     assert measured.gain(two, one).error == pytest.approx(expected)
+    alone = findings.Measured([outcome(0, 50, 4.0), outcome(0, 100, 3.0)], FD)
+    assert set(alone.claims(0.3).values()) == {""}
