@@ -24,12 +24,16 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.output
 
 
-def packed(path: Path, sigma: list[float], side: int = 8, num_classes: int = 0) -> Path:
-    """A store of flat images, whose content matters to no test here."""
+def packed(
+    path: Path, sigma: list[float], side: int = 8, num_classes: int = 0, kernel: np.ndarray | None = None
+) -> Path:
+    """A store of flat images, whose content matters to no test here; the noisy ones may have a kernel."""
     classes = [f"class {number}" for number in range(num_classes)]
     values = np.zeros((1, side, side), dtype=np.float32)
     images = (
-        PackedImage(str(n), values, level, n % num_classes if num_classes else -1)
+        PackedImage(
+            str(n), values, level, n % num_classes if num_classes else -1, kernel=kernel if level else None
+        )
         for n, level in enumerate(sigma)
     )
     write_store(path, path.name, images, values.shape, "float32", (-1, 1), classes)
@@ -146,3 +150,23 @@ def test_the_store_and_the_time_decide(tmp_path: Path, monkeypatch: pytest.Monke
             draft_study(Path(name))
     with pytest.raises(ValueError, match="minutes"):
         draft_study(Path("clean"), 0)
+
+
+def test_a_store_with_incomplete_images_is_studied_with_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kernel = np.eye(1, 64, dtype=np.float32).reshape(8, 8)
+    packed(tmp_path / "mixed", [0.0] * 100 + [0.2] * 60, kernel=kernel)
+    text = draft_study(Path("mixed"), 0.01, cores=1)
+    assert "loops = 3" in text
+    Path("study.toml").write_text(text)
+    opened = open_study(Path("study.toml"))
+    assert all(job.config.train.loops == 3 for job in opened.jobs)
+    packed(tmp_path / "noisy", [0.2] * 400, kernel=kernel)
+    with pytest.raises(ValueError, match=r"of noisy \(held out\) have missing.*pack clean images with them"):
+        draft_study(Path("noisy"))
+    # A study that names them is rejected before any training.
+    Path("other.toml").write_text(text.replace("[net]", 'held_out = "noisy"\n\n[net]'))
+    with pytest.raises(ValueError, match=r"400 of the 400 images of noisy .*cannot be scored: set data"):
+        open_study(Path("other.toml"), tmp_path / "other")

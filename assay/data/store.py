@@ -240,7 +240,7 @@ class Store(SourceDisplay):
             if bool(self.convolved.any()) and not np.isfinite(self._kernels.values).all():
                 raise ValueError("it has kernels that are NaN or infinite")
             if not bool(self.sigma_tn[self.convolved].all()):
-                raise ValueError("it has images that were seen through a kernel and count as clean")
+                raise ValueError("it has images that were convolved with a kernel and count as clean")
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
