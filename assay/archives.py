@@ -150,6 +150,9 @@ def read_npy(path: Path, mode: Literal["r", "c"] = "r") -> np.ndarray:
     """The array of a .npy file, memory-mapped."""
     with naming(path, "save it again as a plain array"):
         with open(path, "rb") as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError(f"{path} is not a .npy file: save it with np.save")
+            file.seek(0)
             shape, order, dtype = _npy_header(file, path.stat().st_size)
             offset = file.tell()
         if 0 in shape:

@@ -1,5 +1,6 @@
 """Images seen through kernels: exact on Gaussian data, and known to stores, packing and loops."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from assay.data import Joined, Restored, Store, View, open_store, raised
 from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
 from assay.data.pack import Conversion, PackReport, PackSource, pack, pack_shards
 from assay.data.readers import RawImages, cut_patches, read_any, with_map
-from assay.data.store import PackedImage, write_store
+from assay.data.store import PackedImage, hash_of, write_store
 from assay.data.units import Stabilised
 from assay.data.view import incomplete, read_kernel, read_levels, read_map, with_uniform_noise
 from assay.denoise import GaussianDenoiser, convolution
+from assay.files import sha256
 from assay.generate import RestoreConfig, restore, restore_store
 from assay.metrics.score import score
 from assay.train import read_config, train
@@ -219,6 +221,58 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
         assert torch.equal(getattr(parts, read.__name__)(at), read(whole, at))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("file", "spoil", "match"),
+    [
+        ("sigma_map.npy", lambda v: np.where(v == v.max(), np.nan, v), "NaN or negative"),
+        ("sigma_map.npy", lambda v: -v, "NaN or negative"),
+        ("sigma_map.npy", lambda v: v.repeat(2, 1), "do not fit its channels"),
+        ("map_index.npy", lambda v: v - 2, "numbers of no array"),
+        ("kernel.npy", lambda v: v * np.array([1, 0])[:, None, None], "kernels that are 0 everywhere"),
+        ("kernel_index.npy", lambda v: v - 2 * (v == 0), "numbers of no array"),
+        ("kernel_index.npy", lambda v: v + 1, "pack the store again"),
+        ("kernel_index.npy", None, r"checksums: that of kernel_index\.npy is missing"),
+        ("kernel.npy", None, r"checksums: that of kernel\.npy is missing"),
+        ("map_index.npy", None, r"checksums: that of map_index\.npy is missing"),
+        ("kernel.npy", "absent", r"kernel\.npy is missing: restore it, or pack the store again"),
+    ],
+)
+def test_stores_that_make_no_sense_are_rejected(tmp_path: Path, file: str, spoil: Any, match: str) -> None:
+    """Also if their checksums are right."""
+    levels = torch.full((4, *SHAPE), 0.1)
+    path = store_of(tmp_path / "s", torch.zeros(4, *SHAPE), blurs(2)[[0, 1, 0, 1]], levels).path
+    tree = json.loads((path / "meta.json").read_text())
+    del tree["checksum"]
+    if callable(spoil):
+        values = np.load(path / file)
+        np.save(path / file, spoil(values).astype(values.dtype))
+        tree["checksums"][file] = sha256(path / file)
+    elif spoil is None:
+        del tree["checksums"][file]
+    else:
+        (path / file).unlink()
+    (path / "meta.json").write_text(json.dumps(tree | {"checksum": hash_of(tree)}))
+    with pytest.raises(ValueError, match=match):
+        open_store(path)
+
+
+def test_maps_of_one_and_of_all_channels_make_one_store(tmp_path: Path) -> None:
+    rng, shapes = np.random.default_rng(0), {"one": (4, 4), "all": (3, 4, 4)}
+    sources = []
+    for name, shape in shapes.items():
+        np.save(tmp_path / f"{name}.npy", rng.uniform(0, 1, (5, 4, 4, 3)).astype(np.float32))
+        np.save(tmp_path / f"{name}-levels.npy", rng.uniform(0.01, 0.1, shape).astype(np.float32))
+        raw = with_map(read_any(str(tmp_path / f"{name}.npy")), tmp_path / f"{name}-levels.npy")
+        sources.append(PackSource(raw, None, (0, 1)))
+    for number, order in enumerate((sources, sources[::-1])):
+        store = pack(order, tmp_path / f"store{number}").store
+        found = store.read_map(torch.arange(10))
+        assert found is not None
+        for part, name in zip(found.split(5), list(shapes)[:: 1 - 2 * number], strict=True):
+            expected = 2 * torch.from_numpy(np.load(tmp_path / f"{name}-levels.npy"))
+            torch.testing.assert_close(part, expected.expand(5, 3, 4, 4))
+
+
 def test_stores_without_kernels_keep_their_fingerprint(tmp_path: Path) -> None:
     """That of a store with all other columns, as it was before stores had kernels."""
     values = np.arange(48, dtype=np.float32).reshape(4, 1, 3, 4) / 48
@@ -403,6 +457,10 @@ def test_the_command_packs_and_shows_kernels(files: np.ndarray) -> None:
     assert store.convolved.tolist() == [True] * 8 + [False] * 4 and incomplete(store).sum() == 8
     assert np.load("both/kernel.npy").shape == (2, 6, 8)
     shown = run("data", "show", "both")
+    assert "map of noise levels" not in shown
+    Path("text.npy").write_text("0.1 0.2")
+    found = run(*f"data pack {one} --kernel text.npy -o x".split(), code=1)
+    assert "text.npy is not a .npy file: save it with np.save" in found
     assert "8 images were convolved with a kernel" in shown and "train with train.loops" in shown
     run(*f"data pack {one} --downsampled 3 -o small".split())
     assert open_store("small").image_shape == (1, 18, 24)
