@@ -235,6 +235,7 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
         ("kernel.npy", None, r"checksums: that of kernel\.npy is missing"),
         ("map_index.npy", None, r"checksums: that of map_index\.npy is missing"),
         ("kernel.npy", "absent", r"kernel\.npy is missing: restore it, or pack the store again"),
+        ("images.npy", "absent", r"images\.npy is missing: restore it, or pack the store again"),
     ],
 )
 def test_stores_that_make_no_sense_are_rejected(tmp_path: Path, file: str, spoil: Any, match: str) -> None:
@@ -460,7 +461,7 @@ def test_the_command_packs_and_shows_kernels(files: np.ndarray) -> None:
     assert "map of noise levels" not in shown
     Path("text.npy").write_text("0.1 0.2")
     found = run(*f"data pack {one} --kernel text.npy -o x".split(), code=1)
-    assert "text.npy is not a .npy file: save it with np.save" in found
+    assert "text.npy cannot be read (it is not a .npy file): save it again as a plain array, with" in found
     assert "8 images were convolved with a kernel" in shown and "train with train.loops" in shown
     run(*f"data pack {one} --downsampled 3 -o small".split())
     assert open_store("small").image_shape == (1, 18, 24)

@@ -170,6 +170,8 @@ class Store(SourceDisplay):
         self.num_classes = len(meta.class_names)
         self.physical_range: PhysicalRange | None = meta.physical_range or meta.value_range
         for file in meta.checksums:
+            if not (path / file).is_file():
+                raise ValueError(f"{path / file} is missing: restore it, or pack the store again")
             if file not in ("images.npy", "names.npy"):  # these are compared when they are read
                 self._compare(file)
         self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
@@ -266,8 +268,6 @@ class Store(SourceDisplay):
             self._compare(file)
 
     def _compare(self, file: str) -> None:
-        if not (self.path / file).is_file():
-            raise ValueError(f"{self.path / file} is missing: restore it, or pack the store again")
         if sha256(self.path / file) != self.meta.checksums[file]:
             raise ValueError(
                 f"{self.path / file} has changed since it was packed: restore it, or pack the store again"
@@ -519,8 +519,7 @@ def _map_column(path: Path, file: str, shape: tuple[int | None, ...], dtype: str
 
     None in `shape` is any length.
     """
-    with naming(path / file, "restore it, or pack the store again"):
-        array = read_npy(path / file, "c")
+    array = read_npy(path / file, "c", "restore it, or pack the store again")
     fits = array.ndim == len(shape) and all(b in (None, a) for a, b in zip(array.shape, shape, strict=True))
     if not fits or (dtype is not None and array.dtype != dtype):
         raise ValueError(
