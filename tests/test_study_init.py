@@ -152,21 +152,16 @@ def test_the_store_and_the_time_decide(tmp_path: Path, monkeypatch: pytest.Monke
         draft_study(Path("clean"), 0)
 
 
-def test_a_store_with_incomplete_images_is_studied_with_loops(
+def test_incomplete_images_are_rejected_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(init, "seconds_per_image", lambda *arguments: 1e-3)
     monkeypatch.chdir(tmp_path)
     kernel = np.eye(1, 64, dtype=np.float32).reshape(8, 8)
     packed(tmp_path / "mixed", [0.0] * 100 + [0.2] * 60, kernel=kernel)
-    text = draft_study(Path("mixed"), 0.01, cores=1)
-    assert "loops = 3" in text
-    Path("study.toml").write_text(text)
-    opened = open_study(Path("study.toml"))
-    assert all(job.config.train.loops == 3 for job in opened.jobs)
-    packed(tmp_path / "noisy", [0.2] * 400, kernel=kernel)
-    with pytest.raises(ValueError, match=r"of noisy \(held out\) have missing.*pack clean images with them"):
-        draft_study(Path("noisy"))
-    # A study that names them is rejected before any training.
-    Path("other.toml").write_text(text.replace("[net]", 'held_out = "noisy"\n\n[net]'))
-    with pytest.raises(ValueError, match=r"400 of the 400 images of noisy .*cannot be scored: set data"):
-        open_study(Path("other.toml"), tmp_path / "other")
+    with pytest.raises(ValueError, match=r"60 of the 140 images of mixed have missing.*need train\.loops"):
+        draft_study(Path("mixed"))
+    packed(tmp_path / "clean", [0.0] * 100)
+    Path("study.toml").write_text(draft_study(Path("clean")).replace("[net]", 'held_out = "mixed"\n\n[net]'))
+    with pytest.raises(ValueError, match=r"60 of the 160 images of mixed .*cannot be scored: set data"):
+        open_study(Path("study.toml"))

@@ -17,7 +17,7 @@ from typing import Literal
 
 from assay.data import ImageSource
 from assay.data.show import levels_text
-from assay.data.view import check_complete, incomplete
+from assay.data.view import check_complete
 from assay.metrics.evaluate import MIN_IMAGES
 from assay.study.arms import level_bins
 from assay.study.run import OpenStudy, can_score, open_study
@@ -74,7 +74,6 @@ class _Draft:
     num_steps: int = _MIN_STEPS
     num_sampled: int = _NUM_SAMPLED[-1]
     timing: str = "not timed yet"
-    has_incomplete: bool = False
 
     def text(self) -> str:
         """The file."""
@@ -82,10 +81,6 @@ class _Draft:
         num_images = self.num_steps * self.batch_size
         net = PRESETS[self.preset].net["preset"]
         more = "".join(f"{key} = {json.dumps(train[key])}\n" for key in _MORE if key in train)
-        if self.has_incomplete:
-            more += (
-                "loops = 3               # complete images with missing pixels or a kernel, and train on them\n"
-            )
         num_ranges, how_often = (1, "to look at") if self.extractor == "none" else (3, "three times")
         return f"""\
 # {self.about}
@@ -206,10 +201,10 @@ def draft_study(store: Path, minutes: float = 30.0, cores: int | None = None) ->
 
 def _first_draft(store: Path, source: ImageSource, held_out: ImageSource | None) -> _Draft:
     """What follows from the images alone."""
-    if held_out is not None:
-        check_complete(
-            held_out, "cannot be scored: pack clean images with them, or write a study with data.held_out"
-        )
+    check_complete(
+        source,
+        "need train.loops, whose models have no price: leave them out, or write a study with train.loops",
+    )
     clean = source.sigma_tn == 0
     num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
     if 0 < num_clean < MIN_IMAGES or (not num_clean and not can_score(held_out)):
@@ -235,7 +230,6 @@ def _first_draft(store: Path, source: ImageSource, held_out: ImageSource | None)
         levels=(bins[0][0], bins[-1][1]) if num_noisy else None,
         extractor="none" if not num_clean else "classifier" if has_labels else "pixels",
         preset=next(name for side, name in _PRESETS.items() if max(source.image_shape[1:]) <= side),
-        has_incomplete=bool(incomplete(source).any()),
     )
 
 
