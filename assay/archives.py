@@ -146,10 +146,15 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
         return archive.read(info)
 
 
-def read_npy(path: Path, mode: Literal["r", "c"] = "r") -> np.ndarray:
+def read_npy(
+    path: Path, mode: Literal["r", "c"] = "r", cure: str = "save it again as a plain array, with np.save"
+) -> np.ndarray:
     """The array of a .npy file, memory-mapped."""
-    with naming(path, "save it again as a plain array"):
+    with naming(path, cure):
         with open(path, "rb") as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("it is not a .npy file")
+            file.seek(0)
             shape, order, dtype = _npy_header(file, path.stat().st_size)
             offset = file.tell()
         if 0 in shape:

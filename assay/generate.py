@@ -19,7 +19,15 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, open_target
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
-from assay.data.view import image_seeds, incomplete, read_kernel, read_levels, stream, with_uniform_noise
+from assay.data.view import (
+    check_complete,
+    image_seeds,
+    incomplete,
+    read_kernel,
+    read_levels,
+    stream,
+    with_uniform_noise,
+)
 from assay.denoise import Denoiser, Given, convolution
 from assay.devices import NumDevices, find_device, open_fabric
 from assay.files import sha256
@@ -124,6 +132,7 @@ def denoise_to_files(
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     images = open_store(store)
+    check_complete(images, "cannot be denoised: complete them with `assay restore`")
     noisy = with_uniform_noise(images, seed)
     _check_denoising(loaded, images, num_samples)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
@@ -221,7 +230,7 @@ def restore(
     is_incomplete = incomplete(source)
     if config.keep and bool(is_incomplete.any()):
         raise ValueError(
-            f"keep = {config.keep:g}: {source.name} has images with missing pixels or seen through a kernel, "
+            f"keep = {config.keep:g}: {source.name} has images with missing pixels or a kernel, "
             "which are restored without noise only"
         )
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from assay.checkpoint import load_checkpoint, save_checkpoint
 from assay.data.picture import image_grid
-from assay.data.view import stream
+from assay.data.view import check_complete, stream
 from assay.denoise import Denoiser, Preconditioned
 from assay.files import sha256, write_whole
 from assay.loss import ambient_loss, edm_weight
@@ -145,7 +145,16 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/assay").expanduser())
     asked = parser.parse_args()
     run, output, cache, started = asked.run, asked.output, asked.cache, time.perf_counter()
-    teacher, data = load_checkpoint(run), read_config(read_run(run / "config.json")["config"]).data
+    if min(asked.steps, asked.every) < 1:
+        parser.error(f"--steps {asked.steps} --every {asked.every}: both are whole numbers from 1 on")
+    if not (run / "config.json").is_file():
+        parser.error(f"{run} is not the folder of a run: give one that `assay train` wrote")
+    try:
+        teacher, data = load_checkpoint(run), read_config(read_run(run / "config.json")["config"]).data
+        source = data.open()
+        check_complete(source, "have no noise that samples could get: give a run of complete noisy images")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     shape, sigma_tn = teacher.config.image_shape, teacher.info.lowest_sigma_tn
     if not sigma_tn or teacher.config.num_classes:
         parser.error(f"{run} saw clean images, or classes: give a run of noisy images alone, without classes")
@@ -157,7 +166,7 @@ def main() -> None:
         save_checkpoint(folder / "snapshots" / f"{step:06d}.safetensors", student, teacher.config, info)
         print(f"step {step} of {asked.steps}, {time.perf_counter() - started:.0f} s", flush=True)
 
-    source, pixels = data.open(), load_extractor("pixels", cache)
+    pixels = load_extractor("pixels", cache)
     noisy = reference_from_images(source, pixels, cache, noisy=True)
     seeds, sampling = 10**6, SampleConfig(truncate_at="auto")  # seeds for the choice alone
     snapshots = sorted(path for path in folder.glob("snapshots/[0-9]*") if int(path.stem) <= asked.steps)

@@ -16,7 +16,7 @@ from assay.data import Loader, Store, open_store, simulate
 from assay.data.pack import Conversion, PackSource, pack, pack_shards
 from assay.data.readers import cut_patches, read_any
 from assay.data.shards import address_of
-from assay.data.store import PackedImage, write_store
+from assay.data.store import PackedImage, hash_of, write_store
 
 
 def arrays(folder: Path, num_images: int = 23, side: int = 8) -> Path:
@@ -79,6 +79,37 @@ def test_shards_hold_the_images_of_a_plain_store_and_packing_resumes(tmp_path: P
     ):
         done = CliRunner().invoke(app, [str(word) for word in changed])
         assert done.exit_code == 1 and message in " ".join(done.output.split())
+
+
+def test_shards_of_other_operators_and_maps_are_not_mixed(tmp_path: Path) -> None:
+    source = arrays(tmp_path, 6)
+    for number in (1, 2):
+        np.save(tmp_path / f"psf{number}.npy", np.full((1, 2 * number + 1), 1 / (2 * number + 1)))
+        np.save(tmp_path / f"mask{number}.npy", np.arange(64).reshape(8, 8) % 5 < number)
+        np.save(tmp_path / f"levels{number}.npy", np.arange(64.0).reshape(8, 8) + number)
+    changes = [
+        ("--sigma 9 --kernel psf{}.npy", 1, 2),
+        ("--sigma 9 --kspace mask{}.npy --dtype float32", 1, 2),
+        ("--sigma 9 --downsampled {}", 2, 3),
+        ("--sigma-map levels{}.npy", 1, 2),
+        ("--sigma-map levels1.npy --map-quantile {}", 0.5, 0.75),
+    ]
+    for number, (options, *values) in enumerate(changes):
+        asked = [[*options.format(value).split()] for value in values]
+        mine = [[str(tmp_path / w) if w.endswith(".npy") else w for w in words] for words in asked]
+        command = "data", "pack", source, "-o", tmp_path / f"store{number}"
+        run(*command, *mine[0], "--shards", "1/2")
+        done = CliRunner().invoke(app, [*map(str, command), *mine[1], "--shards", "2/2"])
+        assert done.exit_code == 1 and "shards of other images or settings" in done.output
+        run(*command, *mine[0], "--shards", "2/2")
+
+
+def test_shards_without_operators_resume_what_was_packed_before(tmp_path: Path) -> None:
+    """The record of a shard as it was before images could have operators."""
+    pack_shards([PackSource(read_any(str(arrays(tmp_path, 6))), 0.5, (0, 255))], tmp_path / "s", 2, only=1)
+    found = (tmp_path / "s/shard-00001-of-00002.json").read_text()
+    expected = hash_of([f"images.npy[{i}]" for i in range(6)], "None", ["(0.5, (0, 255), 'files')"])
+    assert found == expected
 
 
 def test_images_read_from_files_are_those_of_the_mapping(

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from assay.checkpoint import load_checkpoint
 from assay.data.known import get
+from assay.data.store import PackedImage, write_store
 from assay.denoise import MixtureDenoiser
 from assay.train import read_config, train
+from assay.train.run import final_path
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "one_step.py"
 MEAN, STD = 0.3, 0.5  # of the clean images
@@ -138,21 +141,34 @@ def test_a_killed_distillation_ends_with_the_same_bits(run: Path, tmp_path: Path
     assert student.config == teacher.config and "one step from 2.5" in (student.info.source or "")
 
 
-def test_a_run_with_clean_images_is_rejected(run: Path, tmp_path: Path) -> None:
-    config = read_config(
-        {
-            "data": {"store": str(run.parent / "digits")},
-            "net": {"preset": "mlp", "width": 8},
-            "train": {"num_steps": 1},
-        }
-    )
-    train(config, tmp_path / "clean")
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        str(tmp_path / "clean"),
-        "-o",
-        str(tmp_path / "student.safetensors"),
+def test_what_cannot_be_distilled_is_rejected_before_any_work(
+    one_step: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one sentence."""
+    small = {"net": {"preset": "mlp", "width": 8}, "train": {"num_steps": 1, "batch_size": 16}}
+    train(read_config({**small, "data": {"store": str(run.parent / "digits")}}), tmp_path / "clean")
+    levels = np.where(np.arange(64).reshape(1, 8, 8) == 3, np.inf, 0.1).astype(np.float32)
+    images = [PackedImage(str(i), np.zeros_like(levels), 0.1, -1, sigma_map=levels) for i in range(20)]
+    write_store(tmp_path / "store", "gaps", images, (1, 8, 8), "float32", (-1, 1), ())
+    train(read_config({**small, "data": {"store": str(tmp_path / "store")}}), tmp_path / "gaps")
+    (tmp_path / "begun").mkdir()
+    shutil.copy(run / "config.json", tmp_path / "begun")
+    cases: list[tuple[Path, str, str]] = [
+        (tmp_path / "clean", "", "give a run of noisy images alone"),
+        (tmp_path / "gaps", "", "give a run of complete noisy images"),
+        (tmp_path / "absent", "", "absent is not the folder of a run"),
+        (final_path(run), "", "is not the folder of a run: give one that `assay train` wrote"),
+        (tmp_path / "begun", "", "give a .safetensors file, or the folder of a finished run"),
+        (run, "--steps 0", "--steps 0 --every 250: both are whole numbers from 1 on"),
+        (run, "--every 0", "--steps 2000 --every 0: both are whole numbers from 1 on"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "give a run of noisy images alone" in done.stderr
+    for given, options, words in cases:
+        command = ["one_step.py", given, "-o", tmp_path / "student.safetensors", *options.split()]
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
+        with pytest.raises(SystemExit):
+            one_step.main()
+        assert words in capsys.readouterr().err.splitlines()[-1] and not list(tmp_path.glob("student*"))

@@ -1,5 +1,6 @@
 """Images seen through kernels: exact on Gaussian data, and known to stores, packing and loops."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from assay.data import Joined, Restored, Store, View, open_store, raised
 from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
 from assay.data.pack import Conversion, PackReport, PackSource, pack, pack_shards
 from assay.data.readers import RawImages, cut_patches, read_any, with_map
-from assay.data.store import PackedImage, write_store
+from assay.data.store import PackedImage, hash_of, write_store
 from assay.data.units import Stabilised
 from assay.data.view import incomplete, read_kernel, read_levels, read_map, with_uniform_noise
 from assay.denoise import GaussianDenoiser, convolution
+from assay.files import sha256
 from assay.generate import RestoreConfig, restore, restore_store
 from assay.metrics.score import score
 from assay.train import read_config, train
@@ -194,9 +196,9 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
     assert bool(incomplete(chosen).all()) and torch.equal(chosen.sigma_tn, torch.full((2,), 0.3))
     assert torch.equal(read_levels(chosen, every[:1]), torch.full((1, 1, SIDE, SIDE), 0.3))
     for reject in (with_uniform_noise, lambda source: score(gaussian()[0], source)):
-        with pytest.raises(ValueError, match="seen through a kernel"):
+        with pytest.raises(ValueError, match="with a kernel, and cannot be scored or compared: hold complete"):
             reject(store)
-    with pytest.raises(ValueError, match="seen through a kernel"):
+    with pytest.raises(ValueError, match="missing pixels or a kernel, which are restored without"):
         restore(gaussian()[0], store, tmp_path / "kept", "exact", RestoreConfig(keep=0.5))
 
     for bad, match in ((np.full((SIDE, SIDE), np.nan), "NaN"), (np.ones((3, 3)), "shape")):
@@ -217,6 +219,59 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
     for read in (Store.read, Store.read_map, Store.read_kernel):
         at = torch.tensor([4, 0, 3])
         assert torch.equal(getattr(parts, read.__name__)(at), read(whole, at))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil", "match"),
+    [
+        ("sigma_map.npy", lambda v: np.where(v == v.max(), np.nan, v), "NaN or negative"),
+        ("sigma_map.npy", lambda v: -v, "NaN or negative"),
+        ("sigma_map.npy", lambda v: v.repeat(2, 1), "do not fit its channels"),
+        ("map_index.npy", lambda v: v - 2, "numbers of no array"),
+        ("kernel.npy", lambda v: v * np.array([1, 0])[:, None, None], "kernels that are 0 everywhere"),
+        ("kernel_index.npy", lambda v: v - 2 * (v == 0), "numbers of no array"),
+        ("kernel_index.npy", lambda v: v + 1, "pack the store again"),
+        ("kernel_index.npy", None, r"checksums: that of kernel_index\.npy is missing"),
+        ("kernel.npy", None, r"checksums: that of kernel\.npy is missing"),
+        ("map_index.npy", None, r"checksums: that of map_index\.npy is missing"),
+        ("kernel.npy", "absent", r"kernel\.npy is missing: restore it, or pack the store again"),
+        ("images.npy", "absent", r"images\.npy is missing: restore it, or pack the store again"),
+    ],
+)
+def test_stores_that_make_no_sense_are_rejected(tmp_path: Path, file: str, spoil: Any, match: str) -> None:
+    """Also if their checksums are right."""
+    levels = torch.full((4, *SHAPE), 0.1)
+    path = store_of(tmp_path / "s", torch.zeros(4, *SHAPE), blurs(2)[[0, 1, 0, 1]], levels).path
+    tree = json.loads((path / "meta.json").read_text())
+    del tree["checksum"]
+    if callable(spoil):
+        values = np.load(path / file)
+        np.save(path / file, spoil(values).astype(values.dtype))
+        tree["checksums"][file] = sha256(path / file)
+    elif spoil is None:
+        del tree["checksums"][file]
+    else:
+        (path / file).unlink()
+    (path / "meta.json").write_text(json.dumps(tree | {"checksum": hash_of(tree)}))
+    with pytest.raises(ValueError, match=match):
+        open_store(path)
+
+
+def test_maps_of_one_and_of_all_channels_make_one_store(tmp_path: Path) -> None:
+    rng, shapes = np.random.default_rng(0), {"one": (4, 4), "all": (3, 4, 4)}
+    sources = []
+    for name, shape in shapes.items():
+        np.save(tmp_path / f"{name}.npy", rng.uniform(0, 1, (5, 4, 4, 3)).astype(np.float32))
+        np.save(tmp_path / f"{name}-levels.npy", rng.uniform(0.01, 0.1, shape).astype(np.float32))
+        raw = with_map(read_any(str(tmp_path / f"{name}.npy")), tmp_path / f"{name}-levels.npy")
+        sources.append(PackSource(raw, None, (0, 1)))
+    for number, order in enumerate((sources, sources[::-1])):
+        store = pack(order, tmp_path / f"store{number}").store
+        found = store.read_map(torch.arange(10))
+        assert found is not None
+        for part, name in zip(found.split(5), list(shapes)[:: 1 - 2 * number], strict=True):
+            expected = 2 * torch.from_numpy(np.load(tmp_path / f"{name}-levels.npy"))
+            torch.testing.assert_close(part, expected.expand(5, 3, 4, 4))
 
 
 def test_stores_without_kernels_keep_their_fingerprint(tmp_path: Path) -> None:
@@ -337,11 +392,18 @@ def test_packing_fewer_pixels(files: np.ndarray) -> None:
     ("with_file", "values", "match"),
     [
         (with_kernel, np.ones((3, 4)), "odd"),
-        (with_kernel, np.ones((3, 3, 3)), "3 for 4 images"),
+        (with_kernel, np.ones((3, 3, 3)), "3 arrays for 4 images"),
         (with_kernel, np.ones(3), "expected numbers"),
         (with_kernel, np.full((3, 3), np.nan), "NaN"),
         (with_kernel, np.zeros((3, 3)), "0 everywhere"),
-        (with_kernel, np.ones((7, 3)), r"6 x 8 pixels, its kernel 7 x 3"),
+        (
+            with_kernel,
+            np.arange(4)[::-1, None, None] * np.ones((4, 3, 3)),
+            r"\[3\]: its kernel is 0",
+        ),
+        (with_kernel, np.full((3, 3), 1e-300), "its kernel is 0 everywhere: leave the image out"),
+        (with_kernel, np.full((3, 3), 1e300), "its kernel is too large for float32: divide it by its sum"),
+        (with_kernel, np.ones((7, 3)), r"6 x 8 pixels, its kernel 7 x 3: crop the kernel"),
         (with_kspace, np.zeros((6, 8)), "0 everywhere"),
         (with_kspace, np.arange(4)[:, None, None] * np.ones((4, 6, 8)) > 0, "measures nothing"),
         (with_kspace, np.full((6, 8), 0.5), "other than 0 and 1"),
@@ -363,12 +425,12 @@ def test_images_that_do_not_fit_kernels_are_named(files: np.ndarray) -> None:
     raw = read_any("images.npy")
     crop = Conversion((4, 4), "crop")
     for part in (with_kspace(raw, Path("mask.npy")), with_fewer_pixels(raw, 2)):
-        with pytest.raises(ValueError, match=r"pack whole images|not cropped"):
+        with pytest.raises(ValueError, match=r"pack whole images|neither cropped"):
             packed(part, conversion=crop)
     with pytest.raises(ValueError, match="6 x 8 pixels, 4 x 4 of them"):
         packed(cut_patches(with_kspace(raw, Path("mask.npy")), (4, 4), 4))
     assert packed(with_kernel(raw, Path("psf.npy")), conversion=crop).store.image_shape == (1, 4, 4)
-    with pytest.raises(ValueError, match="count as clean"):
+    with pytest.raises(ValueError, match="treated as clean"):
         packed(with_kernel(raw, Path("psf.npy")), 0.0)
     with pytest.raises(ValueError, match="2 or more"):
         with_fewer_pixels(raw, 1)
@@ -377,8 +439,11 @@ def test_images_that_do_not_fit_kernels_are_named(files: np.ndarray) -> None:
         packed(with_kernel(with_map(raw, Path("levels.npy")), Path("psf.npy")), None)
     eight_bit = read_any("bytes.npy")
     assert packed(with_kernel(eight_bit, Path("psf.npy"))).store.meta.dtype == "uint8"
-    with pytest.raises(ValueError, match=r"sums to 0\.5, not to 1: use dtype = float32"):
+    with pytest.raises(ValueError, match=r"sums to 0\.5, not to 1: divide it by its sum, or use dtype"):
         packed(with_kernel(eight_bit, Path("half.npy")))
+    np.save("mask.npy", np.arange(6)[:, None] * np.ones(8) == 1)
+    with pytest.raises(ValueError, match="leaves out the mean value: use dtype = float32"):
+        packed(with_kspace(eight_bit, Path("mask.npy")))
     with pytest.raises(ValueError, match="stabilised"):
         sensor = Conversion(sensor=Stabilised(0, 100, 1.0, 1.0, 0.0))
         packed(with_kernel(raw, Path("psf.npy")), None, sensor)
@@ -393,12 +458,57 @@ def test_the_command_packs_and_shows_kernels(files: np.ndarray) -> None:
     assert store.convolved.tolist() == [True] * 8 + [False] * 4 and incomplete(store).sum() == 8
     assert np.load("both/kernel.npy").shape == (2, 6, 8)
     shown = run("data", "show", "both")
-    assert "8 images were seen through a kernel" in shown and "train with train.loops" in shown
+    assert "map of noise levels" not in shown
+    Path("text.npy").write_text("0.1 0.2")
+    found = run(*f"data pack {one} --kernel text.npy -o x".split(), code=1)
+    assert "text.npy cannot be read (it is not a .npy file): save it again as a plain array, with" in found
+    assert "8 images were convolved with a kernel" in shown and "train with train.loops" in shown
     run(*f"data pack {one} --downsampled 3 -o small".split())
     assert open_store("small").image_shape == (1, 18, 24)
     twice = run(*f"data pack {one} --kernel psf.npy --downsampled 2 -o x".split(), code=1)
-    assert "--kernel and --downsampled say the same thing twice" in twice
-    assert "2 or more" in run(*f"data pack {one} --downsampled 1 -o x".split(), code=1)
+    assert "--kernel and --downsampled cannot be combined: give one" in twice
+    for text in ("1", "2.7", "nan", "inf", "-2", "two"):
+        found = run(*f"data pack {one} --downsampled {text} -o x".split(), code=1)
+        assert f"--downsampled {text}: expected a whole number of pixels, 2 or more" in found
+    assert "give a smaller factor" in run(*f"data pack {one} --downsampled 100000 -o x".split(), code=1)
+    for fit in ("crop", "resize"):
+        found = run(*f"data pack {one} --downsampled 2 --size 4 --fit {fit} -o x".split(), code=1)
+        assert "12 x 16 pixels, not 4 x 4" in found and "neither cropped nor resized" in found
+
+
+def test_kernels_that_do_not_sum_to_one_are_mentioned(files: np.ndarray) -> None:
+    np.save("psf.npy", np.array([[1, 2, 1]]) * np.arange(1, 5)[:, None, None])
+    np.save("near.npy", np.full((1, 3), 1 / 3) * 1.005)
+    np.save("mask.npy", np.arange(6)[:, None] * np.ones((4, 6, 8)) == np.arange(4)[:, None, None])
+    raw = read_any("images.npy")
+    (warning,) = packed(with_kernel(raw, Path("psf.npy"))).warnings
+    assert "4 images have a kernel that sums to 4 to 16, not to 1: divide it by its sum" in warning
+    for part in (
+        with_kernel(raw, Path("near.npy")),
+        with_kspace(raw, Path("mask.npy")),
+        with_fewer_pixels(raw, 2),
+    ):
+        assert not packed(part).warnings
+
+
+def test_incomplete_images_are_not_compared_denoised_or_measured(files: np.ndarray, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).uniform(0, 100, (40, 8, 8)).astype(np.float32)
+    np.save("images.npy", images)
+    np.save("psf.npy", np.full((1, 3), 1 / 3))
+    np.save("levels.npy", np.where(np.arange(8) == 3, np.inf, 1.0) * np.ones((8, 1)))
+    one = "data pack images.npy --range 0,100"
+    run(*f"{one} -o clean".split())
+    config = {"data": {"store": "clean"}, "net": {"preset": "mlp", "width": 8}}
+    train(read_config({**config, "train": {"num_steps": 1, "batch_size": 8}}), Path("run"))
+    for name, option in (("blurred", "--sigma 1 --kernel psf.npy"), ("gaps", "--sigma-map levels.npy")):
+        run(*f"{one} {option} -o {name}".split())
+        found = run(*f"evaluate {name} --reference clean --extractor pixels --cache .".split(), code=1)
+        assert "40 of the 40 images" in found and "cannot be compared" in found
+        found = run(*f"denoise run {name} -o made".split(), code=1)
+        assert "cannot be denoised: complete them with `assay restore`" in found
+        assert "hold complete images out" in run(*f"evaluate run --held-out {name}".split(), code=1)
+        assert "give complete images" in run(*f"data noise {name}".split(), code=1)
+        assert "cannot be annotated" in run(*f"data annotate {name} --clean clean".split(), code=1)
 
 
 def test_loops_learn_through_kernels_and_resume(tmp_path: Path) -> None:
@@ -407,7 +517,7 @@ def test_loops_learn_through_kernels_and_resume(tmp_path: Path) -> None:
     settings = {"num_steps": 8, "batch_size": 8, "state_every": 4, "loops": 1}
     tree: dict[str, Any] = {"data": {"store": str(store.path)}, "net": net, "train": settings}
     with pytest.raises(
-        ValueError, match=r"40 of the 40 images of store were seen through a kernel.*train\.loops"
+        ValueError, match=r"40 of the 40 images of store were convolved with a kernel.*train\.loops"
     ):
         train(read_config({**tree, "train": {**settings, "loops": 0}}), tmp_path / "none")
     config = read_config(tree)

@@ -226,5 +226,5 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "map of the noise 4 x 8 x 1" in run(*of_all.split(), "small.npy", "-o", "x", code=1)
     run(*of_all.split(), "dead.npy", "-o", "dead")
     assert "6 images have missing pixels" in run("data", "show", "dead")
-    assert "twice" in run(*of_all.split(), "map.npy", "--sigma", 3, "-o", "x", code=1)
+    assert "cannot be combined" in run(*of_all.split(), "map.npy", "--sigma", 3, "-o", "x", code=1)
     assert "nothing.npy does not exist" in run(*of_all.split(), "nothing.npy", "-o", "x", code=1)

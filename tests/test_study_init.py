@@ -24,12 +24,16 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.output
 
 
-def packed(path: Path, sigma: list[float], side: int = 8, num_classes: int = 0) -> Path:
-    """A store of flat images, whose content matters to no test here."""
+def packed(
+    path: Path, sigma: list[float], side: int = 8, num_classes: int = 0, kernel: np.ndarray | None = None
+) -> Path:
+    """A store of flat images, whose content matters to no test here; the noisy ones may have a kernel."""
     classes = [f"class {number}" for number in range(num_classes)]
     values = np.zeros((1, side, side), dtype=np.float32)
     images = (
-        PackedImage(str(n), values, level, n % num_classes if num_classes else -1)
+        PackedImage(
+            str(n), values, level, n % num_classes if num_classes else -1, kernel=kernel if level else None
+        )
         for n, level in enumerate(sigma)
     )
     write_store(path, path.name, images, values.shape, "float32", (-1, 1), classes)
@@ -146,3 +150,18 @@ def test_the_store_and_the_time_decide(tmp_path: Path, monkeypatch: pytest.Monke
             draft_study(Path(name))
     with pytest.raises(ValueError, match="minutes"):
         draft_study(Path("clean"), 0)
+
+
+def test_incomplete_images_are_rejected_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "seconds_per_image", lambda *arguments: 1e-3)
+    monkeypatch.chdir(tmp_path)
+    kernel = np.eye(1, 64, dtype=np.float32).reshape(8, 8)
+    packed(tmp_path / "mixed", [0.0] * 100 + [0.2] * 60, kernel=kernel)
+    with pytest.raises(ValueError, match=r"60 of the 140 images of mixed have missing.*need train\.loops"):
+        draft_study(Path("mixed"))
+    packed(tmp_path / "clean", [0.0] * 100)
+    Path("study.toml").write_text(draft_study(Path("clean")).replace("[net]", 'held_out = "mixed"\n\n[net]'))
+    with pytest.raises(ValueError, match=r"60 of the 160 images of mixed .*cannot be scored: set data"):
+        open_study(Path("study.toml"))

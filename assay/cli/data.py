@@ -64,7 +64,7 @@ def _options_of(found: list[tuple[int, str, str]], number: int) -> dict[str, str
     for kinds in (_NOISE, _OPERATORS):
         given = [name for name in kinds if name in mine] or [name for name in kinds if name in general]
         if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} say the same thing twice: give one")
+            raise ValueError(f"{given[0]} and {given[1]} cannot be combined: give one")
         chosen = {name: value for name, value in chosen.items() if name not in kinds or name in given}
     return chosen
 
@@ -132,8 +132,8 @@ def pack(
     kernel: Annotated[
         Path | None,
         typer.Option(
-            help=".npy with the kernel that blurred the images, the image of a point: (h, w) for all, or "
-            "(N, h, w) for each; odd and centred. Pixels from which it reaches over a border count as missing."
+            help=".npy with the point spread function that blurred the images: (h, w) for all, or "
+            "(N, h, w) for each; odd and centred. Pixels whose kernel extends past the border count as missing."
         ),
     ] = None,
     kspace: Annotated[
@@ -245,7 +245,10 @@ def pack(
             raw = with_kspace(raw, Path(options["--kspace"]))
         raw = raw if cut is None else cut_patches(raw, cut, stride or cut[1])
         if "--downsampled" in options:
-            raw = with_fewer_pixels(raw, int(parse_number(options["--downsampled"], "--downsampled")))
+            factor = options["--downsampled"]
+            if not factor.isdecimal() or int(factor) < 2:
+                raise ValueError(f"--downsampled {factor}: expected a whole number of pixels, 2 or more")
+            raw = with_fewer_pixels(raw, int(factor))
         level = options.get("--sigma")
         chosen = Path(options["--sigma-file"]) if "--sigma-file" in options else None
         pair = parse_pair(options.get("--range"), "value_range")
@@ -382,7 +385,9 @@ def show(
             f"{num_mapped:,} images have a map of noise levels, one per pixel; sigma_tn is from the map."
         )
     if num_convolved := int(opened.convolved.sum()):
-        console.print(f"{num_convolved:,} images were seen through a kernel: blur, fewer pixels or k-space.")
+        console.print(
+            f"{num_convolved:,} images were convolved with a kernel: blur, low resolution or k-space."
+        )
     if num_incomplete := int(incomplete(opened).sum()):
         what = "missing pixels or a kernel" if num_convolved else "missing pixels"
         console.print(f"{num_incomplete:,} images have {what}: train with train.loops.")

@@ -25,7 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from assay.archives import read_npy
+from assay.data.pack import MAX_PIXELS
 from assay.data.readers import RawImages, Size
+from assay.files import sha256
 
 
 def with_kernel(raw: RawImages, path: Path) -> RawImages:
@@ -39,9 +41,15 @@ def with_kernel(raw: RawImages, path: Path) -> RawImages:
 
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         small = kernels[i % len(kernels)].astype(np.float64)
+        with np.errstate(over="ignore"):
+            largest = np.abs(small).sum().astype(np.float32)  # as the store has it
+        if not np.isfinite(largest):
+            raise ValueError(f"{raw.names[i]}: its kernel is too large for float32: divide it by its sum")
+        if largest == 0:
+            raise ValueError(f"{raw.names[i]}: its kernel is 0 everywhere: leave the image out")
         if any(mine > whole for mine, whole in zip(small.shape, size, strict=True)):
             raise ValueError(
-                f"{raw.names[i]} has {_text(size)} pixels, its kernel {_text(small.shape)}: make it smaller"
+                f"{raw.names[i]} has {_text(size)} pixels, its kernel {_text(small.shape)}: crop the kernel"
             )
         kernel, seen = np.zeros(size), np.zeros(size, bool)
         kernel[: small.shape[0], : small.shape[1]] = small
@@ -51,7 +59,7 @@ def with_kernel(raw: RawImages, path: Path) -> RawImages:
         seen[tuple(inside)] = True
         return kernel, ~seen
 
-    return replace(raw, operator=operator)
+    return replace(raw, operator=operator, recipe=(*raw.recipe, f"kernel {sha256(path)}"))
 
 
 def with_kspace(raw: RawImages, path: Path) -> RawImages:
@@ -75,7 +83,7 @@ def with_kspace(raw: RawImages, path: Path) -> RawImages:
         mask |= np.roll(mask[::-1, ::-1], 1, (0, 1))
         return np.fft.ifft2(mask).real, np.zeros(size, bool)
 
-    return replace(raw, operator=operator)
+    return replace(raw, operator=operator, recipe=(*raw.recipe, f"kspace {sha256(path)}"))
 
 
 def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
@@ -92,20 +100,30 @@ def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         if before != size:
             raise ValueError(
-                f"{raw.names[i]} has {_text(before)} pixels, not {_text(size)}: images of fewer pixels are not "
-                "cropped; make them equal before packing, or cut patches"
+                f"{raw.names[i]} has {_text(before)} pixels, not {_text(size)}, with those it lacks: images of "
+                "low resolution are neither cropped nor resized; make them equal before packing, or cut patches"
             )
         kernel, missing = np.zeros(size), np.ones(size, bool)
         kernel[np.ix_(-np.arange(factor), -np.arange(factor))] = 1 / factor**2
         missing[::factor, ::factor] = False
         return kernel, missing
 
-    small = raw.sigma_map
+    def pixels(i: int) -> np.ndarray:
+        small = raw.pixels(i)
+        if small.shape[0] * small.shape[1] * factor**2 > MAX_PIXELS:
+            raise ValueError(
+                f"{raw.names[i]} has {_text(small.shape[:2])} pixels; downsampled = {factor} makes it larger "
+                f"than the {MAX_PIXELS:,} pixels that an image of a store may have: give a smaller factor"
+            )
+        return enlarged(small)
+
+    levels = raw.sigma_map
     return replace(
         raw,
-        pixels=lambda i: enlarged(raw.pixels(i)),
-        sigma_map=None if small is None else lambda i: enlarged(small(i)),
+        pixels=pixels,
+        sigma_map=None if levels is None else lambda i: enlarged(levels(i)),
         operator=operator,
+        recipe=(*raw.recipe, f"downsampled {factor}"),
     )
 
 
@@ -119,7 +137,7 @@ def _read(raw: RawImages, path: Path, what: str) -> np.ndarray:
     found = found.reshape(-1, *found.shape[-2:])
     if len(found) not in (1, len(raw.names)):
         raise ValueError(
-            f"{what} = {path} has {len(found)} for {len(raw.names)} images: give one for each, or for all"
+            f"{what} = {path} has {len(found)} arrays for {len(raw.names)} images: give one for each or for all"
         )
     if not np.isfinite(found).all():
         raise ValueError(f"{what} = {path} has values that are NaN or infinite: correct them")

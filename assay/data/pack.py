@@ -34,7 +34,7 @@ Fit = Literal["exact", "crop", "resize"]
 Colour = Literal["keep", "grey", "colour"]
 Units = Literal["files", "scaled"]
 Progress = Callable[[int, int], None]
-_MAX_PIXELS = 2**26
+MAX_PIXELS = 2**26
 _NUM_AHEAD = 64  # images loaded before they are needed
 _LUMA = np.array([0.299, 0.587, 0.114])
 
@@ -85,8 +85,8 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size {self.size}: an image has at least one pixel")
-        if self.size is not None and math.prod(self.size) > _MAX_PIXELS:
-            raise ValueError(f"size {self.size}: an image of a store has at most {_MAX_PIXELS:,} pixels")
+        if self.size is not None and math.prod(self.size) > MAX_PIXELS:
+            raise ValueError(f"size {self.size}: an image of a store has at most {MAX_PIXELS:,} pixels")
         if self.sensor is not None and self.dtype == "uint8":
             raise ValueError("dtype uint8: stabilised images are not whole numbers; use float32")
         if self.fit != "exact" and self.size is None:
@@ -120,7 +120,7 @@ def pack_shards(
         )
     if other := [found for found in path.glob("shard-*") if found.with_suffix("") not in wanted]:
         raise ValueError(f"{path} has another number of shards, such as {other[0].name}: remove the folder")
-    job = hash_of(list(raw.names), repr(conversion), [repr((s.sigma, s.value_range, s.units)) for s in sources])
+    job = hash_of(list(raw.names), repr(conversion), [_recipe(source) for source in sources])
     for record in path.glob("shard-*.json"):
         if record.read_text() != job:
             raise ValueError(
@@ -141,6 +141,12 @@ def pack_shards(
             reports.append(pack(sources, target, conversion, None, skip_bad, progress, only=part))
     join_shards(path, raw.name, num_shards)
     return reports
+
+
+def _recipe(source: PackSource) -> str:
+    """All but the images that decides what a source becomes; as before maps and kernels if it has none."""
+    quantile = [] if source.map_quantile == 1 else [source.map_quantile]
+    return repr((source.sigma, source.value_range, source.units, *quantile, *source.raw.recipe))
 
 
 def pack(
@@ -172,7 +178,7 @@ def pack(
         raw = _join(many)
     if conversion.dtype is None and len(many) > 1 and not all(map(_begins_with_bytes, many)):
         conversion = replace(conversion, dtype="float32")
-    writer = _Packer(raw, conversion, skip_bad, progress, dark)
+    writer = _Packer(raw, conversion, skip_bad, progress, dark, len(many))
     for number, source in enumerate(many):
         writer.set_levels(source, number, sum(len(before.raw.names) for before in many[:number]))
     if only is not None:
@@ -298,10 +304,12 @@ class _Packer:
     skip_bad: bool
     progress: Progress | None
     dark: Mapping[tuple[int, int], float]  # the share of too few photons, of images of a sensor
+    num_sources: int
     skipped: list[Problem] = field(default_factory=list)
     levels: dict[int, Level] = field(default_factory=dict)
     ranges: dict[int, tuple[float, float]] = field(default_factory=dict)  # of images whose source names one
     quantile: dict[int, float] = field(default_factory=dict)  # of the map that an image has
+    sums: list[float] = field(default_factory=list)  # of kernels that change the brightness
     num_faint: int = 0
     shape: tuple[int, int, int] | None = None
     dtype: DType = "uint8"
@@ -379,6 +387,8 @@ class _Packer:
         level, sigma_map = self.levels[i], None
         if i in self.quantile:
             sigma_map, level = self.map_of(i, pixels, level.scaled)
+        before = (pixels.shape[0], pixels.shape[1])
+        operator = None if self.raw.operator is None else self.raw.operator(i, before, self.size_of(before))
         level = level.in_range(*physical_range)
         if level.usable_from < level.sigma_tn * (1 - 1e-9):
             raise ValueError(
@@ -394,18 +404,20 @@ class _Packer:
             )
             sigma_map = self.fit(sigma_map, name, noise).transpose(2, 0, 1)
             noise = math.sqrt(float(np.square(np.minimum(sigma_map, noise)).mean()))
-        kernel, before, size = None, (pixels.shape[0], pixels.shape[1]), (values.shape[1], values.shape[2])
-        if self.raw.operator is not None and (found := self.raw.operator(i, before, size)) is not None:
-            kernel, missing = found
+        kernel = None
+        if operator is not None:
+            kernel, missing = operator
             values = self.centre(values, kernel, name, level.sigma_tn, physical_range)
             noise *= math.sqrt(np.mean(np.abs(np.fft.fft2(kernel)) > 1e-6))  # none at frequencies filled with 0
             if missing.any():
                 sigma_map = np.where(missing, np.inf, level.sigma_tn if sigma_map is None else sigma_map)
-                sigma_map = sigma_map.reshape(-1, *size)
+                sigma_map = sigma_map.reshape(-1, *missing.shape)
                 if np.isinf(sigma_map).all():
                     raise ValueError(
                         f"{name}: all its pixels are missing, some because of the kernel: leave it out"
                     )
+        if sigma_map is not None and self.num_sources > 1:  # others may have one for each channel
+            sigma_map = np.broadcast_to(sigma_map, values.shape)
         self.check_noise(values, noise, name)
         group = -1 if self.raw.group is None else int(self.raw.group[i])
         label = int(self.raw.label[i])
@@ -423,15 +435,24 @@ class _Packer:
         """
         if sigma == 0:
             raise ValueError(
-                f"{name} was seen through a kernel and has no noise, so that it would count as clean: give it "
+                f"{name} was convolved with a kernel and has no noise, and would be treated as clean: give it "
                 "a small level, e.g. that of rounding"
             )
         low, high = value_range
-        shift = (low + high) / (high - low) * (1 - float(kernel.sum()))
+        total = float(kernel.sum())
+        lacks_mean = abs(total) < 1e-6 * float(np.abs(kernel).sum())  # lines of k-space without the first
+        if abs(total - 1) > 0.01 and not lacks_mean:
+            self.sums.append(total)
+        shift = (low + high) / (high - low) * (1 - total)
         if abs(shift) < 1e-6:
             return values
         if self.dtype == "uint8":
-            raise ValueError(f"{name}: its kernel sums to {kernel.sum():.4g}, not to 1: use dtype = float32")
+            if lacks_mean:
+                raise ValueError(f"{name}: its kernel or mask leaves out the mean value: use dtype = float32")
+            raise ValueError(
+                f"{name}: its kernel sums to {total:.4g}, not to 1: divide it by its sum, or use dtype = "
+                "float32 if the optics lose light"
+            )
         return (values + shift).astype(self.dtype)
 
     def map_of(self, i: int, pixels: np.ndarray, scaled: bool) -> tuple[np.ndarray, Level]:
@@ -451,8 +472,8 @@ class _Packer:
         level = float(np.quantile(measured, self.quantile[i], method="inverted_cdf"))
         if level == 0 and len(measured) < found.size:
             raise ValueError(
-                f"{name} has missing pixels, whose level is infinite, and no noise in the others, so that it "
-                "would count as clean: give those that were measured a small level, e.g. that of rounding"
+                f"{name} has missing pixels, whose level is infinite, and no noise in the others, and would "
+                "be treated as clean: give those that were measured a small level, e.g. that of rounding"
             )
         return found, Level(level, level, scaled)
 
@@ -538,10 +559,14 @@ class _Packer:
         grey = (pixels @ _LUMA)[..., None]
         return (np.rint(grey) if pixels.dtype.kind == "u" else grey).astype(pixels.dtype)
 
+    def size_of(self, before: Size) -> Size:
+        """The size that an image gets."""
+        return self.conversion.size or (self.shape[1:] if self.shape else before)
+
     def fit(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
         """Give (H, W, C) the size asked for."""
         height, width, num_channels = pixels.shape
-        size = self.conversion.size or (self.shape[1:] if self.shape else (height, width))
+        size = self.size_of((height, width))
         if (height, width) == size:
             return pixels
         if self.conversion.fit == "exact":
@@ -630,6 +655,12 @@ class _Packer:
                 f"{self.num_faint:,} noisy images vary less by their content than by their noise (a "
                 f"signal-to-noise ratio below 0 dB): {check} in the units of the files, and "
                 "`value_range` right?"
+            )
+        if self.sums:
+            ends = sorted({f"{end:.4g}" for end in (min(self.sums), max(self.sums))}, key=float)
+            yield (
+                f"{len(self.sums):,} images have a kernel that sums to {' to '.join(ends)}, not to 1: divide "
+                "it by its sum, unless the optics also lose light"
             )
         if self.num_beyond:
             yield (

@@ -40,7 +40,7 @@ from assay.archives import (
 )
 from assay.data.decode import decode_image, decode_pixels, flatten
 from assay.data.scientific import is_tiff_stack, open_stack, stack_format, to_pixels
-from assay.files import naming, one_line
+from assay.files import naming, one_line, sha256
 from assay.unpickle import PlainArray, parse_pickle
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp"}
@@ -59,7 +59,8 @@ class RawImages:
     images from -1 to 1, or in those of the files if `in_file_units`. `has_opacity` is true for picture files.
     `group` (N,) numbers the files that images or patches come from, if several come from one. `sigma_map(i)` is
     the noise of each pixel of an image, (H, W, C or 1), in the units of the files. `units` names those of
-    pixels. `operator` tells what images were seen through (see `assay.data.operators`).
+    pixels. `operator` tells what images were seen through (see `assay.data.operators`). `recipe` names what was
+    added to the images by the user, by digests: two sources of the same files that differ in it differ.
     """
 
     name: str
@@ -74,6 +75,7 @@ class RawImages:
     sigma_map: Callable[[int], np.ndarray] | None = None
     units: str = "the files' units"
     operator: Operator | None = None
+    recipe: tuple[str, ...] = ()
 
     def load(self, i: int) -> np.ndarray:
         """The pixels (H, W, C) of one image, transparency flattened on white."""
@@ -215,7 +217,7 @@ def with_map(raw: RawImages, path: Path) -> RawImages:
         levels = np.asarray(maps[i] if for_each else maps, dtype=np.float32)
         return levels[:, :, None] if levels.ndim == 2 else levels.transpose(1, 2, 0)
 
-    return replace(raw, sigma_map=sigma_map)
+    return replace(raw, sigma_map=sigma_map, recipe=(*raw.recipe, f"sigma_map {sha256(path)}"))
 
 
 def cut_patches(raw: RawImages, size: tuple[int, int], stride: int) -> RawImages:

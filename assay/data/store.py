@@ -33,6 +33,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
@@ -169,6 +170,8 @@ class Store(SourceDisplay):
         self.num_classes = len(meta.class_names)
         self.physical_range: PhysicalRange | None = meta.physical_range or meta.value_range
         for file in meta.checksums:
+            if not (path / file).is_file():
+                raise ValueError(f"{path / file} is missing: restore it, or pack the store again")
             if file not in ("images.npy", "names.npy"):  # these are compared when they are read
                 self._compare(file)
         self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
@@ -227,8 +230,12 @@ class Store(SourceDisplay):
 
     @property
     def num_mapped(self) -> int:
-        """How many images have a map of noise levels."""
-        return int((self._maps.index >= 0).sum()) if self.has_map else 0
+        """How many images have several noise levels, besides the infinite one of missing pixels."""
+        if not self.has_map:
+            return 0
+        finite = (levels[np.isfinite(levels)] for levels in self._maps.values)
+        varied = torch.tensor([len(levels) > 0 and levels.min() < levels.max() for levels in finite])
+        return int(varied[self._maps.index[self._maps.index >= 0]].sum())
 
     def _check_columns(self) -> None:
         """Reject values that make no sense, in a store that may come from someone else."""
@@ -237,10 +244,16 @@ class Store(SourceDisplay):
             check_sigma("usable_from", self.usable_from)
             if not bool(((self.label >= -1) & (self.label < self.num_classes)).all()):
                 raise ValueError(f"labels are not all classes from 0 to {self.num_classes - 1}, or -1")
+            if self.has_map and not self._maps.values.min() >= 0:
+                raise ValueError("it has maps of the noise with levels that are NaN or negative")
+            if self.has_map and self._maps.values.shape[1] not in (1, self.image_shape[0]):
+                raise ValueError("it has maps of the noise that do not fit its channels")
             if bool(self.convolved.any()) and not np.isfinite(self._kernels.values).all():
                 raise ValueError("it has kernels that are NaN or infinite")
+            if bool(self.convolved.any()) and not self._kernels.values.any((1, 2)).all():
+                raise ValueError("it has kernels that are 0 everywhere")
             if not bool(self.sigma_tn[self.convolved].all()):
-                raise ValueError("it has images that were seen through a kernel and count as clean")
+                raise ValueError("it has images that were convolved with a kernel and count as clean")
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
@@ -299,7 +312,8 @@ def open_one(path: Path, fetch: Fetch | None = None) -> Store:
         where = one_line(".".join(str(part) for part in problem["loc"])) or "the file"
         raise ValueError(f"{file}: {where}: {problem['msg']}; pack the store again") from error
     is_first_format = meta.format_version == 1 and checksum is None
-    for column in _COLUMNS if is_first_format else (*_COLUMNS, _BLOCKS):
+    pairs = [pair for pair in (_MAP, _KERNEL) if meta.checksums.keys() & set(pair)]
+    for column in chain(_COLUMNS, [] if is_first_format else [_BLOCKS], *pairs):
         if column not in meta.checksums:
             raise ValueError(f"{file}: checksums: that of {column} is missing; pack the store again")
     if not is_first_format and checksum != hash_of(tree):
@@ -358,7 +372,7 @@ def write_store(
     size = image_shape[1:]
     with write_whole_directory(path) as partial:
         maps = _SharedWriter(partial, _MAP, "map of the noise", {(1, *size), image_shape}, lambda v: v >= 0)
-        kernels = _SharedWriter(partial, _KERNEL, "kernel", {size}, np.isfinite)
+        kernels = _SharedWriter(partial, _KERNEL, "kernel", {size}, lambda v: np.isfinite(v) & v.any())
         # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
         with open(partial / "images.npy", "wb") as file:
             header_size = _write_header(file, (0, *image_shape), dtype)
@@ -432,6 +446,8 @@ class _Shared:
     def __init__(self, path: Path, files: tuple[str, str], shape: tuple[int | None, ...]) -> None:
         """`shape`: the number of images, then the shape of an array; None is any length."""
         index = _map_column(path, files[1], shape[:1], "int64")
+        if index.min() < -1 or index.max() < 0:
+            raise ValueError(f"{path / files[1]} has numbers of no array: pack the store again")
         self.values = _map_column(path, files[0], (int(index.max()) + 1, *shape[1:]), "float32")
         self.index = torch.from_numpy(index)  # (N,), -1 is none
 
@@ -503,8 +519,7 @@ def _map_column(path: Path, file: str, shape: tuple[int | None, ...], dtype: str
 
     None in `shape` is any length.
     """
-    with naming(path / file, "restore it, or pack the store again"):
-        array = read_npy(path / file, "c")
+    array = read_npy(path / file, "c", "restore it, or pack the store again")
     fits = array.ndim == len(shape) and all(b in (None, a) for a, b in zip(array.shape, shape, strict=True))
     if not fits or (dtype is not None and array.dtype != dtype):
         raise ValueError(

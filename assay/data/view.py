@@ -361,13 +361,13 @@ def read_kernel(source: ImageSource, index: Tensor) -> Tensor | None:
 
 
 def convolved(source: ImageSource) -> Tensor:
-    """(N,) bool: which images were seen through a kernel (see `assay.data.operators`)."""
+    """(N,) bool: which images were convolved with a kernel (see `assay.data.operators`)."""
     found: Tensor = getattr(source, "convolved", torch.zeros(len(source), dtype=torch.bool))
     return found
 
 
 def incomplete(source: ImageSource) -> Tensor:
-    """(N,) bool: which images were seen through a kernel, or have missing pixels, of infinite level."""
+    """(N,) bool: which images were convolved with a kernel, or have missing pixels, of infinite level."""
     found = convolved(source)
     if not getattr(source, "has_map", False):
         return found
@@ -375,16 +375,24 @@ def incomplete(source: ImageSource) -> Tensor:
     return found | torch.cat([each.isinf().flatten(1).any(1) for each in maps if each is not None])
 
 
+def check_complete(
+    source: ImageSource, problem: str = "cannot be scored or compared: hold complete images out"
+) -> None:
+    """Reject images that are `incomplete`; `problem` says what they are not good for, and what to do."""
+    if num := int(incomplete(source).sum()):
+        raise ValueError(
+            f"{num} of the {len(source)} images of {source.name} have missing pixels or were convolved with a "
+            f"kernel, and {problem}"
+        )
+
+
 def with_uniform_noise(source: ImageSource, seed: int = 0, allow_incomplete: bool = False) -> ImageSource:
     """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps.
 
     Images that are `incomplete` are rejected, or stay so: missing pixels keep their infinite level.
     """
-    if not allow_incomplete and bool((found := incomplete(source)).any()):
-        raise ValueError(
-            f"{int(found.sum())} of the {len(source)} images of {source.name} have missing pixels or were seen "
-            "through a kernel, and cannot be scored, denoised or compared: complete them with `assay restore`"
-        )
+    if not allow_incomplete:
+        check_complete(source)
     return View(source, None, source.sigma_tn, seed, even=True) if getattr(source, "has_map", False) else source
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from assay.data import ImageSource, Store
-from assay.data.view import stream
+from assay.data.view import check_complete, stream
 from assay.files import write_whole
 from assay.metrics.classifier import Classifier, initialise
 from assay.noise import per_image
@@ -71,6 +71,7 @@ def annotate(
             raise ValueError(
                 f"{source.name} has {len(source)} images: annotation needs {MIN_IMAGES} of each kind"
             )
+        check_complete(source, "cannot be annotated: train on them with train.loops, or leave them out")
     if bool((clean.sigma_tn > 0).any()):
         raise ValueError(f"{clean.name} has noisy images: compare with clean images alone")
     if bad.image_shape != clean.image_shape:

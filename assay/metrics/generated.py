@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from assay.checkpoint import CheckpointInfo, find_checkpoint, is_model, load_checkpoint
-from assay.data import open_store
+from assay.data import Store, open_store
 from assay.data.readers import RawImages, read_any
 from assay.data.shards import is_store
-from assay.data.view import image_seeds
+from assay.data.view import check_complete, image_seeds
 from assay.denoise import Denoiser, copy_to
 from assay.files import sha256
 from assay.generate import warn_of_full_sampling
@@ -217,4 +217,6 @@ def open_candidate(
         warn_of_full_sampling(sample, sampler.info)
         return Candidate(samples, sampler, num_images, num_ranges)
     images, num_ranges = open_images(path), 1 if num_ranges is None else num_ranges
+    if isinstance(images, Store):
+        check_complete(images, "cannot be compared with others: give complete images")
     return Candidate(images, None, len(images) // num_ranges if num_images is None else num_images, num_ranges)

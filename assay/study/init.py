@@ -17,6 +17,7 @@ from typing import Literal
 
 from assay.data import ImageSource
 from assay.data.show import levels_text
+from assay.data.view import check_complete
 from assay.metrics.evaluate import MIN_IMAGES
 from assay.study.arms import level_bins
 from assay.study.run import OpenStudy, can_score, open_study
@@ -200,6 +201,10 @@ def draft_study(store: Path, minutes: float = 30.0, cores: int | None = None) ->
 
 def _first_draft(store: Path, source: ImageSource, held_out: ImageSource | None) -> _Draft:
     """What follows from the images alone."""
+    check_complete(
+        source,
+        "need train.loops, whose models have no price: leave them out, or write a study with train.loops",
+    )
     clean = source.sigma_tn == 0
     num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
     if 0 < num_clean < MIN_IMAGES or (not num_clean and not can_score(held_out)):

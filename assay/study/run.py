@@ -21,6 +21,7 @@ import torch
 
 from assay.data import ImageSource
 from assay.data.picture import image_grid
+from assay.data.view import check_complete
 from assay.devices import find_devices
 from assay.files import hold_lock, naming, read_json, read_text, remove_leftovers, write_whole
 from assay.metrics import (
@@ -135,6 +136,8 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         source, held_out = data.open(), data.open_held_out()
         arms = study_arms(study, data, source)
         check_against_data(arms, source)
+        if held_out is not None:
+            check_complete(held_out, "cannot be scored: set data.held_out to a store of complete images")
         if study.evaluate.result == "best_score" and not can_score(held_out):
             raise ValueError("evaluate.result = best_score needs more held-out images: set data.held_out")
     if spec.resolve() != (folder / "study.toml").resolve():

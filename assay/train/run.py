@@ -144,7 +144,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
         )
     if not settings.loops and (num_convolved := int(convolved(source).sum())):
         raise ValueError(
-            f"{num_convolved} of the {len(source)} images of {source.name} were seen through a kernel, and "
+            f"{num_convolved} of the {len(source)} images of {source.name} were convolved with a kernel, and "
             "would be learnt as they are, e.g. blurred: set train.loops, e.g. to 3"
         )
     highest = source.sigma_tn.max().item()

@@ -23,6 +23,7 @@ from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
 from assay.data.readers import RawImages
 from assay.data.store import Store
 from assay.data.units import Stabilised
+from assay.data.view import check_complete
 from assay.figure import COLOURS, Panel, Series
 from assay.files import csv_cell
 
@@ -288,6 +289,7 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
 
 def images_of(store: Store) -> RawImages:
     """The images of a store in the units of the files they came from, or stabilised, to be measured again."""
+    check_complete(store, "have no noise that could be measured everywhere: give complete images")
     known = store.physical_range
     low, high = (-1.0, 1.0) if known is None or isinstance(known, Stabilised) else known
 
