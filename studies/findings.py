@@ -545,11 +545,8 @@ def gap_closed(currency: str) -> str:
         roles = headline_settings(measured.values)
         extra = {setting.table: setting for setting in measured.values if setting.num_clean}
         gap = measured.gain(roles["all_clean"], extra["original recipe"])
-        for name, setting in {
-            "ours": roles["mix"],
-            "ours, images drawn first": extra["image first"],
-            "ours, 2 loops": extra["loops"],
-        }.items():
+        mine = {"ours": roles["mix"], "ours, images drawn first": extra["image first"]}
+        for name, setting in (mine | {"ours, 2 loops": extra["loops"]}).items():
             gain = measured.gain(setting, extra["original recipe"])
             share = gain.value / gap.value
             error = math.hypot(gain.interval, share * gap.interval) / abs(gap.value)  # to first order

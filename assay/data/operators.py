@@ -44,12 +44,15 @@ def with_kernel(raw: RawImages, path: Path) -> RawImages:
         with np.errstate(over="ignore"):
             largest = np.abs(small).sum().astype(np.float32)  # as the store has it
         if not np.isfinite(largest):
-            raise ValueError(f"{raw.names[i]}: its kernel is too large for float32: divide it by its sum")
+            raise ValueError(
+                f"{raw.names[i]}: its kernel in {path} is too large for float32: give one that sums to 1"
+            )
         if largest == 0:
-            raise ValueError(f"{raw.names[i]}: its kernel is 0 everywhere: leave the image out")
+            raise ValueError(f"{raw.names[i]}: its kernel in {path} is 0 everywhere: leave the image out")
         if any(mine > whole for mine, whole in zip(small.shape, size, strict=True)):
             raise ValueError(
-                f"{raw.names[i]} has {_text(size)} pixels, its kernel {_text(small.shape)}: crop the kernel"
+                f"{raw.names[i]} has {_text(size)} pixels, its kernel in {path} has {_text(small.shape)}: crop "
+                "the kernel"
             )
         kernel, seen = np.zeros(size), np.zeros(size, bool)
         kernel[: small.shape[0], : small.shape[1]] = small
@@ -79,7 +82,7 @@ def with_kspace(raw: RawImages, path: Path) -> RawImages:
                 f"of k-space {_text(mask.shape)}: give a mask of the image's size, and pack whole images"
             )
         if not mask.any():
-            raise ValueError(f"{raw.names[i]}: its mask of k-space measures nothing: leave the image out")
+            raise ValueError(f"{raw.names[i]}: its mask in {path} measures nothing: leave the image out")
         mask |= np.roll(mask[::-1, ::-1], 1, (0, 1))
         return np.fft.ifft2(mask).real, np.zeros(size, bool)
 

@@ -301,7 +301,7 @@ def _store(file: str) -> Callable[[Path], Path]:
                 None,
                 i // 2,
                 _MAPS[i],
-                _MAPS[i][0],
+                1 + _MAPS[i][0],
             )
             for i, image in enumerate(_IMAGES)
         ]
