@@ -186,7 +186,7 @@ def test_packing_reads_masks_as_infinite_levels(tmp_path: Path) -> None:
     found = read_map(store, torch.arange(4))
     assert found is not None and torch.equal(found[:, 0].isinf(), torch.from_numpy(levels).isinf())
     for bad, match in (
-        (np.where(np.isinf(levels), np.inf, 0), "count as clean"),
+        (np.where(np.isinf(levels), np.inf, 0), "treated as clean"),
         (levels * np.inf, "everywhere"),
     ):
         with pytest.raises(ValueError, match=match):
