@@ -343,21 +343,27 @@ def worth_points(study: str) -> dict[str, list[Worth]]:
     return found
 
 
+_WIDEST = 0.5  # interval of a worth that is drawn; wider ones are in the tables
+
+
 def worth_figure() -> list[Panel]:
-    """What noisy images are worth by clean fraction, and at which noise levels they teach."""
+    """What noisy images are worth, and at which noise levels they teach."""
     panels = []
     for study, title in HEADLINE.items():
-        points = worth_points(study)
-        panel = Panel(
-            f"{title}: worth of a noisy image", "clean images, % of all", "in clean images", log_x=True
-        )
-        kinds = [(by, sigma) for by in ("fd", "score") for sigma in sorted({p.sigma for p in points[by]})]
-        for number, ((by, sigma), colour) in enumerate(zip(kinds, cycle(COLOURS[1:]), strict=False)):
-            mine = [p for p in points[by] if p.sigma == sigma]
-            x = [100 * p.clean_fraction * 1.03 ** (number - len(kinds) / 2) for p in mine]  # side by side
-            ends = [p.low for p in mine], [p.high for p in mine]
-            name = f"noise {sigma:g}, by {'FD' if by == 'fd' else 'score'}"
-            panel.series.append(Series(name, "bars", x, [p.value for p in mine], *ends, colour=colour))
+        drawn: dict[tuple[str, str], list[Worth]] = {}
+        for by, points in worth_points(study).items():
+            for point in points:
+                if by != "score_above" and point.high - point.low <= _WIDEST:
+                    kind = percent(point.clean_fraction), "FD" if by == "fd" else "score"
+                    drawn.setdefault(kind, []).append(point)
+        name = f"{title}: worth of a noisy image in clean ones"
+        panel = Panel(name, "noise of the noisy images", "worth, with its 95 % interval", log_x=True)
+        for number, ((part, by), mine) in enumerate(sorted(drawn.items())):
+            x = [point.sigma * 1.05 ** (number - len(drawn) / 2) for point in mine]  # side by side
+            value, low, high = ([getattr(point, end) for point in mine] for end in ("value", "low", "high"))
+            colour = COLOURS[1 + number % (len(COLOURS) - 1)]
+            series = Series(f"{part} clean images, by {by}", "bars", x, value, low, high, colour=colour)
+            panel.series.append(series)
         panels += [panel, _level_panel(study, title)]
     return panels
 
