@@ -109,7 +109,7 @@ def headline(currency: str = "fd") -> str:
         for role in roles
     ]
     header = ("available data", *(_with_noise(title, outcomes) for title, outcomes in columns.items()))
-    title = f"{name[0].upper()}{name[1:]}: mean and deviation over three training seeds"
+    title = f"{name[0].upper()}{name[1:]}: mean and deviation over three training seeds or more"
     return format_table(Table(title, header, tuple(rows)), "markdown").rstrip()
 
 
