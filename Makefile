@@ -8,12 +8,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two test processes share two cores: one thread each, or both crawl.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench docs fuzz soak lint clean
+.PHONY: demo test test-all test-slow bench docs fuzz soak lint clean
 demo: .venv/installed
 	$(BIN)/assay demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# Also what is slow and rarely breaks: kills, long fuzz, every page of the site, the demo.
+test-all: test test-slow
+
+test-slow: .venv/dev-installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check .
@@ -24,7 +30,7 @@ lint: .venv/dev-installed
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-# Hours of a core: 10,000 damaged files of every format, 200 kills. `make test` has a short form of both.
+# Hours of a core: 10,000 damaged files of every format, 200 kills. `make test-all` has a short form of both.
 fuzz: .venv/dev-installed
 	nice -n 19 $(BIN)/python -m tests.fuzz.run
 

@@ -1,18 +1,18 @@
-"""Assay trains diffusion models on imperfect images and tells you what each image is worth.
+"""Assay trains diffusion models on clean and noisy images; it finds how many noisy ones replace a clean one.
 
 For a notebook or a script these names are enough; each has an example in its docstring:
 
     from_arrays, open_store         images with their noise levels, from arrays or from files
     part, simulate, split_held_out  which of them to use; noise to simulate; images kept for evaluation
-    fit, load                       train a `Model`, or open one; it can sample, denoise, score and evaluate
+    fit, load                       train a `Model`, or open one; it samples, denoises, and is evaluated
     run_study, open_study           a grid of trainings and its report
-    price                           how many noisy images replace a clean one
+    quote, price                    how many noisy images replace a clean one: before training, from results
+    plan, Vendor                    which images to buy for a budget
     NoisyMixture                    the theory's estimator
     ImageSource                     what your own source of images must offer
 
-They are imported when first used. The modules, in the order in which they build on each other: `files`,
-`unpickle`, `noise`, `denoise`, `nets`, `loss`, `sample`, `data`, `checkpoint`, `devices`, `generate`, `train`,
-`metrics`, `model`, `outcome`, `pricing`, `mixture`, `study`, `cli`.
+They are imported when first used. CONTRIBUTING.md lists the modules in the order in which they build on each
+other.
 """
 
 from importlib import import_module
@@ -30,9 +30,12 @@ _MODULE_OF = {
     "Model": "assay.model",
     "fit": "assay.model",
     "load": "assay.model",
-    "run_study": "assay.study.report",
+    "run_study": "assay.study.drive",
     "open_study": "assay.study",
     "price": "assay.pricing",
+    "quote": "assay.pricing",
+    "plan": "assay.pricing",
+    "Vendor": "assay.pricing",
     "NoisyMixture": "assay.mixture",
 }
 __all__ = list(_MODULE_OF)

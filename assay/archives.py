@@ -17,7 +17,8 @@ from typing import IO, Literal
 
 import numpy as np
 
-from assay.files import naming, one_line
+from assay.errors import AssayError
+from assay.files import decoding, one_line
 
 # What may be unpacked: this much always, and beyond it this many times the packed size. Images rarely
 # shrink by more than a factor of 20; deflate can claim 1,032.
@@ -35,19 +36,15 @@ MAX_DIMENSIONS = 8  # of a tensor or an array
 def check_unpacked(where: str | Path, unpacked: int, packed: int) -> None:
     """Reject what claims to unpack to far more bytes than it has."""
     if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
-        raise ValueError(
-            f"{where} unpacks from {packed} to {unpacked} bytes, as decompression bombs do: get it from a "
-            "source you trust, or unpack it first"
-        )
+        what = f"unpacks from {packed} to {unpacked} bytes, as decompression bombs do"
+        raise AssayError(what, path=where, cure="get it from a source you trust, or unpack it first")
 
 
 def check_member_name(path: Path, name: str) -> None:
     """Reject an archive with a member that points outside it."""
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-        member = one_line(repr(name))
-        raise ValueError(
-            f"{path} has a member {member}, which points outside it: get it from a source you trust"
-        )
+        what = f"has a member {one_line(repr(name))}, which points outside it"
+        raise AssayError(what, path=path, cure="get it from a source you trust")
 
 
 class _Limited:
@@ -72,7 +69,7 @@ def is_gzip(path: Path) -> bool:
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[_Limited]:
     """The bytes of a file that may be gzipped. Read to the end, or its checksum is not compared."""
-    with naming(path), gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
+    with decoding(path), gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
         yield _Limited(file, path)  # type: ignore[arg-type]
 
 
@@ -116,7 +113,7 @@ def read_tar(path: Path, names: set[str]) -> dict[str, bytes]:
 
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a zip archive whose directory is whole; members are compared with it as they are read."""
-    with naming(path, "copy or make the zip again"):
+    with decoding(path, "copy or make the zip again"):
         archive = zipfile.ZipFile(path)
         check_packed(archive, path.stat().st_size)
         for name in archive.namelist():
@@ -142,7 +139,7 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     where = f"{archive.filename}:{name}"
     info = archive.getinfo(name)
     check_unpacked(where, info.file_size, info.compress_size)
-    with naming(where, "copy or make the zip again"):
+    with decoding(where, "copy or make the zip again"):
         return archive.read(info)
 
 
@@ -150,7 +147,7 @@ def read_npy(
     path: Path, mode: Literal["r", "c"] = "r", cure: str = "save it again as a plain array, with np.save"
 ) -> np.ndarray:
     """The array of a .npy file, memory-mapped."""
-    with naming(path, cure):
+    with decoding(path, cure):
         with open(path, "rb") as file:
             if file.read(6) != b"\x93NUMPY":
                 raise ValueError("it is not a .npy file")
@@ -165,7 +162,7 @@ def read_npy(
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a .npz file."""
     arrays = {}
-    with naming(path, "save it again with np.savez"), open_zip(path) as archive:
+    with decoding(path, "save it again with np.savez"), open_zip(path) as archive:
         for info in archive.infolist():
             check_unpacked(path, info.file_size, info.compress_size)
             with archive.open(info) as member:

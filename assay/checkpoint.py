@@ -24,13 +24,22 @@ from torch import Tensor
 from assay.archives import check_unpacked
 from assay.data.units import PhysicalRange
 from assay.denoise import Denoiser, Preconditioned
-from assay.files import Name, naming, one_line, read_json, reason, write_whole, write_whole_directory
-from assay.nets import NET_CONFIG, ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last
-from assay.nets.layers import resample_kernel
+from assay.errors import AssayError, explained, extra
+from assay.files import (
+    Name,
+    check_absent,
+    decoding,
+    one_line,
+    read_json,
+    reason,
+    write_whole,
+    write_whole_directory,
+)
+from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
 from assay.sample import Guided, SampleConfig
 from assay.unpickle import Plain, read_pickle
 
-FORMAT_VERSION = 2  # 1 had no checksum
+FORMAT_VERSION = 2
 WEIGHTS_NAME = "model.safetensors"  # of a published model
 _HEADER = "assay"  # the key of our JSON in a safetensors header
 _CHECKSUM = "sha256"  # the key of the checksum in that JSON
@@ -46,7 +55,7 @@ class CheckpointInfo(BaseModel):
     num_images: int | None = None  # of the training set
     seed: int | None = None  # of training
     consistency: bool | None = None  # whether the consistency loss was used
-    loops: int = 0  # how often its training images were restored and trained on again
+    rounds: int = 0  # how often its training images were restored and trained on again
     num_images_seen: int | None = None
     dataset: Name | None = None
     dataset_fraction: float | None = None  # how much of the data set was kept
@@ -75,19 +84,17 @@ class Checkpoint:
             return denoiser
         if sample.guide is None:
             if not self.config.num_classes or not self.config.label_dropout:
-                missing = "label_dropout" if self.config.num_classes else "classes"
-                raise ValueError(
-                    f"guidance = {sample.guidance:g} needs images of no class, but the model was trained "
-                    f"without {missing}: give `guide`, the checkpoint of a weaker model"
+                what = f"was trained without {'label_dropout' if self.config.num_classes else 'classes'}"
+                cure = "give `guide`, the checkpoint of a weaker model"
+                raise AssayError(
+                    f"the model {what}, so it knows no image without class", key="guidance", cure=cure
                 )
             return Guided(denoiser, sample.guidance)
         guide = load_checkpoint(sample.guide)
         for name in ("image_shape", "num_classes"):
             theirs, ours = getattr(guide.config, name), getattr(self.config, name)
             if theirs != ours and not (name == "num_classes" and theirs == 0):
-                raise ValueError(
-                    f"guide = {sample.guide} has {name} = {theirs}, the model {ours}: it cannot guide it"
-                )
+                raise AssayError(f"has {name} = {theirs}, the model {ours}", path=sample.guide, key="guide")
         return Guided(denoiser, sample.guidance, guide.denoiser.to(device).eval())
 
 
@@ -117,20 +124,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
             raise OSError(int(number[1]) if number else 0, str(error)) from error
 
 
-def load_tensors(path: Path, since_version: int = 0) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header that `save_tensors` wrote; raises ValueError if anything has changed.
-
-    A file whose header has a `format_version` before `since_version` may lack the checksum.
-    """
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header that `save_tensors` wrote; an error if anything has changed."""
     tensors, metadata = _read_safetensors(path)
     if _HEADER not in metadata:
-        raise ValueError(f"{path} was not written by Assay: use `assay import` for foreign weights")
-    with naming(path, "restore it, or make it again"):
+        cure = "use `assay model import` for foreign weights"
+        raise AssayError("was not written by Assay", path=path, cure=cure)
+    cure = "restore it, or make it again"
+    with decoding(path, cure):
         header = json.loads(metadata[_HEADER])
-        checksum = header.pop(_CHECKSUM, None)
-        has_none = checksum is None and header.get("format_version", since_version) < since_version
-        if not has_none and checksum != _digest(tensors, header):
-            raise ValueError(f"{path} is damaged: its checksum does not match; restore it, or make it again")
+        if header.pop(_CHECKSUM, None) != _digest(tensors, header):
+            raise AssayError("is damaged: its checksum does not match", cure=cure)
     return tensors, header
 
 
@@ -143,9 +147,14 @@ def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
 
 
 def hub_name(path: str | Path) -> str | None:
-    """OWNER/NAME of `hf:OWNER/NAME`, a model on Hugging Face; None of other paths."""
-    found = re.fullmatch(r"hf:/*(\w[\w.-]*/\w[\w.-]*)", Path(path).as_posix())
-    return None if found is None else found[1]
+    """OWNER/NAME of `hf:OWNER/NAME`, a model on Hugging Face; None of paths of files."""
+    text = str(path)
+    if not text.startswith("hf:"):
+        return None
+    found = re.fullmatch(r"hf:/*(\w[\w.-]*/\w[\w.-]*)", Path(text).as_posix(), re.ASCII)
+    if found is None:
+        raise AssayError("is no name of a model on Hugging Face", path=text, cure="write it as hf:OWNER/NAME")
+    return found[1]
 
 
 def is_model(path: Path) -> bool:
@@ -164,14 +173,10 @@ def find_checkpoint(path: Path) -> Path:
     if not path.is_dir() or final.exists():
         return final if path.is_dir() else path
     if snapshots := sorted(final.parent.glob("*.safetensors")):
-        raise ValueError(
-            f"{path} is a run that has not finished: resume it with `assay train`, or give one of its "
-            f"snapshots, the last is {snapshots[-1]}"
-        )
-    raise ValueError(
-        f"{path} is a folder without {final.relative_to(path)}: give a .safetensors file, or the folder of a "
-        "finished run"
-    )
+        cure = f"resume it with `assay train`, or give one of its snapshots, the last is {snapshots[-1]}"
+        raise AssayError("is a run that has not finished", path=path, cure=cure)
+    cure = "give a .safetensors file, or the folder of a finished run"
+    raise AssayError(f"is a folder without {final.relative_to(path)}", path=path, cure=cure)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -183,27 +188,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if path.name == WEIGHTS_NAME and not _is_ours(path):
         if repository is not None:
             _download(repository, "config.json")
-        elif not path.with_name("config.json").is_file():
-            raise ValueError(
-                f"{path} has no header of Assay's and no config.json beside it, as ambient-laws has: "
-                "get it again"
-            )
+        if not (path.parent / "config.json").is_file():
+            what = "has no header of Assay's, and no config.json is beside it, as ambient-laws has"
+            raise AssayError(what, path=path, cure="get it again")
         return _import_directory(path.parent, repository or path.resolve().parent.name)
-    weights, header = load_tensors(path, since_version=2)
-    version = header.get("format_version")
-    if not isinstance(version, int):
-        raise ValueError(f"{path} has a damaged header: it has no format_version; make it again")
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has checkpoint format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
-        )
-    try:
-        config = NET_CONFIG.validate_python(header["config"])
+    weights, header = load_tensors(path)
+    if header.get("format_version") != FORMAT_VERSION:
+        what = f"has checkpoint format {header.get('format_version')!r:.20}; {FORMAT_VERSION} is known here"
+        raise AssayError(what, path=path, cure="make it again with this version, or upgrade Assay")
+    with decoding(path, "its header does not describe a network; make it again"):
+        config = net_kind(header["config"]).model_validate(header["config"])
         info = CheckpointInfo.model_validate(header["info"])
-    except (ValidationError, KeyError) as error:
-        raise ValueError(
-            f"{path} has a header that does not describe a network ({reason(error)}): make it again"
-        ) from error
     return Checkpoint(_fill(config, weights, path), config, info)
 
 
@@ -222,11 +217,8 @@ def import_checkpoint(source: str | Path) -> Checkpoint:
     if not path.exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
         _download(str(source), "config.json")
         return _import_directory(_download(str(source), WEIGHTS_NAME).parent, str(source))
-    if not path.exists():
-        raise FileNotFoundError(f"{source} is neither a file or directory here nor the name of a repository")
-    raise ValueError(
-        f"{source}: expected an EDM .pkl or .pt file, a directory with config.json, or a repository"
-    )
+    cure = "give an EDM .pkl or .pt file, a directory with config.json, or the name of a repository"
+    raise AssayError("cannot be imported" if path.exists() else "does not exist", path=source, cure=cure)
 
 
 ExportFormat = Literal["edm-state-dict", "ambient-laws-hf"]
@@ -240,14 +232,16 @@ def export_checkpoint(checkpoint: Checkpoint, path: Path, to: ExportFormat) -> N
     """
     path = Path(path)
     config = json.dumps(config_to_edm(checkpoint.config), indent=1)
+    check_absent(path)
     match to:
         case "ambient-laws-hf":
             with write_whole_directory(path) as partial:
                 (partial / "config.json").write_text(config)
-                save_file(_state(checkpoint.denoiser), partial / "model.safetensors", {"format": "pt"})
+                save_file(_state(checkpoint.denoiser), partial / WEIGHTS_NAME, {"format": "pt"})
         case "edm-state-dict":
             if path.suffix not in (".pt", ".pth"):
-                raise ValueError(f"{path}: a state dict is written to a .pt or .pth file")
+                raise AssayError("is no name for a state dict", path=path, cure="end it in .pt or .pth")
+            check_absent(path.with_suffix(".json"))
             with write_whole(path) as partial:
                 torch.save(_state(checkpoint.denoiser), partial)
             with write_whole(path.with_suffix(".json")) as partial:
@@ -267,33 +261,33 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
         given.pop(unused, None)
     model_type = given.pop("model_type", "DhariwalUNet")
     if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
-        raise ValueError(
-            f"{where}: model_type is {one_line(repr(model_type))}: give one of {', '.join(_MODEL_TYPES)}"
+        cure = f"give one of {', '.join(_MODEL_TYPES)}"
+        raise AssayError(f"{one_line(repr(model_type))} is not known", path=where, key="model_type", cure=cure)
+    if ours := given.keys() & {"image_shape", "num_classes"}:
+        raise AssayError(
+            "is no argument of EDM's", path=where, key=min(ours), cure="give img_resolution, label_dim"
         )
-    for ours, edms in (("image_shape", "img_resolution and img_channels"), ("num_classes", "label_dim")):
-        if ours in given:
-            raise ValueError(f"{where}: {ours} is no argument of EDM's: name {edms} instead")
+    if lacking := {"img_resolution", "img_channels"} - given.keys():
+        raise AssayError("is missing", path=where, key=min(lacking), cure="add it to the network's arguments")
+    resolution = given.pop("img_resolution")
+    given |= dict(image_shape=(given.pop("img_channels"), resolution, resolution))
     try:
-        resolution = given.pop("img_resolution")
-        image_shape = (given.pop("img_channels"), resolution, resolution)
-        given |= dict(image_shape=image_shape, num_classes=given.pop("label_dim", 0))
-        return _MODEL_TYPES[model_type].model_validate(given)
-    except KeyError as error:
-        raise ValueError(f"{where}: the network's arguments lack {error}: add it") from error
+        return _MODEL_TYPES[model_type].model_validate(given | dict(num_classes=given.pop("label_dim", 0)))
     except ValidationError as error:
-        raise ValueError(f"{where}: correct the arguments of a {model_type}: {reason(error)}") from error
+        raise explained(error, path=where) from error
 
 
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
     """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is rejected."""
-    if not isinstance(config, UNetConfig | ADMConfig):
-        raise ValueError(f"EDM has no network of kind {config.kind!r}; only unet and adm can be exported")
-    if isinstance(config, UNetConfig) and config.resample_with != "block":
-        raise ValueError(f"EDM's networks resample with blocks; this one with {config.resample_with} layers")
-    arguments = config.model_dump(mode="json", exclude={"kind", "image_shape", "num_classes", "resample_with"})
     channels, height, width = config.image_shape
-    if height != width:
-        raise ValueError(f"EDM's networks are square; this one is {height} x {width}")
+    if not isinstance(config, UNetConfig | ADMConfig) or height != width:
+        kind = config.model_dump().get("kind")
+        raise AssayError(f"EDM has no network of kind {kind} for {height} x {width} pixels", key="to")
+    if isinstance(config, UNetConfig) and config.resample_with != "block":
+        raise AssayError(
+            f"EDM's networks resample with blocks, this one with {config.resample_with} layers", key="to"
+        )
+    arguments = config.model_dump(mode="json", exclude={"kind", "image_shape", "num_classes", "resample_with"})
     model_type = next(name for name, kind in _MODEL_TYPES.items() if isinstance(config, kind))
     shape = dict(img_resolution=height, img_channels=channels, label_dim=config.num_classes)
     return {**shape, "use_fp16": False, "model_type": model_type, **arguments}
@@ -335,44 +329,41 @@ def _import_directory(directory: Path, name: str) -> Checkpoint:
 def _read_json(path: Path) -> dict[str, Any]:
     """The arguments of a network."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: it should hold the network's arguments")
+        raise AssayError("is missing", path=path, cure="write the network's arguments to it as JSON")
     check_unpacked(path, path.stat().st_size, 0)  # some hundred bytes are enough
     return read_json(path, "write the network's arguments to it as JSON")
 
 
-def import_hub(repository: str) -> Any:
+def import_hub() -> Any:
     """The package that talks to Hugging Face."""
-    try:
-        import huggingface_hub.errors
-    except ImportError as error:
-        raise ImportError(f"{repository}: Hugging Face needs an extra: pip install 'assay[hub]'") from error
-    return huggingface_hub
+    extra("huggingface_hub.errors", "hub", "Hugging Face")
+    return extra("huggingface_hub", "hub", "Hugging Face")
 
 
 def _download(repository: str, name: str) -> Path:
     """A file of a Hugging Face repository: in the local cache, or fetched into it."""
-    hub = import_hub(repository)
+    hub = import_hub()
     try:
         try:
             return Path(hub.hf_hub_download(repository, name, local_files_only=True))
         except hub.errors.LocalEntryNotFoundError:
             return Path(hub.hf_hub_download(repository, name))
     except (OSError, ValueError) as error:
-        reason = f"neither in the local cache nor reachable on Hugging Face ({error})"
-        raise OSError(f"{repository} is {reason}") from error
+        what = f"is neither in the local cache nor reachable on Hugging Face ({reason(error)})"
+        raise AssayError(what, path=f"hf:{repository}", cure="check its name and the connection") from error
 
 
 def _import_pickle(path: Path) -> Checkpoint:
     """An EDM snapshot (`ema`), a training state (`net`) or an exported state dict with its `.json`."""
     content = read_pickle(path)
+    cure = "give an EDM snapshot or training state, whose 'ema' or 'net' is an EDMPrecond"
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; expected a dict with 'ema' or 'net'")
+        raise AssayError(f"holds a {type(content).__name__}, no dict", path=path, cure=cure)
     network, config_path = content.get("ema", content.get("net")), None
     if isinstance(network, Plain):
         if network.class_name != "EDMPrecond":
-            name = one_line(network.class_name)
-            raise ValueError(f"{path}: its network is a {name}; give one of EDMPrecond, which is known here")
-        with naming(path, "it is not laid out as EDM does; get it again"):
+            raise AssayError(f"holds a network {one_line(network.class_name)}", path=path, cure=cure)
+        with decoding(path, "it is not laid out as EDM does; get it again"):
             arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
             arguments |= network.state["_init_kwargs"]
             weights = dict(_tensors(network, "", set()))
@@ -381,7 +372,7 @@ def _import_pickle(path: Path) -> Checkpoint:
         config_path = path.with_suffix(".json")
         config, weights = config_from_edm(_read_json(config_path), config_path), content
     else:
-        raise ValueError(f"{path} has neither 'ema' nor 'net': give an EDM snapshot or training state")
+        raise AssayError("has neither 'ema' nor 'net'", path=path, cure=cure)
     denoiser = _fill(config, weights, path, config_path)
     return Checkpoint(denoiser, config, _info_from_snapshot(path, content))
 
@@ -406,7 +397,7 @@ def _info_from_snapshot(path: Path, content: dict[str, Any]) -> CheckpointInfo:
 def _tensors(module: Plain, prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     """Names and values of a module's parameters and buffers, as its state dict would have them."""
     if id(module) in seen:
-        raise ValueError(f"the module {prefix!r} occurs twice: not a tree of layers")
+        raise AssayError(f"the module {prefix!r} occurs twice: not a tree of layers")
     seen.add(id(module))
     for values in (module.state["_parameters"], module.state["_buffers"]):
         for name, value in values.items():
@@ -420,14 +411,14 @@ def _tensors(module: Plain, prefix: str, seen: set[int]) -> Iterator[tuple[str, 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors of a file and its header's metadata."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist or is not a file")
+        raise AssayError("does not exist or is not a file", path=path, cure="check the path")
     cure = "it is truncated, damaged or not a safetensors file; get it again"
-    with naming(path, cure), safe_open(path, framework="pt") as file:
+    with decoding(path, cure), safe_open(path, framework="pt") as file:
         return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def _is_ours(path: Path) -> bool:
-    with naming(path, "get it again"), safe_open(path, framework="pt") as file:
+    with decoding(path, "get it again"), safe_open(path, framework="pt") as file:
         return _HEADER in (file.metadata() or {})
 
 
@@ -435,37 +426,34 @@ def _fill(
     config: NetConfig, weights: Mapping[str, Tensor], path: Path, config_path: Path | None = None
 ) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
-    levels = len(config.channel_mult) if isinstance(config, UNetConfig | ADMConfig) else 1
-    if config.num_blocks * levels > len(weights):  # before building them takes for ever
-        blocks, tensors = f"{config.num_blocks} blocks", f"{len(weights)} tensors"
-        raise ValueError(f"{config_path or path} says {blocks}, and {path} has {tensors}: get them again")
-    try:
-        with torch.device("meta"):
-            denoiser = build_denoiser(config)
-    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:  # also sizes that overflow
-        raise ValueError(
-            f"{config_path or path}: no network can be built from its config ({reason(error)}): correct it"
-        ) from error
+    said_by = config_path or path
+    if config.least_tensors() > len(weights):  # before building them takes for ever
+        what = (
+            f"describes a network of at least {config.least_tensors()} tensors, but {path} has {len(weights)}"
+        )
+        raise AssayError(what, path=said_by, cure="get them again")
+    with decoding(said_by, "no network can be built from its config; correct it"), torch.device("meta"):
+        denoiser = build_denoiser(config)  # also sizes that overflow fail
     if problem := _misfit(config, weights, denoiser.state_dict()):
-        fitting = "" if config_path is None else f", or {config_path.name}, which describes it"
-        raise ValueError(f"{path}: {problem}: get it again{fitting}")
+        other = "" if config_path is None else f", or {config_path.name}, which describes it"
+        raise AssayError(problem, path=path, cure=f"get it again{other}")
     denoiser.load_state_dict({key: weights[key].float() for key in denoiser.state_dict()}, assign=True)
     return channels_last(denoiser).eval()
 
 
 def _misfit(config: NetConfig, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
     """The first weight that is not as the config's network has it."""
-    taps = config.resample_filter if isinstance(config, UNetConfig) else (1, 1)
+    constants = config.constants()
     for key, slot in expected.items():
         if key not in weights:
             return f"{key} is missing"
-        value = weights[key]
+        value, constant = weights[key], constants.get(key.rpartition(".")[2])
         if value.shape != slot.shape:
             return f"{key} has shape {tuple(value.shape)}; its config says {tuple(slot.shape)}"
         if not value.is_floating_point() or not bool(value.isfinite().all()):
             return f"{key} has values that are not finite numbers"
-        if key.endswith("resample_filter") and not torch.allclose(value.float(), resample_kernel(taps)):
-            return f"{key} is not the filter {taps} of its config"
+        if constant is not None and not torch.allclose(value.float(), constant):
+            return f"{key} is not what its config says"
     unknown = next((key for key in weights if key not in expected), None)
     return None if unknown is None else f"{one_line(unknown)} has no place in the network of its config"
 

@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from assay.noise import check_pixels, check_shape, check_sigma, comparable, per_image
+from assay.errors import AssayError
+from assay.noise import check_pixels, check_shape, check_sigma, per_image, same_axes
 
 
 class Denoiser(Protocol):
@@ -52,7 +53,7 @@ def variance_ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
 
     Of a map `sigma_tn` it is a map, too.
     """
-    sigma_tn, sigma_t = comparable(sigma_tn, sigma_t, x_t)
+    sigma_tn, sigma_t = same_axes(sigma_tn, sigma_t, x_t)
     return (sigma_tn / sigma_t) ** 2
 
 
@@ -65,8 +66,6 @@ class Preconditioned(nn.Module):
 
     def __init__(self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0) -> None:
         super().__init__()
-        if not sigma_data > 0:
-            raise ValueError(f"sigma_data = {sigma_data}: the data's standard deviation is > 0")
         self.model = model
         self.sigma_data = sigma_data
         self.num_classes = num_classes
@@ -91,15 +90,11 @@ def check_label_shape(label: Tensor | None, num_classes: int, num_images: int) -
     if label is None:
         return
     if num_classes == 0:
-        raise ValueError("label was given, but this denoiser was built without classes (num_classes = 0)")
-    if label.is_floating_point():
-        if label.shape != (num_images, num_classes):
-            raise ValueError(
-                f"label has shape {tuple(label.shape)}; expected ({num_images}, {num_classes}) for "
-                f"class probabilities, or ({num_images},) integers"
-            )
-    elif label.shape != (num_images,):
-        raise ValueError(f"label has shape {tuple(label.shape)}; expected ({num_images},), one per image")
+        raise AssayError("was given, but this denoiser was built without classes", key="label")
+    expected = (num_images, num_classes) if label.is_floating_point() else (num_images,)
+    if label.shape != expected:
+        what = f"has shape {tuple(label.shape)}; expected {expected}"
+        raise AssayError(what, key="label", cure="give one integer per image, or class probabilities")
 
 
 def check_label(label: Tensor, num_classes: int) -> None:
@@ -107,7 +102,7 @@ def check_label(label: Tensor, num_classes: int) -> None:
     bad = (label < -1) | (label >= num_classes)
     if not label.is_floating_point() and bool(bad.any()):
         first = int(bad.nonzero()[0])
-        raise ValueError(f"label[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}")
+        raise AssayError(f"[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}", key="label")
 
 
 def convolution(kernel: Tensor) -> Callable[[Tensor], Tensor]:
@@ -119,7 +114,7 @@ def convolution(kernel: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.fft.irfft2(transfer * torch.fft.rfft2(x), kernel.shape[-2:])
 
 
-class Given:
+class Conditioned:
     """A denoiser that also knows an observation y = A x_0 + s z of each image, with a noise level s per value.
 
     With h = E[x_0 | x_t] and the posterior covariance V = sigma_t^2 dh/dx_t (Tweedie), matching both moments by
@@ -146,9 +141,8 @@ class Given:
         `operator` takes images (B, C, H, W) to the shape of `y`, and is written in torch.
         """
         if y.shape[0] != noise.shape[0] or y.shape[2:] != noise.shape[2:]:
-            raise ValueError(
-                f"y has shape {tuple(y.shape)}, noise {tuple(noise.shape)}: expected one per pixel"
-            )
+            what = f"has shape {tuple(noise.shape)} for y of shape {tuple(y.shape)}; expected one per pixel"
+            raise AssayError(what, key="noise")
         self.denoiser, self.num_steps, self.operator = denoiser, num_steps, operator
         noise = noise.expand_as(y)
         self.seen = noise.isfinite().to(y.dtype)
@@ -246,7 +240,9 @@ class MixtureDenoiser(nn.Module):
         num_atoms = len(atoms)
         weights = torch.full((num_atoms,), 1 / num_atoms, dtype=atoms.dtype) if weights is None else weights
         if weights.shape != (num_atoms,) or not bool((weights > 0).all()):
-            raise ValueError(f"weights must be {num_atoms} positive numbers, one per atom; got {weights}")
+            raise AssayError(
+                f"expected {num_atoms} positive numbers, one per atom; got {weights}", key="weights"
+            )
         std = torch.as_tensor(std, dtype=atoms.dtype).expand(num_atoms)
         check_sigma("std", std)
         self.register_buffer("atoms", atoms)
@@ -258,9 +254,8 @@ class MixtureDenoiser(nn.Module):
         check_shape("sigma_t", sigma_t, len(x_t))
         check_label_shape(label, self.num_classes, len(x_t))
         if x_t.shape[1:] != self.atoms.shape[1:]:
-            raise ValueError(
-                f"x_t holds images of shape {tuple(x_t.shape[1:])}, the atoms {tuple(self.atoms.shape[1:])}"
-            )
+            what = f"holds images of shape {tuple(x_t.shape[1:])}, the atoms have {tuple(self.atoms.shape[1:])}"
+            raise AssayError(what, key="x_t")
         atoms = self.atoms.flatten(1)
         total = self.variance + sigma_t.to(x_t.dtype)[:, None] ** 2  # (B, K)
         difference = x_t.flatten(1)[:, None] - atoms  # (B, K, D)

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,6 +17,8 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+
+from assay.errors import AssayError
 
 NumDevices = int | Literal["auto"]
 Strategy = Literal["ddp", "fsdp"]
@@ -28,6 +30,17 @@ def limit_threads(num_threads: int) -> None:
     """Give this process a share of the cores: in torch, and in the BLAS and OpenMP of numpy and scipy."""
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: what is too small for more of them would only wait for those of others."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def find_devices(device: str = "auto") -> list[torch.device]:
@@ -64,9 +77,8 @@ def find_device(device: str = "auto") -> torch.device:
         torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
         reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
-        raise ValueError(
-            f"device = {device} cannot be used here ({reason}): choose cpu, or auto for a GPU if there is one"
-        ) from error
+        what, cure = f"{device} cannot be used here ({reason})", "choose cpu, or auto for a GPU if there is one"
+        raise AssayError(what, key="device", cure=cure) from error
     return found
 
 
@@ -98,12 +110,10 @@ def open_fabric(
     )
     if isinstance(devices, int) and not 1 <= devices <= (num_here or 1):
         kind = "CPU core" if found.type == "cpu" else found.type.upper() + " device"
-        plural = "" if num_here == 1 else "s"
-        raise ValueError(
-            f"devices = {devices}: this machine has {num_here} {kind}{plural}; ask for 1 to {num_here}"
-        )
+        what = f"this machine has {num_here} {kind}{'' if num_here == 1 else 's'}, not {devices}"
+        raise AssayError(what, key="devices", cure=f"ask for 1 to {num_here}")
     if found.index is not None and devices not in (1, "auto"):
-        raise ValueError(f"device = {device} is a single device: use cuda for several")
+        raise AssayError(f"{device} is a single device", key="device", cure="use cuda for several")
     chosen: Any = [found.index] if found.index is not None else devices
     per_node = devices if isinstance(devices, int) else num_here if found.type == "cuda" else 1
     num_ranks = (per_node or 1) * num_nodes
@@ -116,9 +126,8 @@ def open_fabric(
     num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
     if num_started != fabric.world_size:
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
-        raise ValueError(
-            f"{num_started} processes were started for {fabric.world_size}: set devices = {per_node} and "
-            f"num_nodes = {num_started // per_node}, or start one process without torchrun"
-        )
+        what = f"{num_started} processes were started for {fabric.world_size}"
+        cure = f"set devices = {per_node} and num_nodes = {num_started // per_node}, or do without torchrun"
+        raise AssayError(what, key="devices", cure=cure)
     fabric.launch()
     return fabric

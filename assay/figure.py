@@ -1,9 +1,10 @@
-"""Figures, described once as panels. matplotlib draws them as PNG here, `assay.study.render` in a page."""
+"""Figures, described once as panels; matplotlib draws them as PNG, or as SVG for a page."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,10 +12,13 @@ from numpy.typing import ArrayLike
 from assay.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+_PLAIN: dict[Any, Any] = {"text.parse_math": False}  # names are names, whatever they contain
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,34 @@ def save_png(panels: Sequence[Panel], path: Path) -> None:
 
 def draw(panels: Sequence[Panel]) -> "Image":
     """Draw the panels, two in a row. A notebook shows the picture."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    with rc_context(_PLAIN):
+        canvas = FigureCanvasAgg(_figure(panels, (6.5, 4.5)))
+        canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def draw_svg(panel: Panel) -> bytes:
+    """One panel as SVG, in letters that can be read where the picture is 360 pixels wide."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    with rc_context(_PLAIN | {"svg.hashsalt": panel.title, "svg.fonttype": "none"}):
+        _figure([panel], (5.0, 3.8)).savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _figure(panels: Sequence[Panel], size: tuple[float, float]) -> "Figure":
+    """The panels of `size` each (in inches), two in a row."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
-    from PIL import Image
 
     columns = min(2, len(panels))
     num_rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.5 * columns, 4.5 * num_rows), layout="constrained")
+    figure = Figure(figsize=(size[0] * columns, size[1] * num_rows), layout="constrained")
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, columns, i + 1)
         for s in panel.series:
@@ -77,7 +101,7 @@ def draw(panels: Sequence[Panel]) -> "Image":
                 case "points":
                     axes.plot(x, y, "o", ms=5, color=s.colour, label=name)
                 case "bars":
-                    error = np.stack([y - low, high - y])
+                    error = np.maximum([y - low, high - y], 0)  # an interval need not hold its estimate
                     axes.errorbar(x, y, error, fmt="o", ms=3, color=s.colour, elinewidth=s.width, label=name)
         scales = {"xscale": "log" if panel.log_x else "linear", "yscale": "log" if panel.log_y else "linear"}
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, **scales)
@@ -89,6 +113,4 @@ def draw(panels: Sequence[Panel]) -> "Image":
                 axis.set_minor_formatter("")
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    return figure

@@ -1,10 +1,9 @@
 """Files that are whole or absent, locks, and errors that name the file they are about.
 
-Everything Assay writes goes to a hidden temporary name in the target's own directory, is flushed to
-the disk and then renamed. A process killed at any moment leaves the old file, the new file, or none:
-never half of one. What it leaves under a temporary name is removed by the next writer of the same
-target, or by `remove_leftovers`; a lock that ends with the process tells leftovers from work in
-progress.
+Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed to the disk and then
+renamed. A process killed at any moment leaves the old file, the new file, or none: never half of one. What it
+leaves in that folder is removed by the next writer of the same target, or by `remove_leftovers`; a lock that
+ends with the process tells leftovers from work in progress. Nothing outside of such folders is ever removed.
 """
 
 import errno
@@ -25,7 +24,9 @@ from typing import Annotated, Any
 from filelock import lock_descriptor
 from pydantic import AfterValidator, ValidationError
 
-_PARTIAL = ".partial"
+from assay.errors import AssayError
+
+_PARTIAL = ".assay-partial"
 _LOCK = ".lock"
 _SECONDS_UNTIL_WARNED = 5.0
 
@@ -39,12 +40,11 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
     """
     path = Path(path)
     with explain_full_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}{_PARTIAL}{path.suffix}")
-        descriptor = _lock(partial)
+        partial = path.parent / _PARTIAL / path.name
+        descriptor = _lock_partial(partial)
         while descriptor is None:  # another process is writing the same target: the last to end wins
-            partial = path.with_name(f".{path.name}{_PARTIAL}-{secrets.token_hex(4)}{path.suffix}")
-            descriptor = _lock(partial)
+            partial = partial.with_name(f"{secrets.token_hex(4)}-{path.name}")
+            descriptor = _lock_partial(partial)
         try:
             os.truncate(partial, 0)  # the leftover of a killed writer
             yield partial
@@ -56,6 +56,7 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
             raise
         finally:
             _unlock(descriptor)
+            _remove_if_empty(partial.parent)
         if flush:
             _flush(path.parent)
 
@@ -64,63 +65,84 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
 def write_whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; on success it becomes `path`, on error it vanishes.
 
-    Raises FileExistsError if the directory exists or another process is writing it. Leftovers of killed
-    writers of the same `path` are removed.
+    Raises an error if the directory exists or another process is writing it. Leftovers of killed writers of
+    the same `path` are removed.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}{_PARTIAL}")
+    partial = path.parent / _PARTIAL / path.name
     with explain_full_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = partial.with_name(partial.name + _LOCK)
         check_absent(path)
-        descriptor = _lock(lock)
+        lock = partial.with_name(path.name + _LOCK)
+        descriptor = _lock_partial(lock)
         if descriptor is None:
-            raise FileExistsError(f"another process is writing {path}: wait for it, or choose another name")
+            raise AssayError(
+                "is being written by another process", path=path, cure="wait, or choose another name"
+            )
         try:
             check_absent(path)  # it may have appeared while the lock was waited for
-            _remove_tree(partial)
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             yield partial
             for file in partial.rglob("*"):
                 _flush(file)
             os.replace(partial, path)
         except BaseException:
-            _remove_tree(partial)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         finally:
             lock.unlink(missing_ok=True)
             _unlock(descriptor)
+            _remove_if_empty(partial.parent)
         _flush(path.parent)
 
 
 def check_absent(path: Path) -> None:
-    """Raise FileExistsError if `path` exists; what a writer that was killed at the very end left is removed."""
+    """Raise an error if `path` exists; what a writer that was killed at the very end left is removed."""
     if path.exists():
-        lock = path.with_name(f".{path.name}{_PARTIAL}{_LOCK}")
-        if lock.exists() and (descriptor := _lock(lock)) is not None:
-            lock.unlink()
-            _unlock(descriptor)
-        raise FileExistsError(f"{path} exists already: remove it, or choose another name")
+        _remove_leftover(path.parent / _PARTIAL / (path.name + _LOCK))
+        raise AssayError("exists already", path=path, cure="remove it, or choose another name")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left anywhere below a folder; what is still written or locked stays."""
-    for partial in [*Path(folder).rglob(".*")]:
-        if _PARTIAL not in partial.name and not partial.name.endswith(_LOCK):
-            continue
-        if partial.is_dir() or (descriptor := _lock(partial)) is None:
-            continue  # a directory goes with its lock
-        if partial.name.endswith(_PARTIAL + _LOCK):
-            _remove_tree(partial.with_name(partial.name.removesuffix(_LOCK)))
+    """Remove what killed processes left anywhere below a folder; what is still written stays.
+
+    Nothing else is touched: only what lies in a folder of the name that this module alone makes.
+    """
+    for owned in [*Path(folder).rglob(_PARTIAL)]:
+        if owned.is_dir() and not owned.is_symlink():
+            for leftover in [*owned.iterdir()]:
+                _remove_leftover(leftover)
+            _remove_if_empty(owned)
+
+
+def _remove_leftover(partial: Path) -> None:
+    """Remove a temporary file that nobody holds, and the directory that it is the lock of."""
+    if partial.is_file() and (descriptor := _lock(partial)) is not None:
+        if partial.name.endswith(_LOCK):
+            shutil.rmtree(partial.with_name(partial.name.removesuffix(_LOCK)), ignore_errors=True)
         partial.unlink(missing_ok=True)
         _unlock(descriptor)
+        _remove_if_empty(partial.parent)
+
+
+def _lock_partial(partial: Path) -> int | None:
+    """Lock a file in the folder of temporary files, which another writer may remove as soon as it is empty."""
+    while True:
+        with suppress(FileNotFoundError):
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            return _lock(partial)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager
 def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock file `path` until the block ends; the lock ends with the process, however that ends.
 
-    If another process still holds it after `seconds`, raises ValueError with the sentence `busy`, in which
+    If another process still holds it after `seconds`, raises an error with the sentence `busy`, in which
     `{holder}` becomes that process. A long wait is announced by a warning.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +150,7 @@ def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
     while (descriptor := _lock(path)) is None:
         waited = time.monotonic() - started
         if waited >= seconds:
-            raise ValueError(busy.format(holder=_holder(path)))
+            raise AssayError(busy.format(holder=_holder(path)))
         if waited > _SECONDS_UNTIL_WARNED and not warned:
             warned = True
             warnings.warn(f"waiting for {_holder(path)}, which holds {path}", stacklevel=3)
@@ -185,10 +207,6 @@ def _unlock(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _remove_tree(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -213,28 +231,22 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def naming(path: Path | str, cure: str = "get it again") -> Iterator[None]:
-    """Turn any failure while a file is read into one sentence that names it and says what to do.
+def decoding(path: Path | str, cure: str = "get it again") -> Iterator[None]:
+    """Turn any failure of a decoder into an error that names the file and says what to do.
 
-    A damaged file makes a decoder fail in any way at all, so every exception counts. A sentence of ours that
-    names the file already passes unchanged, and so does what the system says of a file that is not there.
+    A damaged file makes a decoder fail in any way at all, so every exception counts: wrap the call of the
+    decoder, and nothing else. An `AssayError` keeps its words, and is given path and cure if it has none;
+    what the system says of a file that is not there passes unchanged.
     """
     try:
         yield
+    except AssayError as error:
+        error.path, error.cure = error.path or str(path), error.cure or cure
+        raise
     except Exception as error:
         if isinstance(error, OSError) and str(error.filename) == str(path):
             raise
-        if str(path) in str(error) and _is_ours(error):
-            raise
-        raise ValueError(f"{path} cannot be read ({reason(error)}): {cure}") from error
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether an error was raised by a line of this package."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").split(".")[0] == __package__
+        raise AssayError(f"cannot be read ({reason(error)})", path=path, cure=cure) from error
 
 
 def reason(error: Exception) -> str:
@@ -264,14 +276,14 @@ def one_line(text: str) -> str:
 
 
 def read_text(path: Path, cure: str = "save it as UTF-8 text") -> str:
-    """The text of a UTF-8 file."""
-    with naming(path, cure):
-        return Path(path).read_text(encoding="utf-8")
+    """The text of a UTF-8 file, with or without a byte order mark."""
+    with decoding(path, cure):
+        return Path(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path: Path, cure: str = "get it again") -> dict[str, Any]:
     """The object in a JSON file."""
-    with naming(path, cure):
+    with decoding(path, cure):
         content = json.loads(Path(path).read_bytes())
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
@@ -282,6 +294,25 @@ def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_hash(*parts: object) -> str:
+    """The identity of whatever a result depends on: one SHA-256 over all `parts`, by their contents.
+
+    Plain values (numbers, strings, lists, dicts) count as JSON writes them, `bytes` and files (a `Path`) by
+    their bytes, a folder by the names and bytes of the files in it. Where a file lies does not count.
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_contents).encode()).hexdigest()
+
+
+def _contents(part: object) -> object:
+    if isinstance(part, bytes):
+        return hashlib.sha256(part).hexdigest()
+    if not isinstance(part, Path):
+        raise TypeError(f"{part!r} has no contents that can be hashed")
+    if part.is_dir():
+        return {file.relative_to(part).as_posix(): sha256(file) for file in part.rglob("*") if file.is_file()}
+    return sha256(part)
 
 
 def differences(there: Any, here: Any, key: str = "") -> list[str]:

@@ -6,6 +6,8 @@ can be read as well; their names tell their data.
 """
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,10 +21,12 @@ from assay.checkpoint import (
     save_checkpoint,
 )
 from assay.data.units import black_and_white
-from assay.files import write_whole_directory
+from assay.errors import AssayError
+from assay.files import check_absent, one_line, write_whole_directory
 from assay.metrics.evaluate import Evaluation, titles
-from assay.outcome import CURRENCIES, load_evaluations, read_outcomes
-from assay.pricing import comparable, price_report
+from assay.outcome import load_evaluations
+from assay.pricing import price_all
+from assay.pricing.words import sentence
 
 
 def push(
@@ -32,8 +36,11 @@ def push(
 
     `results` are JSON files of `assay evaluate` and `prices` is a table of results, for the card.
     """
-    loaded = load_checkpoint(checkpoint)
-    repository = hub_name(destination)
+    if "://" in destination:
+        raise AssayError(
+            "is an address", path=destination, key="destination", cure="give hf:OWNER/NAME, or a folder"
+        )
+    loaded, repository = load_checkpoint(checkpoint), hub_name(destination)
     name = repository or Path(destination).resolve().name
     where = f"hf:{repository}" if repository else destination
     measured = list(load_evaluations(results).values())
@@ -41,13 +48,12 @@ def push(
     card = model_card(loaded, name, where, license, measured, sentences)
     files = {WEIGHTS_NAME: find_checkpoint(checkpoint).read_bytes(), "README.md": card.encode()}
     if repository is None:
-        if Path(destination).exists():
-            raise FileExistsError(f"{destination} exists already: remove it, or choose another name")
+        check_absent(Path(destination))
         with write_whole_directory(Path(destination)) as partial:
             for file, content in files.items():
                 (partial / file).write_bytes(content)
         return Path(destination)
-    hub = import_hub(repository)
+    hub = import_hub()
     api, add = hub.HfApi(), hub.CommitOperationAdd
     try:
         api.create_repo(repository, exist_ok=True)
@@ -56,31 +62,23 @@ def push(
         )
     except hub.errors.HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise OSError(f"{destination} cannot be written ({reason}): log in with `hf auth login`") from error
+        raise AssayError(
+            f"cannot be written ({reason})", path=destination, cure="log in: hf auth login"
+        ) from error
     return str(done.commit_url)
 
 
 def pull(source: str, output: Path) -> Checkpoint:
     """Fetch a published model, of ours or of ambient-laws, as a checkpoint of ours; its card stays there."""
+    check_absent(output)
     loaded = load_checkpoint(Path(source))
     save_checkpoint(output, loaded.denoiser, loaded.config, loaded.info)
     return loaded
 
 
 def price_sentences(table: Path) -> list[str]:
-    """What noisy images are worth by a table of results, one sentence for each noise level and measure."""
-    outcomes, said, failures = read_outcomes(table), list[str](), list[str]()
-    for currency in CURRENCIES.values():
-        if any(currency.value(outcome) is not None for outcome in outcomes.values()):
-            try:
-                for found in comparable(outcomes, str(table), currency=currency):
-                    priced = price_report(found)
-                    said += [priced.sentence(bounds.sigma) for bounds in priced.bounds]
-            except ValueError as error:
-                failures.append(str(error))
-    if not said:
-        raise ValueError(failures[0] if failures else f"{table} has no results to price")
-    return said
+    """What noisy images are worth by a table of results, one sentence for each goal and noise level."""
+    return [sentence(price) for found in price_all(table) for price in found.prices]
 
 
 def model_card(
@@ -113,10 +111,10 @@ def model_card(
         "pipeline_tag": "unconditional-image-generation",
         "tags": ["diffusion", "noisy-data"],
     }
-    parts = ["---", *(f"{key}: {json.dumps(value)}" for key, value in meta.items()), "---", f"# {name}", ""]
-    parts.append(
-        f"A diffusion model of {shape} images ({config.kind}, {num_weights:,} weights), trained with Assay."
-    )
+    parts = ["---", *(f"{key}: {json.dumps(value)}" for key, value in meta.items()), "---"]
+    kind, origin = config.model_dump().get("kind"), "imported into" if info.source else "trained with"
+    parts += [f"# {_text(name)}", ""]
+    parts.append(f"A diffusion model of {shape} images ({kind}, {num_weights:,} weights), {origin} Assay.")
     parts += [
         "",
         "## Data",
@@ -131,9 +129,10 @@ def model_card(
         parts += ["", "## Results", "", *_table(("measure", "value", "measured on"), _result_rows(evaluations))]
     if prices:
         parts += ["", "## What noisy images are worth here", "", *(f"- {sentence}" for sentence in prices)]
+    where = shlex.quote(one_line(where))
     parts += ["", "## Use", "", "```sh", f"assay sample {where} -o samples/"]
     parts += [f"assay evaluate {where} --held-out STORE", "```", "", "## Licence", ""]
-    parts.append(f"The weights are published under {license}. The licences of the training images also apply.")
+    parts.append(f"The weights are published under {_text(license)}. The licences of the images also apply.")
     return "\n".join(parts) + "\n"
 
 
@@ -145,12 +144,21 @@ def _result_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, str, str]
             against += f", against {found.details.reference}"
         for name, title in titles([found]).items():
             on = (
-                f"{found.score_images:,} held-out images" if name == "score" and found.score_images else against
+                f"{found.held_out_loss_images:,} held-out images"
+                if name == "held_out_loss" and found.held_out_loss_images
+                else against
             )
-            title = {"fd": found.metric, "score": "score, nats per dimension"}.get(name, title)
+            title = {"fd": found.metric, "held_out_loss": "loss, nats per dimension"}.get(name, title)
             rows.append((title, found.cell(name), on))
     return rows
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    return ["| " + " | ".join(map(str, row)) + " |" for row in (header, ["---"] * len(header), *rows)]
+    cells = [[_text(str(cell)) for cell in row] for row in (header, *rows)]
+    cells.insert(1, ["---"] * len(header))
+    return [f"| {' | '.join(row)} |" for row in cells]
+
+
+def _text(value: str) -> str:
+    """Words from elsewhere as plain text of Markdown: on one line, and nothing in them is markup."""
+    return re.sub(r"([\\`*\[\]<>|])|(?<!\w)_|_(?!\w)", lambda mark: "\\" + mark[0], one_line(value))

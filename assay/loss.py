@@ -9,10 +9,10 @@ the ordinary denoising loss, so there is no branch for "clean" and "noisy".
 
 Below sigma_tn a noisy image has nothing to regress on. There the consistency loss asks that the
 denoiser agree with itself along its own reverse process: h(x_s', s') = E[h(x_s'', s'') | x_s'].
-`consistency_loss` is ours, `original_consistency_loss` the paper's, to be compared with.
+`consistency_loss` is ours; `published_consistency_loss` is the paper's equation and
+`released_consistency_loss` what its code computes, both to be compared with.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from assay.denoise import Denoiser, x_tn_from_x_0
+from assay.errors import AssayError
 from assay.noise import add_noise, check_pixels, check_shape, per_image
-from assay.sample import flow_step
+from assay.sample import solve
 
 
 def ambient_loss(
@@ -40,8 +41,8 @@ def ambient_loss(
     all do; a pixel that does not is noisier than the level given to the denoiser.
     """
     if weight is not None and weight.shape != (len(x_tn),):
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; expected ({len(x_tn)},), one weight per image"
+        raise AssayError(
+            f"has shape {tuple(weight.shape)}; expected ({len(x_tn)},), one per image", key="weight"
         )
     x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
     x_tn_hat = x_tn_from_x_0(denoiser(x_t, sigma_t, label), x_t, sigma_tn, sigma_t)
@@ -60,17 +61,15 @@ def edm_weight_x_0(sigma_t: Tensor, sigma_tn: Tensor, sigma_data: float = 0.5, c
     The factor 1 / (1 - r)^2 grows without bound as sigma_t falls to sigma_tn; `cap` bounds it.
     """
     if sigma_tn.shape != sigma_t.shape:
-        raise ValueError(
-            f"sigma_tn has shape {tuple(sigma_tn.shape)}, sigma_t {tuple(sigma_t.shape)}; "
-            "expected (B,) for both, one level per image"
-        )
+        what = f"has shape {tuple(sigma_tn.shape)}, sigma_t {tuple(sigma_t.shape)}; expected (B,) for both"
+        raise AssayError(what, key="sigma_tn")
     ratio = (sigma_tn / sigma_t) ** 2
     return edm_weight(sigma_t, sigma_data) * (1 - ratio).pow(-2).clamp_max(cap)
 
 
 @dataclass(frozen=True)
 class ConsistencyLevels:
-    """The law of the two levels s' > s'' between which the denoiser is compared with itself.
+    """The distribution of the two levels s' > s'' between which the denoiser is compared with itself.
 
     s' is drawn between `sigma_min` and the level the walk starts from, log-uniformly or uniformly;
     s'' / s' is uniform in [min_ratio, 1).
@@ -79,14 +78,6 @@ class ConsistencyLevels:
     sigma_min: float = 0.002
     spacing: Literal["log", "linear"] = "log"
     min_ratio: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sigma_min < math.inf:
-            raise ValueError(f"sigma_min = {self.sigma_min}: the lowest level is finite and > 0")
-        if self.spacing not in ("log", "linear"):
-            raise ValueError(f"spacing = {self.spacing!r}: levels are spaced 'log' or 'linear'")
-        if not 0 < self.min_ratio < 1:
-            raise ValueError(f"min_ratio = {self.min_ratio}: the least s'' / s' lies between 0 and 1")
 
     def draw(self, sigma_start: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """`sigma_start` (B,) and `uniform` (2, B) in [0, 1) -> (s', s''), with s'' < s' <= sigma_start.
@@ -129,11 +120,15 @@ def consistency_loss(
     """
     _check_consistency(x_start, sigma_start, sigma_high, sigma_low)
     if eps.shape != (2, *x_start.shape):
-        raise ValueError(
-            f"eps has shape {tuple(eps.shape)}; expected {(2, *x_start.shape)}, two draws per image"
-        )
+        what = f"has shape {tuple(eps.shape)}; expected {(2, *x_start.shape)}, two draws per image"
+        raise AssayError(what, key="eps")
     with torch.no_grad():
-        x = _walk(denoiser, x_start, sigma_start, sigma_high, label, num_steps)
+        # The flow keeps the distribution, where a stochastic walk of the same few steps (`kernel_step`) arrives
+        # with three quarters of the spread: every kernel step loses the spread of x_0 around its mean.
+        ratio, levels = (sigma_high / sigma_start) ** (1 / num_steps), [sigma_start]
+        for _ in range(num_steps - 1):
+            levels.append(levels[-1] * ratio)
+        x = solve(denoiser, x_start, torch.stack([*levels, sigma_high]), "multistep", label)
         teacher = denoiser(x, sigma_high, label)
         low_1, low_2 = (kernel_step(x, teacher, sigma_high, sigma_low, draw) for draw in eps)
         residual = teacher - denoiser(low_2, sigma_low, label)
@@ -144,7 +139,7 @@ def consistency_loss(
     return (2 * product - product.detach()).flatten(1).mean(1)
 
 
-def original_consistency_loss(
+def published_consistency_loss(
     denoiser: Denoiser,
     x_start: Tensor,
     sigma_start: Tensor,
@@ -153,61 +148,95 @@ def original_consistency_loss(
     walk_eps: Tensor,
     draw_eps: Tensor,
     label: Tensor | None = None,
-    through_draws: bool = False,
 ) -> Tensor:
     """The paper's || h(x_s', s') - 1/K sum_k h(x_s''^k, s'') ||^2 per image, (B,), gradient into both sides.
 
-    Euler-Maruyama steps of the reverse process, evenly spaced, lead from `x_start` at `sigma_start` to s'
-    (`walk_eps` (num_steps, B, ...), without gradient), and from there to the K draws at s'' (`draw_eps`
-    (num_steps, K, B, ...), with gradient if `through_draws`, as in the original code). The mean of K draws
-    makes it biased upwards by Var / K.
+    Euler-Maruyama steps of the reverse process, evenly spaced, lead without gradient from `x_start` at
+    `sigma_start` to s' (`walk_eps` (num_steps, B, ...)), and one from there to each of the K draws at s''
+    (`draw_eps` (K, B, ...)). The mean of K draws makes it biased upwards by Var / K.
     """
     _check_consistency(x_start, sigma_start, sigma_high, sigma_low)
-    num_draws = draw_eps.shape[1]
 
-    def walk(x: Tensor, first: Tensor, last: Tensor, eps: Tensor, label: Tensor | None) -> Tensor:
-        sigma = first
-        for step, draw in enumerate(eps):
-            target = first + (last - first) * ((step + 1) / len(eps))
-            gone = ((sigma - target) * (sigma + target)).clamp_min(0)
-            pull = per_image(gone / sigma**2, x) * (denoiser(x, sigma, label) - x)
-            x, sigma = x + pull + per_image(gone.sqrt(), x) * draw, target
-        return x
+    def step(x: Tensor, sigma: Tensor, to: Tensor, eps: Tensor, label: Tensor | None) -> Tensor:
+        gone = ((sigma - to) * (sigma + to)).clamp_min(0)
+        pull = per_image(gone / sigma**2, x) * (denoiser(x, sigma, label) - x)
+        return x + pull + per_image(gone.sqrt(), x) * eps
 
     with torch.no_grad():
-        x = walk(x_start, sigma_start, sigma_high, walk_eps, label)
-    high = denoiser(x, sigma_high, label)
-    check_pixels("x_0_hat", high, x)
-    first, last = (level.repeat(num_draws) for level in (sigma_high, sigma_low))
-    labels = None if label is None else label.repeat(num_draws, *[1] * (label.ndim - 1))
-    with torch.set_grad_enabled(through_draws and torch.is_grad_enabled()):
-        draws = walk(x.repeat(num_draws, *[1] * (x.ndim - 1)), first, last, draw_eps.flatten(1, 2), labels)
-    low = denoiser(draws, last, labels).unflatten(0, (num_draws, -1)).mean(0)
-    return (high - low).square().flatten(1).mean(1)
+        x, sigma = x_start, sigma_start
+        for number, eps in enumerate(walk_eps, 1):
+            to = sigma_start + (sigma_high - sigma_start) * (number / len(walk_eps))
+            x, sigma = step(x, sigma, to, eps, label), to
+        many = _Copies(len(draw_eps), label)
+        draws = step(many(x), many(sigma_high), many(sigma_low), draw_eps.flatten(0, 1), many.label)
+    return _squared_difference(denoiser, denoiser, (x, sigma_high, label), (draws, sigma_low), many)
+
+
+def released_consistency_loss(
+    denoiser: Denoiser,
+    x_high: Tensor,
+    sigma_high: Tensor,
+    sigma_low: Tensor,
+    eps: Tensor,
+    label: Tensor | None = None,
+    walker: Denoiser | None = None,
+) -> Tensor:
+    """The same as the paper's code computes it, per image, (B,), with gradient through everything.
+
+    K draws go from `x_high` (B, ...) at s' to s'' on levels whose seventh root falls linearly, by
+
+        x <- x - 2 (s - s_next) (x - h(x, s)) / s + sqrt(2 s (s - s_next)) eps,
+
+    with `eps` (num_levels - 1, K, B, ...); the code counts levels, so its "8 steps" are 7 intervals. Where
+    s' = s'' the loss is zero. `walker` is the denoiser on the way and at s'', where the code leaves out
+    augmentation labels.
+    """
+    _check_consistency(x_high, sigma_high, sigma_high, sigma_low)
+    walker = walker or denoiser
+    many, root = _Copies(eps.shape[1], label), 1 / 7
+    ends = many(sigma_high**root), many(sigma_low**root)
+    levels = [(ends[0] + (ends[1] - ends[0]) * (i / len(eps))) ** 7 for i in range(len(eps) + 1)]
+    x = many(x_high)
+    for sigma, to, draw in zip(levels[:-1], levels[1:], eps.flatten(1, 2), strict=True):
+        gone = (sigma - to).clamp_min(0)
+        pull = per_image(2 * gone / sigma, x) * (walker(x, sigma, many.label) - x)
+        x = x + pull + per_image((2 * sigma * gone).sqrt(), x) * draw
+    return _squared_difference(denoiser, walker, (x_high, sigma_high, label), (x, sigma_low), many)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """A batch repeated `number` times, as whole batches one after the other."""
+
+    number: int
+    own_label: Tensor | None
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return values.repeat(self.number, *[1] * (values.ndim - 1))
+
+    @property
+    def label(self) -> Tensor | None:
+        return None if self.own_label is None else self(self.own_label)
+
+
+def _squared_difference(
+    denoiser: Denoiser,
+    walker: Denoiser,
+    high: tuple[Tensor, Tensor, Tensor | None],
+    low: tuple[Tensor, Tensor],
+    many: _Copies,
+) -> Tensor:
+    """|| h(x', s') - mean of h(x'', s'') over the copies ||^2 per image, (B,)."""
+    at_high = denoiser(*high)
+    check_pixels("x_0_hat", at_high, high[0])
+    draws, sigma_low = low
+    at_low = walker(draws, many(sigma_low), many.label).unflatten(0, (many.number, -1)).mean(0)
+    return (at_high - at_low).square().flatten(1).mean(1)
 
 
 def _check_consistency(x_start: Tensor, sigma_start: Tensor, sigma_high: Tensor, sigma_low: Tensor) -> None:
     for name, level in (("sigma_start", sigma_start), ("sigma_high", sigma_high), ("sigma_low", sigma_low)):
         check_shape(name, level, len(x_start))
-
-
-def _walk(
-    denoiser: Denoiser, x: Tensor, first: Tensor, last: Tensor, label: Tensor | None, num_steps: int
-) -> Tensor:
-    """Follow the flow from `x` at levels `first` (B,) to `last` (B,), in steps of equal ratio.
-
-    The flow keeps the distribution exact, where a stochastic walk of the same few steps (`kernel_step`)
-    arrives with three quarters of the spread: every kernel step loses the spread of x_0 around its mean.
-    """
-    ratio = (last / first) ** (1 / num_steps)
-    sigma, before = first, None
-    for step in range(num_steps):
-        target = last if step == num_steps - 1 else sigma * ratio
-        x_0_hat = denoiser(x, sigma, label)
-        check_pixels("x_0_hat", x_0_hat, x)
-        x = flow_step(x, x_0_hat, per_image(sigma, x), per_image(target, x), before)
-        sigma, before = target, (x_0_hat, per_image(sigma, x))
-    return x
 
 
 def kernel_step(x: Tensor, x_0_hat: Tensor, sigma: Tensor, sigma_next: Tensor, eps: Tensor) -> Tensor:

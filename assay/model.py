@@ -7,12 +7,12 @@
 >>> noise[:180] = 0                                                # a tenth stays clean
 >>> sigma = np.where(np.arange(1797) < 180, 0.0, 4.0)              # in the images' own units
 >>> images = assay.from_arrays(digits + noise, sigma, value_range=(0, 16))
->>> images, held_out = assay.split_held_out(images, 60)            # clean images to score on
+>>> images, held_out = assay.split_held_out(images, 60)            # clean images to measure on
 >>> model = assay.fit(images, preset="digits", num_steps=60, progress=False)
 >>> model.sample(4).shape
 torch.Size([4, 1, 8, 8])
->>> score = model.score(held_out).nats_per_dim                     # lower is better
->>> 0 < score.standard_error < score.value
+>>> loss = model.held_out_loss(held_out).nats_per_dim                     # lower is better
+>>> 0 < loss.standard_error < loss.value
 True
 >>> model.denoise(images.read(torch.tensor([5])), 0.5).shape       # the posterior mean at noise 0.5
 torch.Size([1, 1, 8, 8])
@@ -21,22 +21,29 @@ torch.Size([1, 1, 8, 8])
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from assay.checkpoint import Checkpoint, load_checkpoint
+from assay.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from assay.cost import choose_config
 from assay.data import ImageSource
+from assay.data.arrays import from_arrays
 from assay.data.picture import image_grid
-from assay.metrics.evaluate import Evaluation, evaluate, reference_from_images
-from assay.metrics.extract import ExtractorName, load_extractor
+from assay.errors import AssayError
+from assay.metrics.evaluate import Evaluation, evaluate
+from assay.metrics.extract import load_extractor
 from assay.metrics.generated import Samples
-from assay.metrics.score import Score, score
-from assay.progress import progress_bar
+from assay.metrics.held_out import HeldOutLoss, held_out_loss
+from assay.metrics.reference import reference_from_images
+from assay.nets import NetConfig
+from assay.nets.passed import pass_module
+from assay.progress import open_progress
+from assay.registry import kind_of
 from assay.sample import SampleConfig, SeededNoise, sample_posterior, spread_labels
-from assay.train import read_config, train
-from assay.train.presets import preset_tree
+from assay.train import train
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,7 +52,7 @@ _BATCH = 256  # images sampled at once
 
 
 class Model:
-    """A trained denoiser: generates images, denoises yours, and is scored or compared with real ones."""
+    """A trained denoiser: generates images, denoises yours, and is measured or compared with real ones."""
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint = checkpoint
@@ -60,7 +67,7 @@ class Model:
         return f"<{self.name}: {config.kind} for {shape}, {num_weights:,} weights; noise: {levels}>"
 
     def sample(self, num_images: int = 16, seed: int = 0, **settings: Any) -> Tensor:
-        """Generate images (N, C, H, W) in [-1, 1], one per seed from `seed` on.
+        """Generate images (N, C, H, W), one per seed from `seed` on; black is -1 and white 1.
 
         `settings` are those of `SampleConfig`, e.g. `num_steps=40` or `truncate_at="auto"` for a model that saw
         only noisy images.
@@ -83,11 +90,33 @@ class Model:
         shape = self.checkpoint.config.image_shape
         return Samples(self.name, self.denoiser, shape, num_images, seed, config, label)
 
+    def save(self, path: Path | str) -> Path:
+        """Write the model to one .safetensors file, which `assay.load` and every command open.
+
+        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
+        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
+        >>> assay.load(model.save("mine.safetensors"))
+        <mine: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 100% at 0.2>
+        """
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise AssayError("does not end in .safetensors", path=path, key="path")
+        save_checkpoint(path, self.checkpoint.denoiser, self.checkpoint.config, self.checkpoint.info)
+        return path
+
+    @overload
+    def denoise(self, x_tn: Tensor, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0) -> Tensor: ...
+    @overload
     def denoise(
-        self, x_tn: Tensor, sigma_tn: float | Tensor, posterior_sample: bool = False, seed: int = 0
-    ) -> Tensor:
+        self, x_tn: np.ndarray, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0
+    ) -> np.ndarray: ...
+    def denoise(
+        self, x_tn: Tensor | np.ndarray, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0
+    ) -> Tensor | np.ndarray:
         """Clean images (B, C, H, W) from noisy ones at the levels `sigma_tn`: the posterior mean E[x_0 | x_tn].
 
+        `sigma_tn` is one level or (B,). Both are in the model's scale, where images lie in [-1, 1]. Of a NumPy
+        array (B, C, H, W), or (B, H, W) of one channel, the result is an array of the same shape.
         With `posterior_sample` a draw from the posterior instead, with the detail that the mean averages out.
 
         >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
@@ -96,6 +125,12 @@ class Model:
         >>> model.denoise(x_tn, images.sigma_tn[:5]).shape
         torch.Size([5, 1, 8, 8])
         """
+        if isinstance(x_tn, np.ndarray):
+            given = torch.as_tensor(x_tn, dtype=torch.float32).view(len(x_tn), -1, *x_tn.shape[-2:])
+            return self.denoise(given, sigma_tn, posterior_sample, seed).numpy().reshape(x_tn.shape)
+        if x_tn.shape[1:] != self.checkpoint.config.image_shape:
+            what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
+            raise AssayError(what, key="x_tn")
         levels = torch.as_tensor(sigma_tn, dtype=x_tn.dtype).expand(len(x_tn))
         with torch.no_grad():
             if not posterior_sample:
@@ -103,24 +138,24 @@ class Model:
             noise = SeededNoise(range(seed, seed + len(x_tn)), x_tn.shape[1:], "cpu")
             return sample_posterior(self.denoiser, x_tn, levels, noise)
 
-    def score(self, held_out: ImageSource) -> Score:
-        """The held-out score in nats (see `assay.metrics.score`): lower is better, no samples are needed.
+    def held_out_loss(self, held_out: ImageSource) -> HeldOutLoss:
+        """The held-out loss in nats (see `assay.metrics.held_out`): lower is better, no samples are needed.
 
         >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
         >>> images, held_out = assay.split_held_out(images, 30)
         >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
-        >>> found = model.score(held_out)
+        >>> found = model.held_out_loss(held_out)
         >>> found
-        <score of arrays on 30 images of arrays (held out): ... ± ... nats per dimension, lower is better>
+        <held-out loss of arrays on 30 images of arrays (held out): ... ± ... nats per dimension>
         >>> picture = found.plot()                                  # the error at each noise level
         """
-        return score(self.denoiser, held_out, model=self.name)
+        return held_out_loss(self.denoiser, held_out, model=self.name)
 
     def evaluate(
         self,
         reference: ImageSource,
         num_images: int = 1000,
-        extractor: ExtractorName = "classifier",
+        extractor: str = "classifier",
         cache: Path | str = "cache",
         **settings: Any,
     ) -> Evaluation:
@@ -147,46 +182,52 @@ class Model:
         return image_grid(self.sample(num_images, seed, **settings), max(1, round(num_images**0.5)))
 
 
-def load(path: Path | str) -> Model:
-    """Open a checkpoint, or the final one of a run folder.
+def load(path: Path | str, net: nn.Module | None = None) -> Model:
+    """Open a checkpoint, or the final one of a run folder; of a network of your own with the module, `net`.
 
     >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
     >>> trained = assay.fit(images, "runs/mine", num_steps=2, batch_size=16, progress=False)
     >>> model = assay.load("runs/mine")
     >>> picture = model.plot(16)
     """
+    if net is not None:
+        pass_module(net)
     return Model(load_checkpoint(Path(path)), Path(path).stem)
 
 
 def fit(
-    images: ImageSource,
+    images: ImageSource | np.ndarray,
     run_dir: Path | str | None = None,
     preset: str | None = None,
-    net: dict[str, Any] | None = None,
+    net: dict[str, Any] | nn.Module | type[NetConfig] | None = None,
+    minutes: float | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Model:
-    """Train a model on images of any quality, as `assay train` does.
+    """Train a model on images of any quality, as `assay train` does; an array is taken as `from_arrays` does.
 
     `settings` are keys of `[train]`, e.g. `num_steps=5000, batch_size=64`, and win over those of `preset`;
-    `net` chooses the network, e.g. `{"preset": "unet-small"}`. With `run_dir` the run is kept, and calling
-    `fit` again resumes it; without, only the model is kept.
+    `net` chooses the network, e.g. `{"preset": "unet-small"}`. By default both suit the size of the images.
+    `net` may also be a module of your own, or the class of its config; `noise` and `loss` your own classes.
+    With `minutes` it trains for about that long. With `run_dir` the run is kept, and calling `fit` again
+    resumes it; without, only the model is kept.
 
     >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
     >>> assay.fit(images, num_steps=2, batch_size=16, progress=False)
     <arrays: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 100% at 0>
     """
-    tree = preset_tree(preset) if preset else {}
-    tree = {
-        "data": {"store": images.name},
-        "net": net or tree.get("net", {"preset": "mlp" if max(images.image_shape[1:]) <= 12 else "unet-small"}),
-        "train": {**tree.get("train", {}), **settings},
-    }
-    config = read_config(tree, "fit")
+    source = images if isinstance(images, ImageSource) else from_arrays(images)
+    if isinstance(net, nn.Module):
+        net = pass_module(net)
+    elif isinstance(net, type):
+        net = {"kind": kind_of(net)}
+    named = {key: kind_of(part) if isinstance(part, type) else part for key, part in settings.items()}
     kept: AbstractContextManager[Any]
     kept = nullcontext(run_dir) if run_dir else tempfile.TemporaryDirectory(prefix="assay-")
-    with kept as folder, progress_bar("training", progress) as tell:
+    with kept as folder, open_progress(progress) as tell:
+        tree = {"data": {"store": source.name}, "net": net or {}, "train": named}
+        config = choose_config(tree, source, preset, minutes, Path(folder))
         result = train(
-            config, Path(folder), images, on_progress=lambda p: tell(p.step / config.train.total_steps)
+            config, Path(folder), source, on_progress=lambda now: tell("training", now.step, now.num_steps)
         )
-        return Model(load_checkpoint(result.checkpoint), Path(folder).name if run_dir else images.name)
+        return Model(load_checkpoint(result.checkpoint), Path(folder).name if run_dir else source.name)

@@ -10,47 +10,56 @@ so that `x_t` has noise of standard deviation `sigma_t` for every `sigma_tn`. Im
 per image. Only sigma_tn may also be a map, one level per pixel: detectors and mosaics are not equally noisy
 everywhere.
 
-An image can teach only the levels above its own. Its `sigma_t` comes from a law truncated to
+An image can teach only the levels above its own. Its `sigma_t` comes from a distribution truncated to
 (sigma_tn, inf), by inverse CDF through the survival function S:
 
     sigma_t = S^-1(u S(sigma_tn)),        u ~ U(0, 1).
 
 Formulas check shapes and dtypes only, so that they read no value back from a GPU. Values are checked
-once, where data comes in, by `check_sigma` and `check_law`.
+once, where data comes in, by `check_sigma` and `check_distribution`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from assay.errors import AssayError
 
-class NoiseLaw(Protocol):
-    """A distribution of noise levels, known by its survival function and the inverse of it."""
 
+class NoiseDistribution(ABC):
+    """A distribution of noise levels, known by its survival function and the inverse of it.
+
+    A subclass with a `kind` of its own can be named in `train.noise` (see `assay.registry`).
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma), elementwise."""
-        ...
 
+    @abstractmethod
     def inverse_survival(self, probability: Tensor) -> Tensor:
         """The level that `sigma_t` exceeds with this probability, elementwise."""
-        ...
 
 
 @dataclass(frozen=True)
-class LogNormal:
-    """EDM's law: log sigma_t ~ N(mean, std^2)."""
+class LogNormal(NoiseDistribution):
+    """EDM's distribution: log sigma_t ~ N(mean, std^2)."""
 
+    kind = "lognormal"
     mean: float = -1.2
     std: float = 1.2
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.mean):
-            raise ValueError(f"mean = {self.mean}: the mean of log sigma_t is a finite number")
-        if not 0 < self.std < math.inf:
-            raise ValueError(f"std = {self.std}: the standard deviation of log sigma_t is finite and > 0")
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
+            raise AssayError(
+                f"log sigma_t has mean {self.mean} and std {self.std}", key="std", cure="give std > 0"
+            )
 
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma), exact far into the tail."""
@@ -62,15 +71,16 @@ class LogNormal:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(NoiseDistribution):
     """Uniform in sigma on [low, high], the paper's U(t_n, T) with sigma as the clock."""
 
+    kind = "uniform"
     low: float = 0.0
     high: float = 80.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high < math.inf:
-            raise ValueError(f"low = {self.low}, high = {self.high}: give finite levels with 0 <= low < high")
+            raise AssayError(f"levels from {self.low} to {self.high}", key="low", cure="give 0 <= low < high")
 
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma)."""
@@ -81,25 +91,25 @@ class Uniform:
         return self.high - probability * (self.high - self.low)
 
 
-def draw_sigma(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw one `sigma_t` for each image from `law` truncated to (sigma_tn, inf).
+def draw_sigma(distribution: NoiseDistribution, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one `sigma_t` for each image from `distribution` truncated to (sigma_tn, inf).
 
     `sigma_tn` (B,) -> `sigma_t` (B,), finite and strictly above it. Computed in float64, since the
     survival function of a noisy image may be as small as 1e-12.
     """
-    mass = law.survival(sigma_tn.double())
+    mass = distribution.survival(sigma_tn.double())
     uniform = torch.rand(sigma_tn.shape, dtype=torch.float64, generator=generator, device=generator.device)
     uniform = uniform.to(sigma_tn.device).clamp_min(2.0**-54)  # [0, 1) -> (0, 1)
-    sigma_t = law.inverse_survival(uniform * mass).to(sigma_tn.dtype)
+    sigma_t = distribution.inverse_survival(uniform * mass).to(sigma_tn.dtype)
     return torch.maximum(sigma_t, _just_above(sigma_tn))  # rounding may land on sigma_tn itself
 
 
-def draw_sigma_clamped(law: NoiseLaw, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
-    """The original code's levels, for comparison: drawn from `law`, then raised to just above `sigma_tn`.
+def draw_sigma_clamped(distribution: NoiseDistribution, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
+    """The original code's levels, for comparison: drawn freely, then raised to just above `sigma_tn`.
 
     `sigma_tn` (B,) -> `sigma_t` (B,). A raised draw teaches nothing: there x_t is x_tn itself.
     """
-    return torch.maximum(draw_sigma(law, torch.zeros_like(sigma_tn), generator), _just_above(sigma_tn))
+    return torch.maximum(draw_sigma(distribution, torch.zeros_like(sigma_tn), generator), _just_above(sigma_tn))
 
 
 def _just_above(sigma: Tensor) -> Tensor:
@@ -108,35 +118,35 @@ def _just_above(sigma: Tensor) -> Tensor:
 
 
 def draw_image_first(
-    law: NoiseLaw, sigma_tn: Tensor, num_draws: int, generator: torch.Generator
+    distribution: NoiseDistribution, sigma_tn: Tensor, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draw images uniformly, then for each a level it may serve (Algorithm 1 of the paper).
 
     `sigma_tn` (N,) are the levels of the whole data set. Returns image indices (num_draws,) and their
     `sigma_t` (num_draws,). Levels below the noisy images' own are then trained only by clean images.
     """
-    check_law(law, sigma_tn)
+    check_distribution(distribution, sigma_tn)
     index = torch.randint(len(sigma_tn), (num_draws,), generator=generator, device=generator.device)
     index = index.to(sigma_tn.device)
-    return index, draw_sigma(law, sigma_tn[index], generator)
+    return index, draw_sigma(distribution, sigma_tn[index], generator)
 
 
-class SigmaFirst:
+class LevelFirst:
     """Draws levels first, then for each an image among those that may serve it.
 
-    The levels keep the law's own distribution, so the few clean images are trained much harder than
+    The levels keep the distribution's own distribution, so the few clean images are trained much harder than
     with `draw_image_first`. Sorting `sigma_tn` (N,) once makes each draw O(log N).
     """
 
-    def __init__(self, law: NoiseLaw, sigma_tn: Tensor) -> None:
-        check_law(law, sigma_tn)
-        self.law = law
+    def __init__(self, distribution: NoiseDistribution, sigma_tn: Tensor) -> None:
+        check_distribution(distribution, sigma_tn)
+        self.distribution = distribution
         self.sorted_sigma_tn, self.order = sigma_tn.sort(stable=True)
 
     def draw(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Image indices (num_draws,) and their `sigma_t` (num_draws,), each strictly above its `sigma_tn`."""
         lowest = self.sorted_sigma_tn[:1].expand(num_draws)
-        sigma_t = draw_sigma(self.law, lowest, generator)
+        sigma_t = draw_sigma(self.distribution, lowest, generator)
         num_usable = torch.searchsorted(self.sorted_sigma_tn, sigma_t)  # how many have sigma_tn < sigma_t
         uniform = torch.rand(num_draws, dtype=torch.float64, generator=generator, device=generator.device)
         rank = (uniform.to(num_usable.device) * num_usable).long()
@@ -146,12 +156,12 @@ class SigmaFirst:
 def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> Tensor:
     """x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps, for images (B, ...) and levels sigma_tn < sigma_t (B,).
 
-    `sigma_tn` may be a map (see `comparable`): then each pixel gets its own amount, and x_t has the same noise
+    `sigma_tn` may be a map (see `same_axes`): then each pixel gets its own amount, and x_t has the same noise
     everywhere. Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are
     close.
     """
     check_pixels("eps", eps, x_tn)
-    sigma_tn, sigma_t = comparable(sigma_tn, sigma_t, x_tn)
+    sigma_tn, sigma_t = same_axes(sigma_tn, sigma_t, x_tn)
     std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
     return x_tn + per_image(std, x_tn) * eps
 
@@ -162,11 +172,11 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
     With unit signal power, sigma 0.2 is 14.15 dB. Infinite for a clean image.
     """
     if not sigma >= 0:
-        raise ValueError(f"sigma = {sigma}: a noise level is a number >= 0")
+        raise AssayError(f"{sigma} is no noise level", key="sigma", cure="give a number >= 0")
     return 10 * math.log10(1 + signal_power / sigma**2) if sigma > 0 else math.inf
 
 
-def comparable(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def same_axes(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Check the levels of images `x` (B, C, H, W), and give both the same number of axes.
 
     `sigma_t` is (B,), `sigma_tn` (B,) or a map (B, C or 1, H, W). A map is cut off at sigma_t: a pixel that has
@@ -177,10 +187,8 @@ def comparable(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Te
         check_shape("sigma_tn", sigma_tn, len(x))
         return sigma_tn, sigma_t
     if sigma_tn.shape not in (x.shape, (len(x), 1, *x.shape[2:])):
-        raise ValueError(
-            f"sigma_tn has shape {tuple(sigma_tn.shape)}; expected ({len(x)},), one level per image, or a map "
-            f"of shape {tuple(x.shape)}, one level per pixel"
-        )
+        what = f"has shape {tuple(sigma_tn.shape)}; expected ({len(x)},), one level per image, or a map "
+        raise AssayError(f"{what}of shape {tuple(x.shape)}, one level per pixel", key="sigma_tn")
     sigma_t = sigma_t.view(-1, *[1] * (x.ndim - 1))
     return torch.minimum(sigma_tn, sigma_t), sigma_t
 
@@ -195,19 +203,17 @@ def per_image(values: Tensor, x: Tensor) -> Tensor:
 def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
     """Reject anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
     if values.shape != x.shape:
-        raise ValueError(
-            f"{name} has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one value per pixel"
-        )
+        raise AssayError(f"has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one per pixel", key=name)
 
 
 def check_shape(name: str, sigma: Tensor, num_images: int | None = None) -> None:
     """Reject anything but one level per image: a float tensor of shape (B,)."""
     if not isinstance(sigma, Tensor) or not sigma.is_floating_point():
         kind = sigma.dtype if isinstance(sigma, Tensor) else type(sigma).__name__
-        raise ValueError(f"{name} is {kind}; expected a floating-point tensor with one level per image")
+        raise AssayError(f"is {kind}; expected a floating-point tensor with one level per image", key=name)
     expected = "(B,)" if num_images is None else f"({num_images},)"
     if sigma.ndim != 1 or (num_images is not None and len(sigma) != num_images):
-        raise ValueError(f"{name} has shape {tuple(sigma.shape)}; expected {expected}, one level per image")
+        raise AssayError(f"has shape {tuple(sigma.shape)}; expected {expected}, one level per image", key=name)
 
 
 def check_sigma(name: str, sigma: Tensor) -> None:
@@ -216,14 +222,15 @@ def check_sigma(name: str, sigma: Tensor) -> None:
     bad = ~(sigma.isfinite() & (sigma >= 0))
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        raise ValueError(f"{name}[{first}] = {sigma[first].item()}: a noise level is finite and >= 0")
+        raise AssayError(f"a noise level is finite and >= 0, but [{first}] is {sigma[first].item()}", key=name)
 
 
-def check_law(law: NoiseLaw, sigma_tn: Tensor) -> None:
-    """Reject a data set's levels `sigma_tn` (N,) that are no levels, or above which `law` has none."""
+def check_distribution(distribution: NoiseDistribution, sigma_tn: Tensor) -> None:
+    """Reject a data set's levels `sigma_tn` (N,) that are no levels, or above which `distribution` has none."""
     check_sigma("sigma_tn", sigma_tn)
     if len(sigma_tn) == 0:
-        raise ValueError("sigma_tn is empty: images are drawn from a data set of at least one")
+        raise AssayError("there are no images to draw from", key="sigma_tn")
     highest = sigma_tn.max()
-    if not law.survival(highest.double()).item() > 0:
-        raise ValueError(f"sigma_tn = {highest.item():g} lies beyond every level of {law}: no sigma_t above it")
+    if not distribution.survival(highest.double()).item() > 0:
+        what = f"{highest.item():g} lies beyond every level of {distribution}"
+        raise AssayError(what, key="sigma_tn", cure="draw levels from a wider distribution")

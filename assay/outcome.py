@@ -1,60 +1,55 @@
-"""One record from evaluation to report: a `Setting`, its measurements, and the time they took.
+"""One record from evaluation to report: a `Configuration`, its measurements, and the time they took.
 
 A study writes one `Outcome` as JSON for each way of sampling each model; `gather` makes the same record from
 a result of `assay evaluate`. All tables, prices and reports are functions of outcomes, which travel between
 commands as `results.csv`, written and read here alone. Its columns:
 
     dataset, table                    the data set, and the table or extra of a study (optional)
-    sigma                             noise level of the noisy images; empty without any
-    num_clean, num_noisy              numbers of images, or if these are not known
-    clean_fraction, noisy_fraction    parts of the data set
-    sampling, consistency, seed       full, truncated or refined; 0 or 1; of training (optional)
-    loops                             how often images were restored and trained on again (optional)
-    fd, fd_std, metric                the distance, its deviation over ranges of samples, and its name
-    score, score_error, ...           the held-out score in nats per dimension (see `Evaluation`)
+    sigma (or noise)                  noise level of the noisy images; empty without any
+    num_clean, num_noisy              numbers of images (or n_clean, n_noisy)
+    clean_fraction, noisy_fraction    parts of the data set, instead of these where its size is known
+    sampling, consistency, seed       full, truncated or refined; 0 or 1; of training, or the block (optional)
+    rounds                            how often images were restored and trained on again (optional)
+    fd, fd_std, metric                the distance (or fid), its deviation over ranges of samples, and its name
+    held_out_loss, ..._error, ...     the held-out loss in nats per dimension (see `Evaluation`)
     extractor, num_images, kid, ...   the other fields of `Evaluation`; empty where not measured
-    train_seconds, sample_seconds,    what it took: training, sampling and measuring, and scoring
-    score_seconds
+    train_seconds, sample_seconds,    what it took: training, sampling and measuring, and measuring
+    held_out_loss_seconds
 
-A cell may hold several noise levels, separated by spaces; `num_noisy` then holds as many numbers. The paper's
-tables, with `fid` and `fid_std`, are read as well; columns not named here are ignored.
+A cell may hold several noise levels, separated by spaces; `num_noisy` then holds as many numbers. Columns not
+named here are ignored.
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from assay.checkpoint import CheckpointInfo
-from assay.files import Name, csv_cell, csv_text, is_number, naming, one_line, write_whole
-from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare
-from assay.metrics.score import Score, paired_errors
+from assay.errors import AssayError
+from assay.files import Name, csv_cell, csv_text, decoding, one_line, write_whole
+from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
 from assay.sample import SampleConfig
 
 Sampling = Literal["full", "truncated", "refined"]
+# Sizes of the paper's data sets (caption of its clean-mix table); ImageNet is stated as "about 1.3M".
+NUM_IMAGES = {"cifar10": 60_000, "celeba_hq": 30_000, "imagenet": 1_300_000}
 _MAX_LEVELS_IN_WORDS = 3
 
 
-class Setting(BaseModel):
-    """What a model was trained on and how it was trained and sampled.
+class Configuration(BaseModel):
+    """What a model was trained on, and how it was trained and sampled.
 
-    `num_clean` and the numbers in `noisy`, one (noise level, number) per level, are images if `counted`, else
-    parts of the data set. `clean_fraction` is the part of the data set that is clean where that was simulated.
-    `table` names the table of a study or the variant of training that the setting belongs to.
+    `noisy` has one (noise level, number of images) per level. `clean_fraction` is the part of the data set that
+    is clean where that was simulated. `table` names the table of a study or the variant of training that the
+    configuration belongs to, and `seed` the seed of training, or the block of a design.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,19 +58,11 @@ class Setting(BaseModel):
     table: Name = ""
     num_clean: float = Field(ge=0, allow_inf_nan=False)
     noisy: tuple[tuple[float, float], ...] = ()
-    counted: bool = True
     clean_fraction: float | None = Field(None, ge=0, le=1)
     consistency: bool = False
-    loops: int = Field(0, ge=0)
+    rounds: int = Field(0, ge=0)
     sampling: Sampling = "full"
     seed: int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parts_say_the_fraction(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not values.get("counted", True):
-            return values | {"clean_fraction": values["num_clean"]}
-        return values
 
     @field_validator("noisy")
     @classmethod
@@ -102,35 +89,22 @@ class Setting(BaseModel):
         return tuple(level for level, _ in self.noisy)
 
     @property
-    def without_seed(self) -> "Setting":
+    def without_seed(self) -> "Configuration":
         """What repeats with other seeds have in common."""
         return self.model_copy(update={"seed": None})
 
-    def in_images(self, num_images: float) -> "Setting":
-        """Parts of a data set of `num_images` as numbers of images; counts stay as they are."""
-        return self if self.counted else self._with(num_images * self.num_clean, self.noisy, num_images)
-
-    def with_counts(self, counts: "Setting") -> "Setting":
-        """The same setting with the numbers of images of another record of it."""
-        return self._with(counts.num_clean, counts.noisy, 1.0)
-
-    def _with(self, num_clean: float, noisy: Iterable[tuple[float, float]], scale: float) -> "Setting":
-        numbers = tuple((level, scale * number) for level, number in noisy)
-        return self.model_copy(update={"num_clean": num_clean, "noisy": numbers, "counted": True})
-
     def words(self, shares: bool = False, levels: bool = True) -> str:
-        """The setting in words, "200 clean + 1,800 noisy at 0.3, consistency".
+        """The configuration in words, "200 clean + 1,800 noisy at 0.3, consistency".
 
         `shares`: as parts of the data set where those are known, "10% clean + 90% noisy at 0.3". Without
         `levels` the noise levels are left out.
         """
         text: Callable[[float], str] = "{:,.0f}".format
         clean, noisy = self.num_clean, dict(self.noisy)
-        if self.clean_fraction is not None and (shares or not self.counted):
-            text = percent
-            if self.counted:
-                scale = (1 - self.clean_fraction) / max(self.num_noisy, 1)
-                clean, noisy = self.clean_fraction, {level: scale * number for level, number in self.noisy}
+        if self.clean_fraction is not None and shares:
+            scale = (1 - self.clean_fraction) / max(self.num_noisy, 1)
+            text, clean = percent, self.clean_fraction
+            noisy = {level: scale * number for level, number in self.noisy}
         if len(noisy) > _MAX_LEVELS_IN_WORDS or not levels:
             at_levels = f" at {min(noisy):g} to {max(noisy):g}" if noisy and levels else ""
             parts = [f"{text(sum(noisy.values()))} noisy{at_levels}"] if noisy else []
@@ -138,7 +112,7 @@ class Setting(BaseModel):
             parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
         parts = [f"{text(clean)} clean"] * (clean > 0 or not parts) + parts
         marks = [f"{self.sampling} sampling"] * (self.sampling != "full") + ["consistency"] * self.consistency
-        marks += [f"{self.loops} loop" + "s" * (self.loops > 1)] * (self.loops > 0)
+        marks += [f"{self.rounds} round" + "s" * (self.rounds > 1)] * (self.rounds > 0)
         return ", ".join([" + ".join(parts), *marks])
 
     def __str__(self) -> str:
@@ -150,13 +124,13 @@ class Setting(BaseModel):
         extra = f"{self.table}: " if self.table not in ("", "clean_mix", "only_noisy") else ""
         return f"{extra}{self}" + ("" if self.seed is None else f" (seed {self.seed})")
 
-    def __lt__(self, other: "Setting") -> bool:
+    def __lt__(self, other: "Configuration") -> bool:
         return self._order() < other._order()
 
     def _order(self) -> tuple[Any, ...]:
-        """Clean-only settings first, then by noise; more clean images first; repeats together."""
+        """Clean-only configurations first, then by noise; more clean images first; repeats together."""
         seed = -1 if self.seed is None else self.seed
-        way = self.sampling, self.consistency, self.loops
+        way = self.sampling, self.consistency, self.rounds
         return self.dataset, self.table, self.noisy != (), self.noisy, -self.num_clean, *way, seed
 
 
@@ -168,92 +142,64 @@ def percent(part: float) -> str:
 
 
 class Outcome(BaseModel):
-    """A setting, what was measured of its model, and the seconds of training, sampling and scoring."""
+    """A configuration, what was measured of its model, and the seconds of training, sampling and measuring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    setting: Setting
+    configuration: Configuration
     evaluation: Evaluation
     train_seconds: float | None = None
     sample_seconds: float | None = None
-    score_seconds: float | None = None
+    held_out_loss_seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Currency:
-    """What a table, a price or a report counts in: a number of each outcome with its error; less is better.
+class Metric:
+    """What results are compared by: a field of `Evaluation` by its `name`. Lower is better.
 
-    `name` is that of its column and in the names of files, `title` in words, and `form` is how numbers are
-    written; `about` says what was measured. `num_images` must agree where outcomes are compared. A
-    `shared_error` is one of images that all models were measured on, which more runs do not shrink.
+    `title` is what it is called (FD is called after its extractor), `form` how numbers are written.
     """
 
     name: str
-    value: Callable[[Outcome], float | None]
-    error: Callable[[Outcome], float | None]
-    title: Callable[[Outcome], str]
-    num_images: Callable[[Outcome], int | None] = lambda outcome: outcome.evaluation.num_images
-    shared_error: bool = False
     form: str = ".3g"
-    about: str = ""
+
+    def value(self, outcome: Outcome) -> float | None:
+        """The number of an outcome, None if it was not measured."""
+        found: float | None = getattr(outcome.evaluation, self.name)
+        return found
+
+    def error(self, outcome: Outcome) -> float | None:
+        """Its error: the standard error, or of a distance the deviation over ranges of samples."""
+        names = [name for name in (f"{self.name}_error", f"{self.name}_std") if name in Evaluation.model_fields]
+        return getattr(outcome.evaluation, names[0]) if names else None
+
+    def title(self, outcome: Outcome) -> str:
+        """What it is called, in the table that the outcome is in."""
+        named = Evaluation.model_fields[self.name].title or self.name.replace("_", " ")
+        return outcome.evaluation.metric or "FD" if self.name == "fd" else named
 
 
-def metric(name: str) -> Currency:
-    """A metric of `Evaluation` by its name there."""
-    error = next((e for e in (f"{name}_error", f"{name}_std") if e in Evaluation.model_fields), None)
-    title = Evaluation.model_fields[name].title or name
-    return Currency(
-        name,
-        value=lambda outcome: getattr(outcome.evaluation, name),
-        error=lambda outcome: None if error is None else getattr(outcome.evaluation, error),
-        title=lambda outcome: title,
-    )
+FD, HELD_OUT_LOSS = Metric("fd", ".2f"), Metric("held_out_loss", ".3f")
+METRICS = {metric.name: metric for metric in (HELD_OUT_LOSS, FD)}
 
 
-FD = replace(
-    metric("fd"),
-    title=lambda outcome: outcome.evaluation.metric,
-    form=".2f",
-    about="The distance between samples of each model, at the end of its training (or at the step `fd_step` in "
-    "results.csv, where the study asks for the best snapshot), and real images.",
-)
-SCORE = replace(
-    metric("score"),
-    error=lambda outcome: outcome.evaluation.score_paired_error or outcome.evaluation.score_error,
-    num_images=lambda outcome: outcome.evaluation.score_images,
-    shared_error=True,
-    form=".3f",
-    about="The error of denoising held-out images, over all noise levels, in nats per dimension: differences "
-    "are differences of KL divergence. Each model is scored at its best stopping time, which was chosen on "
-    "other held-out images. The score punishes memorising and says little about looks.",
-)
-SCORE_ABOVE = replace(
-    SCORE,
-    name="score_above",
-    value=lambda outcome: outcome.evaluation.score_above,
-    error=lambda outcome: outcome.evaluation.score_above_error,
-    title=lambda outcome: f"score above {outcome.evaluation.score_split or 0:.3g}",
-    about="The part of the held-out score at levels above the highest noise of the study: what noisy images "
-    "can teach directly.",
-)
-CURRENCIES = {currency.name: currency for currency in (SCORE, SCORE_ABOVE, FD)}
-
-
-def trained_setting(info: CheckpointInfo, dataset: str, sample: SampleConfig | None = None) -> Setting:
-    """The setting of a checkpoint, from what it records of its training, and of how it was sampled."""
+def trained_configuration(
+    info: CheckpointInfo, dataset: str, sample: SampleConfig | None = None
+) -> Configuration:
+    """The configuration of a checkpoint, from what it records of its training, and of how it was sampled."""
     sample = sample or SampleConfig()
     if info.num_images is None or not info.sigma_tn:
-        raise ValueError("its checkpoint does not say how many images of which noise it was trained on")
+        raise AssayError("its checkpoint does not say how many images of which noise it was trained on")
     ends = [0, *(round(part * info.num_images) for part in accumulate(part for _, part in info.sigma_tn))]
     # Levels were float32: 0.3 and not 0.30000001192.
     levels = [float(f"{level:.7g}") for level, _ in info.sigma_tn]
     numbers = dict(zip(levels, (stop - start for start, stop in pairwise(ends)), strict=True))
-    return Setting(
+    return Configuration(
         dataset=dataset,
         num_clean=numbers.pop(0.0, 0),
         noisy=tuple(numbers.items()),
         consistency=bool(info.consistency),
-        loops=info.loops,
+        rounds=info.rounds,
         sampling="truncated" if sample.truncate_at else "refined" if sample.refine_at else "full",
         seed=info.seed,
     )
@@ -267,10 +213,11 @@ def save_outcome(path: Path, outcome: Outcome) -> None:
 
 def load_outcome(path: Path) -> Outcome | Evaluation:
     """Read an outcome of a study, or a result of `assay evaluate`."""
-    with naming(path, "give a result of `assay evaluate` or of a study"):
+    with decoding(path, "give a result of `assay evaluate` or of a study"):
         tree = json.loads(path.read_bytes())
-        is_outcome = isinstance(tree, dict) and "setting" in tree
-        return Outcome.model_validate(tree) if is_outcome else Evaluation.model_validate(tree)
+        if isinstance(tree, dict) and "configuration" in tree:
+            return Outcome.model_validate(tree)
+        return load_arrays(path, Evaluation.model_validate(tree))
 
 
 def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
@@ -302,63 +249,44 @@ def gather(paths: Iterable[Path]) -> list[Outcome]:
     }
     groups: dict[tuple[str, str], dict[str, Evaluation]] = {}
     for name, outcome in found.items():
-        group = groups.setdefault((outcome.setting.dataset, outcome.evaluation.extractor), {})
+        group = groups.setdefault((outcome.configuration.dataset, outcome.evaluation.extractor), {})
         group[name] = outcome.evaluation
     for group in groups.values():
         compare(group)
-    return sorted(with_paired_errors(list(found.values())), key=lambda outcome: outcome.setting)
-
-
-def with_paired_errors(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes with the errors of their scores in comparisons with each other, where those are known.
-
-    Models scored on the same images and noise share most of their error (see `paired_errors`).
-    """
-    alike: dict[object, dict[str, Score]] = {}
-    for outcome in outcomes:
-        if record := outcome.evaluation.score_record:
-            key = record.fingerprint, record.config, record.index
-            alike.setdefault(key, {})[record.errors] = record  # a model sampled in several ways counts once
-    splits = {outcome.evaluation.score_split for outcome in outcomes}
-    lows = {"score_paired_error": 0.0}
-    if len(splits) == 1 and (split := splits.pop()) is not None:
-        lows["score_above_error"] = split
-    errors: dict[str, dict[str, float]] = {}
-    for records in alike.values():
-        for name, low in lows.items() if len(records) > 1 else ():
-            for model, error in zip(records, paired_errors(list(records.values()), low), strict=True):
-                errors.setdefault(model, {})[name] = error
-    found = []
-    for outcome in outcomes:
-        record = outcome.evaluation.score_record
-        update = errors.get(record.errors, {}) if record else {}
-        found.append(outcome.model_copy(update={"evaluation": outcome.evaluation.model_copy(update=update)}))
-    return found
+    return sorted(found.values(), key=lambda outcome: outcome.configuration)
 
 
 def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
-    details, record = evaluation.details, evaluation.score_record
-    sampler = details.sampler if details else None
-    try:
-        if details and sampler:
-            setting = trained_setting(sampler.info, details.reference, sampler.sample)
+    details, record = evaluation.details, evaluation.held_out_loss_record
+    with decoding(name, "add a row for it by hand"):
+        if details and details.sampler:
+            sampler = details.sampler
+            configuration = trained_configuration(sampler.info, details.reference, sampler.sample)
         elif record and record.info:
-            setting = trained_setting(record.info, record.held_out)
+            configuration = trained_configuration(record.info, record.held_out)
         else:
-            raise ValueError("it does not say what its model was trained on, as a checkpoint would")
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}; add a row for it by hand") from error
-    return Outcome(setting=setting, evaluation=evaluation)
+            raise AssayError("does not say what its model was trained on, as a checkpoint would")
+    return Outcome(configuration=configuration, evaluation=evaluation)
 
 
 # --- results.csv -------------------------------------------------------------------------------------------
 
-_SETTING = ["table", "dataset", "sigma", "clean_fraction", "noisy_fraction", "sampling", "consistency", "loops"]
+_CONFIGURATION = ["table", "dataset", "sigma", "clean_fraction", "sampling", "consistency", "rounds"]
 _COUNTS = ["seed", "num_clean", "num_noisy"]
 _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
 _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
-_SECONDS = ["train_seconds", "sample_seconds", "score_seconds"]
-COLUMNS = _SETTING + _MEASURED + _COUNTS + _SECONDS
+_SECONDS = ["train_seconds", "sample_seconds", "held_out_loss_seconds"]
+COLUMNS = _CONFIGURATION + _MEASURED + _COUNTS + _SECONDS
+_OTHER_NAMES = {
+    "fid": "fd",
+    "fid_std": "fd_std",
+    "n_clean": "num_clean",
+    "n_noisy": "num_noisy",
+    "noise": "sigma",
+    "block": "seed",
+    "loss": "held_out_loss",
+}
+_TEXT = ("dataset", "table", "metric", "extractor", "sampling")
 
 
 def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
@@ -367,17 +295,13 @@ def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
     writer = csv.DictWriter(buffer, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
     for outcome in outcomes:
-        setting, evaluation = outcome.setting, outcome.evaluation
-        values = {name: getattr(setting, name) for name in _SETTING if name in Setting.model_fields}
-        values |= {name: getattr(evaluation, name) for name in _MEASURED}
+        configuration = outcome.configuration
+        values = configuration.model_dump(exclude={"noisy"}) | {"consistency": int(configuration.consistency)}
+        values |= {name: getattr(outcome.evaluation, name) for name in _MEASURED}
         values |= {name: getattr(outcome, name) for name in _SECONDS}
-        values |= {"consistency": int(setting.consistency), "seed": setting.seed}
-        values |= {"sigma": " ".join(repr(level) for level, _ in setting.noisy)}
-        numbers = " ".join(_number(number) for _, number in setting.noisy) or "0"
-        if setting.counted:
-            values |= {"num_clean": _number(setting.num_clean), "num_noisy": numbers}
-        else:
-            values["noisy_fraction"] = numbers
+        values |= {"sigma": " ".join(repr(level) for level in configuration.levels)}
+        values |= {"num_clean": _number(configuration.num_clean)}
+        values |= {"num_noisy": " ".join(_number(number) for _, number in configuration.noisy) or "0"}
         writer.writerow({name: csv_cell(value) for name, value in values.items()})
     with write_whole(path) as partial:
         partial.write_text(buffer.getvalue(), encoding="utf-8")
@@ -387,122 +311,99 @@ def _number(value: float) -> str:
     return str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
 
 
-def read_outcomes(path: Path) -> dict[int, Outcome]:
-    """Read a table of results; the keys are the lines that the outcomes stand on."""
+def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outcome]:
+    """Read a table of results; the keys are the lines that the outcomes stand on.
+
+    `num_images` is the size of the data set if the table gives fractions; it is known for those of the paper.
+    """
     cure = "give a CSV file of results"
-    with naming(path, cure), open(path, newline="", encoding="utf-8-sig") as file:
+    with decoding(path, cure), open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [name.strip().lower() for name in next(reader, [])]
         rows = {line: row for row in reader if row and (line := reader.line_num)}
     if not rows:
-        raise ValueError(f"{path} has no rows: expected a header and results")
-    called = {name: name.replace("fd", "fid") for name in ("fd", "fd_std") if name not in header}
-    names = [next((ours for ours, theirs in called.items() if theirs == name), name) for name in header]
-    _check_header(path, names, header)
-    dataset, found = "" if "dataset" in header else path.stem, {}
+        raise AssayError("has no rows", path=path, cure="give a header and results")
+    names = [_OTHER_NAMES.get(name, name) for name in header]
+    if missing := _missing(names):
+        raise AssayError(
+            f"has no column {', '.join(missing)}; its header has {one_line(', '.join(header))}",
+            path=path, key=missing[0], cure="see the table of columns in docs/howto/deciding.md",
+        )  # fmt: skip
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise AssayError("is named twice", path=path, key=min(twice), cure="remove one of the columns")
+    dataset, found = "" if "dataset" in names else path.stem, {}
+    default = "FID" if "fid" in header else "FD"
     for line, row in rows.items():
+        where = f"{path}, line {line}"
         if len(row) != len(header):
-            raise ValueError(f"{path}, line {line}: {len(row)} values, but the header names {len(header)}")
-        filled = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
+            what = f"{len(row)} values, but the header names {len(header)}"
+            raise AssayError(what, path=where, cure="correct the line")
+        cells = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
+        cells |= {name: csv_text(cells[name]) for name in _TEXT if name in cells}
         try:
-            found[line] = _read_outcome(_Cells(f"{path}, line {line}", filled, called), dataset)
+            found[line] = _read_outcome({"dataset": dataset, "metric": default, **cells}, num_images)
         except ValidationError as error:
             fault = error.errors()[0]
-            raise ValueError(f"{path}, line {line}, column {fault['loc'][0]}: {fault['msg']}") from None
+            message = fault["msg"].removeprefix("Value error, ")
+            key = str((*fault["loc"], "sigma")[0])
+            raise AssayError(message, path=where, key=key, cure="correct it") from None
+        except AssayError as error:
+            error.path = where
+            raise
     return found
 
 
-def _check_header(path: Path, names: list[str], header: list[str]) -> None:
-    needed = ["sigma"] if "score" in names else ["fd", "sigma"]
-    if not {"num_clean", "num_noisy"} <= set(names):
-        needed += ["clean_fraction", "noisy_fraction"]
-    if missing := [name for name in needed if name not in names]:
-        name = "score, fd or fid" if missing[0] == "fd" else missing[0]
-        raise ValueError(f"{path}: column {name} is missing; the header has {one_line(', '.join(header))}")
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{path}: column {one_line(min(twice))} is named twice: remove one of them")
+def _missing(names: list[str]) -> list[str]:
+    """The columns that a table of results lacks."""
+    needed = ["sigma", "num_clean", "num_noisy"]
+    if {"clean_fraction", "noisy_fraction"} <= set(names):
+        needed = ["sigma"]
+    found = [name for name in needed if name not in names]
+    return found if {"fd", "held_out_loss"} & set(names) else [*found, "fd or held_out_loss"]
 
 
-def _read_outcome(cells: "_Cells", dataset: str) -> Outcome:
-    names = {"metric": "FID" if "fd" in cells.called and "fd" in cells.cells else "FD", "extractor": ""}
-    measured = {name: cells.number(name) for name in _MEASURED if name in cells.cells and name not in names}
-    needs_fd, rule = "score" not in measured, "a Frechet distance is finite and > 0"
-    cells.check("fd", measured.get("fd"), lambda v: v > 0, rule, required=needs_fd)
-    cells.check("score", measured.get("score"), lambda v: v > 0, "a score is finite and > 0")
-    for name in ("fd_std", "score_error", "score_paired_error", "score_above_error"):
-        cells.check(name, measured.get(name), lambda v: v >= 0, "a standard deviation is at least 0")
-    evaluation: dict[str, Any] = measured | {name: cells.text(name) or known for name, known in names.items()}
-    return Outcome(
-        setting=_read_setting(cells, dataset),
-        evaluation=Evaluation(**evaluation),
-        train_seconds=cells.number("train_seconds"),
-        sample_seconds=cells.number("sample_seconds"),
-        score_seconds=cells.number("score_seconds"),
+def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome:
+    measured = Evaluation.model_validate({name: cells[name] for name in _MEASURED if name in cells})
+    for name in _MEASURED:
+        value, positive = getattr(measured, name), name in ("fd", "held_out_loss")
+        least = 0 if positive or name.endswith(("_error", "_std")) else -math.inf
+        if isinstance(value, float) and not (
+            math.isfinite(value) and value >= least and (value or not positive)
+        ):
+            raise AssayError(f"{value:g} is impossible", key=name, cure="correct it, or leave it empty")
+    if measured.fd is None and measured.held_out_loss is None:
+        raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
+    clean, noisy = cells.get("num_clean"), cells.get("num_noisy", "0").split()
+    if clean is None:
+        size = num_images or NUM_IMAGES.get(cells["dataset"])
+        if size is None or "clean_fraction" not in cells:
+            raise AssayError(
+                "is not given",
+                key="num_clean",
+                cure="give numbers of images, or num_images, the size of the data set",
+            )
+        clean = str(round(size * _float("clean_fraction", cells["clean_fraction"])))
+        parts = cells.get("noisy_fraction", "0").split()
+        noisy = [str(round(size * _float("noisy_fraction", part))) for part in parts]
+    numbers = [_float("num_noisy", number) for number in noisy]
+    levels = [_float("sigma", level) for level in cells.get("sigma", "").split()] if any(numbers) else []
+    if len(levels) != len(numbers) and any(numbers):
+        what = f"{len(levels)} levels, but {len(numbers)} numbers of noisy images"
+        raise AssayError(what, key="sigma", cure="give a number for each level")
+    fields: dict[str, Any] = {name: cells[name] for name in Configuration.model_fields if name in cells}
+    fields |= {"num_clean": clean, "noisy": tuple(zip(levels, numbers, strict=False))}
+    if not any(numbers) and _float("num_clean", clean) == 0:
+        raise AssayError("with no noisy images either, there is no data", key="num_clean", cure="correct it")
+    seconds = {name: cells.get(name) for name in _SECONDS}
+    return Outcome.model_validate(
+        {"configuration": Configuration.model_validate(fields), "evaluation": measured, **seconds}
     )
 
 
-def _read_setting(cells: "_Cells", dataset: str) -> Setting:
-    part, count = "a fraction lies in [0, 1]", "a number of images is at least 0"
-    fraction = cells.number("clean_fraction")
-    cells.check("clean_fraction", fraction, lambda v: 0 <= v <= 1, part)
-    counted = fraction is None or cells.number("num_clean") is not None
-    first, second = ("num_clean", "num_noisy") if counted else ("clean_fraction", "noisy_fraction")
-    most, rule = (math.inf, count) if counted else (1.0, part)
-    clean, noisy, levels = cells.number(first), list(cells.numbers(second)), list(cells.numbers("sigma"))
-    cells.check(first, clean, lambda v: 0 <= v <= most, rule, required=True)
-    for number in noisy:
-        cells.check(second, number, lambda v: 0 <= v <= most, rule)
-    if sum(noisy) == 0:
-        levels, noisy = [], []
-        cells.check(first, clean, lambda v: v > 0, "with no noisy images either, there is no data")
-    cells.check(
-        "sigma", min(levels, default=None), lambda v: v > 0, "noisy images need a level > 0", bool(noisy)
-    )
-    if len(levels) != len(noisy):
-        raise ValueError(f"{cells.where}: {len(levels)} levels in sigma, {len(noisy)} numbers in {second}")
-    known: dict[str, Any] = {
-        "noisy": tuple(zip(levels, noisy, strict=True)),
-        "num_clean": clean,
-        "counted": counted,
-    }
-    known |= {"dataset": cells.text("dataset") or dataset, "table": cells.text("table")}
-    known |= {"clean_fraction": fraction, "sampling": cells.text("sampling") or "full"}
-    known |= {"consistency": bool(cells.number("consistency")), "seed": cells.number("seed")}
-    known |= {"loops": cells.number("loops") or 0}
-    return Setting.model_validate(known)
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """The filled cells of a row by column; every error names the line and the column as in the file."""
-
-    where: str
-    cells: Mapping[str, str]
-    called: Mapping[str, str]  # columns that have another name in this file
-
-    def text(self, name: str) -> str:
-        """A cell, "" if it is empty."""
-        return csv_text(self.cells.get(name, ""))
-
-    def number(self, name: str) -> float | None:
-        """A cell as a number, None if it is empty."""
-        return next(self.numbers(name), None) if name in self.cells else None
-
-    def numbers(self, name: str) -> Iterator[float]:
-        """The numbers of a cell."""
-        for text in self.text(name).split():
-            if not is_number(text):
-                raise ValueError(
-                    f"{self.where}, column {self.called.get(name, name)}: {text!r} is not a number"
-                )
-            self.check(name, value := float(text), lambda v: True, "expected a finite number")
-            yield value
-
-    def check(
-        self, name: str, value: float | None, good: Callable[[float], bool], rule: str, required: bool = False
-    ) -> None:
-        """Reject a value that breaks a rule, or that is not finite."""
-        if (value is None and not required) or (value is not None and math.isfinite(value) and good(value)):
-            return
-        shown = "empty" if value is None else f"{value:g}"
-        raise ValueError(f"{self.where}, column {self.called.get(name, name)} is {shown}: {rule}")
+def _float(name: str, text: str) -> float:
+    try:
+        if math.isfinite(value := float(text)):
+            return value
+    except ValueError:
+        pass
+    raise AssayError(f"{text!r} is not a number", key=name, cure="correct it, or leave it empty")

@@ -9,27 +9,29 @@ grid: one whose last level before 0 is sigma_tn returns D(x, sigma_tn) exactly.
 `sample_posterior` starts from a noisy image instead and returns a clean image that could be behind it;
 `flow_down` follows the flow from a noisy image, without chance.
 
-Images own their seeds: image 17 is the same bits in any batch size.
+Images own their seeds: image 17 is the same bits in any batch size. They are scaled so that black is -1 and
+white 1; like the noise they grow from, their values may lie beyond.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from assay.denoise import Denoiser, check_label, check_label_shape
+from assay.errors import AssayError
 from assay.noise import per_image
+from assay.registry import find
 
-Solver = Literal["euler", "heun", "multistep"]
 Precision = Literal["32", "64", "bf16"]
-Level = float | Literal["auto"]  # a noise level, or the training data's
-
-_NO_CHURN = "churn disturbs the flow that the multistep solver follows: use solver = heun or euler"
+Level = Annotated[float, Field(gt=0)] | Literal["auto"]  # a noise level, or the training data's
+Sigma = float | Tensor  # one level for all images, or levels that broadcast with them
 
 
 def edm_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
@@ -53,12 +55,9 @@ def refined_sigmas(
     (num_steps + num_extra + 1,), strictly decreasing. Below sigma_tn only clean images taught the
     denoiser; more steps there trade its larger error against less discretisation error.
     """
-    if not sigma_min < sigma_tn < sigma_max:
-        raise ValueError(
-            f"sigma_tn = {sigma_tn:g} is not between {sigma_min:g} and {sigma_max:g}, the grid's ends"
-        )
-    if num_steps < 3 or num_extra < 0:
-        raise ValueError(f"num_steps = {num_steps}, num_extra = {num_extra}: need at least 3 and at least 0")
+    if num_steps < 3 or not sigma_min < sigma_tn < sigma_max:
+        what = f"{num_steps} steps from {sigma_max:g} to {sigma_min:g} cannot be refined at {sigma_tn:g}"
+        raise AssayError(what, key="refine_at", cure="give a level between, and 3 steps or more")
     power = 1 / rho
     position = (sigma_max**power - sigma_tn**power) / (sigma_max**power - sigma_min**power)
     num_above = min(max(round(position * (num_steps - 1)), 1), num_steps - 2)  # steps that end on sigma_tn
@@ -68,10 +67,9 @@ def refined_sigmas(
 
 
 def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
-    if num_levels < 2:
-        raise ValueError(f"num_steps = {num_levels}: a grid needs at least 2 steps")
-    if not 0 < last < first < math.inf or not rho > 0:
-        raise ValueError(f"levels {first:g} to {last:g}, rho = {rho:g}: levels must fall and stay > 0, rho > 0")
+    if num_levels < 2 or not 0 < last < first < math.inf or not rho > 0:
+        what = f"{num_levels} levels from {first:g} to {last:g} with rho = {rho:g} make no grid"
+        raise AssayError(what, key="num_steps", cure="give 2 or more, that fall and stay above 0, and rho > 0")
     position = torch.linspace(0, 1, num_levels, dtype=torch.float64)
     ramp = (first ** (1 / rho) + position * (last ** (1 / rho) - first ** (1 / rho))) ** rho
     ramp[0], ramp[-1] = first, last  # the ends exactly, not up to rounding
@@ -80,99 +78,128 @@ def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Churn:
-    """Noise added back before each step (EDM's stochastic sampler), between the levels `low` and `high`."""
+    """Noise added back before each step (EDM's stochastic sampler), between the levels `low` and `high`.
 
-    amount: float
+    `gamma` is the share by which the level rises: EDM's S_churn / num_steps.
+    """
+
+    gamma: float
     low: float = 0.0
     high: float = math.inf
     noise: float = 1.0
 
-    def raised(self, sigma: float, num_steps: int) -> float:
+    def raised(self, sigma: float) -> float:
         """The level to return to before stepping down from `sigma`."""
-        if not self.low <= sigma <= self.high:
-            return sigma
-        return sigma * (1 + min(self.amount / num_steps, math.sqrt(2) - 1))
+        return sigma * (1 + min(self.gamma, math.sqrt(2) - 1)) if self.low <= sigma <= self.high else sigma
 
 
-def solve(
-    denoiser: Denoiser,
-    x: Tensor,
-    sigmas: Tensor,
-    solver: Solver = "heun",
-    label: Tensor | None = None,
-    churn: Churn | None = None,
-    noise: Callable[[], Tensor] | None = None,
-) -> Tensor:
-    """Integrate the flow along `sigmas` (num_steps + 1,) from `x` (B, ...) at sigmas[0] to sigmas[-1].
+class Solver(ABC):
+    """Steps down the flow; one object walks one path, so that it may remember its earlier steps.
 
-    Euler's method is of first order. Heun's is of second order and evaluates the denoiser twice in each step
-    that does not end on 0. "multistep" is of second order with one evaluation a step (see `flow_step`).
-    `churn` needs `noise`, a callable that returns unit noise of x's shape, and a solver without memory.
+    A subclass with a `kind` of its own can be named in `SampleConfig.solver` (see `assay.registry`).
     """
-    if sigmas.ndim != 1 or len(sigmas) < 2:
-        raise ValueError(
-            f"sigmas has shape {tuple(sigmas.shape)}; expected (num_steps + 1,), at least 2 levels"
-        )
-    if churn is not None and noise is None:
-        raise ValueError("churn adds noise: give `noise`, a callable that returns unit noise like x")
-    if churn is not None and solver == "multistep":
-        raise ValueError(_NO_CHURN)
-    levels = sigmas.tolist()
-    before: tuple[Tensor, float] | None = None
 
-    def predict(x: Tensor, sigma: float) -> Tensor:
-        return denoiser(x, torch.full((len(x),), sigma, dtype=x.dtype, device=x.device), label)
+    kind: ClassVar[str]
+    has_memory: ClassVar[bool] = False  # of earlier steps, which noise added back would make wrong
 
-    for sigma, sigma_next in zip(levels[:-1], levels[1:], strict=True):
-        if churn is not None and noise is not None:
-            raised = churn.raised(sigma, len(levels) - 1)
-            x = x + math.sqrt(raised**2 - sigma**2) * churn.noise * noise()
-            sigma = raised
-        x_0_hat = predict(x, sigma)
-        if sigma_next == 0:
-            return x_0_hat
-        slope = (x - x_0_hat) / sigma
-        match solver:
-            case "euler":
-                x = x + (sigma_next - sigma) * slope
-            case "heun":
-                x_next = x + (sigma_next - sigma) * slope
-                slope_next = (x_next - predict(x_next, sigma_next)) / sigma_next
-                x = x + (sigma_next - sigma) * (slope + slope_next) / 2
-            case "multistep":
-                x = flow_step(x, x_0_hat, sigma, sigma_next, before)
-                before = x_0_hat, sigma
-    return x
+    @abstractmethod
+    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+        """From `x` (B, ...) at the level `sigma` to the level `to` > 0; `predict(x, sigma)` is D(x, sigma)."""
 
 
-Sigma = TypeVar("Sigma", float, Tensor)
+class Euler(Solver):
+    """Of first order, one evaluation a step."""
+
+    kind = "euler"
+
+    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+        """Along the slope at the beginning."""
+        return x + (to - sigma) * ((x - predict(x, sigma)) / sigma)
 
 
-def flow_step(
-    x: Tensor, x_0_hat: Tensor, sigma: Sigma, sigma_next: Sigma, before: tuple[Tensor, Sigma] | None = None
-) -> Tensor:
-    """One step of the flow from `sigma` to `sigma_next` > 0 by DPM-Solver++ (2M), from `x` and D(x, sigma).
+class Heun(Solver):
+    """Of second order, two evaluations a step."""
+
+    kind = "heun"
+
+    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+        """Along the mean of the slopes at the beginning and at the end of Euler's step."""
+        slope = (x - predict(x, sigma)) / sigma
+        x_next = x + (to - sigma) * slope
+        slope_next = (x_next - predict(x_next, to)) / to
+        return x + (to - sigma) * (slope + slope_next) / 2
+
+
+class Multistep(Solver):
+    """DPM-Solver++ (2M): of second order, one evaluation a step.
 
     x_next = q x + (1 - q) (D + h / (2 h_before) (D - D_before)),    q = sigma_next / sigma, h = -log q.
 
-    `before` holds the prediction and the level one step earlier; without it the step is of first order. It
-    is exact where the prediction stays the same. Levels are numbers, or tensors that broadcast with `x`.
+    The first step is of first order. A step is exact where the prediction stays the same.
     """
-    ratio = sigma_next / sigma
-    if before is not None:
-        x_0_before, sigma_before = before
-        x_0_hat = x_0_hat + _log(ratio) / (2 * _log(sigma / sigma_before)) * (x_0_hat - x_0_before)
-    return ratio * x + (1 - ratio) * x_0_hat
+
+    kind = "multistep"
+    has_memory = True
+
+    def __init__(self) -> None:
+        self.before: tuple[Tensor, Sigma] | None = None
+
+    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+        """The formula above."""
+        x_0_hat, ratio = predict(x, sigma), to / sigma
+        now = x_0_hat, sigma
+        if self.before is not None:
+            x_0_before, sigma_before = self.before
+            x_0_hat = x_0_hat + _log(ratio) / (2 * _log(sigma / sigma_before)) * (x_0_hat - x_0_before)
+        self.before = now
+        return ratio * x + (1 - ratio) * x_0_hat
 
 
 def _log(value: Sigma) -> Sigma:
     return value.log() if isinstance(value, Tensor) else math.log(value)
 
 
+def solve(
+    denoiser: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    solver: str | Solver = "heun",
+    label: Tensor | None = None,
+    churn: Churn | None = None,
+    noise: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Integrate the flow along `sigmas` from `x` (B, ...) at sigmas[0] to sigmas[-1].
+
+    The grid is (num_steps + 1,), or (num_steps + 1, B) with levels > 0 of its own for each image. `solver` is a
+    kind or an object. `churn` needs one grid for all, and `noise`, which returns unit noise of x's shape.
+    """
+    walker: Solver = find(Solver, solver, "solver")() if isinstance(solver, str) else solver
+    if churn is not None and walker.has_memory:
+        raise AssayError(f"churn disturbs what {walker.kind} remembers", key="churn", cure="use heun or euler")
+    shared = sigmas.ndim == 1
+    levels: list[Any] = sigmas.tolist() if shared else [per_image(row, x) for row in sigmas]
+
+    def predict(x: Tensor, sigma: Sigma) -> Tensor:
+        if isinstance(sigma, Tensor):
+            return denoiser(x, sigma.flatten(), label)
+        return denoiser(x, torch.full((len(x),), sigma, dtype=x.dtype, device=x.device), label)
+
+    for sigma, sigma_next in zip(levels[:-1], levels[1:], strict=True):
+        if churn is not None and noise is not None:
+            raised = churn.raised(sigma)
+            x = x + math.sqrt(raised**2 - sigma**2) * churn.noise * noise()
+            sigma = raised
+        if shared and sigma_next == 0:
+            return predict(x, sigma)
+        x = walker.step(predict, x, sigma, sigma_next)
+    return x
+
+
 def check_sigmas(sigmas: Tensor) -> None:
     """Reject a grid that does not fall strictly to a level >= 0. Reads values: for a grid on the CPU."""
-    if not bool(sigmas.isfinite().all()) or not bool((sigmas.diff() < 0).all()) or bool(sigmas.min() < 0):
-        raise ValueError(f"sigmas must fall strictly and stay >= 0; got {sigmas.tolist()}")
+    falls = sigmas.ndim == 1 and len(sigmas) > 1 and bool((sigmas.diff() < 0).all())
+    if not falls or not bool(sigmas.isfinite().all()) or bool(sigmas.min() < 0):
+        raise AssayError(f"levels must fall strictly and stay >= 0; got {sigmas.tolist()!s:.200}", key="sigmas")
 
 
 class SeededNoise:
@@ -203,7 +230,7 @@ def generate(
     seeds: Sequence[int],
     image_shape: Sequence[int],
     sigmas: Tensor,
-    solver: Solver = "heun",
+    solver: str | type[Solver] = "heun",
     label: Tensor | None = None,
     churn: Churn | None = None,
     batch_size: int = 64,
@@ -216,9 +243,8 @@ def generate(
     every batch size on the CPU. With `precision` "64" the flow is integrated in float64 (as EDM does) around
     a network in float32; with "bf16" the network computes in bfloat16 where that is safe.
     """
-    if label is not None and len(label) != len(seeds):
-        raise ValueError(f"label has {len(label)} entries for {len(seeds)} seeds; expected one per seed")
     check_sigmas(sigmas)
+    kind = find(Solver, solver, "solver") if isinstance(solver, str) else solver
     num_classes = getattr(denoiser, "num_classes", None)  # a plain function need not tell
     if label is not None and num_classes is not None:
         check_label_shape(label, num_classes, len(seeds))
@@ -232,8 +258,11 @@ def generate(
         noise = SeededNoise([seeds[i] for i in padded], image_shape, device)
         batch_label = None if label is None else label[padded].to(device)
         start = noise().to(torch.float64 if precision == "64" else torch.float32) * sigmas[0].item()
-        images = solve(predict, start, sigmas, solver, batch_label, churn, noise).float()
-        yield SampledBatch([seeds[i] for i in index], images[: len(index)])
+        images = solve(predict, start, sigmas, kind(), batch_label, churn, noise).float()[: len(index)]
+        if not bool(images.isfinite().all()):
+            what = "the model returns values that are not finite: its training has diverged"
+            raise AssayError(what, cure="train it again with a lower learning rate, or use an earlier snapshot")
+        yield SampledBatch([seeds[i] for i in index], images)
 
 
 class Guided(nn.Module):
@@ -261,12 +290,14 @@ def padded_batches(num_images: int, batch_size: int) -> Iterator[tuple[list[int]
     Matrix products of fewer than four rows a thread sum in another order. Padded, an image has the same bits
     in every batch size on the CPU.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}: need at least 1")
-    smallest = 8 * torch.get_num_threads()
     for start in range(0, num_images, batch_size):
         index = list(range(start, min(start + batch_size, num_images)))
-        yield index, index + index[-1:] * (smallest - len(index))
+        yield index, padded_rows(index)
+
+
+def padded_rows(index: list[int]) -> list[int]:
+    """The positions of a batch, with copies of the last up to the least size (see `padded_batches`)."""
+    return index + index[-1:] * (8 * torch.get_num_threads() - len(index))
 
 
 @torch.no_grad()
@@ -288,8 +319,6 @@ def sample_posterior(
     step costs two evaluations. The levels of an image fall from sigma_tn to `sigma_min` as in EDM's grid; an
     image at or below `sigma_min` gets its posterior mean. `noise` returns unit noise of x_tn's shape.
     """
-    if num_steps < 2:
-        raise ValueError(f"num_steps = {num_steps}: need at least 2")
     low = sigma_tn.clamp(max=sigma_min)
     # Powers as exp and log: torch rounds a power differently at the end of a batch than inside it.
     first, last = ((level.cpu().double().log() / rho).exp() for level in (sigma_tn, low))
@@ -297,10 +326,10 @@ def sample_posterior(
     levels = ((first + position * (last - first)).log() * rho).exp().to(sigma_tn)
     levels[0], levels[-1] = sigma_tn, low  # exactly, not up to rounding
 
-    x = _heun_step(denoiser, x_tn, levels[0], levels[1], label)
+    x = solve(denoiser, x_tn, levels[:2], label=label)
     for above, here, below in zip(levels[:-1], levels[1:], [*levels[2:], levels[-1]], strict=True):
         x = x + per_image((above**2 - here**2).clamp(min=0).sqrt(), x) * noise()
-        x = _heun_step(denoiser, x, above, below, label)
+        x = solve(denoiser, x, torch.stack([above, below]), label=label)
     return denoiser(x, levels[-1], label)
 
 
@@ -315,31 +344,14 @@ def flow_down(
 ) -> Tensor:
     """Follow the flow from images x_tn (B, ...) at levels `sigma_tn` (B,) down to `sigma_end` (B,) > 0.
 
-    Heun steps of equal ratio. The flow carries the law at sigma_tn to the law at `sigma_end`; an image whose
-    two levels are equal stays as it is.
+    Heun steps of equal ratio. The flow carries the distribution at sigma_tn to that at `sigma_end`; an image
+    whose two levels are equal stays as it is.
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps = {num_steps}: need at least 1")
     log_ratio = (sigma_end.cpu().double() / sigma_tn.cpu().double()).log()
     position = torch.linspace(0, 1, num_steps + 1, dtype=torch.float64)[:, None]
     levels = (sigma_tn.cpu().double() * (position * log_ratio).exp()).to(sigma_tn)
     levels[0], levels[-1] = sigma_tn, sigma_end  # exactly, not up to rounding
-    x = x_tn
-    for sigma, sigma_next in zip(levels[:-1], levels[1:], strict=True):
-        x = _heun_step(denoiser, x, sigma, sigma_next, label)
-    return x
-
-
-def _heun_step(
-    denoiser: Denoiser, x: Tensor, sigma: Tensor, sigma_next: Tensor, label: Tensor | None
-) -> Tensor:
-    """One step of the flow from levels `sigma` (B,) to `sigma_next` (B,) > 0, each image at its own."""
-
-    def slope(x: Tensor, sigma: Tensor) -> Tensor:
-        return (x - denoiser(x, sigma, label)) / per_image(sigma, x)
-
-    step, first = per_image(sigma_next - sigma, x), slope(x, sigma)
-    return x + step * (first + slope(x + step * first, sigma_next)) / 2
+    return solve(denoiser, x_tn, levels, label=label)
 
 
 def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -> Tensor:
@@ -356,9 +368,9 @@ def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -
 class SampleConfig(BaseModel):
     """How to sample, in one place: for `assay sample`, pictures of a run, evaluation and studies.
 
-    `truncate_at` = sigma_tn stops there and returns the prediction (Appendix, Algorithm 2). `refine_at` =
-    sigma_tn puts it on the grid and spends `num_extra` more steps below it (configuration C). Both may be
-    "auto": the lowest, or the highest, noise level of the training data (see `for_levels`).
+    `truncate_at` = sigma_tn stops there and returns the prediction. `refine_at` = sigma_tn puts it on the grid
+    and spends `num_extra` more steps below it (configuration C). Both may be "auto": the lowest, or the
+    highest, noise level of the training data (see `for_levels`).
 
     `guidance` > 1 pushes images away from those of a weaker model (see `Guided`): the checkpoint `guide`, or
     the same model without its class. `Checkpoint.sampler` applies it.
@@ -367,20 +379,27 @@ class SampleConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     num_steps: int = Field(18, ge=2, description="Steps from noise to image.")
-    solver: Solver = Field(
-        "heun", description="How to step; multistep needs half of heun's evaluations for the same steps."
+    solver: str = Field(
+        "heun",
+        description="How to step: heun, multistep (half of heun's evaluations for the same steps), euler, or a "
+        "solver of your own.",
     )
     sigma_min: float = Field(0.002, gt=0, description="Lowest level of the grid.")
-    sigma_max: float = Field(80.0, gt=0, description="Level at which sampling starts.")
+    sigma_max: float = Field(80.0, gt=0, le=1e6, description="Level at which sampling starts.")
     rho: float = Field(7.0, gt=0, description="Spacing of the grid: higher puts more steps at low levels.")
     truncate_at: Level | None = Field(
         None,
         description="Stop at this level and return the prediction; auto is the training data's lowest level.",
     )
+    truncate: Literal["exact", "algorithm"] = Field(
+        "exact",
+        description="How to stop: on that level itself, or as the paper's Algorithm 2 and its code do, on the "
+        "last level of the untouched grid that is not below it.",
+    )
     refine_at: Level | None = Field(
         None, description="Put this level on the grid; auto is the highest level of the training data."
     )
-    num_extra: int = Field(0, ge=0, description="More steps below refine_at.")
+    num_extra: int = Field(0, ge=0, description="More steps below refine_at, which is auto unless given.")
     churn: float = Field(0.0, ge=0, description="Noise added back at each step (EDM's S_churn).")
     churn_low: float = Field(0.0, ge=0, description="Lowest level at which noise is added back (S_min).")
     churn_high: float = Field(  # the default lies above every grid; JSON has no infinity
@@ -397,12 +416,32 @@ class SampleConfig(BaseModel):
         "32", description="64: steps in float64, as EDM; bf16: the network in bfloat16."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refine_where_the_noise_is(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("num_extra") and values.get("refine_at") is None:
+            return values | {"refine_at": "auto"}
+        return values
+
     def model_post_init(self, context: Any, /) -> None:
         """Reject settings that contradict each other."""
-        if self.solver == "multistep" and self.churn:
-            raise ValueError(_NO_CHURN)
+        if find(Solver, self.solver, "solver").has_memory and self.churn:
+            cure = "use heun or euler"
+            raise AssayError(f"churn disturbs what {self.solver} remembers", key="churn", cure=cure)
         if self.guide is not None and self.guidance == 1:
-            raise ValueError(f"guide = {self.guide} has no effect at guidance = 1: give e.g. guidance = 2")
+            raise AssayError("has no effect at guidance = 1", key="guide", cure="give e.g. guidance = 2")
+        if self.truncate_at is not None and self.refine_at is not None:
+            raise AssayError("continues below the level where truncate_at stops", key="refine_at")
+        if not self.sigma_min < self.sigma_max:
+            raise AssayError(f"is not below sigma_max = {self.sigma_max:g}", key="sigma_min")
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        for name, lowest in (("truncate_at", 0.0), ("refine_at", self.sigma_min)):
+            level = getattr(self, name)
+            if isinstance(level, float) and not lowest < level < self.sigma_max:
+                what = f"{level:g} is not between {lowest:g} and {self.sigma_max:g}, where sampling starts"
+                raise AssayError(what, key=name, cure="give the noise level of the training data, e.g. 0.2")
 
     def for_levels(self, sigma_tn: Iterable[float]) -> "SampleConfig":
         """The same for a model of data with these noise levels: "auto" becomes a number. Checks the grid."""
@@ -410,38 +449,38 @@ class SampleConfig(BaseModel):
         for name, choose in (("truncate_at", min), ("refine_at", max)):
             if getattr(self, name) == "auto":
                 if not noisy:
-                    raise ValueError(
-                        f"{name} = auto: no noise level of the training data is known; give a number"
+                    raise AssayError(
+                        "the training data has no known noise level", key=name, cure="give a number"
                     )
                 chosen[name] = choose(noisy)
         found = self.model_copy(update=chosen)
-        found.sigmas()
+        found._check_levels()
         return found
 
     def sigmas(self) -> Tensor:
         """The grid these settings describe."""
+        assert "auto" not in (self.truncate_at, self.refine_at), "`for_levels` gives auto a value"
         low, high = self.sigma_min, self.sigma_max
-        for name in ("truncate_at", "refine_at"):
-            level = getattr(self, name)
-            if level == "auto":
-                raise ValueError(f"{name} = auto is a level of the training data: call `for_levels` first")
-            lowest = low if name == "refine_at" else 0
-            if level is not None and not lowest < level < high:
-                raise ValueError(
-                    f"{name} = {level:g} is not between {lowest:g} and sigma_max = {high:g}, where sampling "
-                    "starts: give the noise level of the training data, e.g. 0.2"
-                )
-        if self.truncate_at is not None and self.refine_at is not None:
-            raise ValueError("`truncate_at` stops at sigma_tn, `refine_at` continues below it: choose one")
-        if self.num_extra and self.refine_at is None:
-            raise ValueError(f"num_extra = {self.num_extra} adds steps below `refine_at`: set it too")
-        if not low < high:
-            raise ValueError(f"sigma_min = {low:g} is not below sigma_max = {high:g}")
-        if isinstance(self.truncate_at, float):
-            return edm_sigmas(self.num_steps, self.truncate_at, high, self.rho)
         if isinstance(self.refine_at, float):
             return refined_sigmas(self.num_steps, self.refine_at, self.num_extra, low, high, self.rho)
-        return edm_sigmas(self.num_steps, low, high, self.rho)
+        if not isinstance(self.truncate_at, float):
+            return edm_sigmas(self.num_steps, low, high, self.rho)
+        if self.truncate == "exact":
+            return edm_sigmas(self.num_steps, self.truncate_at, high, self.rho)
+        grid = edm_sigmas(self.num_steps, low, high, self.rho)
+        return torch.cat([grid[grid >= self.truncate_at], grid[-1:]])
+
+    def num_evaluations(self) -> int:
+        """How often the network is evaluated for an image, with `truncate_at` and `refine_at` as numbers."""
+        num_calls = 0
+
+        def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+            nonlocal num_calls
+            num_calls += 1
+            return x_t
+
+        solve(denoiser, torch.zeros(1, 1), self.sigmas(), self.solver)
+        return num_calls * (1 if self.guidance == 1 else 2)
 
     def generate(
         self,
@@ -453,16 +492,12 @@ class SampleConfig(BaseModel):
         device: torch.device | str = "cpu",
     ) -> Iterator[SampledBatch]:
         """One image per seed, in batches (see `generate`)."""
-        churn = Churn(self.churn, self.churn_low, self.churn_high, self.churn_noise) if self.churn else None
-        return generate(
-            denoiser,
-            seeds,
-            image_shape,
-            self.sigmas(),
-            self.solver,
-            label,
-            churn,
-            batch_size,
-            device,
-            self.precision,
-        )
+        churn, low = None, self.churn_low
+        if self.truncate == "exact" and isinstance(self.truncate_at, float):
+            low = max(
+                low, math.nextafter(self.truncate_at, math.inf)
+            )  # the prediction at that level, not above
+        if self.churn:  # per step of the plain grid: extra steps at some levels change nothing at the others
+            churn = Churn(self.churn / self.num_steps, low, self.churn_high, self.churn_noise)
+        chosen = self.sigmas(), self.solver, label, churn, batch_size, device, self.precision
+        return generate(denoiser, seeds, image_shape, *chosen)

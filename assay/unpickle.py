@@ -1,8 +1,8 @@
 """Reads the data in a foreign pickle without running any of it.
 
-A pickle is a program: it names functions ("globals") and calls them. This interpreter knows the opcodes
-that EDM snapshots, torch archives and CIFAR-10 use, and a short list of names, each with a harmless
-stand-in of its own; any other is rejected by name. Source code embedded in a pickle is a string here and
+A pickle is a program: it names functions ("globals") and calls them. Python's own interpreter runs it here with
+the opcodes that EDM snapshots, torch archives and CIFAR-10 use, and a short list of names, each with a
+harmless stand-in of its own; any other is rejected by name. Source code embedded in a pickle is a string and
 stays one. Modules come back as `Plain` objects, numpy arrays of bytes as `PlainArray`, tensors as tensors
 that never exceed the bytes in the file. Work and memory are bounded by the limits in `assay.archives`,
 and what comes back is a tree of bounded depth and size, safe to walk, compare and print.
@@ -10,10 +10,11 @@ and what comes back is a tree of bounded depth and size, safe to walk, compare a
 
 import io
 import math
+import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -30,10 +31,11 @@ from assay.archives import (
     PICKLE_VALUES,
     check_packed,
 )
+from assay.errors import AssayError
 from assay.files import reason
 
 
-class Refused(ValueError):
+class Refused(Exception):
     """The pickle asks for something that no checkpoint needs."""
 
 
@@ -55,8 +57,6 @@ class PlainArray:
 def read_pickle(path: Path) -> Any:
     """The content of a pickle or of a `torch.save` archive: containers, numbers, tensors, `Plain` objects."""
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist or is not a file")
     with open(path, "rb") as file:
         return parse_pickle(file, path.stat().st_size, path)
 
@@ -74,14 +74,11 @@ def parse_pickle(file: IO[bytes], size: int, where: str | Path) -> Any:
         _check_tree(content)
         return content
     except Refused as error:
-        raise ValueError(
-            f"{where} was rejected and nothing in it was run: {reason(error)}; get it from a source you trust"
-        ) from None
+        what = f"was rejected and nothing in it was run: {reason(error)}"
+        raise AssayError(what, path=where, cure="get it from a source you trust") from None
     except Exception as error:  # a damaged program can fail in any way
-        why = f"{type(error).__name__}: {reason(error)}"
-        raise ValueError(
-            f"{where} is damaged, truncated or no pickle known here ({why}): get it again"
-        ) from error
+        what = f"is damaged, truncated or no pickle known here ({type(error).__name__}: {reason(error)})"
+        raise AssayError(what, path=where, cure="get it again") from error
 
 
 @dataclass
@@ -128,112 +125,114 @@ class _Bounded:
 
 
 ReadStorage = Callable[[str, int], bytearray]
+_OPCODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
+# Opcodes that make plain values and containers, which Python's interpreter may run as they are.
+_PLAIN = """PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 BINFLOAT BINSTRING SHORT_BINSTRING
+    SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_LIST EMPTY_DICT EMPTY_SET
+    EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE MARK BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE GLOBAL
+    STACK_GLOBAL BINPERSID"""
+
+
+class _Dispatch(dict[int, Callable[[Any], None]]):
+    """What each opcode does, counted; any other is rejected."""
+
+    def __missing__(self, code: int) -> Any:
+        name = next((name for name, known in _OPCODES.items() if known == code), hex(code))
+        raise Refused(f"it uses the opcode {name}, which no checkpoint needs")
+
+
+class _Interpreter(pickle._Unpickler):
+    """Python's own, in which every opcode that calls or changes something does it to our stand-ins only."""
+
+    stack: list[Any]
+
+    def __init__(self, file: _Bounded, budget: _Budget, read_storage: ReadStorage | None = None) -> None:
+        super().__init__(file, encoding="latin1")
+        self.budget, self.read_storage = budget, read_storage
+
+    def find_class(self, module: str, name: str) -> _Global | _StorageType:
+        key = f"{module}.{name}"
+        if module == "torch" and name.removesuffix("Storage") in _STORAGE_DTYPES:
+            return _StorageType(_STORAGE_DTYPES[name.removesuffix("Storage")])
+        if key == "torch.storage._load_from_bytes":
+            return _Global(key, lambda data: _load_from_bytes(data, self.budget))
+        if key not in _GLOBALS:
+            raise Refused(f"it asks for {key}, which no checkpoint needs")
+        return _Global(key, _GLOBALS[key])
+
+    def persistent_load(self, saved_id: Any) -> _Storage:
+        """The values of a tensor, which are elsewhere in the archive."""
+        kind, storage_type, key, _location, numel = saved_id[:5]
+        if kind != "storage" or not isinstance(storage_type, _StorageType) or self.read_storage is None:
+            raise Refused("it refers to something outside the pickle")
+        if type(key) is not str or type(numel) is not int:
+            raise Refused("it refers to a storage without a name and a size")
+        return _Storage(storage_type.dtype, self.read_storage(key, numel * storage_type.dtype.itemsize))
+
+    def call(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(function, _Global) or type(arguments) is not tuple:
+            raise Refused(f"it calls a {type(function).__name__}")
+        self.stack.append(function.make(*arguments))
+
+    def fill(self, kind: type, values: Iterable[Any]) -> None:
+        """Put values into the container on the stack: tensors have an `add` and an `extend` of their own."""
+        target = self.stack[-1]
+        name = type(target).__name__
+        if type(target) is not kind:
+            raise Refused(f"it fills a {name} as if it were a {kind.__name__}")
+        getattr(target, "extend" if kind is list else "update")(values)
+
+    def take(self, count: int) -> list[Any]:
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    def long(self, load: Callable[[Any], None]) -> None:
+        load(self)
+        if self.stack[-1].bit_length() > 8 * PICKLE_INT_BYTES:
+            raise Refused(f"it holds a whole number of {self.stack[-1].bit_length()} bits")
+
+    def build(self) -> None:
+        state = self.stack.pop()
+        _build(self.stack[-1], state)
+
+
+def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(map(_key, values[::2]), values[1::2], strict=True))
+
+
+def _counted(run: Callable[[Any], None]) -> Callable[[Any], None]:
+    def counted(self: _Interpreter) -> None:
+        self.budget.opcodes -= 1
+        if self.budget.opcodes < 0:
+            raise Refused(f"it has more than {PICKLE_OPCODES} opcodes")
+        run(self)
+
+    return counted
+
+
+_PYTHONS = pickle._Unpickler.dispatch
+_OURS: dict[str, Callable[[Any], None]] = {
+    **{name: _PYTHONS[_OPCODES[name]] for name in _PLAIN.split()},
+    "LONG1": lambda self: self.long(_PYTHONS[_OPCODES["LONG1"]]),
+    "LONG4": lambda self: self.long(_PYTHONS[_OPCODES["LONG4"]]),
+    "FROZENSET": lambda self: self.append(frozenset(map(_key, self.pop_mark()))),
+    "APPEND": lambda self: self.fill(list, self.take(1)),
+    "APPENDS": lambda self: self.fill(list, self.pop_mark()),
+    "SETITEM": lambda self: self.fill(dict, _pairs(self.take(2))),
+    "SETITEMS": lambda self: self.fill(dict, _pairs(self.pop_mark())),
+    "ADDITEMS": lambda self: self.fill(set, map(_key, self.pop_mark())),
+    "REDUCE": _Interpreter.call,
+    "NEWOBJ": _Interpreter.call,
+    "BUILD": _Interpreter.build,
+}
+_Interpreter.dispatch = _Dispatch({_OPCODES[name]: _counted(run) for name, run in _OURS.items()})
 
 
 def _run(file: _Bounded, budget: _Budget, read_storage: ReadStorage | None = None) -> Any:
-    """Run one pickle: every opcode that would call or change something does it to our own stand-ins only."""
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-
-    def pop_to_mark() -> list[Any]:
-        start = marks.pop()
-        values = stack[start:]
-        del stack[start:]
-        return values
-
-    def container(kind: type) -> Any:
-        """The top of the stack, which is to be filled: tensors have an `add` and an `extend` of their own."""
-        if type(stack[-1]) is not kind:
-            raise Refused(f"it fills a {type(stack[-1]).__name__} as if it were a {kind.__name__}")
-        return stack[-1]
-
-    value: Any
-    for opcode, value, _ in pickletools.genops(file):  # type: ignore[arg-type]
-        budget.opcodes -= 1
-        if budget.opcodes < 0:
-            raise Refused(f"it has more than {PICKLE_OPCODES} opcodes")
-        match opcode.name:
-            case "PROTO" | "FRAME":
-                pass
-            case "STOP":
-                return stack.pop()
-            case "NONE":
-                stack.append(None)
-            case "NEWTRUE" | "NEWFALSE":
-                stack.append(opcode.name == "NEWTRUE")
-            case "BININT" | "BININT1" | "BININT2" | "BINFLOAT":
-                stack.append(value)
-            case "LONG1" | "LONG4":
-                if value.bit_length() > 8 * PICKLE_INT_BYTES:
-                    raise Refused(f"it holds a whole number of {value.bit_length()} bits")
-                stack.append(value)
-            case "BINSTRING" | "SHORT_BINSTRING" | "SHORT_BINUNICODE" | "BINUNICODE" | "BINUNICODE8":
-                stack.append(value)
-            case "BINBYTES" | "SHORT_BINBYTES" | "BINBYTES8":
-                stack.append(value)
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_SET":
-                stack.append(set())
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = int(opcode.name[-1])
-                if len(stack) < count:
-                    raise Refused("it takes more from the stack than there is")
-                stack[-count:] = [tuple(stack[-count:])]
-            case "MARK":
-                marks.append(len(stack))
-            case "TUPLE":
-                stack.append(tuple(pop_to_mark()))
-            case "FROZENSET":
-                stack.append(frozenset(map(_key, pop_to_mark())))
-            case "APPEND":
-                last = stack.pop()
-                container(list).append(last)
-            case "APPENDS":
-                values = pop_to_mark()
-                container(list).extend(values)
-            case "SETITEM":
-                last = stack.pop()
-                key = stack.pop()
-                container(dict)[_key(key)] = last
-            case "SETITEMS":
-                values = pop_to_mark()
-                container(dict).update(zip(map(_key, values[::2]), values[1::2], strict=True))
-            case "ADDITEMS":
-                values = pop_to_mark()
-                container(set).update(map(_key, values))
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[value])
-            case "BINPUT" | "LONG_BINPUT":
-                memo[value] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "GLOBAL":
-                module, _, name = value.partition(" ")
-                stack.append(_find(module, name, budget))
-            case "STACK_GLOBAL":
-                name, module = stack.pop(), stack.pop()
-                if type(name) is not str or type(module) is not str:
-                    raise Refused("it asks for a name that is not text")
-                stack.append(_find(module, name, budget))
-            case "REDUCE" | "NEWOBJ":
-                arguments, function = stack.pop(), stack.pop()
-                if not isinstance(function, _Global) or type(arguments) is not tuple:
-                    raise Refused(f"it calls a {type(function).__name__}")
-                stack.append(function.make(*arguments))
-            case "BUILD":
-                state = stack.pop()
-                _build(stack[-1], state)
-            case "BINPERSID":
-                stack.append(_storage(stack.pop(), read_storage))
-            case _:
-                raise Refused(f"it uses the opcode {opcode.name}, which no checkpoint needs")
-    raise ValueError("it does not end")
+    """The value of one pickle, which begins where the file stands."""
+    return _Interpreter(file, budget, read_storage).load()
 
 
 def _key(value: Any) -> Any:
@@ -241,17 +240,6 @@ def _key(value: Any) -> Any:
     if not isinstance(value, str | int | float | None):
         raise Refused(f"it uses a {type(value).__name__} as a key")
     return value
-
-
-def _find(module: str, name: str, budget: _Budget) -> _Global | _StorageType:
-    key = f"{module}.{name}"
-    if module == "torch" and name.removesuffix("Storage") in _STORAGE_DTYPES:
-        return _StorageType(_STORAGE_DTYPES[name.removesuffix("Storage")])
-    if key == "torch.storage._load_from_bytes":
-        return _Global(key, lambda data: _load_from_bytes(data, budget))
-    if key not in _GLOBALS:
-        raise Refused(f"it asks for {key}, which no checkpoint needs")
-    return _Global(key, _GLOBALS[key])
 
 
 def _build(target: Any, state: Any) -> None:
@@ -272,16 +260,6 @@ def _build(target: Any, state: Any) -> None:
             raise Refused("it holds big-endian numbers")
     elif type(target) is not dict:
         raise Refused(f"it changes a {type(target).__name__}")
-
-
-def _storage(saved_id: Any, read_storage: ReadStorage | None) -> _Storage:
-    """BINPERSID: the values of a tensor, which are elsewhere in the archive."""
-    kind, storage_type, key, _location, numel = saved_id[:5]
-    if kind != "storage" or not isinstance(storage_type, _StorageType) or read_storage is None:
-        raise Refused("it refers to something outside the pickle")
-    if type(key) is not str or type(numel) is not int:
-        raise Refused("it refers to a storage without a name and a size")
-    return _Storage(storage_type.dtype, read_storage(key, numel * storage_type.dtype.itemsize))
 
 
 def _load_from_bytes(data: bytes, budget: _Budget) -> _Storage:
@@ -341,46 +319,36 @@ def _check_tree(root: Any) -> None:
     A hundred lists that each hold the one before twice are a few hundred bytes in a file, and endless to
     whoever compares or prints them.
     """
-    size: dict[int, int] = {}  # of finished containers, by identity
-    path: dict[int, tuple[Any, Iterator[Any], list[int]]] = {}  # open containers, outermost first
+    sizes: dict[int, int] = {}  # of finished containers, by identity
+    above: set[int] = set()  # containers around the present one
 
-    def enter(value: Any) -> int | None:
-        """The size of a leaf or finished container, or None for one that is now open."""
-        children = _children(value)
-        if children is None or id(value) in size:
-            return size.get(id(value), 1)
-        if id(value) in path:
+    def size(value: Any) -> int:
+        inside = _children(value)
+        if inside is None or id(value) in sizes:
+            return sizes.get(id(value), 1)
+        if id(value) in above:
             raise Refused("it holds a container that contains itself")
-        if len(path) == PICKLE_DEPTH:
+        if len(above) == PICKLE_DEPTH:
             raise Refused(f"it nests containers more than {PICKLE_DEPTH} deep")
-        path[id(value)] = value, children, [1]
-        return None
+        above.add(id(value))
+        total = 1 + sum(map(size, inside))
+        above.remove(id(value))
+        if total > PICKLE_VALUES:
+            raise Refused(f"it holds more than {PICKLE_VALUES} values")
+        sizes[id(value)] = total
+        return total
 
-    total = enter(root)
-    while path:
-        identity, (_, children, count) = next(reversed(path.items()))
-        for child in children:
-            known = enter(child)
-            if known is None:
-                break
-            count[0] += known
-        else:
-            if count[0] > PICKLE_VALUES:
-                raise Refused(f"it holds more than {PICKLE_VALUES} values")
-            del path[identity]
-            size[identity] = total = count[0]
-            if path:
-                next(reversed(path.values()))[2][0] += total
+    size(root)
 
 
-def _children(value: Any) -> Iterator[Any] | None:
+def _children(value: Any) -> Iterable[Any] | None:
     match value:
         case list() | tuple():
-            return iter(value)
+            return value
         case dict():
-            return iter(value.values())
+            return value.values()
         case Plain():
-            return iter((value.class_name, value.state))
+            return value.class_name, value.state
     return None
 
 

@@ -26,7 +26,7 @@ from sklearn.cluster import KMeans
 
 from assay.mixture.deconvolve import Components, log_joint
 from assay.mixture.distance import wasserstein
-from assay.mixture.likelihood import _pass_in_space
+from assay.mixture.likelihood import _gather_in_space
 from assay.mixture.model import NoisyMixture
 from assay.mixture.moments import Atoms
 from assay.mixture.noise import along_axes, isotropic
@@ -68,11 +68,11 @@ def em(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
     guess = Atoms(clusters.cluster_centers_, np.bincount(clusters.labels_, minlength=k) / len(x))
     last = -np.inf
     for _ in range(500):
-        _, cross, count, mass, likelihood = _pass_in_space(x, sigma**-2, guess)
-        guess = Atoms(cross / mass[:, None], count / len(x))
-        if likelihood / len(x) - last < 1e-6:
+        here = _gather_in_space(x, sigma**-2, guess, np.zeros(x.shape[1]))
+        guess = here.em()
+        if here.log_likelihood / len(x) - last < 1e-6:
             break
-        last = likelihood / len(x)
+        last = here.log_likelihood / len(x)
     return guess
 
 

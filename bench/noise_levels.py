@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from scenes import draw_scene
 from skimage.restoration import estimate_sigma
 from torch import Tensor
 
 from assay.data.audit.camera import fit_sensor, group_level
 from assay.data.audit.level import _WEIGHTS, Levels, blind_net, fit, noisy_features, train_on_examples
-from assay.data.audit.scenes import draw_scene
 from assay.data.known import get
 
 SIGMAS = (0.05, 0.1, 0.2, 0.4)

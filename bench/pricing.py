@@ -1,77 +1,57 @@
-"""Pricing a table of 100,000 rows: seconds for each stage, and the bounds against looking at every pair.
+"""Coverage of prices in simulated tables with a known worth, and seconds for a fit.
 
-python bench/pricing.py
+python bench/pricing.py [TABLES]
+
+Nominal 95 %. Designs with one, some and three runs of each configuration, held-out loss and FD, worths from
+0.03 to 0.9, a truth that the law fits and one whose exponent drifts by a third; then the worth curve.
 """
 
-import csv
-import tempfile
+import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
-from assay.pricing import (
-    Comparable,
-    Market,
-    Offer,
-    best_plan,
-    fit_law,
-    joint_bounds,
-    price_bounds,
-    read_comparable,
-)
+from assay.pricing import fit_laws
+from assay.pricing.law import interval
+from assay.pricing.price import price_results
+from tests.test_pricing import DESIGNS, by_level, simulate
 
 
-def make_rows(num_rows: int) -> list[tuple[float, float, float, float, float]]:
-    """Rows (sigma, num_clean, num_noisy, fd, fd_std) of a known law with noise of 1 %."""
-    rng = np.random.default_rng(0)
-    sigma = rng.choice([0.0, 0.05, 0.1, 0.2], num_rows)
-    clean = rng.uniform(1000, 60_000, num_rows)
-    noisy = np.where(sigma > 0, rng.uniform(1000, 60_000, num_rows), 0.0)
-    size = (clean + (1 + (sigma / 0.06) ** 2) ** -0.35 * noisy) / 60_000
-    fd = (1.8 + 0.24 * size**-1.8) * np.exp(0.01 * rng.standard_normal(num_rows))
-    return list(zip(sigma, clean, noisy, fd, 0.01 * fd, strict=True))
+def goals(num: int) -> None:
+    print("design  metric drift  worth: coverage (truth above), median interval")
+    for design in DESIGNS:
+        for metric in ("loss", "fd"):
+            for drift in (0.0, 0.08):
+                start, cells = time.perf_counter(), []
+                for worth in ((0.03, 0.4), (0.1, 0.9)):
+                    laws = fit_laws(simulate(design, metric, worth, num, drift), relative=metric == "fd")
+                    _, low, high = np.moveaxis([interval(law.worth) for law in laws], 1, 0)
+                    for level, truth in enumerate(worth):
+                        inside = (low[:, level] <= truth) & (truth <= high[:, level])
+                        ends = f"{np.median(low[:, level]):.3f} to {np.median(high[:, level]):.3f}"
+                        above = (truth > high[:, level]).mean()
+                        cells.append(f"{truth:g}: {inside.mean():.3f} ({above:.3f}) {ends}")
+                each = (time.perf_counter() - start) / num / 2
+                print(
+                    f"{design:<8}{metric:<7}{drift:<7g}{'  '.join(cells)}  {1000 * each:.0f} ms a fit",
+                    flush=True,
+                )
 
 
-def all_pairs(results: Comparable) -> list[tuple[float, float]]:
-    """Bounds on c for each sigma from the full matrix of pairs."""
-    clean, found = results.take(results.num_noisy == 0), []
-    for sigma in np.unique(results.sigma[results.sigma > 0]):
-        mixed = results.take(results.sigma == sigma)
-        bound = (clean.num_clean - mixed.num_clean[:, None]) / mixed.num_noisy[:, None]
-        clean_wins = clean.value <= mixed.value[:, None]
-        found.append((max(bound[~clean_wins].max(), 0.0), min(bound[clean_wins].min(), 1.0)))
-    return found
-
-
-def timed(name, function, *arguments):
-    start = time.perf_counter()
-    value = function(*arguments)
-    seconds = time.perf_counter() - start
-    print(f"{name:<38}{seconds:8.2f} s")
-    return value, seconds
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        for num_rows in (8_000, 100_000):
-            print(f"-- {num_rows:,} rows")
-            path = Path(directory) / "table.csv"
-            with open(path, "w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(["sigma", "num_clean", "num_noisy", "fd", "fd_std"])
-                writer.writerows(make_rows(num_rows))
-            (results,), _ = timed("read", read_comparable, path)
-            bounds, ours = timed("bounds and intervals", price_bounds, results)
-            if num_rows == 8_000:
-                pairs, theirs = timed("bounds from all pairs", all_pairs, results)
-                np.testing.assert_allclose([(b.lower, b.upper) for b in bounds], pairs)
-                print(f"all pairs / ours: {theirs / ours:.0f}x (without intervals)")
-            timed("joint bounds", joint_bounds, results)
-            law, _ = timed("law with 400 bootstrap refits", fit_law, results)
-            market = Market(Offer(0.0, 1.0), (Offer(0.1, 0.2), Offer(0.2, 0.05)), 500)
-            timed("plan", best_plan, law, market, 10_000)
+def curves(num: int) -> None:
+    """Pointwise coverage of the worth curve, in bands with correlated errors."""
+    inside, width = [], []
+    for seed in range(num):
+        for curve in price_results([], by_level(seed=seed)).curves:
+            truth = 1 / (1 + (2 * curve.sigma / curve.levels) ** 2)
+            inside.append((curve.low <= truth) & (truth <= curve.high))
+            width.append(curve.high - curve.low)
+    for sigma, rows, wide in ((s, inside[i::2], width[i::2]) for i, s in enumerate((0.1, 0.3))):
+        print(f"curve at noise {sigma}: coverage by band {np.mean(rows, 0).round(2)}, all {np.mean(rows):.3f}")
+        print(f"  median width {np.median(wide, 0).round(2)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+    goals(number)
+    curves(number // 4)

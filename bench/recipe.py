@@ -1,11 +1,11 @@
-"""Quality against time: the held-out score that training recipes reach in seconds of one core.
+"""Quality against time: the held-out loss that training recipes reach in seconds of one core.
 
     python bench/recipe.py --data FOLDER [--cifar10 ARCHIVE] [--tasks ...] [--recipes ...] [--seeds ...]
 
 Each run is one row per mark in bench/recipe/results.csv; runs that are there are not repeated, so the same
-command resumes. The ratio is the time that a recipe needs to reach the score of EDM's recipe after all of its
+command resumes. The ratio is the time that a recipe needs to reach the loss of EDM's recipe after all of its
 images, over the time that EDM's recipe took. A recipe whose learning rate falls to zero needs a run of its own
-for each length; the others are scored along one run.
+for each length; the others are measured along one run.
 
 Time is CPU time, since other work on the machine slows the clock on the wall. A busy neighbour core slows CPU
 time too, so the seconds per image of the recipes of a task are measured in turn, a step of each (speed.csv).
@@ -30,12 +30,12 @@ from assay.data.known import KnownName, get
 from assay.data.view import split_held_out
 from assay.figure import COLOURS, Panel, Series, save_png
 from assay.loss import ambient_loss, edm_weight
-from assay.metrics.score import Score, score
+from assay.metrics.held_out import HeldOutLoss, held_out_loss
 from assay.nets import NET_CONFIG, NetConfig, build_denoiser, measure_cost, preset
 from assay.nets.layers import PositionalEmbedding
 from assay.noise import LogNormal
 from assay.train.config import read_config
-from assay.train.muon import Muon
+from assay.train.optimizer import Muon
 from assay.train.presets import PRESETS, preset_tree
 
 HERE = Path(__file__).parent / "recipe"
@@ -158,7 +158,7 @@ class Training:
         named += [] if self.uncertainty is None else list(self.uncertainty.named_parameters())
         settings: dict[str, Any] = dict(betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True)
         self.optimizer: torch.optim.AdamW = (
-            Muon(named, recipe.lr, **settings)
+            Muon(named, self.config.output_weights, recipe.lr, **settings)
             if recipe.muon
             else torch.optim.AdamW([weight for _, weight in named], recipe.lr, **settings)
         )
@@ -271,7 +271,7 @@ def run(
     for mark in MARKS if not recipe.decay else (length,):
         while training.num_seen < mark * task.num_images:
             training.step()
-        found: Score = score(training.ema, data[1])
+        found: HeldOutLoss = held_out_loss(training.ema, data[1])
         yield {
             "task": task_name,
             "recipe": name,
@@ -324,7 +324,7 @@ def measure_speed(task_name: str, names: Iterable[str], source: ImageSource, num
     ]
 
 
-Point = tuple[float, float, float, float]  # seconds, Gflop, images, score
+Point = tuple[float, float, float, float]  # seconds, Gflop, images, loss
 
 
 def curves(rows: list[Row], speed: dict[tuple[str, str], float]) -> dict[tuple[str, str, int], list[Point]]:
@@ -338,7 +338,7 @@ def curves(rows: list[Row], speed: dict[tuple[str, str], float]) -> dict[tuple[s
 
 
 def cost_of(points: list[Point], target: float, axis: int) -> float:
-    """The cost of the score `target`, log-linear between points; infinite if none reaches it."""
+    """The cost of the loss `target`, log-linear between points; infinite if none reaches it."""
     for before, after in zip([points[0], *points], points, strict=False):
         if after[3] <= target:
             share = (before[3] - target) / (before[3] - after[3]) if before[3] > target else 1.0
@@ -347,7 +347,7 @@ def cost_of(points: list[Point], target: float, axis: int) -> float:
 
 
 def report(rows: list[Row], speed: dict[tuple[str, str], float], folder: Path) -> None:
-    """Print the ratios of cost to EDM's score, and draw the scores against time."""
+    """Print the ratios of cost to EDM's loss, and draw the losses against time."""
     found = curves(rows, speed)
     tasks = [task for task in TASKS if (task, "edm", 0) in found]
     names = [name for name in COMPARED if any((task, name, 0) in found for task in tasks)]
@@ -384,7 +384,7 @@ def report(rows: list[Row], speed: dict[tuple[str, str], float], folder: Path) -
             target = "{3:.3f} after {0:.0f} s".format(*np.mean(final, 0))
             print(f"| {task} | {target} | {name} | {' | '.join(cells)} | {len(paired)} |")
         panels.append(
-            Panel(task, "seconds of one core", "held-out score, nats per dimension", series, log_x=True)
+            Panel(task, "seconds of one core", "held-out loss, nats per dimension", series, log_x=True)
         )
     save_png(panels, folder / "recipe.png")
 

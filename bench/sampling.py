@@ -19,11 +19,11 @@ from assay.checkpoint import load_checkpoint
 from assay.data import open_store
 from assay.metrics import load_extractor
 from assay.metrics.distance import frechet_distance
-from assay.metrics.evaluate import reference_from_images
 from assay.metrics.extract import images_to_features
 from assay.metrics.generated import sample_checkpoint
+from assay.metrics.reference import reference_from_images
 from assay.metrics.statistics import features_to_statistics
-from assay.outcome import trained_setting
+from assay.outcome import trained_configuration
 from assay.sample import SampleConfig
 
 HEUN = "Heun 18 steps (35)"
@@ -42,7 +42,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "assay", "demo"], check=True)
     stores = [path for path in (args.folder / "data").iterdir() if "held-out" not in path.name]
     source = open_store(stores[0])
-    extractor = load_extractor("classifier", args.folder / "shared", reference=source)
+    extractor = load_extractor("classifier", args.folder / "shared", reference=source, batch_size=250)
     reference = reference_from_images(source, extractor, args.folder / "shared")
     print("| arm | " + " | ".join(SAMPLERS) + " |\n|---" + "|---" * len(SAMPLERS) + "|")
     for run in sorted((args.folder / "runs").iterdir()):
@@ -56,12 +56,12 @@ def main() -> None:
                 images, settings = sample_checkpoint(checkpoint, args.ranges * args.images, 0, chosen)
                 distances[name] = [
                     frechet_distance(
-                        features_to_statistics(images_to_features(extractor, images, index, 250).features),
+                        features_to_statistics(images_to_features(extractor, images, index).features),
                         reference.statistics,
                     )
                     for index in torch.arange(len(images)).split(args.images)
                 ]
-            cells = [str(trained_setting(info, args.folder.name, settings.sample))]
+            cells = [str(trained_configuration(info, args.folder.name, settings.sample))]
             for found in distances.values():
                 change = [a - b for a, b in zip(found, distances[HEUN], strict=True)]
                 error = stdev(change) / len(change) ** 0.5

@@ -46,8 +46,8 @@ def study_seconds(folder: Path, num_workers: int, num_threads: int) -> tuple[flo
     run_local(opened, num_workers, num_threads=num_threads)
     seconds = time.perf_counter() - started
     distances = [outcome.evaluation.fd for _, outcome in opened.outcomes()]
-    if len(distances) < len(opened.arms):
-        raise SystemExit(f"a run failed: {opened.failure(opened.jobs[-1])}")
+    if len(distances) < sum(len(run.ways) for run in opened.runs):
+        raise SystemExit(f"a run failed: {opened.failure(opened.runs[-1])}")
     return seconds, distances
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import griffe
-import typer
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -84,7 +83,7 @@ def _fenced(found: re.Match[str]) -> str:
     return f"```pycon\n{inspect.cleandoc(found[0])}\n```"
 
 
-def walk(command: Any, name: str = "assay") -> Iterator[tuple[str, Any]]:
+def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Every command that can be run, with its full name; untyped, since typer may bring a click of its own."""
     if not hasattr(command, "commands"):
         yield name, command
@@ -95,9 +94,9 @@ def walk(command: Any, name: str = "assay") -> Iterator[tuple[str, Any]]:
 
 def commands() -> list[tuple[str, Any]]:
     """Every command of Assay with its full name."""
-    from assay.cli import app
+    from assay.cli import COMMANDS, load_command
 
-    return list(walk(typer.main.get_command(app)))
+    return [found for name in COMMANDS for found in walk(load_command(name), f"assay {name}")]
 
 
 def commands_page() -> str:
@@ -137,11 +136,15 @@ def _default(parameter: Any) -> str:
 def settings_models() -> dict[str, tuple[str, list[tuple[str, type[BaseModel]]]]]:
     """The TOML files, and for each the models of its sections by the section's name."""
     from assay.nets import NetConfig
+    from assay.registry import registered
     from assay.study.spec import Study
     from assay.train.config import RunConfig
 
+    # "passed" is a module given in Python; no file can name it. Networks of other packages have pages of their own.
     networks = [
-        (f'net, kind = "{k.model_fields["kind"].default}"', k) for k in get_args(get_args(NetConfig)[0])
+        (f'net, kind = "{kind}"', found)
+        for kind, found in registered(NetConfig).items()
+        if kind != "passed" and found.__module__.startswith("assay.")
     ]
     return {
         "A run": (

@@ -10,7 +10,6 @@ CSV has a row for each of its numbers.
 import argparse
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,18 +21,11 @@ from assay.metrics import features_to_statistics, frechet_distance, images_to_fe
 from assay.metrics.extract import to_bytes
 
 
-@dataclass(frozen=True)
-class Degraded:
+class Degraded(ImageSource):
     """Images of a source after `change` (B, C, H, W) -> (B, C, H, W)."""
 
-    source: ImageSource
-    change: Callable[[Tensor], Tensor]
-    name: str
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return self.source.image_shape
+    def __init__(self, source: ImageSource, change: Callable[[Tensor], Tensor], name: str) -> None:
+        self.source, self.change, self.name, self.image_shape = source, change, name, source.image_shape
 
     def __len__(self) -> int:
         return len(self.source)
@@ -58,7 +50,7 @@ def distances(
     source: ImageSource, extractor_name: str, num_images: int, cache: Path
 ) -> dict[str, dict[str, float]]:
     """Kind of damage -> how much -> Frechet distance to the undamaged half."""
-    extractor = load_extractor(extractor_name, cache, reference=source)  # type: ignore[arg-type]
+    extractor = load_extractor(extractor_name, cache, reference=source)
     reference = torch.arange(0, len(source), 2)
     other = torch.arange(1, len(source), 2)
     truth = features_to_statistics(images_to_features(extractor, source, reference).features)

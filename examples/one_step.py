@@ -1,6 +1,6 @@
 """One-step students: distil a model of noisy images into a generator that needs one evaluation per image.
 
-    python examples/one_step.py RUN -o student.safetensors [--steps 2000] [--seed 0]
+    python examples/one_step.py RUN -o student.safetensors [--num-steps 2000] [--seed 0]
 
 RUN is a finished `assay train` run on noisy images alone. Its denoiser, the teacher h, was trained at levels
 above sigma_tn and is used there alone. The student G begins with its weights and makes an image from noise z:
@@ -29,13 +29,13 @@ import argparse
 import copy
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from assay.checkpoint import load_checkpoint, save_checkpoint
+from assay.data import ImageSource
 from assay.data.picture import image_grid
 from assay.data.view import check_complete, stream
 from assay.denoise import Denoiser, Preconditioned
@@ -44,12 +44,12 @@ from assay.loss import ambient_loss, edm_weight
 from assay.metrics import evaluate, load_extractor, reference_from_images
 from assay.metrics.classifier import has_labels
 from assay.metrics.evaluate import Reference
-from assay.metrics.extract import Extractor, Images
+from assay.metrics.extract import Extractor
 from assay.metrics.generated import Noised, sample_checkpoint
 from assay.noise import LogNormal, draw_sigma, per_image
 from assay.sample import SampleConfig, generate
 from assay.train import read_config
-from assay.train.run import final_path, read_run
+from assay.train.folder import final_path, read_run
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
 
 SIGMA_INIT, ALPHA = 2.5, 1.0
@@ -106,15 +106,16 @@ def distil(
             save_state(states, step + 1, pack_tensors(modules, optimizer), {})
 
 
-@dataclass(frozen=True)
-class OneStep:
+class OneStep(ImageSource):
     """Image i is what the student makes of the noise of seed `first_seed` + i."""
 
-    student: Denoiser
-    image_shape: tuple[int, int, int]
-    num_images: int
-    first_seed: int = 0
-    name: str = "student"
+    name = "student"
+
+    def __init__(
+        self, student: Denoiser, image_shape: tuple[int, int, int], num_images: int, first_seed: int = 0
+    ) -> None:
+        self.student, self.image_shape = student, image_shape
+        self.num_images, self.first_seed = num_images, first_seed
 
     def __len__(self) -> int:
         return self.num_images
@@ -126,7 +127,7 @@ class OneStep:
         return torch.cat([batch.images for batch in batches])
 
 
-def noised_distance(images: Images, noisy: Reference, extractor: Extractor) -> float:
+def noised_distance(images: ImageSource, noisy: Reference, extractor: Extractor) -> float:
     """The distance of images, with noise added, from noisy ones. Needs no clean image."""
     assert noisy.source is not None
     found = evaluate(Noised(images, noisy.source.sigma_tn), noisy, extractor, fd_only=True).evaluation.fd
@@ -139,19 +140,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--num-steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=250, help="steps from one snapshot to the next")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/assay").expanduser())
     asked = parser.parse_args()
     run, output, cache, started = asked.run, asked.output, asked.cache, time.perf_counter()
-    if min(asked.steps, asked.every) < 1:
-        parser.error(f"--steps {asked.steps} --every {asked.every}: both are whole numbers from 1 on")
+    if min(asked.num_steps, asked.every) < 1:
+        parser.error(f"--num-steps {asked.num_steps} --every {asked.every}: both are whole numbers from 1 on")
     if not (run / "config.json").is_file():
         parser.error(f"{run} is not the folder of a run: give one that `assay train` wrote")
     try:
         teacher, data = load_checkpoint(run), read_config(read_run(run / "config.json")["config"]).data
-        source = data.open()
+        source = data.prepared().open()
         check_complete(source, "have no noise that samples could get: give a run of complete noisy images")
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -161,15 +162,15 @@ def main() -> None:
 
     folder = output.with_name(f"{output.stem}-{sha256(final_path(run))[:8]}-{asked.seed}")
     info = teacher.info.model_copy(update={"source": f"one step from {SIGMA_INIT:g}: examples/one_step.py"})
-    settings = sigma_tn, asked.steps, asked.seed, folder, asked.every
+    settings = sigma_tn, asked.num_steps, asked.seed, folder, asked.every
     for step, student in distil(teacher.denoiser, shape, *settings):
         save_checkpoint(folder / "snapshots" / f"{step:06d}.safetensors", student, teacher.config, info)
-        print(f"step {step} of {asked.steps}, {time.perf_counter() - started:.0f} s", flush=True)
+        print(f"step {step} of {asked.num_steps}, {time.perf_counter() - started:.0f} s", flush=True)
 
     pixels = load_extractor("pixels", cache)
     noisy = reference_from_images(source, pixels, cache, noisy=True)
     seeds, sampling = 10**6, SampleConfig(truncate_at="auto")  # seeds for the choice alone
-    snapshots = sorted(path for path in folder.glob("snapshots/[0-9]*") if int(path.stem) <= asked.steps)
+    snapshots = sorted(path for path in folder.glob("snapshots/[0-9]*") if int(path.stem) <= asked.num_steps)
     distance = {
         path: noised_distance(OneStep(load_checkpoint(path).denoiser, shape, len(source), seeds), noisy, pixels)
         for path in snapshots

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from assay.data import ImageSource
 from assay.denoise import MixtureDenoiser
 
 ATOMS = torch.tensor([[-0.8, -0.3], [0.6, 0.7], [0.5, -0.7]])
@@ -11,12 +12,11 @@ STD = 0.2
 ORACLE = MixtureDenoiser(ATOMS.view(-1, 2, 1, 1), WEIGHTS, STD)
 
 
-class Points:
-    """An `ImageSource` of mixture points, a fraction of them clean, the others at one noise level."""
+class Points(ImageSource):
+    """Mixture points, a fraction of them clean, the others at one noise level."""
 
     image_shape = (2, 1, 1)
     class_names = ("left", "right")
-    num_classes = 2
     physical_range = (-1.0, 1.0)
 
     def __init__(self, num: int, clean_fraction: float = 1.0, sigma: float = 0.3, seed: int = 0) -> None:

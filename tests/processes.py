@@ -21,7 +21,7 @@ def children(pid: int, command: str = "") -> list[int]:
 
 def workers_of(pid: int) -> list[int]:
     """The workers of a study that process `pid` runs."""
-    return children(pid, "orphans.py")
+    return children(pid, "processes.py")
 
 
 def seconds_until_gone(pids: Iterable[int], patience: float = 30.0) -> float:

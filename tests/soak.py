@@ -92,7 +92,16 @@ def _make_checkpoint(folder: Path) -> None:
 
 
 def _sample(folder: Path) -> list[str]:
-    arguments = ["sample", str(folder / "trained"), "--seeds", "0-199", "--batch-size", "20", "--steps", "6"]
+    arguments = [
+        "sample",
+        str(folder / "trained"),
+        "--seeds",
+        "0-199",
+        "--batch-size",
+        "20",
+        "--num-steps",
+        "6",
+    ]
     return [*arguments, "-o", str(folder / "out" / "samples")]
 
 
@@ -107,7 +116,7 @@ def _study(folder: Path) -> list[str]:
 def _studied(out: Path) -> dict[str, bytes]:
     kept = _files(out, lambda path: path.name == "final.safetensors" or path.parent.name == "data")
     rows = next(out.rglob("results.csv")).read_text().splitlines()
-    assert rows[0].endswith("train_seconds,sample_seconds,score_seconds")
+    assert rows[0].endswith("train_seconds,sample_seconds,held_out_loss_seconds")
     return {**kept, "results": "\n".join(row.rsplit(",", 3)[0] for row in rows).encode()}
 
 

@@ -40,6 +40,20 @@ clean_fractions = [1, 0.1, 0]
 sigmas = [0.5]
 """
 
+# The same images and training with a design: five clean sizes and a mix, in two blocks.
+DESIGN = (
+    SPEC[: SPEC.index("[evaluate]")]
+    + """\
+[evaluate]
+num_images = 0
+
+[design]
+have_clean = 80
+noisy = [0.3]
+blocks = 2
+"""
+)
+
 
 def prepared(folder: Path, change: Callable[[str], str] = lambda spec: spec) -> OpenStudy:
     """The study in its folder, its data and reference made."""
@@ -57,12 +71,12 @@ def outcome(opened: OpenStudy) -> str:
     path = opened.folder / "results.csv"
     write_outcomes(path, [found for _, found in opened.outcomes()])
     rows = [line.split(",") for line in path.read_text().splitlines()]
-    assert rows[0][-3:] == ["train_seconds", "sample_seconds", "score_seconds"]
+    assert rows[0][-3:] == ["train_seconds", "sample_seconds", "held_out_loss_seconds"]
     return "\n".join(",".join(row[:-3]) for row in rows)
 
 
 def weights(opened: OpenStudy) -> dict[str, bytes]:
-    """The final weights of every finished training, by job."""
+    """The final weights of every finished training, by run."""
     found = opened.folder.glob("runs/*/snapshots/final.safetensors")
     return {path.parents[1].name: path.read_bytes() for path in found}
 

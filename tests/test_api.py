@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import assay
 import assay.model
+from assay.errors import AssayError
+from assay.train.config import TrainConfig
 
 STUDY = """
 name = "mine"
@@ -54,7 +58,9 @@ def test_examples_run(folder: Path) -> None:
         found = [test for test in finder.find(getattr(assay, public), public, globs=names) if test.examples]
         assert found, f"assay.{public} has no example"
         if public == "Model":
-            assert {"Model.sample", "Model.denoise", "Model.score", "Model.evaluate"} <= {t.name for t in found}
+            assert {"Model.sample", "Model.denoise", "Model.held_out_loss", "Model.evaluate"} <= {
+                t.name for t in found
+            }
         for test in found:
             assert runner.run(test).failed == 0, test.name
 
@@ -78,15 +84,15 @@ def test_pictures_and_progress(folder: Path, capsys: pytest.CaptureFixture[str],
     assert images.plot().size == assay.part(images).plot().size
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     model = assay.fit(images, num_steps=2, batch_size=16, net={"preset": "mlp", "width": 16})
-    assert capsys.readouterr().out.endswith("100%, 0 s left   \n")
-    score = model.score(assay.part(images, noisy=0))
-    assert score.plot().size == score.plot(score).size == (650, 450)
+    assert capsys.readouterr().out.rstrip(" \n").endswith("training: 100%, 2 of 2, 0 s left")
+    loss = model.held_out_loss(assay.part(images, noisy=0))
+    assert loss.plot().size == loss.plot(loss).size == (650, 450)
 
 
 @given(
     low=st.floats(-100, 100),
     width=st.floats(0.1, 1000),
-    sigma=st.floats(0, 50),
+    sigma=st.just(0.0) | st.floats(0.01, 50),
     shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)),
 )
 def test_arrays_are_scaled_with_their_noise(
@@ -111,21 +117,23 @@ def test_arrays_saved_as_a_store_are_the_same_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"images": np.zeros((3, 4))}, "shape"),
-        ({"images": np.zeros((0, 4, 4))}, "shape"),
-        ({"images": np.full((3, 4, 4), np.nan)}, "finite"),
+        ({"images": np.zeros((3, 4))}, "images"),
+        ({"images": np.zeros((0, 4, 4))}, "images"),
+        ({"images": np.full((3, 4, 4), np.nan)}, "images"),
         ({"sigma": -1.0}, "sigma"),
-        ({"sigma": [0.1, 0.2]}, "shape"),
+        ({"sigma": [0.1, 0.2]}, "sigma"),
         ({"label": [0, 1]}, "label"),
         ({"label": [0.5, 1, 2]}, "label"),
         ({"value_range": (1, 0)}, "value_range"),
     ],
 )
-def test_bad_arrays_are_rejected(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        assay.from_arrays(**{"images": np.zeros((3, 4, 4)), **change})  # type: ignore[arg-type]
+def test_bad_arrays_are_rejected(change: dict[str, Any], key: str) -> None:
+    images = np.linspace(-1, 1, 48).reshape(3, 4, 4)
+    with pytest.raises(AssayError) as caught:
+        assay.from_arrays(**{"images": images, **change})
+    assert caught.value.key == key
 
 
 def test_a_kept_run_is_resumed_and_loaded_again(tmp_path: Path) -> None:
@@ -142,3 +150,37 @@ def test_a_kept_run_is_resumed_and_loaded_again(tmp_path: Path) -> None:
     assert draws.shape == x_tn.shape and not torch.equal(draws, expected)
     found = again.evaluate(images, num_images=40, extractor="pixels", cache=tmp_path / "cache", num_steps=3)
     assert found.fd > 0 and found.num_images == 40
+
+
+def test_the_page_on_own_parts_runs(folder: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs/howto/own_parts.md").read_text()
+    names: dict[str, Any] = {"__name__": "own_parts"}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block, names)
+    assert names["model"].checkpoint.config.kind == "mlp"
+    assert assay.load("tiny-kind.safetensors").checkpoint.config.width == 8
+    images, tiny = names["images"], names["Tiny"]
+    with pytest.raises(AssayError) as caught:  # a module that does not give an image
+        assay.fit(images, net=nn.Flatten(), num_steps=2, batch_size=16, progress=False)
+    assert caught.value.key == "net" or caught.value.path == "Flatten"
+    monkey = assay.load("tiny.safetensors", net=tiny(16))
+    assert repr(monkey).startswith("<tiny: passed for 1 x 8 x 8")
+    code = "import assay; assay.load('tiny.safetensors')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "the network is a Tiny of your own" in done.stderr
+
+
+def test_arrays_go_in_and_come_out(folder: Path) -> None:
+    images = np.random.default_rng(0).uniform(-1, 1, (64, 8, 8))
+    model = assay.fit(images, num_steps=2, batch_size=16, net={"width": 16, "num_blocks": 1}, progress=False)
+    noisy = images[:5].astype(np.float32)
+    clean = model.denoise(noisy, np.full(5, 0.3))
+    assert isinstance(clean, np.ndarray) and clean.shape == noisy.shape
+    assert np.array_equal(clean, model.denoise(torch.tensor(noisy)[:, None], 0.3)[:, 0].numpy())
+    with pytest.raises(AssayError) as caught:
+        model.denoise(noisy[:, :4], 0.3)
+    assert caught.value.key == "x_tn"
+    with pytest.raises(AssayError) as caught:
+        model.save("model.pt")
+    assert caught.value.key == "path"
+    assert "model_fields_set" not in dir(TrainConfig()) and "num_steps" in dir(TrainConfig())

@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from assay.archives import FREE_BYTES, MAX_RATIO, check_unpacked, read_npy, read_npz, read_tar
-from assay.data.readers import read_any, read_idx
-from assay.files import naming
-
-GET_IT_AGAIN = r"cannot be read \(.*\): get it again$"
+from assay.data.formats.idx import read_idx
+from assay.data.readers import read_any
+from assay.files import decoding
+from tests.errors import rejects
 
 
 def idx_gz(path: Path) -> bytes:
@@ -33,34 +33,32 @@ def test_the_checksum_of_gzip_is_compared(tmp_path: Path) -> None:
     assert len(read_idx(path).names) == 20
     for at in range(len(whole) - 8, len(whole)):  # the checksum and the size
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match=rf"a-idx3\.gz {GET_IT_AGAIN}"):
+        with rejects("a-idx3.gz"):
             read_any(str(path))
     for end in (len(whole) - 1, len(whole) // 2, 15, 3):
         path.write_bytes(whole[:end])
-        with pytest.raises(ValueError, match=rf"a-idx3\.gz {GET_IT_AGAIN}"):
+        with rejects("a-idx3.gz"):
             read_any(str(path))
 
 
 def test_an_idx_file_holds_what_it_declares_and_no_more(tmp_path: Path) -> None:
     path = tmp_path / "a-idx3"
     path.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 5, 5) + bytes(51))
-    with pytest.raises(ValueError, match=r"a-idx3 cannot be read \(it holds more than the uint8 \(2, 5, 5\)"):
+    with rejects("a-idx3"):
         read_any(str(path))
 
 
 def test_nothing_unpacks_to_far_more_than_it_takes(tmp_path: Path) -> None:
     check_unpacked("x", FREE_BYTES, 1)
     check_unpacked("x", MAX_RATIO * FREE_BYTES, FREE_BYTES)
-    with pytest.raises(ValueError, match="x unpacks from 1 to"):
+    with rejects("x"):
         check_unpacked("x", FREE_BYTES + 1, 1)
     path = tmp_path / "bomb.tar.gz"
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
         member = tarfile.TarInfo("elsewhere")
         member.size = FREE_BYTES + 2**20
         archive.addfile(member, io.BytesIO(bytes(member.size)))
-    with pytest.raises(
-        ValueError, match=r"bomb\.tar\.gz unpacks from \d+ to \d+ bytes, as decompression bombs"
-    ):
+    with rejects("bomb.tar.gz"):
         read_any(str(path))  # also where the large member is none of those that are read
 
 
@@ -84,13 +82,13 @@ def link(name: str, target: str) -> tarfile.TarInfo:
 def test_links_in_tar_archives_are_not_followed(tmp_path: Path) -> None:
     for target in ("nowhere", "data_batch_1", "/etc/passwd"):
         path = tar(tmp_path / "a.tar", link("data_batch_1", target))
-        with pytest.raises(ValueError, match=r"a\.tar is not CIFAR-10: it has no data_batch_1; get it again"):
+        with rejects("a.tar"):
             read_any(str(path))
     path = tar(tmp_path / "a.tar", a=b"1", b=b"22")
     assert read_tar(path, {"b", "c"}) == {"b": b"22"}
     whole = path.read_bytes()
     path.write_bytes(whole[: 512 + 512 + 512 + 1])
-    with pytest.raises(ValueError, match=rf"a\.tar {GET_IT_AGAIN}"):
+    with rejects("a.tar"):
         read_tar(path, {"b"})
 
 
@@ -125,7 +123,7 @@ def test_cifar_archives_hold_bytes_and_labels_only(tmp_path: Path) -> None:
         {"labels": [3, 10]},
         {"labels": [3, 2.5]},
     ):
-        with pytest.raises(ValueError, match=r"cifar\.tar.*(get it again|a source you trust)$"):
+        with pytest.raises(ValueError, match=r"cifar\.tar"):
             read_any(str(cifar(tmp_path, **change)))
 
 
@@ -140,7 +138,7 @@ def test_labels_of_the_npm_package_that_make_no_sense(tmp_path: Path, labels: st
     path = tar(tmp_path / "npm.tgz", **contents, **{"train_lables.json": json.dumps([0] * 5).encode()})
     assert read_any(str(path)).label.tolist() == [0] * 5
     path = tar(tmp_path / "npm.tgz", **contents, **{"train_lables.json": labels.encode()})
-    with pytest.raises(ValueError, match=rf"npm\.tgz {GET_IT_AGAIN}"):
+    with rejects("npm.tgz"):
         read_any(str(path))
 
 
@@ -172,15 +170,15 @@ def test_arrays_hold_what_their_header_declares(tmp_path: Path) -> None:
         (b"NUMPY\x01\x00v", b"NUMPY\x01\x00\xff"),
     ):
         (tmp_path / "a.npy").write_bytes(npy(images, header, change))
-        with pytest.raises(ValueError, match=r"a\.npy cannot be read \(.*\): save it again"):
+        with rejects("a.npy"):
             read_any(str(tmp_path / "a.npy"))
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("images.npy", npy(images, b"(2, 5, 5), }   ", b"(10**12,5,5), }"))
-    with pytest.raises(ValueError, match=r"a\.npz cannot be read \(.*\): save it again"):
+    with rejects("a.npz"):
         read_any(str(tmp_path / "a.npz"))
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("images.npy", npy(images, b"(2, 5, 5), }        ", b"(1000000000000,5,5)}"))
-    with pytest.raises(ValueError, match=r"a\.npz cannot be read \(it declares uint8 \(1000000000000, 5, 5\)"):
+    with rejects("a.npz"):
         read_any(str(tmp_path / "a.npz"))
 
 
@@ -190,11 +188,11 @@ def test_npz_with_an_unknown_compression_or_a_wrong_checksum(tmp_path: Path) -> 
     whole = path.read_bytes()
     central = whole.index(b"PK\x01\x02")
     path.write_bytes(whole[: central + 10] + b"\x63\x00" + whole[central + 12 :])
-    with pytest.raises(ValueError, match=r"a\.npz cannot be read \(.*compression.*\): save it again"):
+    with rejects("a.npz"):
         read_any(str(path))
     at = whole.index(bytes(50))
     path.write_bytes(whole[:at] + b"\x01" + whole[at + 1 :])
-    with pytest.raises(ValueError, match=r"a\.npz cannot be read \(Bad CRC-32.*\): save it again"):
+    with rejects("a.npz"):
         read_any(str(path))
 
 
@@ -207,14 +205,14 @@ def test_an_npz_that_has_lost_members_is_rejected(tmp_path: Path) -> None:
     start = end - size
     struct.pack_into("<I", data, end + 16, start)
     (tmp_path / "a.npz").write_bytes(data[: end - 46 - len("label.npy")] + data[end:])
-    with pytest.raises(ValueError, match=r"a\.npz.* declares 2 members and lists 1"):
+    with rejects("a.npz"):
         read_any(str(tmp_path / "a.npz"))
 
 
 def test_arrays_without_images(tmp_path: Path) -> None:
     for images in (np.zeros((0, 5, 5), np.uint8), np.zeros((2, 0, 5), np.uint8), np.zeros((2, 5, 5), complex)):
         np.save(tmp_path / "a.npy", images)
-        with pytest.raises(ValueError, match=r"a\.npy holds .*: there are no images in it"):
+        with rejects("a.npy"):
             read_any(str(tmp_path / "a.npy"))
 
 
@@ -236,7 +234,7 @@ def test_a_layout_that_may_mean_several_things_is_asked_for(tmp_path: Path) -> N
         as_asked = {way: read_any(str(path), layout=way).pixels(0).shape for way in ("NHWC",) if shape[3] < 5}  # type: ignore[arg-type]
         assert as_asked.get("NHWC", shape[1:]) == shape[1:]
         if layout is None:
-            with pytest.raises(ValueError, match=r"a\.npy has shape .* several things: give layout = NHWC"):
+            with rejects("a.npy", "layout"):
                 read_any(str(path))
         else:
             channels_last = shape[1:] if layout == "NHWC" else (*shape[2:], shape[1])
@@ -246,5 +244,5 @@ def test_a_layout_that_may_mean_several_things_is_asked_for(tmp_path: Path) -> N
 
 
 def test_naming_keeps_a_sentence_that_names_its_file() -> None:
-    with pytest.raises(ValueError, match=r"^x unpacks from 1 to \d+ bytes"), naming("x"):
+    with rejects("x"), decoding("x"):
         check_unpacked("x", 2**40, 1)

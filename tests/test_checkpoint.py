@@ -32,6 +32,7 @@ from assay.checkpoint import (
 from assay.cli import app
 from assay.nets import ADMConfig, DiTConfig, MLPConfig, NetConfig, UNetConfig, build_denoiser, preset
 from assay.sample import SampleConfig
+from tests.errors import fault
 
 GOLDEN = Path(__file__).parent / "golden"
 SNAPSHOT = GOLDEN / "edm_pickle" / "network-snapshot-000123.pkl"
@@ -40,7 +41,7 @@ CONFIGS: list[NetConfig] = [
     UNetConfig(image_shape=(1, 8, 8), model_channels=8, channel_mult=(1, 2), num_blocks=1, augment_dim=3),
     UNetConfig(
         image_shape=(2, 8, 8), num_classes=4, model_channels=8, channel_mult=(1, 2), num_blocks=1, dropout=0.0,
-        embedding_type="fourier", encoder_type="residual", decoder_type="skip", resample_filter=(1, 3, 3, 1),
+        embedding_type="fourier", encoder_type="residual", resample_filter=(1, 3, 3, 1),
     ),
     ADMConfig(image_shape=(3, 8, 8), num_classes=4, model_channels=32, channel_mult=(1, 1), num_blocks=1),
     DiTConfig(image_shape=(1, 8, 12), width=64, num_blocks=1),
@@ -102,14 +103,13 @@ def test_a_sampler_is_guided_by_a_weaker_checkpoint_or_by_its_own_class(tmp_path
             weak = stored(x, sigma, label if guide == "always_class" else None)
             torch.testing.assert_close(sample("classes", guide), 2 * strong - weak)
         assert loaded["plain"].sampler(SampleConfig(), "cpu") is loaded["plain"].denoiser
-    for name, guide, message in [
-        ("plain", None, "trained without classes: give `guide`"),
-        ("always_class", None, "trained without label_dropout"),
-        ("plain", "wide", r"image_shape = \(1, 4, 6\), the model \(1, 4, 4\)"),
-        ("plain", "classes", "num_classes = 3, the model 0"),
+    for name, guide, key in [
+        ("plain", None, "guidance"),
+        ("always_class", None, "guidance"),
+        ("plain", "wide", "guide"),
+        ("plain", "classes", "guide"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            sample(name, guide)
+        assert fault(lambda name=name, guide=guide: sample(name, guide)).key == key
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,18 +134,9 @@ def test_any_change_to_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     (header_size,) = struct.unpack("<Q", whole[:8])
     for at in (8 + header_size, len(whole) - 1, *(8 + i for i in range(0, header_size, 7))):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match=r"x\.safetensors"):
-            load_checkpoint(path)
+        assert fault(lambda: load_checkpoint(path)).path == str(path)
     path.write_bytes(whole.replace(b"digits", b"widgit"))
-    with pytest.raises(ValueError, match="checksum does not match; restore it, or make it again"):
-        load_checkpoint(path)
-    path.write_bytes(whole.replace(rb"\"format_version\": 2", rb"\"format_version\": 1"))
-    with pytest.raises(ValueError, match="checksum"):  # a file of the first format has none
-        load_checkpoint(path)
-    weights = load_file(path)
-    header = json.dumps({"format_version": 1, "config": config.model_dump(mode="json"), "info": {}})
-    save_file(weights, path, {"assay": header})
-    assert load_checkpoint(path).config == config
+    assert "checksum" in fault(lambda: load_checkpoint(path)).what
 
 
 def rewritten(tmp_path: Path, change: Any) -> Path:
@@ -172,35 +163,29 @@ def set_value(weights: dict[str, torch.Tensor], value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "what"),
     [
         (lambda weights, header: weights.pop(LAYER), f"{LAYER} is missing"),
-        (lambda weights, header: weights.update({LAYER: torch.zeros(2, 3)}), rf"{LAYER} has shape \(2, 3\)"),
+        (lambda weights, header: weights.update({LAYER: torch.zeros(2, 3)}), f"{LAYER} has shape (2, 3)"),
         (lambda weights, header: weights.update({LAYER: weights[LAYER].int()}), f"{LAYER} has values"),
         (lambda weights, header: set_value(weights, float("nan")), f"{LAYER} has values that are not finite"),
         (lambda weights, header: set_value(weights, float("-inf")), f"{LAYER} has values that are not finite"),
         (lambda weights, header: weights.update(more=torch.zeros(1)), "more has no place"),
-        (lambda weights, header: weights[FILTER].mul_(2), f"{FILTER} is not the filter"),
-        (lambda weights, header: header.update(format_version=FORMAT_VERSION + 1), "upgrade Assay"),
-        (lambda weights, header: header.pop("format_version"), "damaged header"),
+        (lambda weights, header: weights[FILTER].mul_(2), f"{FILTER} is not what its config says"),
+        (lambda weights, header: header.update(format_version=FORMAT_VERSION + 1), "format 3"),
+        (lambda weights, header: header.pop("format_version"), "format None"),
         (lambda weights, header: header["config"].update(kind="gan"), "gan"),
         (lambda weights, header: header["config"].update(colour=1), "colour"),
-        (lambda weights, header: header.pop("info"), "'info' is missing"),
-        (
-            lambda weights, header: header["config"].update(model_channels=130),
-            r"no network can be built from its config \(130 channels cannot be normalised",
-        ),
-        (
-            lambda weights, header: header["config"].update(model_channels=10**30),
-            "no network can be built from its config",
-        ),
+        (lambda weights, header: header.pop("info"), "info"),
+        (lambda weights, header: header["config"].update(model_channels=130), "130 channels"),
+        (lambda weights, header: header["config"].update(model_channels=10**30), "cannot be read"),
+        (lambda weights, header: header["config"].update(num_blocks=10**9), "tensors"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, complaint: str) -> None:
+def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, what: str) -> None:
     path = rewritten(tmp_path, change)
-    with pytest.raises(ValueError, match=complaint) as caught:
-        load_checkpoint(path)
-    assert str(path) in str(caught.value)
+    found = fault(lambda: load_checkpoint(path))
+    assert found.path == str(path) and what in found.what
 
 
 def test_files_that_are_no_checkpoints_are_named(tmp_path: Path) -> None:
@@ -208,13 +193,12 @@ def test_files_that_are_no_checkpoints_are_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for end in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:end])
-        with pytest.raises(ValueError, match=r"x\.safetensors cannot be read .*truncated"):
-            load_checkpoint(path)
+        assert fault(lambda: load_checkpoint(path)).path == str(path)
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="assay import"):
-        load_checkpoint(path)
-    with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
-        load_checkpoint(tmp_path / "none.safetensors")
+    assert "import" in str(fault(lambda: load_checkpoint(path)).cure)
+    assert fault(lambda: load_checkpoint(tmp_path / "none.safetensors")).path == str(
+        tmp_path / "none.safetensors"
+    )
 
 
 def test_imports_edms_snapshot_and_matches_its_outputs() -> None:
@@ -294,17 +278,16 @@ def test_other_contents_are_explained(tmp_path: Path, fake_edm: None) -> None:
     edm.meta["state"]["_modules"]["again"] = edm.meta["state"]["_modules"]["model"]
     for content, complaint in [
         (dict(ema=as_edm_object(original, "VPPrecond")), "VPPrecond"),
-        (dict(ema=Persistent("EDMPrecond", {})), "not laid out"),
+        (dict(ema=Persistent("EDMPrecond", {})), "_init_args"),
         (dict(ema=edm), "occurs twice"),
         (dict(ema=3), "neither 'ema' nor 'net'"),
         ([1], "holds a list"),
-        (dict(weight=torch.zeros(1)), r"x\.json is missing"),
+        (dict(weight=torch.zeros(1)), "x.json"),
         ({}, "neither 'ema' nor 'net'"),
     ]:
         torch.save(content, path)
-        with pytest.raises((ValueError, OSError), match=complaint) as caught:
-            import_checkpoint(path)
-        assert "x." in str(caught.value)
+        found = fault(lambda: import_checkpoint(path))
+        assert complaint in str(found) and "x." in str(found.path)
 
 
 @pytest.mark.parametrize("to", ["edm-state-dict", "ambient-laws-hf"])
@@ -337,13 +320,10 @@ def test_published_directories_survive_the_round_trip(tmp_path: Path, name: str)
 @pytest.mark.parametrize("config", CONFIGS[3:], ids=["dit", "mlp"])
 def test_networks_that_edm_lacks_are_not_exported(tmp_path: Path, config: NetConfig) -> None:
     checkpoint = Checkpoint(build_denoiser(config), config, CheckpointInfo())
-    with pytest.raises(ValueError, match=config.kind):
-        export_checkpoint(checkpoint, tmp_path / "x", "ambient-laws-hf")
+    assert fault(lambda: export_checkpoint(checkpoint, tmp_path / "x", "ambient-laws-hf")).key == "to"
     oblong = CONFIGS[0].model_copy(update={"image_shape": (1, 8, 16)})
-    with pytest.raises(ValueError, match="8 x 16"):
-        config_to_edm(oblong)
-    with pytest.raises(ValueError, match="pointwise"):
-        config_to_edm(preset("unet-small"))
+    assert fault(lambda: config_to_edm(oblong)).key == "to"
+    assert fault(lambda: config_to_edm(preset("unet-small"))).key == "to"
     assert not list(tmp_path.iterdir())
 
 
@@ -384,11 +364,9 @@ def test_imports_a_repository_from_the_offline_cache(tmp_path: Path, monkeypatch
     read = import_checkpoint(repository)
     assert read.config == config and same_weights(read.denoiser, build_denoiser(config))
     assert read.info.sigma_tn == ((0.0, 0.9), (0.05, 0.1)) and read.info.dataset == "celeba"
-    with pytest.raises(OSError, match=r"nobody/nothing is neither in the local cache nor reachable"):
-        import_checkpoint("nobody/nothing")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match=r"assay\[hub\]"):
-        import_checkpoint(repository)
+    assert fault(lambda: import_checkpoint("nobody/nothing")).path == "hf:nobody/nothing"
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", None)
+    assert "[hub]" in str(fault(lambda: import_checkpoint(repository)).cure)
 
 
 def test_hostile_repositories_are_named_and_nothing_outside_them_is_used(tmp_path: Path) -> None:
@@ -423,7 +401,7 @@ def test_hostile_repositories_are_named_and_nothing_outside_them_is_used(tmp_pat
         folder = fresh(number)
         (folder / name).unlink()
         spoil(folder / name)
-        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        with pytest.raises(ValueError) as caught:
             import_checkpoint(folder)
         assert str(folder / name) in str(caught.value) and "password" not in str(caught.value)
     odd = "<script>\x1b[31m"
@@ -432,64 +410,59 @@ def test_hostile_repositories_are_named_and_nothing_outside_them_is_used(tmp_pat
     save_checkpoint(tmp_path / "x.safetensors", imported.denoiser, imported.config, imported.info)
     assert load_checkpoint(tmp_path / "x.safetensors").info.source == "<script> [31m"
     for name in ("../x", "a/../b", "a/b/c", "https://example.org/a", "a b/c"):
-        with pytest.raises(FileNotFoundError, match="neither a file or directory here nor the name of a repo"):
-            import_checkpoint(name)
+        assert fault(lambda name=name: import_checkpoint(name)).path == name
 
 
 def test_directories_that_are_no_networks_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
-        import_checkpoint(tmp_path)
-    bad = [
-        ("{", r"cannot be read .* as JSON"),
-        ("[]", "holds a list"),
-        ('{"img_resolution": 8}', "img_channels"),
-    ]
-    for text, complaint in bad:
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=complaint):
-            import_checkpoint(tmp_path)
-    for argument, complaint in (
+    file = tmp_path / "config.json"
+    assert fault(lambda: import_checkpoint(tmp_path)).path == str(file)
+    for text in ("{", "[]"):
+        file.write_text(text)
+        assert fault(lambda: import_checkpoint(tmp_path)).path == str(file)
+    for argument, key in (
+        ({"img_channels": None}, "image_shape.0"),
         ({"colour": 1}, "colour"),
-        (
-            {"image_shape": [1, 8, 8]},
-            "image_shape is no argument of EDM's: name img_resolution and img_channels",
-        ),
-        ({"num_classes": 3}, "num_classes is no argument of EDM's: name label_dim instead"),
-        ({"model_type": ["SongUNet"]}, r"model_type is \['SongUNet'\]: give one of SongUNet, DhariwalUNet"),
+        ({"image_shape": [1, 8, 8]}, "image_shape"),
+        ({"num_classes": 3}, "num_classes"),
+        ({"model_type": ["SongUNet"]}, "model_type"),
+        ({"decoder_type": "skip"}, "decoder_type"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0]) | argument))
-        with pytest.raises(ValueError, match=rf"config\.json: .*{complaint}"):
-            import_checkpoint(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config_to_edm(CONFIGS[0])))
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        import_checkpoint(tmp_path)
-    for source in ("nothing-here", tmp_path / "config.json"):
-        with pytest.raises((ValueError, FileNotFoundError), match=str(source)):
-            import_checkpoint(source)
+        file.write_text(json.dumps(config_to_edm(CONFIGS[0]) | argument))
+        found = fault(lambda: import_checkpoint(tmp_path))
+        assert (found.path, found.key) == (str(file), key)
+    file.write_text(json.dumps(config_to_edm(CONFIGS[0])))
+    assert fault(lambda: import_checkpoint(tmp_path)).path == str(tmp_path / "model.safetensors")
+    for source in ("nothing-here", file):
+        assert fault(lambda source=source: import_checkpoint(source)).path == str(source)
 
 
 def test_commands_import_export_and_refuse(tmp_path: Path) -> None:
     runner = CliRunner()
     first, exported, second = tmp_path / "a.safetensors", tmp_path / "a-hf", tmp_path / "b.safetensors"
-    done = runner.invoke(app, ["import", str(SNAPSHOT), str(first)])
+    done = runner.invoke(app, ["model", "import", str(SNAPSHOT), str(first)])
     assert (
         done.exit_code == 0 and "9,633 parameters" in done.output and "num_images_seen: 123000" in done.output
     )
-    assert runner.invoke(app, ["export", str(first), str(exported), "--to", "ambient-laws-hf"]).exit_code == 0
-    assert runner.invoke(app, ["import", str(exported), str(second)]).exit_code == 0
+    assert (
+        runner.invoke(app, ["model", "export", str(first), str(exported), "--to", "ambient-laws-hf"]).exit_code
+        == 0
+    )
+    assert runner.invoke(app, ["model", "import", str(exported), str(second)]).exit_code == 0
     assert same_weights(load_checkpoint(first).denoiser, load_checkpoint(second).denoiser)
-    again = runner.invoke(app, ["import", str(SNAPSHOT), str(first)])
+    again = runner.invoke(app, ["model", "import", str(SNAPSHOT), str(first)])
     assert again.exit_code == 1 and "exists already" in again.stderr
-    again = runner.invoke(app, ["export", str(first), str(exported), "--to", "edm-state-dict"])
+    again = runner.invoke(app, ["model", "export", str(first), str(exported), "--to", "edm-state-dict"])
     assert again.exit_code == 1 and "exists already" in again.stderr
     (tmp_path / "x.json").write_text("mine")
-    again = runner.invoke(app, ["export", str(first), str(tmp_path / "x.pt"), "--to", "edm-state-dict"])
-    assert again.exit_code == 1 and "x.json exists already" in again.stderr.replace("\n", "")
+    again = runner.invoke(
+        app, ["model", "export", str(first), str(tmp_path / "x.pt"), "--to", "edm-state-dict"]
+    )
+    assert again.exit_code == 1 and "x.json: exists already" in again.stderr.replace("\n", "")
     assert (tmp_path / "x.json").read_text() == "mine" and not (tmp_path / "x.pt").exists()
 
 
 def test_net_list_shows_every_preset() -> None:
-    done = CliRunner().invoke(app, ["net", "list"])
+    done = CliRunner().invoke(app, ["model", "list"])
     assert done.exit_code == 0
     cells = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if "│" in line]
     rows = {row[1]: row[3] for row in cells}

@@ -21,6 +21,8 @@ from assay.cli import app
 from assay.data import open_store
 from assay.data.audit import audit, report
 from assay.data.audit.camera import (
+    Measured,
+    Sensor,
     _texture,
     fit_sensor,
     group_level,
@@ -30,10 +32,11 @@ from assay.data.audit.camera import (
 )
 from assay.data.audit.level import LevelNet, blind_net, train_on_examples
 from assay.data.audit.report import rounding_step
-from assay.data.audit.scenes import draw_scene
 from assay.data.audit.windows import flattest, windows
 from assay.data.known import get
-from assay.data.readers import read_any
+from assay.data.readers import RawImages, read_any
+from assay.errors import AssayError
+from bench.scenes import draw_scene
 
 SIGMAS = (0.05, 0.1, 0.2, 0.4)
 
@@ -92,7 +95,7 @@ def test_levels_from_each_image_alone() -> None:
 def test_levels_from_clean_examples() -> None:
     net = train_on_examples(list(fashion()[:300]))
     check_levels(net, fashion()[300:500], (0.06, 0.05, 0.05, 0.04), num_seeds=3)
-    with pytest.raises(ValueError, match="one value"):
+    with pytest.raises(AssayError):
         train_on_examples([torch.ones(1, 8, 8)] * 20)
 
 
@@ -168,18 +171,74 @@ def test_repeated_exposures_are_exact(tmp_path: Path) -> None:
     assert found.group.value**2 == pytest.approx((np.mean([1, 4, 25]) + 9) / 2, rel=0.06)
     assert not found.agree and abs(found.whiteness.value) < 0.03
     tifffile.imwrite(tmp_path / "in" / "c.tif", scene.astype(np.float32))
-    with pytest.raises(ValueError, match="alone in its folder"):
-        audit(read_any(str(tmp_path / "in")), repeats=True)
-    with pytest.raises(ValueError, match="give one of the two"):
-        audit(read_any(str(tmp_path / "in")), read_any(str(tmp_path / "in")), repeats=True)
+    for clean, key in ((None, "repeats"), (read_any(str(tmp_path / "in")), "clean")):
+        with pytest.raises(AssayError) as caught:
+            audit(read_any(str(tmp_path / "in")), clean, repeats=True)
+        assert caught.value.key == key
 
 
 def test_a_line_through_repeats_is_the_sensor() -> None:
     rng = np.random.default_rng(1)
     mean = rng.uniform(5, 200, 20_000)
     sensor = sensor_from_repeats(mean, (2 * mean + 9) * rng.chisquare(7, mean.shape) / 7, mean)
-    assert sensor.gain.low < 2 < sensor.gain.high and sensor.gain.value == pytest.approx(2, rel=0.02)
+    assert sensor is not None and sensor.gain.value == pytest.approx(2, rel=0.02)
+    assert sensor.gain.low < 2 < sensor.gain.high
     assert sensor.offset.low < 9 < sensor.offset.high
+    ends = sensor.mean.max(), sensor.mean.min()
+    assert sensor.dependence() == pytest.approx((2 * ends[0] + 9) / (2 * ends[1] + 9), rel=0.05)
+    assert sensor_from_repeats(mean, np.zeros_like(mean), mean) is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "offset", "second"),
+    [((-0.8, 0.3), (400, 50), None), ((2, 0.1), (9, 1), "3 (95 %: 2.828"), ((2, 0.1), (-20, 2), "10")],
+)
+def test_gain_and_read_noise_in_words(
+    gain: tuple[float, float], offset: tuple[float, float], second: str | None
+) -> None:
+    """No gain where the line may be level, no read noise whose square is negative."""
+    bins = np.array([20.0, 100]), np.array([49.0, 209])
+    sensor = Sensor(Measured.around(*gain), Measured.around(*offset), *bins)
+    rows = sensor.rows()
+    assert len(rows) == 1 if second is None else rows[1][1].startswith(second)
+    assert (sensor.dependence() == 1) == (second is None)
+
+
+def raw_images(images: Sequence[np.ndarray], names: Sequence[str] | None = None) -> RawImages:
+    names = [f"{i}.tif" for i in range(len(images))] if names is None else names
+    return RawImages("images", names, lambda i: np.asarray(images[i], np.float32)[..., None])
+
+
+def test_odd_images_get_no_odd_numbers() -> None:
+    rng, flat = np.random.default_rng(0), [np.full((32, 32), 7.0)]
+    scene = 120 * (fashion()[0, 0].numpy() + 1)
+    cases = {
+        "constant": audit(raw_images(flat * 5)),
+        "one constant": audit(raw_images(flat)),
+        "one": audit(raw_images([scene + 10 * rng.normal(size=scene.shape)])),
+        "alike": audit(raw_images([scene] * 3, ["a/1", "a/2", "a/3"]), repeats=True),
+    }
+    for found in cases.values():
+        rows = dict(found.rows())
+        assert not re.search(r"nan|inf|[1-9]\d\d+\.?\d*%", " ".join(rows.values()))
+        assert found.clipped.max() <= 1 and np.isfinite(found.sigma).all()
+        assert "if all share one level" not in rows
+    assert all(cases[name].sigma.max() == 0 for name in ("constant", "one constant", "alike"))
+    assert cases["constant"].clipped.max() == 0
+
+
+def test_levels_that_differ_are_not_called_one() -> None:
+    rng = np.random.default_rng(0)
+    x = [120 * (image.numpy() + 1) for image in fashion()[:60, 0]]
+    recorded = np.linspace(15, 60, 60)
+    images = [y + sigma * rng.normal(size=y.shape) for y, sigma in zip(x, recorded, strict=True)]
+    found = audit(raw_images(images))
+    assert dict(found.rows())["if all share one level"] == "they do not"
+    assert found.compared(np.zeros(60)) is None
+    for factor, is_right in ((1.0, True), (3.0, False)):
+        compared = found.compared(factor * recorded)
+        assert compared is not None and compared[0] == is_right
+        assert f"{factor * 37.5:.4g} as recorded" in compared[1]  # both numbers are named
 
 
 def test_two_exposures_of_faint_galaxies_give_the_gain_without_bias() -> None:
@@ -197,9 +256,11 @@ def test_two_exposures_of_faint_galaxies_give_the_gain_without_bias() -> None:
             part.append(found.flatten().numpy())
     mean_, variance, around = map(np.concatenate, pixels)
     sensor = sensor_from_repeats(mean_, variance, around)
+    naive = sensor_from_repeats(mean_, variance, mean_)
+    assert sensor is not None and naive is not None
     assert sensor.gain.low < 0.6 < sensor.gain.high and sensor.gain.value == pytest.approx(0.6, rel=0.03)
     assert sensor.offset.low < 4 < sensor.offset.high and sensor.offset.value == pytest.approx(4, rel=0.05)
-    assert sensor_from_repeats(mean_, variance, mean_).gain.value < 0.9 * 0.6
+    assert naive.gain.value < 0.9 * 0.6
 
 
 def test_the_pixels_beside_each() -> None:
@@ -228,12 +289,12 @@ def test_from_unknown_noise_to_a_store(tmp_path: Path) -> None:
         values = 500 * (image + 1) + sigma * rng.standard_normal(image.shape)
         tifffile.imwrite(tmp_path / "in" / f"{i:02}.tif", values.astype(np.float32))
     text = run("noise", tmp_path / "in", "--levels", tmp_path / "l.csv", "--png", tmp_path / "l.png")
-    assert "but they differ" in text and "not rounded" in text and "warning" not in text
+    assert "they do not" in text and "not rounded" in text and "warning" not in text
     assert (tmp_path / "l.png").stat().st_size > 5000
     rows = list(csv.DictReader((tmp_path / "l.csv").open()))
     errors = [abs(float(row["sigma"]) / truth[row["filename"]] - 1) for row in rows]
     assert np.median(errors) < 0.06
-    run("pack", tmp_path / "in", "--range", "0,1000", "--sigma-file", tmp_path / "l.csv", "-o", tmp_path / "s")
+    run("pack", f"{tmp_path}/in:range=0,1000,levels={tmp_path}/l.csv", "-o", tmp_path / "s")
     store = open_store(tmp_path / "s")
     assert store.sigma_tn.tolist() == pytest.approx([float(row["sigma"]) / 500 for row in rows], rel=1e-5)
     assert "outside its measured interval" in run("noise", tmp_path / "s")
@@ -244,17 +305,10 @@ def test_clean_examples_in_other_units_are_converted(tmp_path: Path, monkeypatch
     x = fashion()
     np.save(tmp_path / "clean.npy", np.rint((x[:100, 0].numpy() + 1) * 127.5).astype(np.uint8))
     np.save(tmp_path / "noisy.npy", ((x[300:360] + 0.2 * noise(x[300:360]) + 1) / 2)[:, 0].numpy())
-    options = (
-        "noise",
-        tmp_path / "noisy.npy",
-        "--clean",
-        tmp_path / "clean.npy",
-        "--levels",
-        tmp_path / "l.csv",
-    )
-    assert "--clean-range" in run(*options, code=1)
-    assert "both" in run(*options, "--range", "0,1", code=1)
-    run(*options, "--range", "0,1", "--clean-range", "0,255")
+    noisy, clean, levels = tmp_path / "noisy.npy", tmp_path / "clean.npy", ("--levels", tmp_path / "l.csv")
+    run("noise", noisy, "--clean", clean, *levels, code=1)
+    assert "both" in run("noise", f"{noisy}:range=0,1", "--clean", clean, *levels, code=1)
+    run("noise", f"{noisy}:range=0,1", "--clean", f"{clean}:range=0,255", *levels)
     found = [float(row["sigma"]) for row in csv.DictReader((tmp_path / "l.csv").open())]
     assert np.median(found) == pytest.approx(0.1, rel=0.03)
 
@@ -271,13 +325,13 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
             for i, image in enumerate(images if count else [light]):
                 fits.writeto(tmp_path / folder / f"{number}-{i}.fits", image.astype(np.float32))
     text = run("noise", tmp_path / "repeats", "--repeats")
-    found = re.search(r"--gain ([\d.]+) and --read-noise ([\d.]+)", text)
+    found = re.search(r"gain = ([\d.]+) and read_noise = ([\d.]+)", text)
     assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
     assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98 % of them\)", text)
-    assert "--repeats" in run("noise", tmp_path / "clean")  # no flat parts: how to measure the gain
-    sensor = ("--range", "10,70", "--gain", found[1], "--read-noise", found[2])
+    assert "`repeats`" in run("noise", tmp_path / "clean")  # no flat parts: how to measure the gain
+    sensor = f"range=10,70,gain={found[1]},read_noise={found[2]}"
     packed = run(
-        "pack", *sensor, tmp_path / "clean", "--sigma", "0", tmp_path / "repeats", "-o", tmp_path / "s"
+        "pack", f"{tmp_path}/clean:sigma=0", tmp_path / "repeats", "--all", sensor, "-o", tmp_path / "s"
     )
     (level,) = open_store(tmp_path / "s").sigma_tn.unique()[1:]
     assert f"180 of them noisy (sigma {level:.3g} where" in packed

@@ -23,12 +23,17 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.data import open_store, part, simulate, usable
+from assay.data.convert import PackConfig
 from assay.data.decode import decode_image
+from assay.data.formats.cifar10 import CLASSES
 from assay.data.known import get
-from assay.data.pack import Conversion, pack
-from assay.data.readers import CIFAR10_CLASSES, RawImages, read_any
-from assay.data.store import PackedImage, Store, hash_of, write_store
-from assay.files import sha256
+from assay.data.pack import pack
+from assay.data.readers import RawImages, read_any
+from assay.data.spec import SourceSpec
+from assay.data.store import PackedImage, Store, write_store
+from assay.errors import AssayError
+from assay.files import content_hash, sha256
+from tests.errors import rejects
 
 FORMATS = ["npy", "npz", "channels first", "png", "tiff", "webp", "zip", "idx"]
 
@@ -137,13 +142,8 @@ def test_what_is_packed_is_what_is_read(
     source = write(kind, images, folder / "in")
     low, high = (-0.25, 1.5) if images.dtype == np.float32 else (0.0, float(np.iinfo(images.dtype).max))
     value_range = (low, high) if images.dtype == np.float32 else None
-    report = pack(
-        read_any(str(source)),
-        folder / "store",
-        Conversion(value_range=value_range, dtype=dtype),
-        sigma,
-        units="scaled",
-    )
+    spec = SourceSpec(path=str(source), range=value_range, sigma=sigma, scaled=True)
+    report = pack(spec, folder / "store", PackConfig(dtype=dtype))
     store = open_store(folder / "store")
     expected = (images.astype(np.float64).transpose(0, 3, 1, 2) - low) * 2 / (high - low) - 1
     assert store.meta.dtype == (dtype or ("uint8" if images.dtype == np.uint8 else "float32"))
@@ -224,7 +224,7 @@ def save_grey(path: Path, value: int, size: tuple[int, int] = (4, 4)) -> None:
 def test_class_folders(tmp_path: Path) -> None:
     for name, value in (("dog/deep/b.png", 1), ("cat/a.png", 2), ("dog/a.png", 3), ("loose.png", 4)):
         save_grey(tmp_path / "in" / name, value)
-    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store").store
+    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", PackConfig(classes=True)).store
     assert store.class_names == ("cat", "dog")
     found = dict(zip(store.source_names(range(4)), store.label.tolist(), strict=True))
     assert found == {"cat/a.png": 0, "dog/a.png": 1, "dog/deep/b.png": 1, "loose.png": -1}
@@ -242,7 +242,7 @@ def test_edm_labels(tmp_path: Path, zipped: bool) -> None:
             for file in source.rglob("*.*"):
                 archive.write(file, file.relative_to(source).as_posix())
         source = tmp_path / "a.zip"
-    store = pack(read_any(str(source)), tmp_path / "store").store
+    store = pack(read_any(str(source)), tmp_path / "store", PackConfig(classes=True)).store
     assert store.label.tolist() == [2, 0, 1] and store.class_names == ("0", "1", "2")
     assert store.source_names([0, 2]) == ["00000/img0.png", "00001/img2.png"]
 
@@ -250,7 +250,7 @@ def test_edm_labels(tmp_path: Path, zipped: bool) -> None:
 def test_npz_columns_and_idx_labels(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, 6, 6), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x=images, labels=np.array([1, 0, -1, 1]), sigma_tn=np.array([0, 0.5, 0.25, 0]))
-    store = pack(read_any(str(tmp_path / "a.npz")), tmp_path / "1").store
+    store = pack(read_any(str(tmp_path / "a.npz")), tmp_path / "1", PackConfig(classes=True)).store
     assert store.label.tolist() == [1, 0, -1, 1] and store.sigma_tn.tolist() == [0, 0.5, 0.25, 0]
     assert store.meta.num_clean == 2
     (tmp_path / "t-images-idx3-ubyte").write_bytes(
@@ -259,7 +259,9 @@ def test_npz_columns_and_idx_labels(tmp_path: Path) -> None:
     (tmp_path / "t-labels-idx1-ubyte").write_bytes(
         bytes([0, 0, 8, 1]) + struct.pack(">I", 4) + bytes([2, 1, 0, 1])
     )
-    store = pack(read_any(str(tmp_path / "t-images-idx3-ubyte")), tmp_path / "2").store
+    store = pack(
+        read_any(str(tmp_path / "t-images-idx3-ubyte")), tmp_path / "2", PackConfig(classes=True)
+    ).store
     assert store.label.tolist() == [2, 1, 0, 1]
 
 
@@ -305,11 +307,11 @@ def test_cifar10(tmp_path: Path, kind: str, split: str) -> None:
             archive.add(source, "cifar-10-batches-py")
         source = tmp_path / "a.tar.gz"
     wanted = [batch for name, batch in batches.items() if (name == "test_batch") == (split == "test")]
-    store = pack(read_any(str(source), split), tmp_path / "store").store
+    store = pack(read_any(str(source), split=split), tmp_path / "store", PackConfig(classes=True)).store
     images = np.concatenate([images for images, _ in wanted]).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(store.read(torch.arange(len(images))), images / 127.5 - 1, atol=3e-7)
     assert store.label.tolist() == [label for _, labels in wanted for label in labels]
-    assert store.class_names == CIFAR10_CLASSES
+    assert store.class_names == CLASSES
 
 
 def test_pickles_that_would_run_code_are_refused(tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_pickles_that_would_run_code_are_refused(tmp_path: Path) -> None:
 
     for i in range(1, 6):
         (tmp_path / f"data_batch_{i}").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ValueError, match=r"data_batch_1 was rejected and nothing in it was run: it asks for"):
+    with pytest.raises(ValueError, match="data_batch_1"):
         read_any(str(tmp_path))
     assert not (tmp_path / "ran").exists()
 
@@ -343,9 +345,10 @@ def test_huggingface_dataset(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(columns, features).save_to_disk(tmp_path / "hf")
     for source in (str(tmp_path / "hf"), f"hf:{tmp_path / 'hf'}"):
         raw = read_any(source)
-        assert raw.class_names == ("no", "yes") and raw.label.tolist() == [1, 0, 0, 1]
+        assert raw.class_names == ("no", "yes") and np.asarray(raw.label).tolist() == [1, 0, 0, 1]
         np.testing.assert_array_equal(np.stack([raw.load(i) for i in range(4)]), images)
-        assert raw.sigma_tn is not None and raw.sigma_tn.tolist() == [0, 0.25, 0.5, 0]
+        assert raw.levels is not None
+        assert [level.in_range(0, 255)[0] for level in raw.levels] == [0, 0.25, 0.5, 0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +365,7 @@ def test_levels_from_a_file(tmp_path: Path, file: str, text: str) -> None:
     save_grey(tmp_path / "in/b.png", 7)
     (tmp_path / file).write_text(text)
     store = pack(
-        read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file, units="scaled"
+        SourceSpec(path=str(tmp_path / "in"), levels=tmp_path / file, scaled=True), tmp_path / "store"
     ).store
     assert dict(zip(store.source_names([0, 1]), store.sigma_tn.tolist(), strict=True)) == {
         "x/a.png": 0.5,
@@ -386,8 +389,8 @@ def test_annotated_images_are_raised_and_not_only_relabelled(tmp_path: Path, fil
     for name in "abc":
         save_grey(tmp_path / f"in/{name}.png", 9)
     (tmp_path / file).write_text(text)
-    packed = pack(read_any(str(tmp_path / "in")), tmp_path / "store", sigma=tmp_path / file, units="scaled")
-    store = packed.store
+    spec = SourceSpec(path=str(tmp_path / "in"), levels=tmp_path / file, scaled=True)
+    store = pack(spec, tmp_path / "store").store
     assert store.sigma_tn.tolist() == [0, 0, pytest.approx(0.3)] and store.usable_from.tolist() == [0.5, 0, 0.5]
     assert store.meta.num_clean == 1 and store.meta.dtype == "uint8"
     every = torch.arange(3)
@@ -422,7 +425,7 @@ def test_stores_without_annotations_keep_their_fingerprint(tmp_path: Path) -> No
     assert sorted(store.meta.checksums) == [f"{n}.npy" for n in "blocks images label names sigma_tn".split()]
     # As version 0.1 gives it.
     assert store.fingerprint == "5e44076ad2a962c0a0e38c5c49194727fbca254f3107dc21f2a0890c960d575b"
-    with pytest.raises(ValueError, match="not below its noise"):
+    with pytest.raises(AssayError):
         write_store(
             tmp_path / "bad",
             "bad",
@@ -438,12 +441,12 @@ def test_crop_is_the_centre_and_resize_is_lanczos(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
     (tmp_path / "in").mkdir()
     Image.fromarray(pixels).save(tmp_path / "in/a.png")
-    raw = read_any(str(tmp_path / "in"))
-    store = pack(raw, tmp_path / "crop", Conversion(size=(5, 8), fit="crop"), sigma=0.1, units="scaled").store
+    noisy = SourceSpec(path=str(tmp_path / "in"), sigma=0.1, scaled=True)
+    store = pack(noisy, tmp_path / "crop", PackConfig(size=(5, 8), fit="crop")).store
     expected = pixels[3:8, 6:14].transpose(2, 0, 1) / 127.5 - 1
     np.testing.assert_allclose(store.read(torch.tensor([0]))[0], expected, atol=3e-7)
-    store = pack(raw, tmp_path / "resize", Conversion(size=(6, 6), fit="resize")).store
-    middle = Image.fromarray(pixels).resize((6, 6), Image.Resampling.LANCZOS, box=(4, 0, 16, 12))
+    store = pack(read_any(noisy.path), tmp_path / "resize", PackConfig(size=(6, 6), fit="resize")).store
+    middle = Image.fromarray(pixels[:, 4:16]).resize((6, 6), Image.Resampling.LANCZOS)  # as EDM's tool does
     difference = store.read(torch.tensor([0]))[0] - (
         torch.tensor(np.asarray(middle)).permute(2, 0, 1) / 127.5 - 1
     )
@@ -456,10 +459,10 @@ def test_grey_and_colour(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "in/a.png")
     save_grey(tmp_path / "in/b.png", 200)
     raw = read_any(str(tmp_path / "in"))
-    grey = pack(raw, tmp_path / "grey", Conversion(colour="grey")).store
+    grey = pack(raw, tmp_path / "grey", PackConfig(colour="grey")).store
     luma = np.rint(0.299 * pixels[..., 0] + 0.587 * pixels[..., 1] + 0.114 * pixels[..., 2])
     np.testing.assert_allclose(grey.read(torch.tensor([0]))[0, 0], luma / 127.5 - 1, atol=3e-7)
-    colour = pack(raw, tmp_path / "colour", Conversion(colour="colour")).store
+    colour = pack(raw, tmp_path / "colour", PackConfig(colour="colour")).store
     assert colour.image_shape == (3, 4, 4)
     assert colour.read(torch.tensor([1])).unique().tolist() == pytest.approx([200 / 127.5 - 1])
 
@@ -468,9 +471,9 @@ def test_deep_and_shallow_files_share_a_float_store(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.png").write_bytes(png(np.full((4, 4, 1), 13107, dtype=np.uint16), [0]))
     save_grey(tmp_path / "in/b.png", 51)
-    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", Conversion(dtype="float32")).store
+    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", PackConfig(dtype="float32")).store
     assert store.read(torch.arange(2)).unique().tolist() == [pytest.approx(-0.6)]  # 0.2 of the range in both
-    narrow = pack(read_any(str(tmp_path / "in")), tmp_path / "narrow", Conversion(dtype="uint8")).store
+    narrow = pack(read_any(str(tmp_path / "in")), tmp_path / "narrow", PackConfig(dtype="uint8")).store
     assert narrow.read(torch.arange(2)).unique().tolist() == [pytest.approx(-0.6)]
 
 
@@ -496,10 +499,8 @@ def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
         name: str, change: int = 0, sigma: float = 0.0, value_range: tuple[float, float] | None = None
     ) -> str:
         np.save(tmp_path / "a.npy", images + np.uint8(change))
-        raw = read_any(str(tmp_path / "a.npy"))
-        return pack(
-            raw, tmp_path / name, Conversion(value_range=value_range), sigma, units="scaled"
-        ).store.fingerprint
+        spec = SourceSpec(path=str(tmp_path / "a.npy"), range=value_range, sigma=sigma, scaled=True)
+        return pack(spec, tmp_path / name).store.fingerprint
 
     prints = [stored("1"), stored("2", change=1), stored("3", sigma=0.5), stored("4", value_range=(0, 200))]
     assert len(set(prints)) == 4
@@ -521,15 +522,13 @@ def test_a_damaged_image_is_noticed_when_it_or_its_neighbours_are_read(tmp_path:
     damaged = bytearray(whole)
     damaged[128 + 30 * 3072 + 5] ^= 1  # in the second block, as are images 21 to 39
     file.write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"images\.npy has changed since it was packed"):
+    with rejects(file):
         store.read(torch.tensor([30]))  # although it was compared before
     opened = open_store(store.path)
     for _ in range(2):  # a block that failed is not taken for checked
         assert torch.equal(opened.read(torch.tensor([3, 20, 0])), expected[[3, 20, 0]])
         for index in ([30], [22], [21], [0, 39], [-1]):
-            with pytest.raises(
-                ValueError, match=r"images\.npy has changed since it was packed .*restore it, or"
-            ):
+            with rejects(file):
                 opened.read(torch.tensor(index))
     damaged = bytearray(whole)
     damaged[100] ^= 1  # the header
@@ -540,25 +539,8 @@ def test_a_damaged_image_is_noticed_when_it_or_its_neighbours_are_read(tmp_path:
     opened = open_store(store.path)
     assert torch.equal(opened.read(torch.arange(40)), expected)
     (store.path / "names.npy").write_bytes((store.path / "names.npy").read_bytes().replace(b"7.png", b"7.pnk"))
-    with pytest.raises(ValueError, match=r"names\.npy has changed"):
+    with rejects("names.npy"):
         opened.source_names([0])
-
-
-def test_stores_of_the_first_format_open_and_are_compared_whole(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", 3)
-    tree = json.loads((store.path / "meta.json").read_text())
-    tree["checksums"].pop("blocks.npy")
-    del tree["checksum"]
-    (store.path / "meta.json").write_text(json.dumps(tree | {"format_version": 1}))
-    (store.path / "blocks.npy").unlink()
-    opened = open_store(store.path)
-    assert opened.fingerprint == store.fingerprint
-    assert torch.equal(opened.read(torch.arange(3)), store.read(torch.arange(3)))
-    damaged = bytearray((store.path / "images.npy").read_bytes())
-    damaged[-1] ^= 1
-    (store.path / "images.npy").write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"images\.npy has changed since it was packed"):
-        open_store(store.path).read(torch.tensor([0]))
 
 
 def test_levels_and_classes_that_make_no_sense_are_rejected_on_opening(tmp_path: Path) -> None:
@@ -574,9 +556,10 @@ def test_levels_and_classes_that_make_no_sense_are_rejected_on_opening(tmp_path:
         del tree["checksum"]
         tree["checksums"][file] = sha256(store.path / file)
         meta = (store.path / "meta.json").read_bytes()
-        (store.path / "meta.json").write_text(json.dumps(tree | {"checksum": hash_of(tree)}))
-        with pytest.raises(ValueError, match=r"store.*: pack the store again"):
+        (store.path / "meta.json").write_text(json.dumps(tree | {"checksum": content_hash(tree)}))
+        with pytest.raises(AssayError) as caught:
             open_store(store.path)
+        assert caught.value.path == str(store.path)
         (store.path / file).write_bytes(before)
         (store.path / "meta.json").write_bytes(meta)
     assert len(open_store(store.path)) == 3
@@ -597,7 +580,7 @@ def test_known_data_sets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"split": "test"}, {"archive": Path("x")}])
 def test_digits_have_no_halves_or_archives(tmp_path: Path, option: Any) -> None:
-    with pytest.raises(ValueError, match="digits come whole with scikit-learn: leave out `split` and `source`"):
+    with rejects(key="split"):
         get("digits", tmp_path / "store", **option)
 
 
@@ -611,48 +594,45 @@ def test_a_part_of_a_known_data_set(tmp_path: Path) -> None:
     assert [(5, 8, 3)[label] for label in part.label.tolist()] == whole.label[chosen].tolist()
     means = torch.nn.functional.avg_pool2d(whole.read(chosen), 4)  # Pillow's filter is near, not equal
     assert (part.read(torch.arange(500)) - means).abs().mean() < 0.05
-    with pytest.raises(ValueError, match=r"no class 'shoe'; it has T-shirt, .*, ankle boot"):
+    with rejects(key="classes"):
         get("fashion-mnist", tmp_path / "shoe", classes=("shoe",))
-    with pytest.raises(ValueError, match="1001 images requested from fashion-mnist-test, which has 1000"):
+    with rejects(key="num_images"):
         get("fashion-mnist", tmp_path / "many", classes=("bag",), num_images=1001)
 
 
 def test_known_data_with_another_content_is_refused(tmp_path: Path) -> None:
     header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 28, 28)
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(2 * 784)))
-    with pytest.raises(ValueError, match="hash differs"):
+    with rejects(tmp_path):
         get("fashion-mnist", tmp_path / "store", archive=tmp_path)
-    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
+    with rejects(tmp_path, "source"):
         get("fashion-mnist", tmp_path / "store", split="train", archive=tmp_path)
     assert not (tmp_path / "store").exists()
 
 
 def test_changed_stores_are_noticed(tmp_path: Path) -> None:
-    raw = RawImages("a", ["x"], np.array([-1]), (), lambda i: np.zeros((4, 4, 1), dtype=np.uint8))
+    raw = RawImages("a", ["x"], lambda i: np.zeros((4, 4, 1), dtype=np.uint8))
     store = pack(raw, tmp_path / "store").store
-    np.save(store.path / "sigma_tn.npy", np.array([0.5], dtype=np.float32))
-    with pytest.raises(ValueError, match=r"sigma_tn\.npy has changed"):
-        open_store(store.path)
-    np.save(store.path / "sigma_tn.npy", np.array([0.0], dtype=np.float32))
-    whole = (store.path / "images.npy").read_bytes()
-    (store.path / "images.npy").write_bytes(b"short")
-    with pytest.raises(ValueError, match=r"images\.npy cannot be read .*: restore it, or pack the store again"):
-        open_store(store.path)
-    (store.path / "images.npy").write_bytes(whole)
     meta = json.loads((store.path / "meta.json").read_text())
-    for change, message in (
-        ({"format_version": 0}, r"meta\.json: format_version: .*; pack the store again"),
-        (
+    np.save(tmp_path / "other.npy", np.array([0.5], dtype=np.float32))
+    changes = [("sigma_tn.npy", (tmp_path / "other.npy").read_bytes()), ("images.npy", b"short")]
+    changes += [
+        ("meta.json", json.dumps(meta | change).encode())
+        for change in (
+            {"format_version": 0},
             {"format_version": 3, "more": 1},
-            r"meta\.json has store format 3, newer than the 2 known here: upgrade Assay",
-        ),
-        ({"\x7fname": 1}, r"meta\.json: \\x7fname: Extra inputs are not permitted; pack the store again"),
-        ({"format_version": 1}, r"meta\.json has changed since it was packed: restore it, or pack"),
-        ({"class_names": ["x"]}, r"meta\.json has changed since it was packed: restore it, or pack"),
-        ({"checksums": {}}, r"meta\.json: checksums: that of images\.npy is missing; pack the store again"),
-    ):
-        (store.path / "meta.json").write_text(json.dumps(meta | change))
-        with pytest.raises(ValueError, match=message):
+            {"\x7fname": 1},
+            {"class_names": ["x"]},
+            {"checksums": {}},
+        )
+    ]
+    for file, content in changes:
+        before = (store.path / file).read_bytes()
+        (store.path / file).write_bytes(content)
+        with pytest.raises(ValueError) as caught:
             open_store(store.path)
-    with pytest.raises(FileNotFoundError, match="is not a store"):
+        assert file in str(caught.value) and str(caught.value).isprintable()
+        (store.path / file).write_bytes(before)
+    assert len(open_store(store.path)) == 1
+    with pytest.raises((ValueError, FileNotFoundError)):
         open_store(tmp_path)

@@ -1,7 +1,11 @@
 """Formats of the field: what their own libraries write is what is packed, image by image."""
 
+import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import mrcfile
@@ -14,10 +18,13 @@ import torch
 import zarr
 from astropy.io import fits
 
-from assay.data import open_store
-from assay.data.pack import Conversion, PackSource, pack
-from assay.data.readers import cut_patches, read_any
-from assay.data.scientific import open_stack
+from assay.data import open_store, readers
+from assay.data.convert import PackConfig
+from assay.data.pack import pack
+from assay.data.readers import read_any
+from assay.data.spec import SourceSpec
+from assay.errors import AssayError
+from tests.errors import rejects
 
 IMAGES = np.random.default_rng(0).uniform(0, 1000, (5, 6, 7)).astype(np.float32)  # (N, H, W)
 
@@ -91,8 +98,10 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_is_packed(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
-    raw = read_any(str(tmp_path / name), dataset="images" if name == "a.zarr" else None)
-    store = pack(raw, tmp_path / "store", Conversion(value_range=(0, 1000))).store
+    dataset = "images" if name == "a.zarr" else None
+    store = pack(
+        SourceSpec(path=str(tmp_path / name), range=(0, 1000), dataset=dataset), tmp_path / "store"
+    ).store
     values = (store.read(torch.arange(5)).numpy() + 1) * 500
     assert values.shape == (5, 1, 6, 7)
     assert np.abs(values[:, 0] - IMAGES).max() < (0.011 if name == "a.dcm" else 1e-3)
@@ -114,8 +123,9 @@ def test_noise_levels_in_the_files_are_in_their_units(
     tmp_path: Path, name: str, noise: str, expected: list[float]
 ) -> None:
     WRITERS[name](tmp_path / name)
-    raw = read_any(str(tmp_path / name), dataset="images" if name == "a.zarr" else None, noise=noise)
-    store = pack(raw, tmp_path / "store", Conversion(value_range=(0, 1000))).store
+    dataset = "images" if name == "a.zarr" else None
+    spec = SourceSpec(path=str(tmp_path / name), range=(0, 1000), dataset=dataset, noise=noise)
+    store = pack(spec, tmp_path / "store").store
     assert np.allclose(store.sigma_tn.numpy() * 500, expected)
 
 
@@ -128,9 +138,9 @@ def test_truncated_and_unknown_files_are_named(tmp_path: Path, name: str) -> Non
     else:
         for file in (tmp_path / name).glob("*/zarr.json"):
             file.write_text("{")
-    with pytest.raises(ValueError, match=name):
-        raw = read_any(str(tmp_path / name))
-        pack(raw, tmp_path / "store", Conversion(value_range=(0, 1000)))
+    with pytest.raises(AssayError) as caught:
+        pack(SourceSpec(path=str(tmp_path / name), range=(0, 1000)), tmp_path / "store")
+    assert name in (caught.value.path or "") and caught.value.cure
     assert not (tmp_path / "store").exists()
 
 
@@ -139,7 +149,7 @@ def test_a_folder_of_arrays_has_an_image_in_each_file(tmp_path: Path) -> None:
     colours = np.random.default_rng(0).uniform(0, 1, (3, 6, 7, 4)).astype(np.float32)
     for i, image in enumerate(colours):
         np.save(tmp_path / "in" / f"{i}.npy", image)
-    store = pack(read_any(str(tmp_path / "in")), tmp_path / "store", Conversion(value_range=(-1, 1))).store
+    store = pack(SourceSpec(path=str(tmp_path / "in"), range=(-1, 1)), tmp_path / "store").store
     assert store.image_shape == (4, 6, 7)  # the fourth channel is a channel, not transparency
     assert np.allclose(store.read(torch.arange(3)).numpy(), colours.transpose(0, 3, 1, 2))
     assert store.source_names([0, 2]) == ["0.npy", "2.npy"]
@@ -148,10 +158,10 @@ def test_a_folder_of_arrays_has_an_image_in_each_file(tmp_path: Path) -> None:
 def test_tiff_axes_say_what_is_a_channel(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 65535, (4, 3, 6, 7), dtype=np.uint16)
     tifffile.imwrite(tmp_path / "a.tif", values, metadata={"axes": "ZCYX"}, ome=True)
-    stack = open_stack(tmp_path / "a.tif")
-    assert stack.num_images == 4
+    raw = read_any(str(tmp_path / "a.tif"))
+    assert len(raw.names) == 4
     for k in range(4):
-        assert np.array_equal(stack.read(k), values[k].transpose(1, 2, 0))
+        assert np.array_equal(raw.pixels(k), values[k].transpose(1, 2, 0))
 
 
 def test_patches_cover_an_image_and_stay_one_group(tmp_path: Path) -> None:
@@ -159,14 +169,14 @@ def test_patches_cover_an_image_and_stay_one_group(tmp_path: Path) -> None:
     large = np.arange(2 * 10 * 13, dtype=np.float32).reshape(2, 10, 13)
     for i, image in enumerate(large):
         np.save(tmp_path / "in" / f"{i}.npy", image)
-    raw = cut_patches(read_any(str(tmp_path / "in")), (4, 5), 4)
-    store = pack(raw, tmp_path / "store", Conversion(value_range=(0, 300))).store
+    spec = SourceSpec(path=str(tmp_path / "in"), range=(0, 300))
+    store = pack(spec, tmp_path / "store", PackConfig(patch="4x5", stride=4)).store  # type: ignore[arg-type]
     assert len(store) == 2 * 2 * 3 and store.group is not None and store.group.tolist() == [0] * 6 + [1] * 6
     values = (store.read(torch.arange(12)).numpy()[:, 0] + 1) * 150
     assert np.allclose(values[4], large[0, 4:8, 4:9], atol=1e-3)
     assert store.source_names([4]) == ["0.npy[4,4]"]
-    with pytest.raises(ValueError, match="fewer than a patch"):
-        cut_patches(read_any(str(tmp_path / "in")), (11, 5), 4)
+    with rejects("0.npy", "patch"):
+        pack(spec, tmp_path / "large", PackConfig(patch=(11, 5)))
 
 
 def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> None:
@@ -179,10 +189,10 @@ def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> Non
         "filename,sigma\n" + "".join(f"noisy.npy[{i}],{100 * i}\n" for i in range(3))
     )
     sources = [
-        PackSource(read_any(str(tmp_path / "clean.npy")), 0.0),
-        PackSource(read_any(str(tmp_path / "noisy.npy")), tmp_path / "levels.csv", (0, 4095)),
+        SourceSpec(path=str(tmp_path / "clean.npy"), sigma=0),
+        SourceSpec(path=str(tmp_path / "noisy.npy"), levels=tmp_path / "levels.csv", range=(0, 4095)),
     ]
-    store = pack(sources, tmp_path / "store", Conversion(dtype="float32")).store
+    store = pack(sources, tmp_path / "store").store
     x = store.read(torch.arange(7)).numpy()[:, 0]
     assert np.allclose(x[:4], clean / 127.5 - 1, atol=1e-6) and np.allclose(
         x[4:], noisy / 2047.5 - 1, atol=1e-6
@@ -195,12 +205,10 @@ def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> Non
 def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(100, 2, (3, 16, 16)).astype(np.float32)
     np.save(tmp_path / "a.npy", images)
-    raw = read_any(str(tmp_path / "a.npy"))
-    with pytest.raises(ValueError, match="varies by"):
-        pack(raw, tmp_path / "store", Conversion(value_range=(0, 200)), sigma=4.0)
-    report = pack(raw, tmp_path / "store", Conversion(value_range=(0, 200)), sigma=1.9)  # all noise
-    assert any("0 dB" in warning for warning in report.warnings)
-    assert not pack(raw, tmp_path / "b", Conversion(value_range=(0, 200)), sigma=0.5).warnings
+    noisy = SourceSpec(path=str(tmp_path / "a.npy"), range=(0, 200), sigma=4)
+    with rejects("a.npy[0]", "sigma"):
+        pack(noisy, tmp_path / "store")
+    assert pack(noisy.model_copy(update={"sigma": 1.9}), tmp_path / "store").warnings  # all noise
 
 
 def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
@@ -211,11 +219,36 @@ def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
     np.save(tmp_path / "clean.npy", np.random.default_rng(0).uniform(0, 10, (4, 6, 6)))
     np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
     command = [
-        "data", "pack", tmp_path / "clean.npy", "--sigma", "0", "--range", "0,10",
-        tmp_path / "noisy.npy", "--sigma=5", "--range=0,100", "-o", tmp_path / "store",
+        "data", "pack", f"{tmp_path}/clean.npy:range=0,10", f"{tmp_path}/noisy.npy:sigma=5",
+        "--all", "range=0-100", "-o", tmp_path / "store",
     ]  # fmt: skip
     done = CliRunner().invoke(app, [str(word) for word in command])
     assert done.exit_code == 0, done.output
     store = open_store(tmp_path / "store")
     assert np.allclose(store.sigma_tn.numpy(), [0] * 4 + [0.1] * 3)
     assert "sigma 0.1" in done.output
+
+
+def test_the_example_of_a_format_in_contributing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a package that adds an entry point gives it."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    (block,) = re.findall(
+        r"  ```python\n(.*?)  ```", text[text.index("**a format**") : text.index("**a metric**")], re.S
+    )
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(block), names)
+    entry = SimpleNamespace(load=lambda: names["FORMAT"])
+    monkeypatch.setattr(readers, "entry_points", lambda group: [entry] if group == "assay.formats" else [])
+    readers.formats.cache_clear()
+    try:
+        (tmp_path / "in/deep").mkdir(parents=True)
+        for i, name in enumerate(("a.txt", "deep/b.txt")):
+            np.savetxt(tmp_path / "in" / name, IMAGES[i])
+        store = pack(SourceSpec(path=str(tmp_path / "in"), range=(0, 1000)), tmp_path / "store").store
+        assert store.source_names([0, 1]) == ["a.txt", "deep/b.txt"]
+        assert np.allclose((store.read(torch.arange(2)).numpy()[:, 0] + 1) * 500, IMAGES[:2], atol=1e-3)
+        (tmp_path / "in/a.txt").write_text("1 2\n3\n")
+        with rejects("a.txt"):
+            read_any(str(tmp_path / "in"))
+    finally:
+        readers.formats.cache_clear()

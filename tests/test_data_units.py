@@ -18,8 +18,9 @@ from assay.data import open_store
 from assay.data.audit import audit, images_of
 from assay.data.export import open_target, to_values
 from assay.data.known import get
-from assay.data.pack import Conversion, PackReport, PackSource, pack
+from assay.data.pack import PackReport, pack
 from assay.data.readers import read_any
+from assay.data.spec import SourceSpec
 from assay.data.units import Stabilised, _expected, _tabulate
 from assay.sample import edm_sigmas, generate
 from tests.test_generate import gaussian_checkpoint
@@ -109,6 +110,11 @@ def write_photons(folder: Path, num_images: int = 120) -> tuple[np.ndarray, Stab
     return light, sensor
 
 
+def photons(path: Path, sensor: Stabilised) -> SourceSpec:
+    ends, noise = (sensor.low, sensor.high), {"read_noise": sensor.read_noise, "black": sensor.black}
+    return SourceSpec(path=str(path), range=ends, gain=sensor.gain, **noise)
+
+
 def named_share(report: PackReport) -> float:
     """Per cent of pixels with too few photons, from the warning."""
     return sum(float(share) for share in re.findall(r"([\d.]+)% of the noisy", "".join(report.warnings)))
@@ -117,9 +123,10 @@ def named_share(report: PackReport) -> float:
 def test_packed_noise_has_its_label(tmp_path: Path) -> None:
     light, sensor = write_photons(tmp_path)
     sources = [
-        PackSource(read_any(str(tmp_path / f"{name}.npy")), s) for name, s in (("clean", 0.0), ("noisy", None))
+        photons(tmp_path / "clean.npy", sensor).model_copy(update={"sigma": 0.0}),
+        photons(tmp_path / "noisy.npy", sensor),
     ]
-    report = pack(sources, tmp_path / "s", Conversion(sensor=sensor))
+    report = pack(sources, tmp_path / "s")
     store = open_store(tmp_path / "s")
     n = len(light)
     assert store.physical_range == sensor and store.meta.dtype == "float32"
@@ -142,8 +149,9 @@ def test_packed_noise_has_its_label(tmp_path: Path) -> None:
     # Measured again, the noise no longer depends on the signal.
     before = audit(read_any(str(tmp_path / "noisy.npy")))
     after = audit(images_of(store))
-    assert before.signal_dependence() > 2 and any("gain" in text for text in before.warnings())
-    assert after.signal_dependence() < 1.3
+    assert before.sensor is not None and before.sensor.dependence() > 2
+    assert any("gain" in text for text in before.warnings())
+    assert after.sensor is None or after.sensor.dependence() < 1.3
 
 
 def test_the_share_of_pixels_with_few_photons_is_named(tmp_path: Path) -> None:
@@ -153,8 +161,8 @@ def test_the_share_of_pixels_with_few_photons_is_named(tmp_path: Path) -> None:
     for read_noise, warned in ((0.0, True), (1.0, True), (6.0, False)):  # much read noise hides that of photons
         y = rng.poisson(light) + read_noise * rng.standard_normal(light.shape)
         np.save(tmp_path / "y.npy", y.astype(np.float32))
-        conversion = Conversion(sensor=Stabilised(0, 60, 1.0, read_noise))
-        report = pack(read_any(str(tmp_path / "y.npy")), tmp_path / f"s{read_noise}", conversion)
+        spec = photons(tmp_path / "y.npy", Stabilised(0, 60, 1.0, read_noise))
+        report = pack(spec, tmp_path / f"s{read_noise}")
         assert (
             (12 < named_share(report) < 26) if warned else named_share(report) == 0
         )  # a quarter, but its edge
@@ -165,10 +173,10 @@ def test_samples_and_denoised_images_are_in_the_units_of_the_files(tmp_path: Pat
     light = np.tile(rng.uniform(6, 60, (8, 6)), (300, 1, 1))
     noisy = 100 + 2 * rng.poisson(light) + 3 * rng.standard_normal(light.shape)
     np.save(tmp_path / "noisy.npy", noisy.astype(np.float32))
-    store = pack(read_any(str(tmp_path / "noisy.npy")), tmp_path / "s", Conversion(sensor=sensor)).store
+    store = pack(photons(tmp_path / "noisy.npy", sensor), tmp_path / "s").store
     checkpoint = gaussian_checkpoint(tmp_path, physical_range=sensor)
     for arguments in (
-        ("sample", checkpoint, "--seeds", "0-3", "--steps", 4, "-o", tmp_path / "a.npy"),
+        ("sample", checkpoint, "--seeds", "0-3", "--num-steps", 4, "-o", tmp_path / "a.npy"),
         ("denoise", checkpoint, store.path, "-o", tmp_path / "b.npy"),
     ):
         result = CliRunner().invoke(app, list(map(str, arguments)))
@@ -195,13 +203,11 @@ def run(*arguments: object, code: int = 0) -> str:
 def test_the_command(tmp_path: Path) -> None:
     write_photons(tmp_path, 20)
     clean, noisy, store = (tmp_path / name for name in ("clean.npy", "noisy.npy", "s"))
-    options = ("--gain", 2, "--read-noise", 3, "--black", 100)
-    text = run("pack", "--range", "100,250", clean, "--sigma", 0, noisy, *options, "-o", store)
+    settings = "range=100,250,gain=2,read_noise=3,black=100"
+    text = run("pack", f"{clean}:sigma=0", noisy, "--all", settings, "-o", store)
     assert "40 images" in text and "20 of them noisy" in text
     assert "gain 2, read noise 3 and 100 for no light" in run("show", store)
-    assert "one --range" in run("pack", noisy, *options, "-o", tmp_path / "t", code=1)
-    assert "give --gain" in run("pack", noisy, "--range", "0,9", "--black", 3, "-o", tmp_path / "t", code=1)
-    text = run("pack", noisy, "--range", "100,250", "--sigma", 3, *options, "-o", tmp_path / "t", code=1)
-    assert "given twice" in text
-    text = run("pack", noisy, "--range", "100,250", "--dtype", "uint8", *options, "-o", tmp_path / "t", code=1)
-    assert "float32" in text
+    for wrong in ("gain=2", "range=0,9,black=3", f"{settings},sigma=3"):
+        assert "error" in run("pack", f"{noisy}:{wrong}", "-o", tmp_path / "t", code=1)
+    run("pack", f"{noisy}:{settings}", clean, "-o", tmp_path / "t", code=1)  # stabilised beside linear
+    run("pack", f"{noisy}:{settings}", "--dtype", "uint8", "-o", tmp_path / "t", code=1)

@@ -16,20 +16,20 @@ from scipy import stats
 from torch import Tensor
 
 import assay.data.view
-from assay.data import Augmentation, Joined, View, part, raised, simulate, split_held_out
+from assay.data import Augmentation, ImageSource, Joined, Loader, View, part, raised, simulate, split_held_out
 from assay.data.augment import NUM_UNIFORMS, augment
-from assay.data.view import image_seeds
+from assay.data.view import block_seed, image_seeds, noised
+from assay.errors import AssayError
 
 
-class Arrays:
-    """Images in memory, clean unless told otherwise; an `ImageSource`."""
+class Arrays(ImageSource):
+    """Images in memory, clean unless told otherwise."""
 
     def __init__(self, images: Tensor, sigma_tn: Tensor | None = None) -> None:
         self.images = images
         self.name = "arrays"
         self.image_shape = (images.shape[1], images.shape[2], images.shape[3])
-        self.class_names: tuple[str, ...] = ("even", "odd")
-        self.num_classes = 2
+        self.class_names = ("even", "odd")
         self.physical_range = (-1.0, 1.0)
         self.sigma_tn = torch.zeros(len(images)) if sigma_tn is None else sigma_tn
         self.label = torch.arange(len(images)) % 2
@@ -40,6 +40,48 @@ class Arrays:
 
     def read(self, index: Tensor) -> Tensor:
         return self.images[index].clone()
+
+
+class Ramps(ImageSource):
+    """What a user's own source must have, and no more."""
+
+    image_shape = (1, 2, 3)
+
+    def __len__(self) -> int:
+        return 20
+
+    def read(self, index: Tensor) -> Tensor:
+        return index.view(-1, 1, 1, 1) / 10 - torch.arange(6).view(1, 2, 3) / 10
+
+
+def test_three_methods_make_a_source() -> None:
+    ramps, every = Ramps(), torch.arange(20)
+    assert repr(ramps) == "<images: 20 images of 1 x 2 x 3, 20 clean, 0 noisy>"
+    assert torch.equal(ramps.usable_from, torch.zeros(20)) and ramps.label.tolist() == [-1] * 20
+    assert not ramps.incomplete.any() and ramps.read_map(every) is None and ramps.read_kernel(every) is None
+    assert torch.equal(ramps.read_levels(every), torch.zeros(20, 1, 2, 3))
+    x, sigma_tn = ramps.read_at(every, torch.ones(20))
+    assert torch.equal(x, ramps.read(every)) and not sigma_tn.any()
+    noisy = simulate(ramps, 0.25, 0.3)
+    assert len(Loader(noisy, 8).batch(3).x_tn) == 8 and split_held_out(noisy, 3)[1].num_classes == 0
+    changed = Ramps()
+    changed.sigma_tn = torch.ones(20)
+    shifted = type("Shifted", (Ramps,), {"read": lambda self, index: Ramps.read(self, index) + 0.01})()
+    assert Ramps().fingerprint == ramps.fingerprint
+    assert len({ramps.fingerprint, changed.fingerprint, shifted.fingerprint}) == 3
+    huge = type("Huge", (Ramps,), {"__len__": lambda self: 2**40})()
+    with pytest.raises(AssayError) as caught:
+        _ = huge.fingerprint
+    assert caught.value.key == "fingerprint"
+
+
+def test_groups_stay_together_in_parts_and_joined_sources() -> None:
+    first, second = source(6), source(4)
+    first.group = torch.tensor([0, 0, 1, 1, 2, 2])
+    both = Joined([first, second])
+    assert both.group is not None and both.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6]
+    chosen = View(both, torch.tensor([4, 5, 9]))
+    assert chosen.group is not None and chosen.group.tolist() == [2, 2, 6] and Joined([second]).group is None
 
 
 def source(count: int = 50, shape: tuple[int, int, int] = (3, 6, 6), seed: int = 0) -> Arrays:
@@ -54,7 +96,7 @@ def real(count: int = 40, shape: tuple[int, int, int] = (1, 2, 2)) -> Arrays:
 
 def classified(*class_names: str) -> Arrays:
     images = source(3)
-    images.class_names, images.num_classes = class_names, len(class_names)
+    images.class_names = class_names
     images.label = torch.arange(3) % 2 if class_names else torch.full((3,), -1)
     return images
 
@@ -144,35 +186,33 @@ def test_no_two_images_share_a_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "key"),
     [
-        (lambda: simulate(source(), 1.5, 0.2), "clean_fraction = 1.5"),
-        (lambda: simulate(source(), 0.5, 0.0), "sigma > 0"),
-        (lambda: simulate(source(), 0.5, float("nan")), "sigma > 0"),
-        (lambda: simulate(source(), 0.5, [(0.2, 0.1)]), "sum to 0.7"),
-        (lambda: simulate(source(), 0.0, 0.1, keep_noisy=False), "keeps none"),
-        (
-            lambda: simulate(Arrays(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0.3])), 0.5, 0.1),
-            "image 1 of arrays is noisy",
-        ),
-        (lambda: part(real(), clean=11), "only 10 clean"),
-        (lambda: part(real(), noisy=1.5), "noisy = 1.5"),
-        (lambda: part(real(), clean=-1), "clean = -1"),
-        (lambda: part(real(), clean=0.01), "is none"),
-        (lambda: part(real(), noisy=1, levels=(0.35, 0.39)), r"only 0 noisy .* in \[0.35, 0.39\]"),
-        (lambda: part(real(), clean=0, noisy=0), "no images"),
-        (lambda: split_held_out(real(), 11), "only 10 clean"),
-        (lambda: split_held_out(real(), 0), "no images"),
-        (lambda: split_held_out(source(), 1.0), "leaves no image"),
-        (lambda: View(real(), torch.tensor([12]), torch.tensor([0.05])), "only be added"),
-        (lambda: View(real(), torch.tensor([12]), torch.tensor([math.nan])), "only be added"),
-        (lambda: Joined([source(), source(3, (3, 6, 5))]), "one shape"),
-        (lambda: Joined([source(), classified("cat", "dog")]), "same classes"),
+        (lambda: simulate(source(), 1.5, 0.2), "clean_fraction"),
+        (lambda: simulate(source(), 0.5, 0.0), "sigma"),
+        (lambda: simulate(source(), 0.5, float("nan")), "sigma"),
+        (lambda: simulate(source(), 0.5, [(0.2, 0.1)]), "clean_fraction"),
+        (lambda: simulate(source(), 0.0, 0.1, keep_noisy=False), None),
+        (lambda: simulate(Arrays(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0.3])), 0.5, 0.1), "clean_fraction"),
+        (lambda: part(real(), clean=11), "clean"),
+        (lambda: part(real(), noisy=1.5), "noisy"),
+        (lambda: part(real(), clean=-1), "clean"),
+        (lambda: part(real(), clean=0.01), "clean"),
+        (lambda: part(real(), noisy=1, levels=(0.35, 0.39)), "noisy"),
+        (lambda: part(real(), clean=0, noisy=0), None),
+        (lambda: split_held_out(real(), 11), "held_out"),
+        (lambda: split_held_out(real(), 0), None),
+        (lambda: split_held_out(source(), 1.0), "held_out"),
+        (lambda: View(real(), torch.tensor([12]), torch.tensor([0.05])), None),
+        (lambda: View(real(), torch.tensor([12]), torch.tensor([math.nan])), None),
+        (lambda: Joined([source(), source(3, (3, 6, 5))]), "image_shape"),
+        (lambda: Joined([source(), classified("cat", "dog")]), "class_names"),
     ],
 )
-def test_bad_views(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_views(build: Callable[[], object], key: str | None) -> None:
+    with pytest.raises(AssayError) as caught:
         build()
+    assert caught.value.key == key
 
 
 @settings(deadline=None)
@@ -333,11 +373,10 @@ def test_noise_is_white_before_and_after_augmentation(moves: str, sigma: float) 
     mixed = simulate(images, 0, sigma, seed=11)
     index = torch.arange(1500)
     uniform = torch.rand(1500, NUM_UNIFORMS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    x, label = augment(mixed.read(index), mixed.sigma_tn, uniform, MOVES[moves])
+    x, _ = augment(mixed.read(index), mixed.sigma_tn, uniform, MOVES[moves])
     z = (x / sigma).double()
     assert max(abs(deviation) for deviation in whiteness(z)) < 3
     assert stats.kstest(z.flatten()[:20_000].numpy(), "norm").pvalue > 0.001
-    assert label is None or not bool(label.any())
     # Every pixel of the noisy image is still there, once.
     assert torch.equal(x.flatten(2).sort().values, mixed.read(index).flatten(2).sort().values)
 
@@ -371,9 +410,10 @@ def test_moves_are_the_ones_named() -> None:
 
 
 def test_only_square_images_turn() -> None:
-    with pytest.raises(ValueError, match="4 x 5 pixels cannot be turned"):
+    with pytest.raises(AssayError) as caught:
         augment(torch.zeros(1, 1, 4, 5), torch.zeros(1), uniforms(), Augmentation(turn=True))
-    with pytest.raises(ValueError, match="shift = -1"):
+    assert caught.value.key == "turn"
+    with pytest.raises(AssayError):
         Augmentation(shift=-1)
 
 
@@ -385,13 +425,19 @@ def angle(value: float) -> float:
     return (value / math.pi + 1) / 2
 
 
+def turned(value: float) -> float:
+    """Of the number that turns half of the stretches."""
+    return 0.5 + angle(value) / 2
+
+
 GEOMETRIC = {
     "nothing": ({}, {}),
     "x-flip": ({"a0": 0.2}, {"a0": 1}),
     "y-flip": ({"p1": 0.1, "a1": 0.2}, {"a1": 1}),
     "scale": ({"p2": 0.1, "a2": normal_quantile(0.7)}, {"a2": 0.7}),
     "rotation": ({"p3": 0.1, "a3": angle(0.4)}, {"a3": 0.4}),
-    "stretch": ({"p45": 0.1, "a4": angle(0.9), "a5": normal_quantile(-0.8)}, {"a4": 0.9, "a5": -0.8}),
+    "stretch": ({"p45": 0.1, "a4": turned(0.9), "a5": normal_quantile(-0.8)}, {"a4": 0.9, "a5": -0.8}),
+    "stretch along an axis": ({"p45": 0.1, "a4": 0.3, "a5": normal_quantile(-0.8)}, {"a4": 0.0, "a5": -0.8}),
     "translation": (
         {"p67": 0.1, "a6": normal_quantile(0.3), "a7": normal_quantile(-0.5)},
         {"a6": 0.3, "a7": -0.5},
@@ -406,7 +452,7 @@ GEOMETRIC = {
             "p3": 0.1,
             "a3": angle(-0.6),
             "p45": 0.1,
-            "a4": angle(0.3),
+            "a4": turned(0.3),
             "a5": normal_quantile(0.4),
             "p67": 0.1,
             "a6": normal_quantile(0.2),
@@ -461,15 +507,48 @@ def test_geometric_pipe_is_for_clean_images_only() -> None:
     assert torch.equal(x, before)  # the caller's images are left alone
     assert label is not None
     noisy = sigma_tn > 0
-    assert torch.equal(out[noisy], x[noisy]) and not bool(label[noisy].any())
-    # Each operation as often as it should be: x-flips half the time, y-flips 0.12 / 2, the others 0.12.
-    share = (label[~noisy] != 0).double().mean(0)
-    expected = torch.tensor([0.5, 0.06, *[0.12] * 7], dtype=torch.float64)
-    assert bool(((share - expected).abs() < 4 * (expected * (1 - expected) / 2000).sqrt()).all())
+    # Each operation as often as it should be: x-flips half the time, y-flips 0.12 / 2, the others 0.12; half of
+    # the stretches have no sine. Of noisy images, no scale and no stretch, three of four quarter turns, and
+    # shifts of N(0, 1) pixels that are not rounded to none.
+    moved = 0.12 * 2 * stats.norm.sf(0.5)
+    for chosen, expected in (
+        (~noisy, [0.5, 0.06, 0.12, 0.12, 0.12, 0.12, 0.06, 0.12, 0.12]),
+        (noisy, [0.5, 0.06, 0, 0.09, 0.06, 0, 0, moved, moved]),
+    ):
+        share, count = (label[chosen] != 0).double().mean(0), torch.tensor(expected, dtype=torch.float64)
+        assert bool(((share - count).abs() <= 4 * (count * (1 - count) / 2000).sqrt()).all())
     untouched = ~(label != 0).any(1)
     assert torch.equal(out[untouched], x[untouched])
     flipped = (label[:, 0] == 1) & ~(label[:, 1:] != 0).any(1)
     assert torch.equal(out[flipped], x[flipped].flip(-1))  # exactly, without interpolation
+    # Every noisy image keeps its own values: noise stays white, of its own strength.
+    assert torch.equal(out[noisy].flatten(1).sort(1).values, x[noisy].flatten(1).sort(1).values)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (8, 16)])
+def test_what_noisy_images_get_is_what_their_labels_say(size: tuple[int, int]) -> None:
+    """The same operation by the whole pipe on a clean image, away from edges that a shift wraps around."""
+    height, width = size
+    y, x = np.mgrid[:height, :width]
+    bump = torch.from_numpy(np.exp(-((x - width / 2 + 1) ** 2 + (y - height / 2 - 0.4) ** 2) / 4)).float()
+    quarters = ((0.1, 0.0), (0.3, math.pi / 2), (0.6, math.pi), (0.9, -math.pi / 2))
+    for place, radians in quarters if height == width else quarters[::2]:
+        for flips in ((0.2, 0.7), (0.7, 0.2)):
+            shifts = {"p67": 0.1, "a6": normal_quantile(2 * 8 / width), "a7": normal_quantile(-8 / height)}
+            drawn = {"a0": flips[0], "p1": 0.1, "a1": flips[1], "p3": 0.1, **shifts}
+            exact, label = augment(
+                bump[None, None], torch.ones(1), uniforms(**drawn, a3=place), Augmentation(geometric=0.5)
+            )
+            wanted, expected = augment(
+                bump[None, None],
+                torch.zeros(1),
+                uniforms(**drawn, a3=angle(radians)),
+                Augmentation(geometric=0.5),
+            )
+            assert label is not None and expected is not None
+            torch.testing.assert_close(label, expected, atol=1e-6, rtol=0)
+            inside = slice(2, height - 2), slice(3, width - 3)
+            torch.testing.assert_close(exact[0, 0][inside], wanted[0, 0][inside], atol=5e-3, rtol=0)
 
 
 def test_interpolating_noisy_images_spoils_their_noise() -> None:
@@ -492,3 +571,13 @@ def test_the_example_of_a_kind_of_data_in_contributing() -> None:
         exec(textwrap.dedent(block), names)
     assert len(blocks) == 2 and "assert " in blocks[1]
     names["test_each_class_has_its_noise"]()
+
+
+def test_numbers_of_images_are_nested_within_a_block_and_drawn_anew_in_another() -> None:
+    source = Arrays(torch.rand(50, 1, 4, 4, generator=torch.Generator().manual_seed(0)))
+    seeds = [block_seed(0, block) for block in range(2)]
+    mix, ladder = noised(source, 5, 20, 0.3, seeds[1]), part(source, clean=5, seed=seeds[1])
+    assert sorted(mix.index[mix.sigma_tn == 0].tolist()) == ladder.index.tolist()
+    assert set(mix.index.tolist()) == set(part(source, clean=25, seed=seeds[1]).index.tolist())
+    assert mix.sigma_tn.unique().tolist() == pytest.approx([0, 0.3]) and len(mix) == 25
+    assert seeds[0] == 0 and set(ladder.index.tolist()) != set(part(source, clean=5, seed=0).index.tolist())

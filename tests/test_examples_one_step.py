@@ -20,7 +20,7 @@ from assay.data.known import get
 from assay.data.store import PackedImage, write_store
 from assay.denoise import MixtureDenoiser
 from assay.train import read_config, train
-from assay.train.run import final_path
+from assay.train.folder import final_path
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "one_step.py"
 MEAN, STD = 0.3, 0.5  # of the clean images
@@ -118,7 +118,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_distillation_ends_with_the_same_bits(run: Path, tmp_path: Path) -> None:
     def start(folder: str) -> subprocess.Popen[str]:
         asked = [run, "-o", tmp_path / folder / "student.safetensors", "--cache", tmp_path / "cache"]
-        command = [sys.executable, SCRIPT, *asked, "--steps", "45", "--every", "15", "--seed", "3"]
+        command = [sys.executable, SCRIPT, *asked, "--num-steps", "45", "--every", "15", "--seed", "3"]
         return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
 
     whole, _ = (process := start("whole")).communicate()
@@ -163,8 +163,8 @@ def test_what_cannot_be_distilled_is_rejected_before_any_work(
         (tmp_path / "absent", "", "absent is not the folder of a run"),
         (final_path(run), "", "is not the folder of a run: give one that `assay train` wrote"),
         (tmp_path / "begun", "", "give a .safetensors file, or the folder of a finished run"),
-        (run, "--steps 0", "--steps 0 --every 250: both are whole numbers from 1 on"),
-        (run, "--every 0", "--steps 2000 --every 0: both are whole numbers from 1 on"),
+        (run, "--num-steps 0", "--num-steps 0 --every 250: both are whole numbers from 1 on"),
+        (run, "--every 0", "--num-steps 2000 --every 0: both are whole numbers from 1 on"),
     ]
     for given, options, words in cases:
         command = ["one_step.py", given, "-o", tmp_path / "student.safetensors", *options.split()]

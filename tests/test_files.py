@@ -1,3 +1,4 @@
+import hashlib
 import os
 import signal
 import subprocess
@@ -7,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import AssayError
 from assay.files import (
+    content_hash,
     csv_cell,
     csv_text,
+    decoding,
     differences,
     hold_lock,
-    naming,
     read_json,
     read_text,
     remove_leftovers,
@@ -45,8 +48,9 @@ def test_a_directory_appears_whole_and_is_never_overwritten(tmp_path: Path) -> N
         (partial / "a").write_text("x")
         assert not path.exists()
     assert (path / "a").read_text() == "x"
-    with pytest.raises(FileExistsError, match="remove it, or choose another name"), write_whole_directory(path):
+    with pytest.raises(AssayError) as caught, write_whole_directory(path):
         pass
+    assert caught.value.path == str(path)
 
 
 def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path: Path) -> None:
@@ -58,14 +62,12 @@ def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path:
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"writing\n"
-    with (
-        pytest.raises(FileExistsError, match=r"another process is writing .*store: wait"),
-        write_whole_directory(path),
-    ):
+    with pytest.raises(AssayError) as caught, write_whole_directory(path):
         pass
+    assert caught.value.path == str(path)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not path.exists() and len(list(tmp_path.iterdir())) == 2
+    assert os.listdir(tmp_path) == [".assay-partial"]
     with write_whole_directory(path) as partial:
         (partial / "a").write_text("y")
     assert list(tmp_path.iterdir()) == [path]
@@ -73,22 +75,41 @@ def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path:
 
 
 def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    for name in (".a.txt.partial.txt", "deep/.b.png.partial-01234567.png", ".store.partial.lock", "deep/.lock"):
-        (tmp_path / name).write_text("half")
-    (tmp_path / ".store.partial" / "inner").mkdir(parents=True)
+    deep = tmp_path / "deep" / ".assay-partial"
+    for name in ("a.txt", "store.lock", "store/inner/x"):
+        (deep / name).parent.mkdir(parents=True, exist_ok=True)
+        (deep / name).write_text("half")
     held = hold_lock(tmp_path / ".lock", "")
     with held, write_whole(tmp_path / "c.txt") as mine, write_whole_directory(tmp_path / "d") as folder:
         mine.write_text("x")
         (folder / "file").write_text("y")
         remove_leftovers(tmp_path)
-        work = [".c.txt.partial.txt", ".d.partial", ".d.partial.lock", ".lock", "deep"]
-        assert sorted(os.listdir(tmp_path)) == work
+        assert sorted(os.listdir(tmp_path)) == [".assay-partial", ".lock", "deep"]
+        assert sorted(os.listdir(tmp_path / ".assay-partial")) == ["c.txt", "d", "d.lock"]
     assert sorted(os.listdir(tmp_path)) == ["c.txt", "d", "deep"] and not os.listdir(tmp_path / "deep")
-    (tmp_path / ".a.txt.partial.txt").write_text("the leftover of a killed writer, longer than what comes")
-    with write_whole(tmp_path / "a.txt") as partial:
-        assert partial.name == ".a.txt.partial.txt" and partial.read_text() == ""
-    assert sorted(os.listdir(tmp_path)) == ["a.txt", "c.txt", "d", "deep"]
+    deep.mkdir()
+    (deep / "a.txt").write_text("the leftover of a killed writer, longer than what comes")
+    with write_whole(tmp_path / "deep/a.txt") as partial:
+        assert partial == deep / "a.txt" and partial.read_text() == ""
+    assert os.listdir(tmp_path / "deep") == ["a.txt"]
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    theirs = (
+        ".lock",
+        "notes/.a.lock",
+        ".a.txt.partial.txt",
+        ".X.partial.lock",
+        ".X.partial/thesis.tex",
+        "x.partial",
+    )
+    for name in theirs:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / ".assay-partial").symlink_to(tmp_path / "notes")
+    remove_leftovers(tmp_path)
+    assert all((tmp_path / name).read_text() == "mine" for name in theirs)
 
 
 def test_two_writers_of_one_file_both_succeed(tmp_path: Path) -> None:
@@ -139,15 +160,38 @@ def test_whatever_goes_wrong_with_a_file_becomes_a_sentence_about_it(tmp_path: P
         (nested.encode(), "recursion"),
     ):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"^{path} cannot be read \(.*{mention}.*\): get it again$"):
+        with pytest.raises(AssayError) as caught:
             read_json(path)
+        assert (caught.value.path, caught.value.cure) == (str(path), "get it again")
+        assert mention in caught.value.what
     path.write_bytes(b"caf\xe9")
-    with pytest.raises(ValueError, match=rf"^{path} cannot be read \('utf-8' .*: save it as UTF-8 text$"):
+    with pytest.raises(AssayError) as caught:
         read_text(path)
-    with pytest.raises(ValueError, match=r"^x cannot be read \(a \\x1b\[31m b\): get it again$"), naming("x"):
-        raise KeyError.__base__("a \x1b[31m\n b")  # no escape sequences reach the terminal
-    with pytest.raises(FileNotFoundError), naming(tmp_path / "gone"):
+    assert (caught.value.path, caught.value.cure) == (str(path), "save it as UTF-8 text")
+    with pytest.raises(AssayError) as caught, decoding("x"):
+        raise KeyError.__base__("a \x1b[31m\n b")
+    assert caught.value.what == r"cannot be read (a \x1b[31m b)"  # no escape sequences reach the terminal
+    with pytest.raises(FileNotFoundError), decoding(tmp_path / "gone"):
         (tmp_path / "gone").read_text()  # names its file already
+
+
+def test_identity_is_that_of_contents(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "levels.csv").write_text("x.png,0.2")
+    assert content_hash(a, {"size": 8}) == content_hash(b, {"size": 8})  # wherever they lie
+    assert content_hash(b"abc") == content_hash(hashlib.sha256(b"abc").hexdigest())
+    assert content_hash(1, [2.5, "x"]) == hashlib.sha256(b'[1, [2.5, "x"]]').hexdigest()
+    before, file = content_hash(a), b / "deep" / "levels.csv"
+    assert content_hash(a / "deep" / "levels.csv") == content_hash(file)
+    file.write_text("x.png,0.02")
+    assert content_hash(b) != before
+    file.write_text("x.png,0.2")
+    file.rename(b / "levels.csv")
+    assert content_hash(b) != before
+    with pytest.raises(TypeError):
+        content_hash(object())
 
 
 def test_cells_that_a_spreadsheet_would_run_are_text() -> None:

@@ -20,11 +20,11 @@ from typer.testing import CliRunner, Result
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.cli import app
 from assay.cli.generate import parse_seeds
-from assay.cli.options import _SAMPLING
-from assay.data import Store
-from assay.data.pack import Conversion, pack
+from assay.data import Store, open_store
+from assay.data.pack import pack
 from assay.data.picture import to_uint8
-from assay.data.readers import read_any, read_folder
+from assay.data.readers import read_any
+from assay.data.spec import SourceSpec
 from assay.data.units import PhysicalRange
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
@@ -64,7 +64,7 @@ def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, t
         generate(load_checkpoint(path).denoiser.eval(), [3, 8, 10, 14], (1, 8, 8), edm_sigmas(5), label=label)
     )
     for target in ("folder", "images.npz", "grid.png"):
-        done = sample(path, "-o", tmp_path / target, "--seeds", "3,8,10,14", "--steps", "5")
+        done = sample(path, "-o", tmp_path / target, "--seeds", "3,8,10,14", "--num-steps", "5")
         assert done.exit_code == 0, done.output
     pixels = to_uint8(expected.images).permute(0, 2, 3, 1).numpy()
     for seed, image in zip([3, 8, 10, 14], pixels, strict=True):
@@ -79,12 +79,9 @@ def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, t
 
 
 def test_every_setting_of_a_sampler_is_an_option() -> None:
-    assert _SAMPLING.keys() == SampleConfig.model_fields.keys()
-    for name, (_, _, default, *_) in _SAMPLING.items():
-        assert default == getattr(SampleConfig(), name)
-    for command in ("sample", "evaluate"):  # and some in `denoise`
-        text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output
-        assert all(option in text for option, *_ in _SAMPLING.values())
+    for command in (["sample"], ["evaluate", "model"]):
+        text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "300"}).output
+        assert all(f"--{name.replace('_', '-')}" in text for name in SampleConfig.model_fields)
 
 
 def test_settings_reach_the_grid() -> None:
@@ -93,32 +90,30 @@ def test_settings_reach_the_grid() -> None:
         SampleConfig(num_steps=9, refine_at=0.2, num_extra=4).sigmas(), refined_sigmas(9, 0.2, 4)
     )
     assert torch.equal(SampleConfig(num_steps=9, rho=5).sigmas(), edm_sigmas(9, rho=5))
-    with pytest.raises(ValueError, match="choose one"):
-        SampleConfig(truncate_at=0.2, refine_at=0.2).sigmas()
 
 
 def test_truncation_is_suggested_to_noisy_only_models_and_auto_uses_their_level(
     checkpoints: Path, tmp_path: Path
 ) -> None:
     noisy = checkpoints / "noisy.safetensors"
-    done = sample(noisy, "-o", tmp_path / "full", "--seeds", "0", "--steps", "4")
-    assert "--truncate auto is" in done.output and "0.3" in done.output
+    done = sample(noisy, "-o", tmp_path / "full", "--seeds", "0", "--num-steps", "4")
+    assert "truncate_at = auto is" in done.output and "0.3" in done.output
     for name, value in [("auto", "auto"), ("number", "0.3")]:
-        done = sample(noisy, "-o", tmp_path / name, "--seeds", "0", "--steps", "4", "--truncate", value)
-        assert "is likely" not in done.output
+        done = sample(noisy, "-o", tmp_path / name, "--seeds", "0", "--num-steps", "4", "--truncate-at", value)
+        assert "warning" not in done.output
     images = {p.name: (p / "000000.png").read_bytes() for p in tmp_path.iterdir()}
     assert images["auto"] == images["number"] != images["full"]
     assert (
-        "--truncate"
+        "--truncate-at"
         not in sample(checkpoints / "mixed.safetensors", "-o", tmp_path / "m", "--seeds", "0").output
     )
 
 
 def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_path: Path) -> None:
     path, whole, parts = checkpoints / "mixed.safetensors", tmp_path / "whole", tmp_path / "parts"
-    assert sample(path, "-o", whole, "--seeds", "0-47", "--steps", "40").exit_code == 0
+    assert sample(path, "-o", whole, "--seeds", "0-47", "--num-steps", "40").exit_code == 0
     arguments = ["sample", str(path), "-o", str(parts)]
-    arguments += ["--seeds", "0-47", "--steps", "40", "--batch-size", "4"]
+    arguments += ["--seeds", "0-47", "--num-steps", "40", "--batch-size", "4"]
     process = subprocess.Popen(
         [sys.executable, "-c", "from assay.cli import main; main()", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -131,7 +126,8 @@ def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_pa
     process.wait()
     before = {p.name: p.stat().st_mtime_ns for p in parts.glob("??????.png")}
     assert 8 <= len(before) < 48
-    assert sample(*arguments[1:]).exit_code == 0
+    again = sample(*arguments[1:])
+    assert again.exit_code == 0, again.output
     for image in whole.iterdir():
         assert image.read_bytes() == (parts / image.name).read_bytes()
     assert all((parts / name).stat().st_mtime_ns == when for name, when in before.items())
@@ -139,65 +135,59 @@ def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_pa
 
 def test_images_of_another_job_are_neither_returned_nor_replaced(checkpoints: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "out", checkpoints / "mixed.safetensors"
-    assert sample(path, "-o", folder, "--seeds", "0-3", "--steps", "4").exit_code == 0
+    assert sample(path, "-o", folder, "--seeds", "0-3", "--num-steps", "4").exit_code == 0
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert read_folder(folder).names == [f"00000{seed}.png" for seed in range(4)]
+    assert read_any(str(folder)).names == [f"00000{seed}.png" for seed in range(4)]
     for arguments, message in [
-        ((path, "--steps", "5"), r"other settings \(num_steps: 4 there, 5 here\): choose another folder"),
-        ((checkpoints / "noisy.safetensors", "--steps", "4"), r"\(checkpoint: \w{16} there, \w{16} here\)"),
+        ((path, "--num-steps", "5"), r"other settings \(num_steps: 4 there, 5 here\); choose another folder"),
+        ((checkpoints / "noisy.safetensors", "--num-steps", "4"), r"\(checkpoint: \w{16} there, \w{16} here\)"),
     ]:
         done = sample(*arguments, "-o", folder, "--seeds", "0-9")
         assert done.exit_code == 1 and re.search(message, done.output), done.output
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     (folder / ".job.json").unlink()
-    done = sample(path, "-o", folder, "--seeds", "2-9", "--steps", "4")
-    assert done.exit_code == 1 and "000000.png exists already" in done.output
+    done = sample(path, "-o", folder, "--seeds", "2-9", "--num-steps", "4")
+    assert done.exit_code == 1 and "000000.png: exists already" in done.output
 
 
 def test_other_files_in_a_folder_are_no_hindrance(checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_text("not of a seed")
-    arguments = (checkpoints / "mixed.safetensors", "-o", tmp_path, "--seeds", "0", "--steps", "4")
-    assert sample(*arguments, "--truncate", "99").exit_code == 1  # it made no image
+    arguments = (checkpoints / "mixed.safetensors", "-o", tmp_path, "--seeds", "0", "--num-steps", "4")
+    assert sample(*arguments, "--truncate-at", "99").exit_code == 1  # it made no image
     done = sample(*arguments)
     assert done.exit_code == 0 and (tmp_path / "000000.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "option"),
     [
-        (("classes", "--class", "4"), "--class 4: .* has 4 classes"),
-        (("mixed", "--class", "0"), "--class 0: .* without classes"),
-        (("mixed", "--seeds", "5-2"), "--seeds 5-2: expected numbers and ranges"),
-        (("mixed", "--seeds", "0,0"), "a seed occurs twice"),
-        (("mixed", "--truncate", "soon"), "--truncate soon: expected a noise level .* or auto"),
-        (("mixed", "--truncate", "-1"), "--truncate -1 is not between 0 and"),
-        (("mixed", "--truncate", "1000"), "--truncate 1000 is not between 0 and --sigma-max 80"),
-        (("mixed", "--refine", "0.2", "--truncate", "0.2"), "--truncate stops .* --refine .*choose one"),
-        (("mixed", "--devices", "two"), "--devices two: expected a number"),
-        (("mixed", "--devices", "64000"), "--devices 64000: this machine has .* core"),
-        (("mixed", "--device", "cuda:999"), "--device cuda:999 cannot be used here"),
-        (("mixed", "--solver", "magic"), "--solver magic: .*'euler'"),
-        (("classes", "--truncate", "auto"), "--truncate auto: no noise level of the training data is known"),
-        (("classes", "--extra-steps", "4"), "--refine auto: no noise level of the training data is known"),
+        (("classes", "--class", "4"), "--class"),
+        (("mixed", "--class", "0"), "--class"),
+        (("mixed", "--seeds", "5-2"), "--seeds"),
+        (("mixed", "--seeds", "0,0"), "--seeds"),
+        (("mixed", "--seeds", "0-99999999999999999999"), "--seeds"),
+        (("mixed", "--seeds", "99999999999999999999"), "--seeds"),
+        (("mixed", "--seeds", "0-99999999"), "--seeds"),
+        (("mixed", "--truncate-at", "soon"), "--truncate-at"),
+        (("mixed", "--truncate-at", "-1"), "--truncate-at"),
+        (("mixed", "--truncate-at", "1000"), "--truncate-at"),
+        (("mixed", "--refine-at", "0.2", "--truncate-at", "0.2"), "--refine-at"),
+        (("mixed", "--sigma-max", "1e39"), "--sigma-max"),
+        (("mixed", "--num-steps", "1"), "--num-steps"),
+        (("mixed", "--churn", "-1"), "--churn"),
+        (("mixed", "--num-extra", "-1"), "--num-extra"),
+        (("mixed", "--devices", "two"), "--devices"),
+        (("mixed", "--devices", "64000"), "devices"),
+        (("mixed", "--device", "cuda:999"), "device"),
+        (("mixed", "--solver", "magic"), "--solver"),
+        (("classes", "--truncate-at", "auto"), "--truncate-at"),
+        (("classes", "--num-extra", "4"), "--refine-at"),
         (("nothing",), "nothing.safetensors"),
     ],
 )
-def test_bad_input_is_named(
-    arguments: tuple[str, ...], message: str, checkpoints: Path, tmp_path: Path
-) -> None:
+def test_bad_input_is_named(arguments: tuple[str, ...], option: str, checkpoints: Path, tmp_path: Path) -> None:
     done = sample(checkpoints / f"{arguments[0]}.safetensors", "-o", tmp_path / "out", *arguments[1:])
-    assert done.exit_code == 1, done.output
-    assert re.search(message, done.output), done.output
-
-
-@pytest.mark.parametrize(("option", "least"), [("--steps", 2), ("--churn", 0), ("--extra-steps", 0)])
-def test_numbers_out_of_range_are_rejected_by_their_option(
-    option: str, least: int, checkpoints: Path, tmp_path: Path
-) -> None:
-    done = sample(checkpoints / "mixed.safetensors", "-o", tmp_path / "out", option, str(least - 1))
-    assert done.exit_code == 1 and re.search(rf"{option} {least - 1}\S*: input should be", done.output), (
-        done.output
-    )
+    assert done.exit_code == 1 and option in done.output and "Traceback" not in done.output, done.output
 
 
 # --- in the units of the data --------------------------------------------------------------------------------
@@ -221,8 +211,8 @@ def noisy_store(folder: Path, channels: int = 1) -> Store:
     levels = [0, 0.05, 0.2, 0.8] * 3  # in the files these are multiples of 4095 / 2
     lines = [f"scans.npy[{i}],{level * 4095 / 2}" for i, level in enumerate(levels)]
     (folder / "levels.csv").write_text("\n".join(["filename,sigma", *lines]) + "\n")
-    conversion = Conversion(value_range=(0, 4095))
-    return pack(read_any(str(folder / "scans.npy")), folder / "store", conversion, folder / "levels.csv").store
+    spec = SourceSpec(path=str(folder / "scans.npy"), range=(0, 4095), levels=folder / "levels.csv")
+    return pack(spec, folder / "store").store
 
 
 def posterior_mean(store: Store) -> np.ndarray:
@@ -246,12 +236,12 @@ def test_denoised_images_are_the_posterior_mean_in_every_format(channels: int, t
         assert invoke("denoise", checkpoint, store.path, "-o", folder, "--format", name).exit_code == 0
         done = invoke("denoise", checkpoint, store.path, "-o", file, "--batch-size", 5)
         assert done.exit_code == 0 and "12 images" in done.output, done.output
-        stack = np.stack([read[name](folder / f"{i:06d}.{suffix}") for i in range(12)])
+        stack = np.stack([read[name](folder / f"scans-{i:06d}.{suffix}") for i in range(12)])
         assert stack.dtype.newbyteorder("=") == np.float32
         np.testing.assert_allclose(stack.reshape(expected.shape), expected, rtol=1e-5, atol=0.01)
         np.testing.assert_array_equal(read[name](file), stack)
     table = (tmp_path / "npy" / "images.csv").read_text().splitlines()
-    assert table[0] == "filename,source,sigma_tn" and table[2].startswith("000001.npy,scans.npy[1],0.05")
+    assert table[0] == "filename,source,sigma_tn" and table[2].startswith("scans-000001.npy,scans.npy[1],0.05")
     assert (
         invoke("denoise", checkpoint, store.path, "-o", tmp_path / "a.npz", "--dtype", "uint16").exit_code == 0
     )
@@ -262,8 +252,10 @@ def test_denoised_images_are_the_posterior_mean_in_every_format(channels: int, t
 
 def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: Path) -> None:
     checkpoint, store = gaussian_checkpoint(tmp_path), noisy_store(tmp_path)
-    options = ("denoise", checkpoint, store.path, "--steps", 24)
-    assert invoke(*options, "-o", tmp_path / "draws.npy", "--samples", 25, "--batch-size", 999).exit_code == 0
+    options = ("denoise", checkpoint, store.path, "--num-steps", 24)
+    assert (
+        invoke(*options, "-o", tmp_path / "draws.npy", "--num-samples", 25, "--batch-size", 999).exit_code == 0
+    )
     draws = np.load(tmp_path / "draws.npy").reshape(12, 25, 48)
     mean, sigma = posterior_mean(store).reshape(12, 1, 48), store.sigma_tn.double().numpy()
     spread = np.sqrt(0.25 * sigma**2 / (0.25 + sigma**2)) * 4095 / 2
@@ -272,10 +264,10 @@ def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: 
         error = (draws - mean)[sigma == level] / spread[sigma == level, None, None]
         assert error.mean() == pytest.approx(0, abs=0.08) and error.std() == pytest.approx(1, abs=0.07)
     # Fewer draws, in a folder and in other batches, are the first of these.
-    folder = ("-o", tmp_path / "few", "--samples", 2, "--format", "npy", "--batch-size", 5)
+    folder = ("-o", tmp_path / "few", "--num-samples", 2, "--format", "npy", "--batch-size", 5)
     assert invoke(*options, *folder).exit_code == 0
     for i, k in ((1, 0), (1, 1), (11, 1)):
-        np.testing.assert_array_equal(np.load(tmp_path / f"few/{i:06d}-{k:03d}.npy").ravel(), draws[i, k])
+        np.testing.assert_array_equal(np.load(tmp_path / f"few/scans-{i:06d}-{k:03d}.npy").ravel(), draws[i, k])
     assert not np.array_equal(draws[1, 0], draws[1, 1])
     done = invoke(*options, *folder, "--seed", 1)
     assert done.exit_code == 1 and "seed: 0 there, 1 here" in done.output
@@ -283,7 +275,7 @@ def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: 
 
 def test_samples_are_written_in_the_units_of_the_data(tmp_path: Path) -> None:
     path = gaussian_checkpoint(tmp_path)
-    options = (path, "--seeds", "0-7", "--steps", "5")
+    options = (path, "--seeds", "0-7", "--num-steps", "5")
     images = next(generate(load_checkpoint(path).denoiser.eval(), range(8), (1, 8, 6), edm_sigmas(5))).images[
         :, 0
     ]
@@ -301,37 +293,37 @@ def test_samples_are_written_in_the_units_of_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (("-o", "x.bmp"), r"x.bmp: .bmp files are not written"),
-        (("-o", "x", "--dtype", "float32"), "PNG holds 8-bit .* not --dtype float32; use --format tiff"),
-        (("-o", "x.npy", "--range", "0,1", "--dtype", "uint16"), "--dtype uint16 .* ranges from 0 to 1: use"),
-        (("-o", "x.npy", "--range", "0 1"), "--range 0 1: expected two numbers with a comma"),
-        (("-o", "x.npy", "--range", "1,0"), "--range 1,0: the first number must be below the second"),
+        (("-o", "x.bmp"), "x.bmp"),
+        (("-o", "x", "--dtype", "float32"), "dtype"),
+        (("-o", "x.npy", "--range", "0,1", "--dtype", "uint16"), "dtype"),
+        (("-o", "x.npy", "--range", "0 1"), "--range"),
+        (("-o", "x.npy", "--range", "1,0"), "--range"),
     ],
 )
 def test_files_that_cannot_hold_the_images_are_rejected_before_any_work(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = gaussian_checkpoint(tmp_path)
     monkeypatch.chdir(tmp_path)
     done = sample(path, *arguments)
-    assert done.exit_code == 1 and re.search(message, done.output), done.output
+    assert done.exit_code == 1 and named in done.output, done.output
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_units_must_be_known_and_shapes_must_agree(tmp_path: Path) -> None:
     unknown, store = gaussian_checkpoint(tmp_path, physical_range=None), noisy_store(tmp_path)
     done = sample(unknown, "-o", tmp_path / "x.npy")
-    assert done.exit_code == 1 and "give --range" in done.output
+    assert done.exit_code == 1 and "physical_range" in done.output
     other = gaussian_checkpoint(tmp_path, 3)
     done = invoke("denoise", other, store.path, "-o", tmp_path / "y")
     assert done.exit_code == 1 and "images of shape (1, 8, 6), the network is for (3, 8, 6)" in done.output
     elsewhere = gaussian_checkpoint(tmp_path, physical_range=(0, 1))
     done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "y")
     assert done.exit_code == 0 and "(0.0, 4095.0)" in done.output and "mean the same" in done.output
-    done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "z", "--samples", -1)
-    assert done.exit_code == 1 and "--samples -1: expected" in done.output
+    done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "z", "--num-samples", -1)
+    assert done.exit_code == 1 and "--num-samples" in done.output
 
 
 def test_a_run_folder_stands_for_its_final_checkpoint(checkpoints: Path, tmp_path: Path) -> None:
@@ -343,7 +335,25 @@ def test_a_run_folder_stands_for_its_final_checkpoint(checkpoints: Path, tmp_pat
     done = sample(tmp_path / "run", "-o", tmp_path / "x")
     assert done.exit_code == 1 and "has not finished" in done.output and "000000100.safetensors" in done.output
     final.with_name("000000100.safetensors").rename(final)
-    assert sample(tmp_path / "run", "-o", tmp_path / "x", "--seeds", "0", "--steps", "4").exit_code == 0
+    assert sample(tmp_path / "run", "-o", tmp_path / "x", "--seeds", "0", "--num-steps", "4").exit_code == 0
+
+
+@pytest.mark.parametrize("restore", ["flow", "sample"])
+def test_a_restored_store_is_the_same_in_every_batch_size(restore: str, tmp_path: Path) -> None:
+    config = MLPConfig(image_shape=(1, 8, 6), width=16, num_blocks=1)
+    denoiser = build_denoiser(config)
+    torch.manual_seed(0)
+    for parameter in denoiser.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    checkpoint, store = tmp_path / "x.safetensors", noisy_store(tmp_path)
+    save_checkpoint(checkpoint, denoiser, config, CheckpointInfo(sigma_tn=((0.0, 1.0),)))
+    values = []
+    for size in (1, 2, 5, 64):
+        made = tmp_path / f"made-{size}"
+        done = invoke("denoise", checkpoint, store.path, "-o", made, "--restore", restore, "--batch-size", size)
+        assert done.exit_code == 0, done.output
+        values.append(open_store(made).read(torch.arange(12)))
+    assert all(torch.equal(value, values[0]) for value in values)
 
 
 def test_seeds_are_parsed() -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,10 +24,11 @@ from assay.checkpoint import (
 )
 from assay.cli import app
 from assay.data.known import get
-from assay.hub import price_sentences
+from assay.hub import model_card, price_sentences, push
 from assay.nets import build_denoiser, preset
 from assay.nets.unet import UNetConfig
 from assay.pricing import PAPER
+from tests.errors import fault
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 AMBIENT = "giannisdaras/ambient_laws_digits_sigma_0.2_corruption_0.9_keep_1.0"
@@ -133,19 +135,19 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
     hub: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     store = get("digits", tmp_path / "digits").store.path
-    run("evaluate", checkpoint, "--held-out", store, "-o", tmp_path / "score.json")
-    options = "--license", "cc-by-4.0", "--result", tmp_path / "score.json", "--prices", PAPER
-    assert f"me/mix/commit/{COMMIT}" in run("push", checkpoint, "hf:me/mix", *options)
+    run("evaluate", checkpoint, "--held-out", store, "-o", tmp_path / "loss.json")
+    options = "--license", "cc-by-4.0", "--result", tmp_path / "loss.json", "--prices", PAPER
+    assert f"me/mix/commit/{COMMIT}" in run("model", "push", checkpoint, "hf:me/mix", *options)
     assert (hub / "me/mix/model.safetensors").read_bytes() == checkpoint.read_bytes()
 
     card = (hub / "me/mix/README.md").read_text()
-    value = json.loads((tmp_path / "score.json").read_text())["score"]
+    value = json.loads((tmp_path / "loss.json").read_text())["held_out_loss"]
     for text in (
         'license: "cc-by-4.0"',
         "| data set | digits |",
         "| clean | 0.1 |",
         "| 0.5 | 0.9 |",
-        f"| score, nats per dimension | {value:.3g} ±",
+        f"| loss, nats per dimension | {value:.3g} ±",
         "held-out images |",
         "assay sample hf:me/mix",
         *(sentence for sentence in price_sentences(PAPER)),
@@ -153,10 +155,10 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
         assert text in card
 
     assert find_checkpoint(Path("hf:me/mix")).read_bytes() == checkpoint.read_bytes()
-    run("pull", "hf:me/mix", tmp_path / "again.safetensors")
+    run("model", "pull", "hf:me/mix", tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == checkpoint.read_bytes()
-    run("sample", "hf:me/mix", "-o", tmp_path / "hub.npz", "--seeds", "0-3", "--steps", 2)
-    run("sample", checkpoint, "-o", tmp_path / "own.npz", "--seeds", "0-3", "--steps", 2)
+    run("sample", "hf:me/mix", "-o", tmp_path / "hub.npz", "--seeds", "0-3", "--num-steps", 2)
+    run("sample", checkpoint, "-o", tmp_path / "own.npz", "--seeds", "0-3", "--num-steps", 2)
     assert (tmp_path / "hub.npz").read_bytes() == (tmp_path / "own.npz").read_bytes()
 
     for name, message in (
@@ -164,9 +166,9 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
         ("hf:forbidden/x", "hf auth login"),
     ):
         command = (
-            ["pull", name, str(tmp_path / "x.safetensors")]
+            ["model", "pull", name, str(tmp_path / "x.safetensors")]
             if "nobody" in name
-            else ["push", str(checkpoint), name, "--license", "mit"]
+            else ["model", "push", str(checkpoint), name, "--license", "mit"]
         )
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 1 and message in done.output.replace("\n", " ")
@@ -185,9 +187,9 @@ def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path)
         "pixels",
         "--num-images",
         20,
-        "--ranges",
+        "--num-ranges",
         1,
-        "--steps",
+        "--num-steps",
         2,
         "--cache",
         tmp_path / "extractors",
@@ -197,14 +199,40 @@ def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path)
     assert sampler["info"]["dataset"] == "digits" and sampler["info"]["clean_fraction"] == pytest.approx(0.1)
     assert sampler["info"]["sigma_tn"] == [[0.0, 0.1], [0.2, 0.9]]
     pulled = tmp_path / "theirs.safetensors"
-    run("pull", f"hf:{AMBIENT}", pulled)
+    run("model", "pull", f"hf:{AMBIENT}", pulled)
     weights, expected = load_checkpoint(pulled).denoiser.state_dict(), theirs.denoiser.state_dict()
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 
 def test_a_folder_serves_as_well(checkpoint: Path, tmp_path: Path) -> None:
-    run("push", checkpoint, tmp_path / "shared" / "mix", "--license", "mit")
+    run("model", "push", checkpoint, tmp_path / "shared" / "mix", "--license", "mit")
     assert "under mit" in (tmp_path / "shared/mix/README.md").read_text()
     assert load_checkpoint(tmp_path / "shared/mix").info == load_checkpoint(checkpoint).info
-    done = CliRunner().invoke(app, ["push", str(checkpoint), str(tmp_path / "shared/mix"), "--license", "mit"])
-    assert done.exit_code == 1 and "exists already" in done.output
+    again = ["model", "push", str(checkpoint), str(tmp_path / "shared/mix"), "--license", "mit"]
+    assert CliRunner().invoke(app, again).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:me", "hf:me/a b", "hf:", "hf:me/a/b", "https://huggingface.co/me/mix", "hf://"]
+)
+def test_what_is_no_name_on_the_hub_is_not_taken_for_a_folder(
+    name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert fault(lambda: push(checkpoint, name, "mit")).path == name
+    assert sorted(tmp_path.rglob("*")) == before
+    if name.startswith("hf:"):
+        assert fault(lambda: load_checkpoint(Path(name))).path is not None
+
+
+def test_words_of_a_card_are_words(checkpoint: Path) -> None:
+    """Nothing that a data set, a folder or a licence is called becomes markup, a row or a command."""
+    loaded = load_checkpoint(checkpoint)
+    info = loaded.info.model_copy(update={"dataset": "a | b\n# c <script>", "source": "edm_x.pkl"})
+    card = model_card(replace(loaded, info=info), "x\n## y *z*", "my model; rm -rf x", 'mit"\n- [a](b)')
+    assert "imported into Assay" in card and "trained with Assay" not in card
+    assert "trained with Assay" in model_card(loaded, "x", "x", "mit")
+    assert "| data set | a \\| b # c \\<script\\> |" in card and "| imported from | edm_x.pkl |" in card
+    assert "# x ## y \\*z\\*\n" in card and "assay sample 'my model; rm -rf x' -o" in card
+    assert 'license: "mit\\"\\n- [a](b)"' in card and 'under mit" - \\[a\\](b). ' in card

@@ -1,4 +1,4 @@
-"""The layout of the package is a promise: each module imports only those above it in this list."""
+"""The layout of the package is a promise: each module imports only those above it in CONTRIBUTING.md's list."""
 
 import ast
 import re
@@ -11,9 +11,8 @@ import pytest
 
 import assay
 
-ORDER = "files orphans devices progress figure archives unpickle noise denoise nets sample loss data".split()
-ORDER += "checkpoint generate train metrics model outcome pricing hub mixture study cli".split()
 ROOT = Path(assay.__file__).parent
+ORDER = re.findall(r"^\| `(\w+)` \|", (ROOT.parent / "CONTRIBUTING.md").read_text(), re.M)
 SOURCES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)
 
 

@@ -1,4 +1,6 @@
+import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from assay.loss import (
     edm_weight,
     edm_weight_x_0,
     kernel_step,
-    original_consistency_loss,
+    published_consistency_loss,
+    released_consistency_loss,
 )
 from assay.noise import LogNormal, draw_sigma
+from tests.errors import fault
 
 F64 = torch.float64
 ATOMS = torch.tensor([[-1.0, 0.5], [0.8, 0.8], [0.2, -1.0]], dtype=F64)
@@ -284,41 +288,75 @@ def test_only_one_draw_carries_the_gradient_of_both() -> None:
     assert ours.item() == pytest.approx(full.item(), rel=0.02)
 
 
-@pytest.mark.parametrize("through_draws", [False, True])
-def test_the_original_loss_is_biased_by_the_variance_of_its_mean_and_teaches_both_levels(
-    through_draws: bool,
-) -> None:
+def test_the_published_loss_is_biased_by_the_variance_of_its_mean_and_teaches_both_levels() -> None:
     """At the exact denoiser of Gaussian data, with small steps, it is Var[h'' | x'] / K and not zero."""
     num, num_steps, std = 4000, 8, 0.5
     x, start, generator = gaussian_batch(num, 13)
     high, low = 0.25 * start, 0.24 * start
-    values = []
     for num_samples in (1, 4, 16):
         walk_eps = torch.randn(num_steps, num, 2, generator=generator, dtype=F64)
-        draw_eps = torch.randn(1, num_samples, num, 2, generator=generator, dtype=F64)
-        loss = original_consistency_loss(GAUSSIAN, x, start, high, low, walk_eps, draw_eps)
-        values.append(loss.mean().item())
+        draw_eps = torch.randn(num_samples, num, 2, generator=generator, dtype=F64)
+        loss = published_consistency_loss(GAUSSIAN, x, start, high, low, walk_eps, draw_eps)
         gone = high[0] ** 2 - low[0] ** 2
         bias = gone * (std**2 / (std**2 + low[0] ** 2)) ** 2 / num_samples
-        assert values[-1] == pytest.approx(bias.item(), rel=0.08)
+        assert loss.mean().item() == pytest.approx(bias.item(), rel=0.08)
 
     model = Shifted(0.4)
-    draw_eps = torch.randn(2, 4, num, 2, generator=generator, dtype=F64)
-    loss = original_consistency_loss(
-        model, x, start, high, low, x[None, :].expand(2, -1, -1), draw_eps, through_draws=through_draws
-    )
+    loss = published_consistency_loss(model, x, start, high, low, walk_eps, draw_eps)
     (gradient,) = torch.autograd.grad(loss.mean(), model.size)
     # h' - mean h'' holds size (low - high): a gradient into both sides sees the difference of the two alone.
     assert abs(gradient) < 0.01
 
 
-def test_the_original_code_teaches_nothing_where_its_levels_coincide() -> None:
+@pytest.mark.parametrize(("num_levels", "num_samples"), [(2, 1), (8, 1), (8, 32), (6, 6)])
+def test_the_released_loss_has_the_expectation_of_its_recursion(num_levels: int, num_samples: int) -> None:
+    """On Gaussian data all is linear: h(x, s) = g(s) x, so the walk is x' = a x + noise of variance v.
+
+    The recursion is that of the released sampler, level by level on a grid of rho = 7; then the loss is
+    (g(s') - g(s'') a)^2 E[x^2] + g(s'')^2 v / K.
+    """
+    std, high, low, num = 0.5, 0.8, 0.2, 40_000
+
+    def gain(sigma: float) -> float:
+        return std**2 / (std**2 + sigma**2)
+
+    grid = [
+        (high ** (1 / 7) + i / (num_levels - 1) * (low ** (1 / 7) - high ** (1 / 7))) ** 7
+        for i in range(num_levels)
+    ]
+    a, variance = 1.0, 0.0
+    for sigma, to in itertools.pairwise(grid):
+        factor = 1 + 2 * (to - sigma) * (1 - gain(sigma)) / sigma
+        a, variance = a * factor, variance * factor**2 + 2 * (sigma - to) * sigma
+    expected = (gain(high) - gain(low) * a) ** 2 * (std**2 + high**2) + gain(low) ** 2 * variance / num_samples
+
+    def exact(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+        return x_t * std**2 / (std**2 + sigma_t[:, None] ** 2)
+
+    generator = torch.Generator().manual_seed(num_levels)
+    x = math.hypot(std, high) * torch.randn(num, 1, generator=generator, dtype=F64)
+    eps = torch.randn(num_levels - 1, num_samples, num, 1, generator=generator, dtype=F64)
+    levels = [torch.full((num,), level, dtype=F64) for level in (high, low)]
+    loss = released_consistency_loss(exact, x, *levels, eps)
+    assert abs(loss.mean() - expected) < 4 * loss.std() / math.sqrt(num)
+
+
+def test_the_released_loss_teaches_nothing_where_its_levels_coincide_and_walks_without_augmentation() -> None:
     x, start, generator = gaussian_batch(8, 14)
-    draw_eps = torch.randn(3, 4, 8, 2, generator=generator, dtype=F64)
-    loss = original_consistency_loss(
-        Shifted(0.4), x, start, start, start, x[:0, None].reshape(0, 8, 2), draw_eps, through_draws=True
-    )
+    eps = torch.randn(3, 4, 8, 2, generator=generator, dtype=F64)
+    loss = released_consistency_loss(Shifted(0.4), x, start, start, eps)
     torch.testing.assert_close(loss, torch.zeros(8, dtype=F64))
+    calls: list[tuple[str, int]] = []
+
+    def recorded(name: str) -> Any:
+        def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
+            calls.append((name, len(x_t)))
+            return GAUSSIAN(x_t, sigma_t)
+
+        return denoiser
+
+    released_consistency_loss(recorded("labels"), x, start, start / 2, eps, walker=recorded("none"))
+    assert sorted(calls) == [("labels", 8)] + [("none", 32)] * 4  # three intervals, then the level below
 
 
 def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
@@ -350,16 +388,17 @@ def test_what_would_broadcast_is_refused() -> None:
         return x_t
 
     for weight in (torch.ones(4, 1), torch.ones(()), torch.ones(1)):
-        with pytest.raises(ValueError, match=r"weight has shape \(.*\); expected \(4,\), one weight per image"):
-            ambient_loss(same, x, 0 * levels, levels, eps[0], weight)
-    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
-        ambient_loss(mean_only, x, 0 * levels, levels, eps[0])
-    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
-        consistency_loss(mean_only, x, levels, levels / 2, levels / 4, eps)
-    with pytest.raises(ValueError, match=r"x_0_hat has shape \(4, 1, 1, 1\); expected \(4, 1, 2, 2\)"):
-        consistency_loss(student_mean_only, x, levels, levels / 2, levels / 4, eps)
-    with pytest.raises(ValueError, match=r"sigma_tn has shape \(4,\), sigma_t \(4, 1\); expected \(B,\)"):
-        edm_weight_x_0(levels[:, None], 0 * levels)
+        assert (
+            fault(lambda weight=weight: ambient_loss(same, x, 0 * levels, levels, eps[0], weight)).key
+            == "weight"
+        )
+    assert fault(lambda: ambient_loss(mean_only, x, 0 * levels, levels, eps[0])).key == "x_0_hat"
+    for denoiser in (mean_only, student_mean_only):
+        call = partial(consistency_loss, denoiser, x, levels, levels / 2, levels / 4, eps)
+        assert fault(call).key == "x_0_hat"
+    assert fault(lambda: edm_weight_x_0(levels[:, None], 0 * levels)).key == "sigma_tn"
+    assert fault(lambda: consistency_loss(same, x, levels, levels / 2, levels / 4, eps[:1])).key == "eps"
+    assert fault(lambda: consistency_loss(same, x, levels, levels / 2, levels[:, None], eps)).key == "sigma_low"
 
 
 @pytest.mark.parametrize("spacing", ["log", "linear"])
@@ -372,28 +411,3 @@ def test_the_ends_of_the_unit_interval_give_levels_in_order(spacing: str, last: 
     expected = start if last == 0 else torch.full((500,), 0.002)
     torch.testing.assert_close(high, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(low / high, torch.full((500,), 0.5 if last == 0 else 1.0))
-
-
-def test_bad_shapes_of_the_consistency_loss_are_named() -> None:
-    x, start, _ = gaussian_batch(2, 11)
-    half, tenth = torch.full((2,), 0.5, dtype=F64), torch.full((2,), 0.1, dtype=F64)
-    eps = torch.zeros(2, 2, 2, dtype=F64)
-    with pytest.raises(ValueError, match=r"eps has shape \(1, 2, 2\); expected \(2, 2, 2\)"):
-        consistency_loss(GAUSSIAN, x, start, half, tenth, eps[:1])
-    with pytest.raises(ValueError, match=r"sigma_low has shape \(2, 1\)"):
-        consistency_loss(GAUSSIAN, x, start, half, tenth[:, None], eps)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(sigma_min=0.0), "sigma_min = 0.0: the lowest level is finite and > 0"),
-        (dict(sigma_min=math.nan), "sigma_min = nan"),
-        (dict(min_ratio=0.0), "min_ratio = 0.0: .* between 0 and 1"),
-        (dict(min_ratio=1.0), "min_ratio = 1.0"),
-        (dict(spacing="cubic"), "spacing = 'cubic': levels are spaced 'log' or 'linear'"),
-    ],
-)
-def test_bad_laws_of_the_consistency_levels_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConsistencyLevels(**options)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import linalg
 from sklearn.neighbors import NearestNeighbors
 
+from assay.errors import AssayError
 from assay.metrics.distance import (
     frechet_distance,
     frechet_infinity,
@@ -22,12 +23,12 @@ from assay.metrics.distance import (
 )
 from assay.metrics.statistics import (
     FeatureStatistics,
-    StatisticsStream,
     features_to_statistics,
     load_statistics,
     merge_statistics,
     save_statistics,
 )
+from tests.errors import rejected
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -86,30 +87,27 @@ def test_edm_reference_without_a_count_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar10-32x32.npz", mu=np.zeros(3), sigma=np.eye(3))
     read = load_statistics(tmp_path / "cifar10-32x32.npz")
     assert read.num_images is None
-    with pytest.raises(ValueError, match="cannot be merged"):
+    with rejected():
         merge_statistics(read, read)
 
 
 def test_bad_statistics_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 2"):
+    with rejected("num_images"):
         features_to_statistics(np.ones((1, 3)))
     bad = np.ones((5, 3))
     bad[3, 1] = np.nan
-    with pytest.raises(ValueError, match="image 3 "):
+    with pytest.raises(AssayError) as caught:
         features_to_statistics(bad, batch_size=2)
-    stream = StatisticsStream()
-    stream.add(np.ones((2, 3)))
-    with pytest.raises(ValueError, match="4 dimensions, those before 3"):
-        stream.add(np.ones((2, 4)))
+    assert "image 3 " in caught.value.what
     (tmp_path / "text.npz").write_text("no")
-    with pytest.raises(ValueError, match=r"text\.npz cannot be read"):
+    with rejected(path=tmp_path / "text.npz"):
         load_statistics(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", images=np.zeros(3))
-    with pytest.raises(ValueError, match=r"holds \['images'\]; expected feature statistics"):
+    with rejected(path=tmp_path / "other.npz"):
         load_statistics(tmp_path / "other.npz")
-    with pytest.raises(ValueError, match=r"expected \(D,\) and \(D, D\)"):
+    with rejected():
         gaussian(np.zeros(2), np.eye(3))
-    with pytest.raises(ValueError, match="NaN"):
+    with rejected():
         gaussian(np.array([np.nan]), np.eye(1))
 
 
@@ -196,9 +194,9 @@ def test_large_covariances_have_the_closed_form(decades: int) -> None:
 def test_zero_covariance_and_wrong_covariance() -> None:
     zero = gaussian(np.zeros(3), np.zeros((3, 3)))
     assert frechet_distance(zero, gaussian(np.ones(3), np.eye(3))) == pytest.approx(6.0, rel=1e-12)
-    with pytest.raises(ValueError, match="negative eigenvalues"):
+    with rejected():
         frechet_distance(zero, gaussian(np.zeros(3), [[1, 2, 0], [2, 1, 0], [0, 0, 1]]))
-    with pytest.raises(ValueError, match="two extractors"):
+    with rejected("extractor"):
         frechet_distance(zero, gaussian(np.zeros(2), np.eye(2)))
 
 
@@ -239,7 +237,7 @@ def test_extrapolation_to_infinity_removes_the_bias() -> None:
     error = np.std(infinite) / np.sqrt(len(infinite))
     assert abs(np.mean(infinite) - exact) < 3 * error
     assert np.mean(plain) - exact > 4 * np.std(plain) / np.sqrt(len(plain))
-    with pytest.raises(ValueError, match="at least 160"):
+    with rejected("infinity"):
         frechet_infinity(features[:100], truth)
 
 
@@ -263,17 +261,17 @@ def test_kernel_distance_equals_the_sum_over_pairs_in_one_block() -> None:
 
 def test_kernel_distance_is_unbiased_and_knows_its_error() -> None:
     rng = np.random.default_rng(5)
-    scores = [
+    losses = [
         (found.value / found.standard_error)
         for found in (
             kernel_distance(rng.standard_normal((400, 4)), rng.standard_normal((500, 4))) for _ in range(200)
         )
     ]
-    assert abs(np.mean(scores)) < 3 * np.std(scores) / np.sqrt(len(scores))  # centred on zero
-    assert 0.8 < np.std(scores) < 1.5  # a t statistic with 9 degrees of freedom has 1.13
+    assert abs(np.mean(losses)) < 3 * np.std(losses) / np.sqrt(len(losses))  # centred on zero
+    assert 0.8 < np.std(losses) < 1.5  # a t statistic with 9 degrees of freedom has 1.13
     far = kernel_distance(rng.standard_normal((400, 4)), rng.standard_normal((400, 4)) + 1)
     assert far.value > 5 * far.standard_error > 0
-    with pytest.raises(ValueError, match="at least 20"):
+    with rejected("num_images"):
         kernel_distance(np.ones((5, 2)), np.ones((50, 2)))
 
 
@@ -291,16 +289,15 @@ def test_precision_recall_density_coverage_against_scikit_learn() -> None:
     assert found.recall == (across < radius(generated, 3)).any(1).mean()
     assert found.density == pytest.approx((across < radius(real, 5)[:, None]).sum(0).mean() / 5, rel=1e-12)
     assert found.coverage == (across.min(1) < radius(real, 5)).mean()
-    assert found.num_images == 300
     assert found.recall < found.precision  # the generated cloud is narrower
-    with pytest.raises(ValueError, match="at least 6"):
+    with rejected("num_images"):
         manifold_overlap(real[:4], real)
 
 
 def test_equal_sets_and_disjoint_sets_overlap_fully_and_not_at_all() -> None:
     real = random_features(500, 4, 0)
     twin = manifold_overlap(random_features(400, 4, 0), real)
-    assert twin.num_images == 400
+    assert twin == manifold_overlap(random_features(400, 4, 0), real[np.linspace(0, 499, 400).astype(int)])
     far = manifold_overlap(real + 1000, real)
     assert (far.precision, far.recall, far.density, far.coverage) == (0, 0, 0, 0)
     same = manifold_overlap(real, real)
@@ -308,17 +305,17 @@ def test_equal_sets_and_disjoint_sets_overlap_fully_and_not_at_all() -> None:
 
 
 def test_inception_score_of_known_predictions() -> None:
-    # Certain and evenly spread over 5 classes: the score is 5; all alike: 1. Huge logits stay finite.
+    # Certain and evenly spread over 5 classes: the loss is 5; all alike: 1. Huge logits stay finite.
     certain = 1e4 * np.eye(5)[np.arange(100) % 5]
     assert inception_score(certain).value == pytest.approx(5, rel=1e-12)
     assert inception_score(np.zeros((100, 5))).value == pytest.approx(1, rel=1e-12)
     logits = np.random.default_rng(0).standard_normal((50, 7)).astype(np.float32)
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
-    scores = [np.exp(np.mean([divergence(row, part.mean(0)) for row in part])) for part in np.split(p, 10)]
+    losses = [np.exp(np.mean([divergence(row, part.mean(0)) for row in part])) for part in np.split(p, 10)]
     found = inception_score(logits)
-    assert found.value == pytest.approx(np.mean(scores), rel=1e-12)
-    assert found.standard_error == pytest.approx(np.std(scores), rel=1e-10)
-    with pytest.raises(ValueError, match="at least 20"):
+    assert found.value == pytest.approx(np.mean(losses), rel=1e-12)
+    assert found.standard_error == pytest.approx(np.std(losses), rel=1e-10)
+    with rejected("num_images"):
         inception_score(logits[:12])
 
 
@@ -343,8 +340,6 @@ def test_memorisation_tells_copies_from_fresh_draws() -> None:
     assert memorisation(neighbours, real).share == pytest.approx(0.525, abs=0.03)
     np.testing.assert_array_equal(neighbours.index[:100], np.arange(8500, 8600))
     assert neighbours.distance[:100].max() < 1e-6
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        memorisation(neighbours, real, quantile=5)
 
 
 def test_nearest_neighbours_against_scikit_learn() -> None:

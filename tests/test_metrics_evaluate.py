@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo, save_checkpoint
 from assay.cli import app
-from assay.data import Store, open_store, simulate
+from assay.data import ImageSource, Store, open_store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.known import get
 from assay.denoise import MixtureDenoiser
 from assay.devices import find_devices
+from assay.errors import AssayError
 from assay.metrics import (
     Extractor,
     Reference,
@@ -37,29 +38,36 @@ from assay.metrics import (
     reference_from_statistics,
 )
 from assay.metrics.classifier import Classifier, train_classifier
-from assay.metrics.evaluate import Evaluation, nearest_picture, save_evaluation, titles, with_score
+from assay.metrics.evaluate import (
+    Copies,
+    Evaluation,
+    nearest_picture,
+    save_evaluation,
+    titles,
+    with_held_out_loss,
+)
 from assay.metrics.extract import to_bytes
 from assay.metrics.generated import Noised, sample_checkpoint
-from assay.metrics.score import score, score_checkpoint
+from assay.metrics.held_out import checkpoint_loss, held_out_loss
+from assay.metrics.measure import MeasureConfig, measure
 from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
 from assay.outcome import load_evaluations, load_outcome
 from assay.sample import SampleConfig, spread_labels
+from assay.train import train
+from assay.train.config import read_config
+from tests.errors import rejected
 
 ROOT = Path(__file__).parent.parent
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some images of a store, as an `Images`."""
+class Part(ImageSource):
+    """Some images of a store, as a source."""
 
-    store: Store
-    index: Tensor
-    name: str = "part"
+    name = "part"
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.store.image_shape
+    def __init__(self, store: Store, index: Tensor) -> None:
+        self.store, self.index, self.image_shape = store, index, store.image_shape
 
     def __len__(self) -> int:
         return len(self.index)
@@ -126,7 +134,7 @@ def test_classifier_is_deterministic_cached_and_right(digits: Store, cache: Path
     second = load_extractor("classifier", cache, reference=digits)
     assert second.sha256 == first.sha256 and file.stat().st_mtime_ns == stamp
     np.testing.assert_array_equal(second(images)[0], first(images)[0])
-    with pytest.raises(ValueError, match=r"shape \(1, 9, 8\); this classifier was made for \(1, 8, 8\)"):
+    with rejected("extractor"):
         first(torch.zeros(2, 1, 9, 8))
 
 
@@ -162,9 +170,9 @@ def test_classifier_needs_labels(tmp_path: Path, cache: Path) -> None:
     folder = save_pngs(tmp_path / "images", np.zeros((30, 8, 8), dtype=np.uint8))
     runner = CliRunner()
     assert runner.invoke(app, ["data", "pack", str(folder), "-o", str(tmp_path / "store")]).exit_code == 0
-    with pytest.raises(ValueError, match="images has 0 of 0: use mobilenet_v2 or pixels"):
+    with rejected("extractor"):
         load_extractor("classifier", cache, reference=open_store(tmp_path / "store"))
-    with pytest.raises(ValueError, match="none was given"):
+    with rejected("reference"):
         load_extractor("classifier", cache)
 
 
@@ -213,7 +221,7 @@ def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, 
 
 def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference, pixels: Extractor) -> None:
     values = [
-        evaluate(Part(digits, order), reference, pixels, batch_size=size).evaluation.fd
+        evaluate(Part(digits, order), reference, replace(pixels, batch_size=size)).evaluation.fd
         for order, size in (
             (torch.arange(300), 128),
             (torch.arange(300), 7),
@@ -235,12 +243,10 @@ def test_several_devices_measure_the_same_samples(
         measured = evaluate(
             samples,
             reference,
-            pixels,
+            replace(pixels, batch_size=16, devices=("cpu",) * num_devices),
             50,
             2,
             sampler=sampler,
-            batch_size=16,
-            devices=[torch.device("cpu")] * num_devices,
         )
         found.append(measured.evaluation)
     assert found[0] == found[1]
@@ -256,8 +262,8 @@ def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Ex
     training = Reference("even", "", features_to_statistics(features[::2]), features[::2])
     held_out = Reference("odd", "", features_to_statistics(features[1::4]), features[1::4])
     odd = Part(digits, torch.arange(3, len(digits), 4))
-    with_held_out = evaluate(odd, training, pixels, held_out=held_out, quantile=0.1).evaluation
-    without = evaluate(odd, training, pixels, quantile=0.1).evaluation
+    with_held_out = evaluate(odd, training, pixels, copies=Copies(held_out=held_out, quantile=0.1)).evaluation
+    without = evaluate(odd, training, pixels, copies=Copies(quantile=0.1)).evaluation
     for found, held in ((with_held_out, "odd"), (without, "leave one out")):
         assert found.memorised == pytest.approx(0.1, abs=0.05)
         assert found.details is not None and found.details.held_out == held
@@ -276,7 +282,7 @@ def test_reference_is_cached_and_counts_clean_images_only(
     np.testing.assert_array_equal(second.statistics.cov, first.statistics.cov)
     clean = digits.read(first.index if first.index is not None else torch.arange(0))
     np.testing.assert_allclose(first.features, pixels(clean)[0], atol=1e-6)
-    with pytest.raises(ValueError, match="has 0 clean images: a reference needs at least 20"):
+    with rejected("reference"):
         reference_from_images(simulate(digits, 0.0, 0.5, seed=0), pixels, cache)
 
 
@@ -312,10 +318,10 @@ def test_references_from_files_know_their_extractor(
         assert found.details is not None and found.details.num_reference == count
         assert found.fd == expected.fd and found.kid is None and found.memorised is None
     other = replace(pixels, sha256="another")
-    with pytest.raises(ValueError, match="another extractor"):
+    with rejected("extractor", tmp_path / "ours.npz"):
         reference_from_statistics(tmp_path / "ours.npz", other)
     small = Reference("small", "", features_to_statistics(np.random.default_rng(0).standard_normal((50, 5))))
-    with pytest.raises(ValueError, match="small has 5 features, pixels 64"):
+    with rejected("extractor"):
         evaluate(digits, small, pixels)
 
 
@@ -345,17 +351,17 @@ def test_results_survive_a_file_and_unequal_ones_are_refused(
     many = evaluate(digits, reference, pixels, num_images=200).evaluation
     save_evaluation(tmp_path / "few.json", few)
     assert load_outcome(tmp_path / "few.json") == few
-    with pytest.raises(ValueError, match="num_images is 100 and 200"):
+    with rejected("num_images"):
         compare({"few": few, "many": many})
     worse = few.model_copy(update={"fd": few.fd + 1})
     assert compare({"worse": worse, "few": few}) == ["few", "worse"]
     assert few.details is not None
-    others = [few.model_copy(update={what: "other"}) for what in ("metric", "extractor")]
+    others = {what: few.model_copy(update={what: "other"}) for what in ("metric", "extractor")}
     for what in ("extractor_sha256", "reference_fingerprint"):
         details = few.details.model_copy(update={what: "other"})
-        others.append(few.model_copy(update={"details": details}))
-    for other in others:
-        with pytest.raises(ValueError, match=r"few and other cannot be compared: .* and other"):
+        others[what] = few.model_copy(update={"details": details})
+    for what, other in others.items():
+        with rejected(what):
             compare({"few": few, "other": other})
 
 
@@ -378,17 +384,15 @@ def test_distance_grows_with_noise_blur_and_dropped_classes(
 # --- bad input -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(ImageSource):
     """Images held in memory."""
 
-    images: Tensor
-    name: str = "given"
+    name = "given"
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+        channels, height, width = images.shape[1:]
+        self.image_shape = (channels, height, width)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -404,29 +408,28 @@ def with_nan() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("images", "message"),
+    ("images", "key", "told"),
     [
-        (torch.rand(1, 1, 8, 8), r"given: 1 image\(s\) .* too few to measure; give at least 20"),
-        (torch.full((50, 1, 8, 8), 0.3), "all 50 images of given are the same"),
-        (with_nan(), "image 37 holds NaN"),
-        (torch.rand(50, 1, 8, 9), r"shape \(1, 8, 9\), digits of \(1, 8, 8\): pack one of them"),
-        (torch.rand(50, 3, 8, 8), r"shape \(3, 8, 8\), digits of \(1, 8, 8\): pack one of them"),
+        (torch.rand(1, 1, 8, 8), "num_images", "1 images"),
+        (torch.full((50, 1, 8, 8), 0.3), None, "the same"),
+        (with_nan(), None, "image 37 "),
+        (torch.rand(50, 1, 8, 9), None, "(1, 8, 9)"),
+        (torch.rand(50, 3, 8, 8), None, "(3, 8, 8)"),
     ],
     ids=["one", "constant", "nan", "size", "channels"],
 )
 def test_images_that_cannot_be_measured(
-    images: Tensor, message: str, reference: Reference, pixels: Extractor
+    images: Tensor, key: str | None, told: str, reference: Reference, pixels: Extractor
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(AssayError) as caught:
         evaluate(Given(images), reference, pixels)
+    assert caught.value.key == key and told in caught.value.what
 
 
 def test_counts_that_cannot_be_had(digits: Store, reference: Reference, pixels: Extractor) -> None:
-    with pytest.raises(ValueError, match="has 1797 images, not the 2 x 1000 asked for"):
+    with rejected("num_images"):
         evaluate(digits, reference, pixels, num_images=1000, num_ranges=2)
-    with pytest.raises(ValueError, match="num_ranges = 0"):
-        evaluate(digits, reference, pixels, num_ranges=0)
-    with pytest.raises(ValueError, match=r"100 images are too few to extrapolate .* at least 1024"):
+    with rejected("infinity"):
         evaluate(digits, reference, pixels, num_images=100, infinity=True)
 
 
@@ -462,18 +465,18 @@ def test_evaluate_folder_npz_and_store_agree(tmp_path: Path, digits: Store, cach
         with Image.open(picture) as opened:
             assert opened.width > 10 * 64 and opened.height > 2 * 64
     assert values == [values[0]] * 3
-    output = run("compare", tmp_path / "folder.json", tmp_path / "store.json")
+    output = run("evaluate", "compare", tmp_path / "folder.json", tmp_path / "store.json")
     assert "300 images each" in output and "FD-pixels" in output
 
 
 def test_evaluate_checkpoint_in_three_ranges(
     tmp_path: Path, digits: Store, cache: Path, checkpoint: Path
 ) -> None:
-    options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache, "--steps", 4]
+    options = ["--reference", digits.path, "--extractor", "pixels", "--cache", cache, "--num-steps", 4]
     result = tmp_path / "result.json"
     output = run("evaluate", checkpoint, *options, "--num-images", 30)
-    assert "0.2): --truncate auto is" in output
-    output = run("evaluate", checkpoint, *options, "--num-images", 30, "-o", result, "--truncate", 0.1)
+    assert "truncate_at = auto" in output
+    output = run("evaluate", checkpoint, *options, "--num-images", 30, "-o", result, "--truncate-at", 0.1)
     assert "warning" not in output
     found = load_evaluations([result])[str(result)]
     assert found.details is not None and found.details.sampler is not None
@@ -481,7 +484,7 @@ def test_evaluate_checkpoint_in_three_ranges(
     assert found.details.sampler.sample == SampleConfig(num_steps=4, truncate_at=0.1)
     # The second range alone, by its seeds, is the same set of images.
     alone = tmp_path / "alone.json"
-    arguments = ["--num-images", 30, "--ranges", 1, "--first-seed", 30, "--truncate", 0.1, "-o", alone]
+    arguments = ["--num-images", 30, "--num-ranges", 1, "--first-seed", 30, "--truncate-at", 0.1, "-o", alone]
     run("evaluate", checkpoint, *options, *arguments)
     (again,) = load_evaluations([alone]).values()
     assert again.fd == pytest.approx(found.details.ranges[1].fd, rel=1e-6)
@@ -490,32 +493,67 @@ def test_evaluate_checkpoint_in_three_ranges(
 def test_evaluate_scores_a_checkpoint_on_held_out_images(
     tmp_path: Path, digits: Store, cache: Path, checkpoint: Path
 ) -> None:
-    result, worse = tmp_path / "score.json", tmp_path / "worse.json"
+    result, worse = tmp_path / "loss.json", tmp_path / "worse.json"
     output = run("evaluate", checkpoint, "--held-out", digits.path, "-o", result)
     (found,) = load_evaluations([result]).values()
-    assert found.score_record is not None and found.fd is None
-    expected = score_checkpoint(checkpoint, digits).nats_per_dim
-    assert (found.score, found.score_error) == pytest.approx(
+    assert found.held_out_loss_record is not None and found.fd is None
+    expected = checkpoint_loss(checkpoint, digits).nats_per_dim
+    assert (found.held_out_loss, found.held_out_loss_error) == pytest.approx(
         (expected.value, expected.standard_error), rel=1e-5
     )
-    assert f"score {found.score:.4g} ±" in output and "bits" in output and "0.002 to 80" in output
-    assert found.score_above is not None and found.score_below is not None and found.score_split is not None
-    assert found.score_above + found.score_below == pytest.approx(found.score, rel=1e-9)
-    assert f"above {found.score_split:.3g}" in output
+    assert f"held-out loss {found.held_out_loss:.4g} ±" in output and "0.00784 to 80" in output
+    assert (
+        found.held_out_loss_above is not None
+        and found.held_out_loss_below is not None
+        and found.held_out_loss_split is not None
+    )
+    assert found.held_out_loss_above + found.held_out_loss_below == pytest.approx(found.held_out_loss, rel=1e-9)
+    assert f"above {found.held_out_loss_split:.3g}" in output
     # With a reference, both are measured.
-    options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache, "--steps", 4, "--num-images", 30]
+    options = [
+        "--reference",
+        digits.path,
+        "--extractor",
+        "pixels",
+        "--cache",
+        cache,
+        "--num-steps",
+        4,
+        "--num-images",
+        30,
+    ]
     run("evaluate", checkpoint, *options, "--held-out", digits.path, "-o", tmp_path / "both.json")
     (both,) = load_evaluations([tmp_path / "both.json"]).values()
-    assert both.fd is not None and both.score == found.score
-    # Two models are compared in pairs, which makes the difference far more certain than each score.
-    record = found.score_record
-    other = with_score(Evaluation(), score(lambda x_t, sigma_t, label=None: 0.9 * x_t, digits, model="worse"))
+    assert both.fd is not None and both.held_out_loss == found.held_out_loss
+    # Two models are compared in pairs, which makes the difference far more certain than each loss.
+    record = found.held_out_loss_record
+    other = with_held_out_loss(
+        Evaluation(), held_out_loss(lambda x_t, sigma_t, label=None: 0.9 * x_t, digits, model="worse")
+    )
     save_evaluation(worse, other)
-    compared = run("compare", worse, result)
-    assert other.score_record is not None
-    gap = other.score_record.minus(record)
-    assert compared.index("score.json") < compared.index("worse.json")
+    compared = run("evaluate", "compare", worse, result)
+    assert other.held_out_loss_record is not None
+    gap = other.held_out_loss_record.minus(record)
+    assert compared.index("loss.json") < compared.index("worse.json")
     assert f"{gap.value:.3g} ± {gap.standard_error:.2g}" in compared
+
+
+def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: Store, cache: Path) -> None:
+    half = [Part(digits, torch.arange(start, 120, 2)) for start in (0, 1)]
+    stores = [
+        from_arrays(part.read(torch.arange(60))).save(tmp_path / f"half-{i}") for i, part in enumerate(half)
+    ]
+    tree = {
+        "data": {"store": str(stores[0].path), "clean_fraction": 0.0, "sigma": 0.3},
+        "net": {"preset": "mlp"},
+    }
+    config = read_config(tree | {"train": {"num_steps": 1, "batch_size": 8}}, "test")
+    train(config, tmp_path / "run", config.data.open())
+    found = measure(tmp_path / "run", MeasureConfig(held_out=stores[1].path), cache=cache)
+    assert found.held_out_loss is not None
+    for seen in (MeasureConfig(held_out=stores[0].path), MeasureConfig(reference=stores[0].path)):
+        with rejected("held_out"):
+            measure(tmp_path / "run", seen, cache=cache)
 
 
 def test_images_without_labels_are_scored_instead(tmp_path: Path, digits: Store) -> None:
@@ -523,23 +561,13 @@ def test_images_without_labels_are_scored_instead(tmp_path: Path, digits: Store)
     save_checkpoint(checkpoint, build_denoiser(config), config)
     images = to_bytes(digits.read(torch.arange(40))).numpy()[:, 0]
     run("data", "pack", save_pngs(tmp_path / "plain", images), "-o", tmp_path / "plain-store")
-    output = run("evaluate", checkpoint, "-r", tmp_path / "plain-store")
-    assert "has no labels" in output and "must not be" in output and "score " in output
-    # Noisy images score the levels above their own.
-    run(
-        "data",
-        "pack",
-        tmp_path / "plain",
-        "-o",
-        tmp_path / "noisy-store",
-        "--sigma",
-        0.4,
-        "--sigma-units",
-        "scaled",
-    )
+    output = run("evaluate", checkpoint, "--reference", tmp_path / "plain-store")
+    assert "has no labels" in output and "must not be" in output and "loss " in output
+    # Noisy images count at the levels above their own.
+    from_arrays(digits.read(torch.arange(40)), 0.4).save(tmp_path / "noisy-store")
     output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy-store")
-    assert "0.5 to 80" in output and "levels below 0.5 are not scored" in output
-    assert "--held-out" in fail("evaluate", checkpoint)
+    assert "0.792 to 80" in output and "levels below 0.792 are not measured" in output
+    assert "--reference" in fail("evaluate", checkpoint)
     assert "--reference" in fail("evaluate", tmp_path / "plain", "--held-out", digits.path)
 
 
@@ -551,52 +579,53 @@ def distance(output: str, metric: str) -> float:
 
 def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: Store, cache: Path) -> None:
     options = ["--extractor", "pixels", "--cache", cache]
-    output = run("reference", digits.path, "-o", tmp_path / "ref.npz", "--edm-names", *options)
+    output = run("evaluate", "reference", digits.path, "-o", tmp_path / "ref.npz", "--edm-names", *options)
     assert "64 features of 1,797 images" in output
     assert {"mu", "sigma"} <= set(np.load(tmp_path / "ref.npz").files)
     output = run("evaluate", digits.path, "--reference", tmp_path / "ref.npz", *options)
     assert distance(output, "FD-pixels") == pytest.approx(0, abs=1e-9)
-    assert "--nearest shows training images" in fail(
-        "evaluate", digits.path, "-r", tmp_path / "ref.npz", *options, "--nearest", tmp_path / "n.png"
+    assert "--nearest" in fail(
+        "evaluate", digits.path, "--reference", tmp_path / "ref.npz", *options, "--nearest", tmp_path / "n.png"
     )
 
 
 def test_reference_of_a_classifier_is_measured_with_that_classifier(
     tmp_path: Path, digits: Store, cache: Path, reference: Reference
 ) -> None:
-    run("reference", digits.path, "-o", tmp_path / "ref.npz", "--cache", cache)
+    run("evaluate", "reference", digits.path, "-o", tmp_path / "ref.npz", "--cache", cache)
     options = ["evaluate", digits.path, "--reference", tmp_path / "ref.npz"]
     assert distance(run(*options, "--cache", cache), "FD-classifier") == pytest.approx(0, abs=1e-6)
     images = save_pngs(tmp_path / "images", np.arange(30 * 99, dtype=np.uint8).reshape(30, 11, 9))
     wrong = fail("evaluate", images, *options[2:], "--cache", cache)
-    assert "shape (1, 11, 9); this classifier was made for (1, 8, 8)" in wrong
-    assert "give the store it was made from" in fail(*options, "--cache", tmp_path / "elsewhere")
+    assert "--extractor" in wrong and "(1, 11, 9)" in wrong
+    assert "--extractor" in fail(*options, "--cache", tmp_path / "elsewhere")
     save_statistics(tmp_path / "edm.npz", replace(reference.statistics, extractor_sha256=None), True)
     edm = fail("evaluate", digits.path, "--reference", tmp_path / "edm.npz", "--cache", cache)
-    assert "--extractor inception for EDM's files" in edm
+    assert "--extractor" in edm and "inception" in edm
 
 
 def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache: Path) -> None:
-    options = ["-r", digits.path, "--extractor", "pixels", "--cache", cache]
+    options = ["--reference", digits.path, "--extractor", "pixels", "--cache", cache]
     (tmp_path / "empty").mkdir()
     assert "holds no images" in fail("evaluate", tmp_path / "empty", *options)
     np.savez(tmp_path / "float.npz", images=np.zeros((30, 8, 8), dtype=np.float32))
-    assert "assay data pack --range" in fail("evaluate", tmp_path / "float.npz", *options)
+    assert "pack the images" in fail("evaluate", tmp_path / "float.npz", *options)
     folder = save_pngs(tmp_path / "sizes", np.zeros((30, 8, 8), dtype=np.uint8))
     Image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(folder / "0005.png")
-    assert "0005.png has shape (1, 9, 8), the first image (1, 8, 8)" in fail("evaluate", folder, *options)
-    assert "is not a store" in fail("evaluate", folder, "-r", folder, *options[2:])
+    assert "0005.png: has shape (1, 9, 8)" in fail("evaluate", folder, *options)
+    assert "is not a store" in fail("evaluate", folder, "--reference", folder, *options[2:])
     assert "does not exist" in fail("evaluate", tmp_path / "nothing", *options)
     for device in ("gpu", "meta", "cuda:99"):
-        words = f"--device {device} cannot be used here"
-        assert words in fail("evaluate", digits.path, *options, "--device", device)
-    assert "--device gpu" in fail("reference", digits.path, "-o", tmp_path / "r.npz", "--device", "gpu")
+        assert "cannot be used here" in fail("evaluate", digits.path, *options, "--device", device)
+    assert "cannot be used here" in fail(
+        "evaluate", "reference", digits.path, "-o", tmp_path / "r.npz", "--device", "gpu"
+    )
 
 
 def test_nearest_picture_needs_images(digits: Store, reference: Reference, pixels: Extractor) -> None:
     neighbours = evaluate(digits, reference, pixels, num_images=50).neighbours
     assert neighbours is not None
-    with pytest.raises(ValueError, match="as a store"):
+    with rejected("training"):
         nearest_picture(digits, replace(reference, source=None), neighbours)
     assert nearest_picture(digits, reference, neighbours, num_images=3).width < 500
 
@@ -621,7 +650,7 @@ def test_with_noise_images_are_compared_with_noisy_ones_alone(
     alike = evaluate(candidate, real, pixels, 1500, 1).evaluation.fd
     apart = evaluate(candidate.images, real, pixels, 1500, 1).evaluation.fd
     assert alike is not None and apart is not None and alike < 0.1 * apart
-    with pytest.raises(ValueError, match="0 noisy images"):
+    with rejected("reference"):
         reference_from_images(digits, pixels, cache, noisy=True)
     store = from_arrays(noisy.read(torch.arange(200)), 0.3).save(tmp_path / "noisy")
     arguments = ["evaluate", save_pngs(tmp_path / "png", to_bytes(digits.read(torch.arange(60)))[:, 0].numpy())]
@@ -629,4 +658,4 @@ def test_with_noise_images_are_compared_with_noisy_ones_alone(
     done = CliRunner().invoke(app, [str(part) for part in arguments], env={"COLUMNS": "300"})
     assert done.exit_code == 0 and "FD-pixels" in done.output and "copies" not in done.output, done.output
     failed = CliRunner().invoke(app, [str(part) for part in [*arguments, "--training", store.path]])
-    assert failed.exit_code != 0 and "leave out" in f"{failed.output} {failed.exception}"
+    assert failed.exit_code == 1 and "--noised" in failed.output

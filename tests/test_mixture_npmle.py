@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
+from assay.errors import AssayError
 from assay.mixture.moments import Atoms
 from assay.mixture.noise import Noise, along_axes, isotropic, make_noise, read_sigma, with_covariance
 from assay.mixture.npmle import _grid_scores, _Samples, default_axes, npmle
@@ -90,20 +91,22 @@ def test_noise_in_every_form(sigma, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "sigma, message",
+    "sigma, key",
     [
-        (np.ones(3), "4 samples in 2 dimensions"),
-        (np.ones((4, 3)), r"shape \(4, 3\)"),
-        (-np.ones((4, 2)), r"sigma\[0\]"),
-        (np.where(np.arange(8).reshape(4, 2) == 5, np.nan, 1.0), r"sigma\[2\]"),
-        (np.where(np.arange(4)[:, None] == 1, np.inf, [1.0, 2.0]), "at least one coordinate"),
-        (np.tile([[1.0, 2.0], [2.0, 1.0]], (4, 1, 1)), "negative eigenvalues"),
-        (np.tile([[1.0, 0.5], [0.2, 1.0]], (4, 1, 1)), "symmetric"),
+        (np.ones(3), "sigma"),
+        (np.ones((4, 3)), "sigma"),
+        (-np.ones((4, 2)), "sigma[0]"),
+        (np.where(np.arange(8).reshape(4, 2) == 5, np.nan, 1.0), "sigma[2]"),
+        (np.where(np.arange(4)[:, None] == 1, np.inf, [1.0, 2.0]), "sigma[1]"),
+        (np.array([[1.0, 2.0], [1.0, 1e200], [1.0, 1.0], [1.0, 1.0]]), "sigma[1]"),
+        (np.tile([[1.0, 2.0], [2.0, 1.0]], (4, 1, 1)), "sigma[0]"),  # a negative eigenvalue
+        (np.tile([[1.0, 0.5], [0.2, 1.0]], (4, 1, 1)), "sigma[0]"),  # not symmetric
     ],
 )
-def test_what_is_no_noise_is_named(sigma, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_is_no_noise_is_named(sigma, key: str) -> None:
+    with pytest.raises(AssayError) as caught:
         read_sigma(sigma, 4, 2)
+    assert caught.value.key == key
 
 
 # the estimate ----------------------------------------------------------------------------------------
@@ -192,14 +195,8 @@ def test_samples_of_extreme_noise() -> None:
     np.testing.assert_allclose(same.mixture.weights @ same.mixture.atoms, [3, 3], atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "axes, d, message",
-    [
-        (None, 4, "project X onto 3"),
-        ([np.arange(5.0)], 2, "2 increasing vectors"),
-        ([np.array([1.0, 0.0])], 1, "increasing"),
-    ],
-)
-def test_bad_grids_are_named(axes, d: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("axes, d", [(None, 4), ([np.arange(5.0)], 2), ([np.array([1.0, 0.0])], 1)])
+def test_bad_grids_are_named(axes, d: int) -> None:
+    with pytest.raises(AssayError) as caught:
         npmle(np.zeros((5, d)), isotropic(np.ones(5), d), axes)
+    assert caught.value.key == "axes"

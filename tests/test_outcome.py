@@ -1,7 +1,6 @@
 """Outcomes: words for settings, records through JSON and CSV, old tables, results gathered by hand."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,25 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo
 from assay.cli import app
-from assay.denoise import MixtureDenoiser
-from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation, with_score
+from assay.errors import AssayError
+from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation, save_evaluation
 from assay.metrics.generated import SamplerSettings
-from assay.metrics.score import score
 from assay.outcome import (
     COLUMNS,
+    Configuration,
+    Metric,
     Outcome,
-    Setting,
     gather,
     load_outcome,
-    metric,
     percent,
     read_outcomes,
     save_outcome,
-    trained_setting,
+    trained_configuration,
     write_outcomes,
 )
 from assay.pricing import PAPER
 from assay.sample import SampleConfig
 from assay.study.tables import averages
-from tests.points import ATOMS, STD, WEIGHTS, Points
-
-STUDIES = Path(__file__).parent.parent / "studies"
-
 
 # --- words -------------------------------------------------------------------------------------------------
 
@@ -42,27 +36,25 @@ STUDIES = Path(__file__).parent.parent / "studies"
 @pytest.mark.parametrize(
     ("setting", "words", "shares"),
     [
-        (Setting(num_clean=200, noisy=((0.3, 1800),), clean_fraction=0.1),
+        (Configuration(num_clean=200, noisy=((0.3, 1800),), clean_fraction=0.1),
          "200 clean + 1,800 noisy at 0.3", "10% clean + 90% noisy at 0.3"),
-        (Setting(num_clean=200, clean_fraction=0.1), "200 clean", "10% clean"),
-        (Setting(num_clean=0, noisy=((0.3, 2000),), clean_fraction=0, sampling="truncated"),
+        (Configuration(num_clean=200, clean_fraction=0.1), "200 clean", "10% clean"),
+        (Configuration(num_clean=0, noisy=((0.3, 2000),), clean_fraction=0, sampling="truncated"),
          "2,000 noisy at 0.3, truncated sampling", "100% noisy at 0.3, truncated sampling"),
-        (Setting(num_clean=2, noisy=((0.3, 1998),), clean_fraction=0.001, consistency=True),
+        (Configuration(num_clean=2, noisy=((0.3, 1998),), clean_fraction=0.001, consistency=True),
          "2 clean + 1,998 noisy at 0.3, consistency", "0.1% clean + 99.9% noisy at 0.3, consistency"),
-        (Setting(num_clean=0.001, noisy=((0.3, 0.999),), counted=False),
-         "0.1% clean + 99.9% noisy at 0.3", "0.1% clean + 99.9% noisy at 0.3"),
-        (Setting(num_clean=50, noisy=((0.5, 30), (0.1, 20)), clean_fraction=0.5),
+        (Configuration(num_clean=50, noisy=((0.5, 30), (0.1, 20)), clean_fraction=0.5),
          "50 clean + 20 noisy at 0.1 + 30 noisy at 0.5", "50% clean + 20% noisy at 0.1 + 30% noisy at 0.5"),
-        (Setting(num_clean=50, noisy=tuple((level / 10, 25) for level in range(1, 5))),
+        (Configuration(num_clean=50, noisy=tuple((level / 10, 25) for level in range(1, 5))),
          "50 clean + 100 noisy at 0.1 to 0.4", "50 clean + 100 noisy at 0.1 to 0.4"),
     ],
 )  # fmt: skip
-def test_words(setting: Setting, words: str, shares: str) -> None:
+def test_words(setting: Configuration, words: str, shares: str) -> None:
     assert str(setting) == words and setting.words(shares=True) == shares
 
 
 def test_title_names_the_extra_and_the_seed() -> None:
-    setting = Setting(table="clamped levels", num_clean=200, seed=3)
+    setting = Configuration(table="clamped levels", num_clean=200, seed=3)
     assert setting.title == "clamped levels: 200 clean (seed 3)"
     assert setting.model_copy(update={"table": "clean_mix", "seed": None}).title == "200 clean"
 
@@ -80,52 +72,44 @@ def test_percentages_are_short() -> None:
 
 
 def test_repeats_are_settings_alike_but_for_the_seed() -> None:
-    first, second = (Setting(num_clean=10, noisy=((0.1, 5),), seed=seed) for seed in (0, 1))
+    first, second = (Configuration(num_clean=10, noisy=((0.1, 5),), seed=seed) for seed in (0, 1))
     assert first != second and first.without_seed == second.without_seed
     assert hash(first.without_seed) == hash(second.without_seed)
-    fewer, clean = Setting(num_clean=5, noisy=((0.1, 5),), seed=0), Setting(num_clean=3, seed=0)
+    fewer, clean = Configuration(num_clean=5, noisy=((0.1, 5),), seed=0), Configuration(num_clean=3, seed=0)
     assert sorted([second, fewer, first, clean]) == [clean, first, second, fewer]
 
 
 def test_levels_are_sorted_and_empty_ones_dropped() -> None:
-    assert Setting(num_clean=1, noisy=((0.5, 2), (0.1, 3), (0.2, 0))).noisy == ((0.1, 3), (0.5, 2))
+    assert Configuration(num_clean=1, noisy=((0.5, 2), (0.1, 3), (0.2, 0))).noisy == ((0.1, 3), (0.5, 2))
     for noisy in (((0.1, 1), (0.1, 2)), ((0.0, 1),), ((0.1, -1),)):
         with pytest.raises(ValueError, match=r"noise level|noisy images"):
-            Setting(num_clean=1, noisy=noisy)
+            Configuration(num_clean=1, noisy=noisy)
 
 
 # --- records -----------------------------------------------------------------------------------------------
 
 amounts = st.one_of(st.integers(1, 10**9).map(float), st.floats(1e-3, 1e9))
 levels = st.dictionaries(st.floats(1e-4, 1e3), amounts, max_size=4).map(lambda found: tuple(found.items()))
-parts = st.floats(1e-9, 1)
 names = st.text(max_size=12) | st.sampled_from(["=1+1", "'=x", "''@x", "-1", "+", "'quoted'", "a,b", 'c"d'])
 common = {
     "dataset": names, "table": names, "consistency": st.booleans(),
     "sampling": st.sampled_from(["full", "truncated", "refined"]), "seed": st.none() | st.integers(0, 2**31),
 }  # fmt: skip
-settings = st.one_of(
-    st.builds(
-        Setting, num_clean=amounts, noisy=levels, clean_fraction=st.none() | st.floats(0, 1), **common
-    ),
-    st.builds(
-        lambda clean, noisy, **rest: Setting(num_clean=clean, noisy=noisy, counted=False, **rest),
-        parts, st.lists(st.tuples(parts, parts), max_size=2, unique_by=lambda pair: pair[0]).map(tuple),
-        **common,
-    ),
-)  # fmt: skip
+configurations = st.builds(
+    Configuration, num_clean=amounts, noisy=levels, clean_fraction=st.none() | st.floats(0, 1), **common
+)
 finite = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 measured = {name: finite for name in Evaluation.model_fields if name not in NOT_COLUMNS}
-measured |= {"fd": st.floats(1e-9, 1e9), "score": st.none() | st.floats(1e-9, 1e9)}
+measured |= {"fd": st.floats(1e-9, 1e9), "held_out_loss": st.none() | st.floats(1e-9, 1e9)}
+measured |= {name: st.none() | st.floats(0, 1e9) for name in measured if name.endswith(("_error", "_std"))}
 measured |= dict.fromkeys(
-    ("fd_std", "score_error", "score_paired_error", "score_above_error"), st.none() | st.floats(0, 1e9)
+    ("fd_step", "held_out_loss_images", "held_out_loss_step"), st.none() | st.integers(1, 10**6)
 )
-measured |= dict.fromkeys(("fd_step", "score_images", "score_step"), st.none() | st.integers(1, 10**6))
 measured |= {"metric": st.just("FD-pixels"), "extractor": st.just("pixels")}
 measured |= {"num_images": st.none() | st.integers(1, 10**6)}
 outcomes = st.builds(
     Outcome,
-    setting=settings,
+    configuration=configurations,
     evaluation=st.builds(Evaluation, **measured),
     train_seconds=finite,
     sample_seconds=finite,
@@ -150,22 +134,25 @@ def test_cells_that_a_spreadsheet_would_run_are_text(tmp_path: Path) -> None:
     evaluation = Evaluation(fd=1.0, metric="FD", extractor="pixels")
     for name in ("=HYPERLINK(1)", "+1", "-1", "@x"):
         write_outcomes(
-            tmp_path / "t.csv", [Outcome(setting=Setting(dataset=name, num_clean=1), evaluation=evaluation)]
+            tmp_path / "t.csv",
+            [Outcome(configuration=Configuration(dataset=name, num_clean=1), evaluation=evaluation)],
         )
         with open(tmp_path / "t.csv", newline="") as file:
             assert next(csv.DictReader(file))["dataset"] == f"'{name}"
         (back,) = read_outcomes(tmp_path / "t.csv").values()
-        assert back.setting.dataset == name
+        assert back.configuration.dataset == name
 
 
 def test_the_papers_table_is_read() -> None:
     found = read_outcomes(PAPER)
     assert len(found) == len(PAPER.read_text().splitlines()) - 1
     first = found[2]
-    assert first.setting == Setting(dataset="cifar10", table="clean_mix", num_clean=1, counted=False)
+    assert first.configuration == Configuration(
+        dataset="cifar10", table="clean_mix", num_clean=60_000, clean_fraction=1
+    )
     assert (first.evaluation.metric, first.evaluation.fd, first.evaluation.fd_std) == ("FID", 1.99, 0.02)
-    mixed = next(each for each in found.values() if each.setting.sigma == 0.2)
-    assert str(mixed.setting) == "90% clean + 10% noisy at 0.2"
+    mixed = next(each for each in found.values() if each.configuration.sigma == 0.2)
+    assert mixed.configuration.words(shares=True) == "90% clean + 10% noisy at 0.2"
 
 
 OLD = """\
@@ -178,10 +165,10 @@ only_noisy,demo,mix,0.3,0.0,1.0,full,1,5.70,0.42,0,0,2000,1000,FD-classifier,cla
 def test_tables_of_older_versions_are_read(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text(OLD)
     clean, noisy = read_outcomes(tmp_path / "old.csv").values()
-    assert clean.setting == Setting(
+    assert clean.configuration == Configuration(
         dataset="demo", table="clean_mix", num_clean=200, clean_fraction=0.1, seed=0
     )
-    assert noisy.setting.noisy == ((0.3, 2000),) and noisy.setting.consistency
+    assert noisy.configuration.noisy == ((0.3, 2000),) and noisy.configuration.consistency
     found = noisy.evaluation
     assert (found.fd, found.fd_std, found.metric, found.num_images) == (5.7, 0.42, "FD-classifier", 1000)
     assert found.kid is None and noisy.train_seconds == 69
@@ -192,43 +179,71 @@ def test_headers_may_be_in_any_case(tmp_path: Path) -> None:
     path.write_text("Sigma, Num_Clean ,num_noisy,FD\n,10,0,2.5\n\n0.1 0.2,10,5 6,1.5\n")
     found = read_outcomes(path)
     assert list(found) == [2, 4]  # the line, not the row
-    assert found[4].setting == Setting(dataset="mine", num_clean=10, noisy=((0.1, 5), (0.2, 6)))
+    assert found[4].configuration == Configuration(dataset="mine", num_clean=10, noisy=((0.1, 5), (0.2, 6)))
     assert found[2].evaluation.metric == "FD" and found[2].evaluation.fd_std is None
 
 
+def test_common_names_and_sizes_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("noise,n_clean,n_noisy,fid\n0.2,10,90,2.5\n")
+    (found,) = read_outcomes(path).values()
+    assert found.configuration == Configuration(dataset="mine", num_clean=10, noisy=((0.2, 90),))
+    assert (found.evaluation.fd, found.evaluation.metric) == (2.5, "FID")
+    path.write_text("sigma,clean_fraction,noisy_fraction,fd\n0.2,0.1,0.9,2.5\n")
+    with pytest.raises(AssayError) as caught:
+        read_outcomes(path)
+    assert caught.value.key == "num_clean"
+    (found,) = read_outcomes(path, num_images=2000).values()
+    assert (found.configuration.num_clean, found.configuration.noisy) == (200, ((0.2, 1800),))
+
+
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("row", "key"),
     [
-        (",10,0,2.5,full,0,0.5", r"line 2, column seed: .*integer"),
-        (",10,0,2.5,slow,0,0", r"line 2, column sampling: .*'full'"),
-        ("0.1 0.2,10,5,2.5,full,0,0", r"line 2: 2 levels in sigma, 1 numbers in num_noisy"),
-        ("0.1,-1,5,2.5,full,0,0", r"column num_clean is -1: a number of images"),
-        (",0,0,2.5,full,0,0", r"column num_clean is 0: .*no data"),
-        (",,0,2.5,full,0,0", r"column num_clean is empty"),
-        (",1,0,inf,full,0,0", r"column fd is inf"),
+        (",10,0,2.5,full,0,0.5", "seed"),
+        (",10,0,2.5,slow,0,0", "sampling"),
+        ("0.1 0.2,10,5,2.5,full,0,0", "sigma"),
+        ("0.1,-1,5,2.5,full,0,0", "num_clean"),
+        ("-0.1,1,5,2.5,full,0,0", "noisy"),
+        ("0.1,1,five,2.5,full,0,0", "num_noisy"),
+        (",0,0,2.5,full,0,0", "num_clean"),
+        (",,0,2.5,full,0,0", "num_clean"),
+        (",1,0,inf,full,0,0", "fd"),
+        (",1,0,-2,full,0,0", "fd"),
+        (",1,0,,full,0,0", "fd"),
     ],
 )
-def test_bad_cells_are_named(tmp_path: Path, row: str, words: str) -> None:
+def test_bad_cells_are_named(tmp_path: Path, row: str, key: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"sigma,num_clean,num_noisy,fd,sampling,consistency,seed\n{row}\n")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(AssayError) as caught:
         read_outcomes(path)
+    assert (caught.value.key, caught.value.path) == (key, f"{path}, line 2")
 
 
-def test_a_column_named_twice_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("sigma,num_clean,num_noisy,fd,FD\n,1,0,2,3\n")
-    with pytest.raises(ValueError, match="column fd is named twice"):
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        ("sigma,num_clean,num_noisy,fd,FD", "fd"),
+        ("sigma,num_clean,fd,a,b", "num_noisy"),
+        ("sigma,num_clean,num_noisy,a,b", "fd or held_out_loss"),
+    ],
+)
+def test_columns_that_are_missing_or_named_twice_are_rejected(tmp_path: Path, header: str, key: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\n,1,0,2,3\n")
+    with pytest.raises(AssayError) as caught:
         read_outcomes(tmp_path / "t.csv")
+    assert caught.value.key == key
 
 
-def test_every_metric_is_a_column_and_a_currency() -> None:
+def test_every_metric_is_a_column() -> None:
     assert set(Evaluation.model_fields) - set(NOT_COLUMNS) <= set(COLUMNS)
     evaluation = Evaluation(fd=2.0, fd_std=0.5, kid=0.01, kid_error=0.002, metric="FD-x", extractor="x")
-    outcome = Outcome(setting=Setting(num_clean=1), evaluation=evaluation)
-    kid, recall = metric("kid"), metric("recall")
+    outcome = Outcome(configuration=Configuration(num_clean=1), evaluation=evaluation)
+    kid, recall = Metric("kid"), Metric("recall")
     assert (kid.title(outcome), kid.value(outcome), kid.error(outcome)) == ("KID", 0.01, 0.002)
     assert recall.value(outcome) is None and averages([outcome], recall) == {}
-    assert str(averages([outcome], kid)[outcome.setting]) == "0.01 ± 0.002"
+    assert str(averages([outcome], kid)[outcome.configuration]) == "0.01 ± 0.002"
 
 
 # --- gathering ---------------------------------------------------------------------------------------------
@@ -260,31 +275,8 @@ def evaluated(fd: float, reference: str = "digits", **info: object) -> Evaluatio
 
 
 def save(path: Path, evaluation: Evaluation) -> Path:
-    path.write_text(evaluation.model_dump_json())
+    save_evaluation(path, evaluation)
     return path
-
-
-def test_scores_are_gathered_and_priced(tmp_path: Path) -> None:
-    """Models of points, with errors that fall as more images would make them: one noisy image is worth half."""
-    held_out, paths = Points(300), []
-    for clean, noisy in ((200, 0), (600, 0), (2000, 0), (200, 1800), (600, 1400)):
-        wrong = 1 + 30 / (clean + 0.5 * noisy)
-        denoiser = MixtureDenoiser(ATOMS.view(-1, 2, 1, 1) * wrong, WEIGHTS, STD)
-        parts = ((0.0, clean / (clean + noisy)),) + (((0.3, noisy / (clean + noisy)),) if noisy else ())
-        info = CheckpointInfo(sigma_tn=parts, num_images=clean + noisy, seed=0)
-        record = score(denoiser, held_out, model=f"{clean}").model_copy(update={"info": info})
-        paths.append(save(tmp_path / f"{clean}-{noisy}.json", with_score(Evaluation(), record, 0.3)))
-    output = tmp_path / "results.csv"
-    done = CliRunner().invoke(app, ["gather", *map(str, paths), "-o", str(output)], env={"COLUMNS": "300"})
-    assert done.exit_code == 0, done.output
-    rows = list(csv.DictReader(output.read_text().splitlines()))
-    assert len(rows) == 5 and all(float(row["score_paired_error"]) < float(row["score_error"]) for row in rows)
-    for row in rows:  # the part above 0.3 has an error of its own
-        assert 0 < float(row["score_above_error"]) < float(row["score_paired_error"])
-    for by, called in (("score", "score"), ("score_above", "score above 0.3")):
-        (prices,) = json.loads(CliRunner().invoke(app, ["price", str(output), "--json", "--by", by]).output)
-        assert prices["by"] == called
-        assert prices["prices"][0]["curve_low"] <= 2 <= prices["prices"][0]["curve_high"]
 
 
 def test_a_checkpoint_knows_its_setting() -> None:
@@ -295,53 +287,44 @@ def test_a_checkpoint_knows_its_setting() -> None:
         (SampleConfig(truncate_at=0.3), "truncated"),
         (SampleConfig(refine_at=0.3), "refined"),
     ):
-        assert trained_setting(info, "digits", sample) == Setting(
+        assert trained_configuration(info, "digits", sample) == Configuration(
             dataset="digits", num_clean=180, noisy=((0.3, 1617),), consistency=True, sampling=sampling, seed=2
         )
 
 
-def test_gathered_results_can_be_priced(tmp_path: Path) -> None:
+def test_gathered_results_make_a_table(tmp_path: Path) -> None:
     results = {
         "all": evaluated(2.0, sigma_tn=((0.0, 1.0),), num_images=1000, seed=0),
         "half": evaluated(4.0, sigma_tn=((0.0, 1.0),), num_images=500, seed=0),
         "few": evaluated(9.0, sigma_tn=((0.0, 1.0),), num_images=100, seed=0),
         "mix": evaluated(3.0, sigma_tn=((0.0, 0.1), (0.5, 0.9)), num_images=1000, seed=0),
     }
-    paths = [str(save(tmp_path / f"{name}.json", found)) for name, found in results.items()]
+    paths = [save(tmp_path / f"{name}.json", found) for name, found in results.items()]
     output = tmp_path / "results.csv"
-    done = CliRunner().invoke(app, ["gather", *paths, "-o", str(output)])
-    assert done.exit_code == 0 and "100 clean + 900 noisy at 0.5 (seed 0)" in done.output
-    assert [str(each.setting) for each in read_outcomes(output).values()] == [
+    write_outcomes(output, gather(paths))
+    assert [str(each.configuration) for each in read_outcomes(output).values()] == [
         "1,000 clean", "500 clean", "100 clean", "100 clean + 900 noisy at 0.5",
     ]  # fmt: skip
-    priced = CliRunner().invoke(app, ["price", str(output), "--json"])
-    assert priced.exit_code == 0, priced.output
-    (row,) = json.loads(priced.output)[0]["prices"]
-    # Better than 500 clean images, worse than 1000: 500 <= 100 + 900 c <= 1000.
-    assert (row["noisy_per_clean_low"], row["noisy_per_clean_high"]) == pytest.approx((1, 2.25))
     # A table can be gathered again, with one more result.
     more = save(tmp_path / "more.json", evaluated(3.1, sigma_tn=((0.5, 1.0),), num_images=900, seed=0))
     assert len(gather([output, more])) == 5
     reported = CliRunner().invoke(app, ["study", "report", str(output)], env={"COLUMNS": "300"})
     assert reported.exit_code == 0 and (tmp_path / "report.html").exists()
-    assert "The best of 4 settings is 1,000 clean: FD-pixels 2.00 ± 0.10." in reported.output
-    assert "noisy images at noise 0.5 replace a clean one (" in reported.output
-    ranked = CliRunner().invoke(app, ["compare", *paths], env={"COLUMNS": "300"})
-    assert ranked.exit_code == 0 and "100 images each, against digits" in ranked.output
-    assert [line.split()[0] for line in ranked.output.splitlines()[1:5]] == [paths[i] for i in (0, 3, 1, 2)]
 
 
 def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
     levels = ((0.0, 1.0),)
     good = save(tmp_path / "good.json", evaluated(2.0, sigma_tn=levels, num_images=10))
-    with pytest.raises(ValueError, match=r"old\.json: its checkpoint does not say how many images"):
-        gather([good, save(tmp_path / "old.json", evaluated(2.0, sigma_tn=levels))])
     images = evaluated(2.0).model_copy(update={"details": None})
-    with pytest.raises(ValueError, match=r"images\.json: it does not say what its model was trained on"):
-        gather([save(tmp_path / "images.json", images)])
     fewer = evaluated(2.0, sigma_tn=levels, num_images=10).model_copy(update={"num_images": 50})
-    with pytest.raises(ValueError, match=r"good\.json and .*fewer\.json cannot be compared: num_images"):
-        gather([good, save(tmp_path / "fewer.json", fewer)])
     (tmp_path / "bad.json").write_text('{"value": 1}')
-    with pytest.raises(ValueError, match=r"bad\.json cannot be read .*: give a result"):
-        gather([tmp_path / "bad.json"])
+    for name, bad in (
+        ("old", evaluated(2.0, sigma_tn=levels)),
+        ("images", images),
+        ("fewer", fewer),
+        ("bad", None),
+    ):
+        path = tmp_path / f"{name}.json"
+        with pytest.raises(AssayError) as caught:
+            gather([good, path if bad is None else save(path, bad)])
+        assert str(path) in str(caught.value)

@@ -60,7 +60,7 @@ def test_the_counter_sees_reads() -> None:
     "settings",
     [
         {"clip_grad": 1.0, "class_conditional": True},
-        {"accumulate": 2, "weight": "x_0", "pairing": "sigma_first"},
+        {"accumulate": 2, "weight": "x_0", "pairing": "level_first"},
         {"consistency": {"coefficient": 1.0}},
         {"consistency": {"coefficient": 1.0, "method": "published", "num_steps": 2, "num_samples": 2}},
         {"consistency": {"coefficient": 1.0, "method": "original_code", "num_steps": 2, "num_samples": 2}},

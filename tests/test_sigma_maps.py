@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.data import Augmentation, Loader, open_store
 from assay.data.store import PackedImage, Store, write_store
-from assay.data.view import Joined, View, read_map, with_uniform_noise
+from assay.data.view import Joined, View, with_uniform_noise
+from assay.errors import AssayError
 from assay.loss import ambient_loss
-from assay.metrics.score import score
+from assay.metrics.held_out import held_out_loss
 from assay.noise import add_noise
 from assay.train import train
 from assay.train.config import read_config
@@ -116,11 +117,11 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     added = raised.read(every) - store.read(every)
     z = (added / (0.8**2 - found**2).sqrt())[3:]
     assert abs(z.mean()) < 0.05 and abs(z.std() - 1) < 0.03
-    got = read_map(raised, every)
+    got = raised.read_map(every)
     assert got is not None and bool((got[3:] == 0.8).all()) and got[:3].max() == 0
 
     even = with_uniform_noise(store)
-    assert read_map(even, every) is None and even.fingerprint != View(store).fingerprint
+    assert even.read_map(every) is None and even.fingerprint != View(store).fingerprint
     unit = even.read(every)[3:] / even.sigma_tn[3:, None, None, None]
     assert abs(unit.std() - 1) < 0.03 and torch.equal(even.read(every)[:3], store.read(every)[:3])
 
@@ -133,12 +134,12 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
         (-1, 1),
         (),
     )
-    both = read_map(Joined([scalar, store]), torch.tensor([1, 5]))
+    both = Joined([scalar, store]).read_map(torch.tensor([1, 5]))
     assert both is not None and bool((both[0] == 0.3).all()) and torch.equal(both[1], found[3])
-    assert read_map(scalar, torch.tensor([0])) is None and with_uniform_noise(scalar) is scalar
+    assert scalar.read_map(torch.tensor([0])) is None and with_uniform_noise(scalar) is scalar
 
     hot = with_uniform_noise(mapped_store(tmp_path / "hot", levels[:5], quantile=0.5))
-    with pytest.raises(ValueError, match="map_quantile = 1"):
+    with pytest.raises(ValueError, match="quantile = 1"):
         hot.read(torch.arange(5))
 
 
@@ -148,7 +149,7 @@ def test_equal_maps_are_stored_once(tmp_path: Path) -> None:
     assert np.load(tmp_path / "detector/map_index.npy").tolist() == [0, 1, 0, 0]
     store.verify()
     wrong = PackedImage("a", np.zeros(SHAPE, np.float32), 0.1, -1, sigma_map=np.zeros((1, 2, 2)))
-    with pytest.raises(ValueError, match="map of the noise has the shape"):
+    with pytest.raises(AssayError):
         write_store(tmp_path / "wrong", "wrong", [wrong], SHAPE, "float32", (-1, 1), ())
 
 
@@ -176,7 +177,7 @@ def test_training_and_scoring_with_maps(tmp_path: Path) -> None:
     config = read_config(tree)
     done = train(config, tmp_path / "run", config.data.open())
     assert done.finished
-    result = score(lambda x, sigma, label=None: torch.zeros_like(x), store)
+    result = held_out_loss(lambda x, sigma, label=None: torch.zeros_like(x), store)
     # The images are 0, so that this denoiser is exact; only the known part of the residual varies.
     assert abs(result.nats_per_dim.value) < 4 * result.nats_per_dim.standard_error
 
@@ -198,16 +199,16 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("frames.npy", frames[..., None])
     np.save("map.npy", levels)
     np.save("maps.npy", np.stack([levels] * 6))
-    of_all = "data pack frames.npy --range 0,100 --layout NHWC --sigma-map"
-    run(*of_all.split(), "map.npy", "-o", "all")
-    run(*of_all.split(), "maps.npy", "-o", "each")
+    of_all = "data pack frames.npy:range=0,100,layout=NHWC,map={}"
+    run(*of_all.format("map.npy").split(), "-o", "all")
+    run(*of_all.format("maps.npy").split(), "-o", "each")
     scaled = torch.from_numpy(levels / 50)
     for name in ("all", "each"):
         store = open_store(name)
         found = store.read_map(torch.arange(6))
         assert found is not None and torch.allclose(found, scaled.expand(6, 1, 8, 8))
         assert torch.allclose(store.sigma_tn, scaled.max().expand(6))
-    run(*of_all.split(), "map.npy", "-o", "patches", "--patch", "4x4", "--map-quantile", 0.5)
+    run(*of_all.format("map.npy,quantile=0.5").split(), "-o", "patches", "--patch", "4x4")
     store = open_store("patches")
     found = store.read_map(torch.tensor([1]))
     assert found is not None and torch.allclose(found[0, 0], scaled[:4, 4:])
@@ -215,7 +216,7 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     hdus = [fits.PrimaryHDU(frames[0]), fits.ImageHDU(levels, name="ERR")]
     fits.HDUList(hdus).writeto("frame.fits")
-    run(*"data pack frame.fits --range 0,100 --noise ERR -o fits".split())
+    run(*"data pack frame.fits:range=0,100,noise=ERR -o fits".split())
     found = open_store("fits").read_map(torch.tensor([0]))
     assert found is not None and torch.allclose(found[0, 0], scaled)
 
@@ -223,8 +224,7 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     np.save("small.npy", levels[:4])
     np.save("dead.npy", np.where(levels == levels.max(), np.inf, levels))
-    assert "map of the noise 4 x 8 x 1" in run(*of_all.split(), "small.npy", "-o", "x", code=1)
-    run(*of_all.split(), "dead.npy", "-o", "dead")
+    for wrong in ("small.npy", "map.npy,sigma=3", "nothing.npy"):
+        run(*of_all.format(wrong).split(), "-o", "x", code=1)
+    run(*of_all.format("dead.npy").split(), "-o", "dead")
     assert "6 images have missing pixels" in run("data", "show", "dead")
-    assert "cannot be combined" in run(*of_all.split(), "map.npy", "--sigma", 3, "-o", "x", code=1)
-    assert "nothing.npy does not exist" in run(*of_all.split(), "nothing.npy", "-o", "x", code=1)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from assay.study import OpenStudy, run_local
 from assay.study.cluster import run_on_ray
-from assay.study.run import Update, run_path
+from assay.study.stages import Update, run_path
 from tests.studies import kept, outcome, prepared, weights
 
 NODE_OF_TWO: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000}
@@ -43,17 +43,19 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> OpenStudy:
     """The same study without Ray."""
     opened = prepared(tmp_path_factory.mktemp("local"), short)
     run_local(opened, 1)
-    assert all(opened.is_finished(job) for job in opened.jobs) and len(opened.jobs) == 3
+    assert all(opened.is_finished(run) for run in opened.runs) and len(opened.runs) == 3
     return opened
 
 
 def assert_same(opened: OpenStudy, local: OpenStudy) -> None:
-    assert outcome(opened) == outcome(local) and outcome(opened).count("\n") == len(opened.arms)
+    assert outcome(opened) == outcome(local) and outcome(opened).count("\n") == sum(
+        len(run.ways) for run in opened.runs
+    )
     assert weights(opened) == weights(local)
-    for job in opened.jobs:  # the folder looks as if the study had run here
+    for run in opened.runs:  # the folder looks as if the study had run here
         mine, theirs = (
             {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
-            for run in (run_path(opened.folder, job), run_path(local.folder, job))
+            for run in (run_path(opened.folder, run), run_path(local.folder, run))
         )
         assert {name for name in mine ^ theirs if "tensorboard" not in name} == set()
 
@@ -63,7 +65,7 @@ def test_two_processes_per_run_and_a_node_that_dies_change_nothing(
     cluster: Cluster, local: OpenStudy, tmp_path: Path
 ) -> None:
     opened = prepared(tmp_path, short)
-    opened = replace(opened, jobs=opened.jobs[:2])
+    opened = replace(opened, runs=opened.runs[:2])
     nodes = [cluster.add_node(**NODE_OF_TWO) for _ in range(2)]  # the head has no room for two processes
     cluster.wait_for_nodes()
     steps: dict[str, list[int]] = {}
@@ -72,11 +74,11 @@ def test_two_processes_per_run_and_a_node_that_dies_change_nothing(
 
     def kill_when_both_train(update: Update) -> None:
         if update.phase == "training":
-            steps.setdefault(update.job, []).append(update.done)
-        elif update.phase not in ("sampling", "scoring"):
+            steps.setdefault(update.run, []).append(update.done)
+        elif update.phase not in ("sampling", "measuring"):
             ends.append((update.phase, update.reason))
-        if not killed_at and len([job for job in steps if steps[job][-1] > 0]) == 2:
-            killed_at.update({job: len(steps[job]) for job in steps})
+        if not killed_at and len([run for run in steps if steps[run][-1] > 0]) == 2:
+            killed_at.update({run: len(steps[run]) for run in steps})
             cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
             nodes.append(cluster.add_node(**NODE_OF_TWO))  # another joins while the study runs
 
@@ -84,7 +86,7 @@ def test_two_processes_per_run_and_a_node_that_dies_change_nothing(
     assert not ray.is_initialized()
     assert ends == [("done", "")] * 2
     # Of the two that were training, the one on the dead node began again at its first step.
-    assert sorted(0 in steps[job][number:] for job, number in killed_at.items()) == [False, True]
+    assert sorted(0 in steps[run][number:] for run, number in killed_at.items()) == [False, True]
     # Two processes add their gradients in another order than one does: equal but for rounding.
     for run in opened.folder.glob("runs/*"):
         ours, theirs = (
@@ -92,10 +94,10 @@ def test_two_processes_per_run_and_a_node_that_dies_change_nothing(
             for folder in (run, local.folder / "runs" / run.name)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    finished = {outcome.setting: outcome for _, outcome in opened.outcomes()}
+    finished = {outcome.configuration: outcome for _, outcome in opened.outcomes()}
     assert len(finished) >= 2
     for setting, ours in finished.items():
-        (theirs,) = (outcome for _, outcome in local.outcomes() if outcome.setting == setting)
+        (theirs,) = (outcome for _, outcome in local.outcomes() if outcome.configuration == setting)
         assert ours.evaluation.fd == pytest.approx(theirs.evaluation.fd, rel=1e-4)
     for node in nodes[1:]:
         cluster.remove_node(node)
@@ -141,16 +143,16 @@ def test_a_killed_driver_a_stop_and_a_node_on_which_every_run_fails_change_nothi
     # On this node the environment says that torchrun started eight processes, which training refuses.
     node = cluster.add_node(**NODE, env_vars={"WORLD_SIZE": "8"})
     cluster.wait_for_nodes()
-    begun = next(job for job in opened.jobs if job.key == state.parent.name)
-    other = next(job for job in opened.jobs if job is not begun)
+    begun = next(run for run in opened.runs if run.key == state.parent.name)
+    other = next(run for run in opened.runs if run is not begun)
     again: list[Update] = []
-    run_on_ray(replace(opened, jobs=[begun, other]), cluster.address, on_update=again.append)
+    run_on_ray(replace(opened, runs=[begun, other]), cluster.address, on_update=again.append)
     cluster.remove_node(node)
     ends = [update for update in again if update.phase in ("done", "stopped", "failed")]
     assert [update.phase for update in ends] == ["done"] * 2
     training = [update for update in again if update.phase == "training"]
     assert len([update for update in training if update.done == 0]) > 2  # one was done once more elsewhere
-    trained = [update.done for update in training if update.job == begun.key and update.done > 0]
+    trained = [update.done for update in training if update.run == begun.key and update.done > 0]
     assert trained and min(trained) > step  # Ray continues what Ray began; of the steps it tells some, not all
     before = kept(opened)
     run_local(opened, 1)  # and this machine does the rest
@@ -172,11 +174,11 @@ def test_failures_are_recorded_and_impossible_requests_refused(cluster: Cluster,
         run_on_ray(opened, cluster.address, 2, seen.append)
     assert not ray.is_initialized() and not seen
     run_on_ray(opened, cluster.address, 0, seen.append)
-    good, bad = opened.jobs
+    good, bad = opened.runs
     assert opened.is_finished(good) and opened.failure(good) is None
     assert "10 steps in a row without a finite gradient" in (opened.failure(bad) or "")
     (failed,) = (update for update in seen if update.phase == "failed")
-    assert failed.job == bad.key and failed.reason == opened.failure(bad)
+    assert failed.run == bad.key and failed.reason == opened.failure(bad)
 
 
 def test_no_cluster_and_no_ray_are_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,94 +1,141 @@
-"""The paper's own studies: their cost without any data, and all three run to the end at toy size."""
+"""The paper's own studies: their cost without any data, and each run in small, from folders to the table."""
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from typer.testing import CliRunner
 
+from assay.cli import app
+from assay.cost import training_evaluations
 from assay.data import open_store
-from assay.data.known import get
 from assay.metrics.extract import images_to_features, load_extractor
 from assay.metrics.statistics import features_to_statistics, save_statistics
-from assay.pricing.table import PAPER_CONFIGURATIONS, PAPER_STUDIES
-from assay.sample import SampleConfig
+from assay.outcome import read_outcomes
+from assay.pricing.paper import PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.study import open_study, read_study
-from assay.study.cost import num_evaluations, study_cost
+from assay.study.cost import study_cost
 from assay.study.pool import run_local
-from assay.study.report import write_report
+from assay.study.report import _beside_paper, write_report
 from assay.study.run import prepare_shared
 
 SPECS = Path(__file__).parent.parent / "studies" / "paper"
 NAMES = ("cifar10", "celeba", "imagenet")
+MODES = ("", "-published")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_is_counted_without_the_data(name: str) -> None:
-    cost = study_cost(read_study(SPECS / f"{name}.toml"))
-    # 6 clean-only and 18 mixed settings, 3 noise levels with and without consistency, and the extras; the
+    ours, published = (study_cost(read_study(SPECS / f"{name}{mode}.toml")) for mode in MODES)
+    # 6 clean-only and 18 mixed configurations, 3 noise levels with and without consistency, and the extras; the
     # noisy-only models of the two tables share their trainings, and C samples B's model.
     num_extra = {"cifar10": 2, "celeba": 0, "imagenet": 3}[name]
-    assert len(cost.jobs) == 6 + 15 + 6 + num_extra
+    assert len(ours.runs) == len(published.runs) == 6 + 15 + 6 + num_extra
     millions = {"cifar10": 200, "celeba": 100, "imagenet": 2500}[name]
-    assert cost.jobs[0].num_trained == pytest.approx(millions * 1e6, rel=1e-5)
-    assert any("fid-refs" in sentence for sentence in cost.missing)
-    study = read_study(SPECS / f"{name}.toml")
-    tables = {extra.table for extra in study.extra}  # by these names their reports find the paper's numbers
-    assert study.name in PAPER_STUDIES and (name != "imagenet" or tables == PAPER_CONFIGURATIONS.keys())
+    assert ours.runs[0].num_trained == pytest.approx(millions * 1e6, rel=1e-5)
+    assert any("fid-refs" in sentence for sentence in ours.missing)
     # EDM's networks take about 21, 42 and 104 billion multiply-adds for an image, so twice as many operations.
-    per_image = cost.jobs[0].flops / (3 * cost.jobs[0].num_trained)
+    per_image = ours.runs[0].flops / (3 * ours.runs[0].num_trained)
     assert 1 < per_image / {"cifar10": 40e9, "celeba": 80e9, "imagenet": 200e9}[name] < 1.3
-    assert cost.hours(60e12) == pytest.approx(cost.flops / 60e12 / 3600)
+    # 32 images x (1 + 32 draws x 8 evaluations), all with gradient, beside a batch of 512, 256 or 4096.
+    study = read_study(SPECS / f"{name}-published.toml")
+    with_it = study.train.model_copy(update={"consistency": study.consistency})
+    ratio = training_evaluations(with_it, 0) / training_evaluations(study.train, 0)
+    assert ratio == pytest.approx(1 + 32 * 257 / study.train.batch_size)
+    assert published.flops > ours.flops
 
 
-def test_evaluations_are_counted_as_the_sampler_makes_them() -> None:
-    for config in (SampleConfig(), SampleConfig(num_steps=5, solver="euler"), SampleConfig(truncate_at=0.2)):
-        calls = 0
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_two_modes_say_what_they_are(name: str, mode: str) -> None:
+    study = read_study(SPECS / f"{name}{mode}.toml")
+    tables = {extra.table for extra in study.extra}  # by these names their reports find the paper's numbers
+    assert study.name == f"paper-{name}{mode}" and f"paper-{name}" in PAPER_STUDIES
+    assert name != "imagenet" or tables == PAPER_CONFIGURATIONS.keys()
+    assert all(extra.continues for extra in study.extra) or name != "imagenet"
+    sub_batch = 32 / {"cifar10": 512, "celeba": 256, "imagenet": 4096}[name]
+    loss, train = study.consistency, study.train
+    if mode:
+        assert (loss.method, loss.num_steps, loss.num_samples, loss.sub_batch) == (
+            "original_code",
+            8,
+            32,
+            sub_batch,
+        )
+        assert train.pairing == "clamped" and study.evaluate.sample.truncate == "algorithm"
+        assert train.augment.interpolate_noisy == (train.augment.geometric > 0) == (name != "imagenet")
+        kinds = {extra.train.weight_decay_kind for extra in study.extra if extra.train.weight_decay}
+        assert kinds <= {"l2_sum"}
+    else:
+        assert (loss.method, train.pairing, study.evaluate.sample.truncate) == (
+            "product",
+            "image_first",
+            "exact",
+        )
+        assert not train.augment.interpolate_noisy
 
-        def denoiser(x: torch.Tensor, sigma: torch.Tensor, label: object = None) -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            return x * 0
 
-        list(config.generate(denoiser, [0], (1, 2, 2)))
-        assert calls == num_evaluations(config)
+def toy_folder(folder: Path, name: str) -> list[str]:
+    """A few images laid out like the real data set, and the options that its file gives for packing it."""
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        place = folder / f"n{number % 4:08d}" if name == "imagenet" else folder
+        place.mkdir(parents=True, exist_ok=True)
+        shape = {"cifar10": (16, 16), "celeba": (24, 24), "imagenet": (20 + number, 25)}[name]
+        noise = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(place / f"{number:05d}.png")
+    return {"cifar10": [], "celeba": ["--size", "64", "--fit", "resize"]}.get(
+        name, ["--size", "64", "--fit", "resize", "--classes"]
+    )
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_papers_studies_run_to_the_end_at_toy_size(tmp_path: Path, name: str) -> None:
+def test_the_papers_studies_run_to_the_end_in_small(tmp_path: Path, name: str, mode: str) -> None:
+    options, spec = toy_folder(tmp_path / "images", name), SPECS / f"{name}{mode}.toml"
+    if options:  # as the file itself says
+        assert " ".join(options) in spec.read_text()
+    options = ["16" if option == "64" else option for option in options]  # where distances of pixels are quick
     store = tmp_path / "store"
-    get("digits", store)
-    source = open_store(store)
-    pixels = load_extractor("pixels", tmp_path)
+    done = CliRunner().invoke(app, ["data", "pack", str(tmp_path / "images"), "-o", str(store), *options])
+    assert done.exit_code == 0, done.output
+    source, pixels = open_store(store), load_extractor("pixels", tmp_path)
     features = images_to_features(pixels, source, torch.arange(len(source))).features
     statistics = replace(features_to_statistics(features), extractor_sha256=pixels.sha256)
     save_statistics(tmp_path / "reference.npz", statistics)
     settings = [
+        "scale=1e-5",
         f"data.store={store}",
         f"evaluate.reference={tmp_path / 'reference.npz'}",
-        'evaluate.extractor="pixels"',
-        "evaluate.num_images=20",
+        'evaluate.extractor="pixels"',  # no package carries the weights of Inception
         "evaluate.num_ranges=2",
-        f"evaluate.along={2 if name == 'cifar10' else 0}",
-        "evaluate.sample.num_steps=4",
-        'net.preset="mlp"',
-        "net.width=16",
-        "net.num_blocks=1",
-        'train.precision="32"',
-        "train.num_steps=2",
-        "train.batch_size=16",
         "grid.clean_fractions=[1, 0.1, 0]",
         "grid.sigmas=[0.2]",
+        "consistency.num_samples=2",
     ]
-    num_extra = {"cifar10": 2, "celeba": 0, "imagenet": 4}[name]
-    settings += [f"extra.{number}.train.num_steps=2" for number in range(num_extra)]
-    opened = open_study(SPECS / f"{name}.toml", tmp_path / "out", settings)
-    assert all(job.config.train.num_steps == 2 for job in opened.jobs)
+    if name == "cifar10":
+        settings += ["extra.1.clean_fraction=0.05"]  # 1 % of 40 images is none
+    opened = open_study(spec, tmp_path / "out", settings)
     prepare_shared(opened)
     run_local(opened, 1)
-    assert all(opened.is_finished(job) for job in opened.jobs)
-    report = write_report(opened)
-    assert report is not None and "100% clean" in report.path.read_text()
+    assert all(opened.is_finished(run) for run in opened.runs)
+    assert write_report(opened) is not None
+    outcomes = list(read_outcomes(tmp_path / "out" / "results.csv").values())
+    # The same table with FID, which needs Inception: every configuration finds the paper's number beside it.
+    fid = {"metric": "FID"}
+    as_fid = [one.model_copy(update={"evaluation": one.evaluation.model_copy(update=fid)}) for one in outcomes]
+    table = _beside_paper(as_fid)
+    assert table is not None
+    titles = {one.configuration.words(shares=True) for one in outcomes if one.configuration.table != "extreme"}
+    assert titles <= {row[0] for row in table.rows}
+    if name == "imagenet":
+        assert {f"{value:.2f}" for value in PAPER_CONFIGURATIONS.values()} <= {row[2] for row in table.rows}
+        continued = [run for run in opened.runs if run.continues is not None]
+        first = {run.continues.key for run in continued if run.continues}
+        assert len(continued) == 3 and first <= {run.key for run in opened.runs}
     again = open_study(tmp_path / "out" / "study.toml", tmp_path / "out")
-    assert [job.key for job in again.jobs] == [job.key for job in opened.jobs]  # the settings are remembered
+    assert [run.key for run in again.runs] == [run.key for run in opened.runs]  # the settings are remembered

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,11 @@ import torch
 from typer.testing import CliRunner
 
 from assay.cli import app
+from assay.errors import AssayError
 from assay.study import OpenStudy, run_local
 from assay.study.pool import gpu_shares
-from assay.study.run import Update, execute, locked, run_path
+from assay.study.run import locked
+from assay.study.stages import Update, Work, execute, run_path
 from tests.processes import seconds_until_gone, workers_of
 from tests.studies import kept, outcome, prepared, weights
 
@@ -54,7 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> OpenStudy:
     """The study run by one worker that nothing happened to."""
     opened = prepared(tmp_path_factory.mktemp("undisturbed"), fewer)
     run_local(opened, 1)
-    assert all(opened.is_finished(job) for job in opened.jobs) and len(opened.jobs) == 3
+    assert all(opened.is_finished(run) for run in opened.runs) and len(opened.runs) == 3
     return opened
 
 
@@ -71,7 +73,7 @@ def short(spec: str) -> str:
 def assert_same(opened: OpenStudy, undisturbed: OpenStudy) -> None:
     assert outcome(opened) == outcome(undisturbed)
     assert weights(opened) == weights(undisturbed)
-    assert outcome(opened).count("\n") == len(opened.arms) == 5
+    assert outcome(opened).count("\n") == sum(len(run.ways) for run in opened.runs) == 5
 
 
 def gpus_of_workers() -> list[str]:
@@ -100,17 +102,17 @@ def test_two_workers_with_a_gpu_each_one_of_them_killed_give_identical_results(
         seen.append(gpus_of_workers())
         if len(updates) >= due and not victims and update.phase == "training":
             victims.append(moments.choice(workers_of(os.getpid())))
-            os.kill(victims[0], signal.SIGKILL)  # another worker takes its job and its GPU
+            os.kill(victims[0], signal.SIGKILL)  # another worker takes its run and its GPU
 
     run_local(opened, 8, look)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
     assert all(len(set(gpus)) == len(gpus) and set(gpus) <= {"4", "6"} for gpus in seen)
     assert ["4", "6"] in [sorted(gpus) for gpus in seen]
     assert victims and not [update for update in updates if update.phase == "failed"]
-    assert all(opened.failure(job) is None for job in opened.jobs)
+    assert all(opened.failure(run) is None for run in opened.runs)
     assert_same(opened, undisturbed)
-    assert sorted(update.job for update in updates if update.phase == "done") == sorted(
-        job.key for job in opened.jobs
+    assert sorted(update.run for update in updates if update.phase == "done") == sorted(
+        run.key for run in opened.runs
     )
     before = kept(opened)
     run_local(opened, 2, updates.append)  # nothing is left to do, and nothing is done
@@ -139,8 +141,10 @@ def test_gpus_are_shared_out(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_shares(gpus_per_run) == expected
-    with pytest.raises(ValueError, match=f"gpus_per_run = 6: this machine has {num_gpus} GPUs"):
-        gpu_shares(6)
+    for wrong in (6, 0.5):
+        with pytest.raises(AssayError) as caught:
+            gpu_shares(wrong)
+        assert caught.value.key == "gpus_per_run"
 
 
 def test_threads_are_limited_everywhere() -> None:
@@ -171,20 +175,20 @@ def test_control_c_and_kills_at_any_moment_change_nothing(undisturbed: OpenStudy
     assert process.returncode == 130
     assert said.rstrip().endswith("Stopped and saved. Repeat the command to resume.")
     saved = {state.parents[1].name: 0 for state in opened.folder.glob("runs/*/state/*.safetensors")}
-    for job in saved:
-        saved[job] = max(int(state.stem) for state in opened.folder.glob(f"runs/{job}/state/*.safetensors"))
+    for run in saved:
+        saved[run] = max(int(state.stem) for state in opened.folder.glob(f"runs/{run}/state/*.safetensors"))
     assert saved
     moments, num_kills = random.Random(0), 0
     while True:
         before = kept(opened)
-        finished = {job.key for job in opened.jobs if opened.is_finished(job)}
+        finished = {run.key for run in opened.runs if opened.is_finished(run)}
         num_updates = moments.randrange(1, 12) if num_kills < 2 else 10_000
         told: list[dict[str, Any]] = []
         with started(DRIVER, opened.folder) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 told.append(json.loads(line))
-                if len(told) >= num_updates and saved.keys() <= {update["job"] for update in told}:
+                if len(told) >= num_updates and saved.keys() <= {update["run"] for update in told}:
                     workers = workers_of(process.pid)
                     os.kill(moments.choice(workers), signal.SIGSTOP)  # even a stopped one is not left over
                     process.kill()
@@ -193,17 +197,17 @@ def test_control_c_and_kills_at_any_moment_change_nothing(undisturbed: OpenStudy
                     break
             else:
                 assert process.wait() == 0
-        for job, step in saved.items():
-            assert next(update for update in told if update["job"] == job)["done"] == step + 1
+        for run, step in saved.items():
+            assert next(update for update in told if update["run"] == run)["done"] == step + 1
         saved = {}  # after a kill, what is saved depends on the moment
-        assert not finished & {update["job"] for update in told}, "a finished job was taken up again"
+        assert not finished & {update["run"] for update in told}, "a finished run was taken up again"
         assert before.items() <= kept(opened).items(), "a result was written twice"
         if len(told) < num_updates:
             break
     assert num_kills == 2
     assert_same(opened, undisturbed)
-    for job in opened.jobs:  # every step is recorded once: none was lost, none counted twice
-        lines = (run_path(opened.folder, job) / "metrics.jsonl").read_text().splitlines()
+    for run in opened.runs:  # every step is recorded once: none was lost, none counted twice
+        lines = (run_path(opened.folder, run) / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, 121))
 
 
@@ -215,10 +219,12 @@ def test_a_worker_ends_with_its_driver_whatever_it_does(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, signal, time, work\n"
         "if __name__ != '__main__': time.sleep(600)\n"
-        "from assay.orphans import start_worker\n"
-        "worker, connection = start_worker(work.work)\n"
-        "print(worker.pid, connection.recv(), flush=True)\n"
-        "os.kill(worker.pid, signal.SIGSTOP)\n"
+        "from assay.processes import Workers\n"
+        "workers = Workers()\n"
+        "connection = workers.start(work.work)\n"
+        "worker = workers.processes[connection].pid\n"
+        "print(worker, connection.recv(), flush=True)\n"
+        "os.kill(worker, signal.SIGSTOP)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     with subprocess.Popen(
@@ -243,9 +249,9 @@ def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> 
     run_local(opened, 1, kill)
     (end,) = ends
     assert end.phase == "failed" and end.reason == "2 workers died of it (the last with exit code -9)"
-    assert opened.failure(opened.jobs[0]) == end.reason and not opened.is_finished(opened.jobs[0])
+    assert opened.failure(opened.runs[0]) == end.reason and not opened.is_finished(opened.runs[0])
     run_local(opened, 1)
-    assert opened.is_finished(opened.jobs[0]) and opened.failure(opened.jobs[0]) is None
+    assert opened.is_finished(opened.runs[0]) and opened.failure(opened.runs[0]) is None
 
 
 def test_a_second_driver_is_refused(tmp_path: Path) -> None:
@@ -253,19 +259,15 @@ def test_a_second_driver_is_refused(tmp_path: Path) -> None:
     with locked(opened.folder):
         second = CliRunner().invoke(app, ["study", "run", str(opened.folder)])
     assert second.exit_code == 1 and "is being run by process" in second.output.replace("\n", " ")
-    assert not any(opened.is_finished(job) for job in opened.jobs)
+    assert not any(opened.is_finished(run) for run in opened.runs)
 
 
-def test_a_run_that_diverges_or_cannot_start_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     bad = """
 [[extra]]
 table = "wild"
 clean_fraction = 1
 train = {lr = 1e30}
-[[extra]]
-table = "odd"
-clean_fraction = 1
-train = {init_from = "missing.safetensors"}
 """
     opened = prepared(
         tmp_path,
@@ -273,12 +275,11 @@ train = {init_from = "missing.safetensors"}
     )
     updates: list[Update] = []
     run_local(opened, 1, updates.append)
-    plain, wild, odd = opened.jobs
-    assert opened.is_finished(plain) and not opened.is_finished(wild) and not opened.is_finished(odd)
+    plain, wild = opened.runs
+    assert opened.is_finished(plain) and not opened.is_finished(wild)
     assert "10 steps in a row without a finite gradient" in (opened.failure(wild) or "")
-    assert "missing.safetensors" in (opened.failure(odd) or "")
-    reasons = {update.job: update.reason for update in updates if update.phase == "failed"}
-    assert reasons == {job.key: opened.failure(job) for job in (wild, odd)}
+    reasons = {update.run: update.reason for update in updates if update.phase == "failed"}
+    assert reasons == {run.key: opened.failure(run) for run in (wild,)}
 
 
 @pytest.mark.slow
@@ -286,8 +287,8 @@ def test_an_unwritable_run_and_a_full_disk_are_reported_and_keep_the_rest(
     undisturbed: OpenStudy, tmp_path: Path
 ) -> None:
     opened = prepared(tmp_path, fewer)
-    first, blocked, third = opened.jobs
-    run_local(replace(opened, jobs=[first]), 1)
+    first, blocked, third = opened.runs
+    run_local(replace(opened, runs=[first]), 1)
     before = kept(opened)
     run_path(opened.folder, blocked).touch()  # a file where the run's folder should be
     limit = 30_000  # bytes: room for results and reasons, none for a state
@@ -305,17 +306,12 @@ def test_an_unwritable_run_and_a_full_disk_are_reported_and_keep_the_rest(
     assert_same(opened, undisturbed)
 
 
-def test_another_protocol_measures_again_but_trains_nothing_again(tmp_path: Path) -> None:
-    def measure(opened: OpenStudy, tell: Callable[[Update], None] = lambda update: None) -> None:
-        (job,) = opened.jobs
-        assert execute(opened.study, opened.folder, opened.data, job, tell)
-
-    measure(prepared(tmp_path, short))
-    again = prepared(tmp_path, lambda spec: short(spec).replace("num_images = 60", "num_images = 40"))
-    assert not again.is_finished(again.jobs[0])
-    run_dir = run_path(again.folder, again.jobs[0])
-    before = {path: path.read_bytes() for path in (run_dir / "metrics.jsonl", *run_dir.glob("snapshots/*"))}
-    updates: list[Update] = []
-    measure(again, updates.append)
-    assert again.is_finished(again.jobs[0]) and "training" not in {update.phase for update in updates}
-    assert before == {path: path.read_bytes() for path in before}
+def test_other_settings_in_a_folder_with_results_are_rejected(tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    (run,) = opened.runs
+    assert execute(Work(opened.study, opened.folder, opened.data, run))
+    before = {path: path.read_bytes() for path in opened.folder.rglob("*.json")}
+    with pytest.raises(AssayError) as caught:
+        prepared(tmp_path, lambda spec: short(spec).replace("num_images = 60", "num_images = 40"))
+    assert caught.value.path == str(opened.folder) and "study clean" in (caught.value.cure or "")
+    assert before == {path: path.read_bytes() for path in opened.folder.rglob("*.json")}

@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from assay.metrics.evaluate import Evaluation
-from assay.outcome import Outcome, Setting, metric, read_outcomes
+from assay.outcome import Configuration, Metric, Outcome, read_outcomes
 from assay.pricing import PAPER
-from assay.study.tables import Average, Table, averages, format_table, headline, headline_settings, study_tables
+from assay.study.tables import (
+    Average,
+    Table,
+    averages,
+    compared_table,
+    format_table,
+    headline,
+    headline_configurations,
+    study_tables,
+)
 
 DEMO = Path(__file__).parent.parent / "studies" / "demo" / "results.csv"
 # The rows of the paper's Tables 2 and 3 for CIFAR-10, as its source has them, without the typesetting.
@@ -29,7 +38,7 @@ p clean, rest noisy at 0.2 & 1.99 ± 0.02 & 2.06 ± 0.03 & 2.14 ± 0.02 & 2.24 �
 
 @pytest.fixture(scope="module")
 def paper() -> list[Outcome]:
-    return [each for each in read_outcomes(PAPER).values() if each.setting.dataset == "cifar10"]
+    return [each for each in read_outcomes(PAPER).values() if each.configuration.dataset == "cifar10"]
 
 
 def cells(text: str) -> list[list[str]]:
@@ -83,7 +92,8 @@ def test_text_columns_line_up() -> None:
 def made(fd: float = 1.0, seed: int | None = 0, **setting: object) -> Outcome:
     evaluation = Evaluation(fd=fd, fd_std=0.25, metric="FD-pixels", extractor="pixels")
     return Outcome(
-        setting=Setting.model_validate({"num_clean": 10, "seed": seed, **setting}), evaluation=evaluation
+        configuration=Configuration.model_validate({"num_clean": 10, "seed": seed, **setting}),
+        evaluation=evaluation,
     )
 
 
@@ -96,7 +106,7 @@ def test_repeats_are_averaged_over_seeds() -> None:
 
 def test_the_demos_numbers() -> None:
     """Golden: the table and the sentence that the README shows of the demo, whose seed is 0."""
-    demo = [each for each in read_outcomes(DEMO).values() if each.setting.seed == 0]
+    demo = [each for each in read_outcomes(DEMO).values() if each.configuration.seed == 0]
     first, only_noisy, clean_mix, _ = study_tables(demo)
     assert dict(first.rows) == {
         "100% clean": "2.67 ± 0.25",
@@ -114,40 +124,19 @@ def test_the_demos_numbers() -> None:
     )
 
 
-def test_real_noise_is_counted_in_images() -> None:
-    """Where noise is real, roles follow the numbers of images: the fewest clean ones, the most noisy ones."""
-    both = ((0.2, 70.0), (0.5, 50.0))
-    kinds: list[tuple[tuple[float, float], ...]] = [(), both, ((0.2, 70.0),), ((0.5, 25.0),), ((0.5, 50.0),)]
-    outcomes = [
-        made(fd + 10 * number, table="clean_mix", num_clean=num_clean, noisy=noisy)
-        for num_clean, fd in ((40, 1.0), (10, 2.0))
-        for number, noisy in enumerate(kinds)
-    ]
-    roles = headline_settings(each.setting for each in outcomes)
-    assert [str(roles[role]) for role in ("all_clean", "few_clean")] == ["40 clean", "10 clean"]
-    assert str(roles["mix"]) == "10 clean + 50 noisy at 0.5"
-    assert headline(outcomes) == (
-        "10 clean + 50 noisy images at noise 0.5 reach FD-pixels 42.00 ± 0.25; 40 clean ones alone 1.00 ± "
-        "0.25; the 10 clean ones alone 2.00 ± 0.25."
-    )
-    table = study_tables(outcomes)[1]
-    assert table.header == ("available data", "n = 40", "n = 10")
-    assert [row[0] for row in table.rows] == [
-        "n clean",
-        "n clean + 70 noisy at 0.2",
-        "n clean + 25 noisy at 0.5",
-        "n clean + 50 noisy at 0.5",
-        "n clean + 70 noisy at 0.2 + 50 noisy at 0.5",
-    ]
-    assert table.rows[-1][1:] == ("11.00 ± 0.25", "12.00 ± 0.25")
+def test_two_studies_stand_side_by_side() -> None:
+    first = [made(2.0, 0, dataset="a"), made(4.0, 1, dataset="a"), made(1.0, dataset="a", num_clean=20)]
+    table = compared_table(first, [made(5.0, 0, dataset="b")], ("a", "b"))
+    assert table.header == ("configuration", "FD-pixels, a", "FD-pixels, b")
+    assert table.rows == (("10 clean", "3.00 ± 1.41", "5.00 ± 0.25"), ("20 clean", "1.00 ± 0.25", ""))
 
 
 def test_small_fractions_are_told_apart() -> None:
     mixes = [
-        made(1 / p, table="clean_mix", num_clean=p, noisy=((0.3, 1 - p),), counted=False)
+        made(1 / p, table="clean_mix", num_clean=1e6 * p, noisy=((0.3, 1e6 - 1e6 * p),), clean_fraction=p)
         for p in (0.001, 0.002, 0.1)
     ]
-    assert headline_settings(each.setting for each in mixes)["mix"].num_clean == 0.001
+    assert headline_configurations(each.configuration for each in mixes)["mix"].num_clean == 1000
     assert headline(mixes).startswith("0.1% clean + 99.9% noisy images at noise 0.3 reach FD-pixels 1000")
     (table,) = study_tables(mixes)
     assert table.header == ("available data", "p = 10%", "p = 0.2%", "p = 0.1%")
@@ -161,7 +150,7 @@ def test_other_metrics_stand_beside_the_distance() -> None:
     ]
     outcomes.append(made(5.0, num_clean=20))  # an older result, without them
     table = study_tables(outcomes)[-1]
-    assert table.header == ("setting", "FD-pixels", "KID", "precision", "recall", "memorised")
+    assert table.header == ("configuration", "FD-pixels", "KID", "precision", "recall", "memorised")
     assert table.rows == (
         ("10 clean", "2.50 ± 0.71", "0.0123 ± 0", "0.7 ± 0", "0.25 ± 0", "0.05 ± 0"),
         ("x_0 weights: 10 clean", "4.00 ± 0.25", "0.0123 ± 0.001", "0.7", "0.25", "0.05"),
@@ -169,13 +158,13 @@ def test_other_metrics_stand_beside_the_distance() -> None:
     )
 
 
-def test_tables_count_in_any_currency() -> None:
+def test_tables_go_by_any_metric() -> None:
     outcomes = []
     for p, kid in ((1.0, 0.01), (0.1, 0.04)):
-        one = made(table="clean_mix", num_clean=p, counted=False)
+        one = made(table="clean_mix", num_clean=100 * p, clean_fraction=p)
         evaluation = one.evaluation.model_copy(update={"kid": kid, "kid_error": 0.001})
         outcomes.append(one.model_copy(update={"evaluation": evaluation}))
-    first = study_tables(outcomes, metric("kid"))[0]
+    first = study_tables(outcomes, Metric("kid"))[0]
     assert first.rows == (("100% clean", "0.01 ± 0.001"), ("10% clean", "0.04 ± 0.001"))
     assert first.title.startswith("KID at noise")
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from assay.checkpoint import load_checkpoint
 from assay.cli import app
-from assay.metrics.score import ScoreConfig, choose_average, score_checkpoint
+from assay.errors import AssayError
+from assay.metrics.held_out import HeldOutConfig, checkpoint_loss, choose_average
 from assay.train import train
 from assay.train.average import LENGTHS, Profile, average_checkpoint, coefficients, gamma_of, update_average
 from tests.points import Points
@@ -43,7 +44,7 @@ def test_length_is_the_relative_deviation_of_the_profile(length: float) -> None:
 def test_edm2s_exponents() -> None:
     assert gamma_of(0.05) == pytest.approx(16.97, abs=0.01) and gamma_of(0.10) == pytest.approx(6.94, abs=0.01)
     for bad in (0.0, 0.3, float("nan")):
-        with pytest.raises(ValueError, match=r"length = .*share of the training"):
+        with pytest.raises(AssayError, match="share"):
             gamma_of(bad)
 
 
@@ -112,9 +113,24 @@ def test_a_run_gives_the_average_that_was_not_tracked(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "average.safetensors").info.num_images_seen == 120 * 8
     average_checkpoint(tmp_path / "run", length, tmp_path / "half.safetensors", step=60)
     assert load_checkpoint(tmp_path / "half.safetensors").info.num_images_seen == 60 * 8
-    with pytest.raises(ValueError, match="no averages that early"):
-        average_checkpoint(tmp_path / "run", length, tmp_path / "x.safetensors", step=5)
-    arguments = ["average", str(tmp_path / "run"), "--length", "0.08", "-o", str(tmp_path / "cli.safetensors")]
+    for step in (5, 121, 99_999):
+        with pytest.raises(AssayError) as caught:
+            average_checkpoint(tmp_path / "run", length, tmp_path / "x.safetensors", step=step)
+        assert caught.value.key == "step"
+    final = tmp_path / "run/snapshots/final.safetensors"
+    before = final.read_bytes()
+    with pytest.raises(AssayError) as caught:
+        average_checkpoint(tmp_path / "run", length, final)
+    assert (caught.value.key, caught.value.path) == ("output", str(final)) and final.read_bytes() == before
+    arguments = [
+        "model",
+        "average",
+        str(tmp_path / "run"),
+        "--length",
+        "0.08",
+        "-o",
+        str(tmp_path / "cli.safetensors"),
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0 and "cli.safetensors" in done.output
     assert (tmp_path / "cli.safetensors").read_bytes() == (tmp_path / "average.safetensors").read_bytes()
@@ -126,24 +142,26 @@ def test_the_length_with_the_best_score_is_chosen(tmp_path: Path) -> None:
     held_out, lengths = Points(60, seed=5), (0.02, 0.1, 0.25)
     found = choose_average(tmp_path / "run", held_out, tmp_path / "best.safetensors", lengths)
     first, second = torch.arange(0, 60, 2), torch.arange(1, 60, 2)
-    quick, scores = ScoreConfig(num_levels=ScoreConfig().num_levels // 4), []
+    quick, losses = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4), []
     for length in lengths:
         average_checkpoint(tmp_path / "run", length, tmp_path / "one.safetensors")
-        one = score_checkpoint(tmp_path / "one.safetensors", held_out, config=quick, index=first)
-        scores.append(one.nats_per_dim.value)
-    assert found.chosen_by == tuple(scores) and found.length == lengths[scores.index(min(scores))]
+        one = checkpoint_loss(tmp_path / "one.safetensors", held_out, config=quick, index=first)
+        losses.append(one.nats_per_dim.value)
+    assert found.chosen_by == tuple(losses) and found.length == lengths[losses.index(min(losses))]
     average_checkpoint(tmp_path / "run", found.length, tmp_path / "one.safetensors")
     assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
-    assert found.best == score_checkpoint(tmp_path / "best.safetensors", held_out, index=second)
-    arguments = ["average", str(tmp_path / "run"), "--length", "0.1", "--held-out", "x", "-o"]
+    assert found.best == checkpoint_loss(tmp_path / "best.safetensors", held_out, index=second)
+    arguments = ["model", "average", str(tmp_path / "run"), "--length", "0.1", "--held-out", "x", "-o"]
     done = CliRunner().invoke(app, [*arguments, str(tmp_path / "y.safetensors")])
     assert done.exit_code == 1 and "give one of them" in done.output
 
 
 def test_what_lacks_averages_is_named(tmp_path: Path) -> None:
     train(config(num_steps=5), tmp_path / "run", Points(50))
-    with pytest.raises(ValueError, match=r"no stored averages: train with train\.average_every"):
+    with pytest.raises(AssayError) as caught:
         average_checkpoint(tmp_path / "run", 0.1, tmp_path / "x.safetensors")
+    assert caught.value.path == str(tmp_path / "run")
     chosen = config(num_steps=10, average_every=5, continue_from=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"train\.average_every needs averages from the first step on"):
+    with pytest.raises(AssayError) as caught:
         train(chosen, tmp_path / "on", Points(50))
+    assert caught.value.key == "train.average_every"

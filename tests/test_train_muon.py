@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from assay.nets import build_denoiser, preset
-from assay.train.muon import Muon, orthogonal
+from assay.train.optimizer import Muon, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 72), (72, 8)])
@@ -46,7 +46,7 @@ OPTIONS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "fused": True}
 
 def test_matrices_move_by_orthogonal_momentum_and_the_rest_by_adamw() -> None:
     before, moved, beside = with_gradients(), with_gradients(), with_gradients()
-    Muon(moved.named_parameters(), **OPTIONS).step()
+    Muon(moved.named_parameters(), ("token_out.weight",), **OPTIONS).step()
     torch.optim.AdamW(beside.parameters(), **OPTIONS).step()
     for name in ("inner.bias", "token_out.weight"):
         assert torch.equal(moved.get_parameter(name), beside.get_parameter(name))
@@ -59,7 +59,10 @@ def test_matrices_move_by_orthogonal_momentum_and_the_rest_by_adamw() -> None:
 
 def test_momentum_gathers_gradients() -> None:
     moved = with_gradients()
-    optimizer, gradients = Muon(moved.named_parameters(), **OPTIONS), torch.randn(2, 12, 6)
+    optimizer, gradients = (
+        Muon(moved.named_parameters(), ("token_out.weight",), **OPTIONS),
+        torch.randn(2, 12, 6),
+    )
     start = moved.inner.weight.detach().clone()
     for gradient in gradients:
         moved.inner.weight.grad = gradient.clone()
@@ -74,7 +77,7 @@ def test_momentum_gathers_gradients() -> None:
 
 def test_a_step_without_a_finite_gradient_changes_nothing() -> None:
     moved, before = with_gradients(), with_gradients()
-    optimizer = Muon(moved.named_parameters(), **OPTIONS)
+    optimizer = Muon(moved.named_parameters(), ("token_out.weight",), **OPTIONS)
     moved.inner.weight.grad = torch.full((12, 6), math.nan)
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
     optimizer.step()
@@ -84,9 +87,10 @@ def test_a_step_without_a_finite_gradient_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["unet-small", "dit-small", "mlp"])
 def test_networks_have_both_kinds_of_parameters(name: str) -> None:
+    config = preset(name, (1, 8, 8))
     with torch.device("meta"):
-        denoiser = build_denoiser(preset(name, (1, 8, 8)))
-    others, matrices = Muon(denoiser.named_parameters(), lr=1e-3).param_groups
+        denoiser = build_denoiser(config)
+    others, matrices = Muon(denoiser.named_parameters(), config.output_weights, lr=1e-3).param_groups
     assert others["params"] and matrices["params"] and matrices["lr"] == pytest.approx(0.01)
     images = [n for n, p in denoiser.named_parameters() if p.ndim > 1 and any(p is o for o in others["params"])]
     assert {n.split(".")[-2] if n.endswith("weight") else "position" for n in images} <= {

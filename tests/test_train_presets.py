@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from assay.errors import AssayError
 from assay.nets import preset
 from assay.sample import SampleConfig
-from assay.train.config import read_config
-from assay.train.presets import PRESETS, preset_tree
+from assay.train.config import TrainConfig, read_config
+from assay.train.presets import PRESETS, preset_tree, suited_preset
 
 # EDM's README: training configurations and sampling commands; durations as the paper's `total_kimg`.
 # million images, batch, lr, EMA half-life in million images, dropout, augmentation, channels, multipliers,
@@ -48,5 +49,18 @@ def test_every_preset_is_valid_and_says_where_it_comes_from() -> None:
     for name, chosen in PRESETS.items():
         read_config({"data": {"store": "x"}, **preset_tree(name)})
         assert chosen.about and chosen.origin
-    with pytest.raises(ValueError, match=r"'imagnet'.*digits"):
+    with pytest.raises(AssayError) as caught:
         preset_tree("imagnet")
+    assert caught.value.key == "preset"
+
+
+def test_a_shortened_preset_has_a_shorter_ramp_and_average() -> None:
+    whole, short = (preset_tree("tiny", **given)["train"] for given in ({}, {"num_steps": 300}))
+    assert (whole["lr_ramp_images"], whole["ema_half_life_images"]) == (12_800, 2560)
+    assert (short["lr_ramp_images"], short["ema_half_life_images"]) == (480, 96)
+    assert preset_tree("tiny", num_steps=16_000)["train"]["lr_ramp_images"] == 12_800  # never longer
+    assert preset_tree("tiny", num_steps=300, lr_ramp_images=7)["train"]["lr_ramp_images"] == 7
+    for num_steps, ramp in ((10, 32), (1000, 3200), (10_000, 10_000)):
+        assert TrainConfig(num_steps=num_steps, batch_size=32).ramp_images == ramp
+    for side, name in ((8, "mlp"), (16, "unet-tiny"), (32, "unet-small"), (128, "unet-small")):
+        assert PRESETS[suited_preset((3, side, side))].net["preset"] == name

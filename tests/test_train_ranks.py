@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,14 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from assay.data.config import DataConfig
 from assay.data.known import get
 from assay.devices import open_fabric, shard
+from assay.errors import AssayError
 from assay.nets import build_denoiser, preset
 from assay.train import read_config, train
-from assay.train.config import DataConfig
 from assay.train.ranks import train_on_ranks
-from tests.processes import seconds_until_gone, workers_of
+from tests.processes import children, seconds_until_gone, workers_of
 
 
 @pytest.mark.slow
@@ -35,8 +39,9 @@ def test_a_rank_that_dies_ends_the_others_and_two_ranks_equal_one(tmp_path: Path
             mine.extend(workers_of(os.getpid()))
             os.kill(mine[1], signal.SIGKILL)
 
-    with pytest.raises(ChildProcessError, match="training on 2 devices died with exit code -9"):
+    with pytest.raises(AssayError) as caught:
         train_on_ranks(2, ddp, tmp_path / "two", data, on_step=kill_one)
+    assert "exit code -9" in caught.value.what and caught.value.path == str(tmp_path / "two")
     assert len(mine) == 2
     seconds_until_gone(mine)
     steps: list[int] = []
@@ -54,12 +59,30 @@ def test_a_rank_that_dies_ends_the_others_and_two_ranks_equal_one(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_command_whose_other_process_dies_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "assay_command.py"  # which the launcher starts again for the other rank
+    script.write_text("from assay.cli import main\nmain()\n")
+    get("digits", tmp_path / "digits")
+    words = ["train", tmp_path / "digits", "--num-steps", "1000000", "--log-every", "1", "--devices", "2"]
+    words += ["--set", "net.width=16", "--set", "net.num_blocks=1", "-o", tmp_path / "run"]
+    command = [sys.executable, script, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while not (log := tmp_path / "run/metrics.jsonl").exists() or not log.read_text():
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.kill(children(process.pid, "assay_command.py")[0], signal.SIGKILL)
+        said = process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "another of the 2 processes" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
 def test_errors_of_ranks_are_those_of_training(tmp_path: Path) -> None:
     get("digits", tmp_path / "digits")
     data = DataConfig(store=tmp_path / "digits")
     tree = {"data": data.model_dump(mode="json"), "net": {"preset": "mlp"}, "train": {"batch_size": 7}}
-    with pytest.raises(ValueError, match="do not split evenly over 2 devices"):
+    with pytest.raises(AssayError) as caught:
         train_on_ranks(2, read_config(tree), tmp_path / "run", data)
+    assert caught.value.key == "train.batch_size"
 
 
 @pytest.mark.slow

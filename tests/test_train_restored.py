@@ -1,4 +1,4 @@
-"""Restore and retrain: restored images are what theory says, are never clean, and loops resume bit for bit."""
+"""Restore and retrain: restored images are what theory says, are never clean, and rounds resume bit for bit."""
 
 import os
 import random
@@ -17,16 +17,16 @@ from assay.data import Loader, Restored, Store, open_store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.store import Parents
 from assay.generate import RestoreConfig, lowest_learnt, restore
-from assay.outcome import Setting, trained_setting
+from assay.outcome import Configuration, trained_configuration
 from assay.train import RunConfig, read_config, train
-from assay.train.restored import loop_ends, loop_path, snapshot_at
+from assay.train.restored import round_ends, round_path, snapshot_at
 from tests.points import ORACLE, Points
 
 METHOD = {"method": "flow", "num_steps": 16, "keep": 0.0, "stop_at": 0.002, "seed": 0}
 
 
 def config(**settings: Any) -> RunConfig:
-    chosen = {"num_steps": 20, "batch_size": 8, "log_every": 5, "state_every": 4, "loops": 2, **settings}
+    chosen = {"num_steps": 20, "batch_size": 8, "log_every": 5, "state_every": 4, "rounds": 2, **settings}
     net = {"kind": "mlp", "width": 16, "num_blocks": 1, "dropout": 0.2}
     return read_config({"data": {"store": "unused"}, "net": net, "train": chosen})
 
@@ -91,14 +91,14 @@ def test_each_level_is_trained_on_the_image_that_can_teach_it(tmp_path: Path) ->
 def test_a_model_is_trusted_below_the_noise_once_something_taught_it() -> None:
     noisy = CheckpointInfo(sigma_tn=((0.1, 0.5), (0.3, 0.5)))
     assert lowest_learnt(noisy) == 0.1
-    for other in ({"loops": 1}, {"consistency": True}, {"sigma_tn": ((0.0, 0.1), (0.3, 0.9))}):
+    for other in ({"rounds": 1}, {"consistency": True}, {"sigma_tn": ((0.0, 0.1), (0.3, 0.9))}):
         assert lowest_learnt(noisy.model_copy(update=other)) == 0.002
 
 
 def test_killed_at_random_moments_loops_equal_the_undisturbed(tmp_path: Path) -> None:
     chosen, source = config(), Points(50, 0.2)
     whole = train(chosen, tmp_path / "whole", source)
-    assert whole.finished and whole.step == 40 and loop_ends(chosen.train) == [20, 30, 40]
+    assert whole.finished and whole.step == 40 and round_ends(chosen.train) == [20, 30, 40]
     rng, num_killed = random.Random(0), 0
     while True:
         child = os.fork()  # everything is imported already: a child starts training at once
@@ -117,8 +117,8 @@ def test_killed_at_random_moments_loops_equal_the_undisturbed(tmp_path: Path) ->
     for name in ("snapshots/final.safetensors", "restored-2/images.npy", "restored-2/meta.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     info = load_checkpoint(whole.checkpoint).info
-    assert (info.loops, info.num_images_seen, info.clean_fraction) == (2, 40 * 8, pytest.approx(0.2))
-    assert trained_setting(info, "points").loops == 2
+    assert (info.rounds, info.num_images_seen, info.clean_fraction) == (2, 40 * 8, pytest.approx(0.2))
+    assert trained_configuration(info, "points").rounds == 2
     parents = open_store(tmp_path / "whole/restored-2").meta.restored_from
     assert parents is not None and parents.images == source.fingerprint
 
@@ -144,18 +144,19 @@ def test_stopping_between_and_within_loops_resumes_and_snapshots_are_counted_ove
         kept = [snapshot_at(chosen.train, tmp_path / name, step) for name in ("whole", "stopped")]
         assert kept[0].read_bytes() == kept[1].read_bytes()
         assert load_checkpoint(kept[0]).info.num_images_seen == 8 * step
-    assert not (loop_path(tmp_path / "whole", 1) / "state").exists()
+    assert not (round_path(tmp_path / "whole", 1) / "state").exists()
     # The first loop of three is the first of two.
-    train(config(loops=1), tmp_path / "one", source)
+    train(config(rounds=1), tmp_path / "one", source)
     one = tmp_path / "one/snapshots/final.safetensors"
     assert one.read_bytes() == snapshot_at(chosen.train, tmp_path / "whole", 30).read_bytes()
 
 
 def test_the_command_restores_a_store_and_refuses_to_overwrite(tmp_path: Path) -> None:
     source = Points(50, 0.2)
-    train(config(loops=0), tmp_path / "run", source)
+    train(config(rounds=0), tmp_path / "run", source)
     from_arrays(source.x_tn, source.sigma_tn, source.label).save(tmp_path / "store")
-    arguments = ["restore", str(tmp_path / "run"), str(tmp_path / "store"), "-o", str(tmp_path / "restored")]
+    arguments = ["denoise", str(tmp_path / "run"), str(tmp_path / "store"), "-o", str(tmp_path / "restored")]
+    arguments += ["--restore", "flow"]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert done.exit_code == 0 and "40 of 50 images restored" in done.output
     made = open_store(tmp_path / "restored")
@@ -165,8 +166,8 @@ def test_the_command_restores_a_store_and_refuses_to_overwrite(tmp_path: Path) -
     assert again.exit_code != 0 and "choose another name" in again.output
 
 
-def test_settings_name_their_loops() -> None:
-    setting = Setting(num_clean=200, noisy=((0.3, 1800),), loops=3)
-    assert str(setting) == "200 clean + 1,800 noisy at 0.3, 3 loops"
+def test_settings_name_their_rounds() -> None:
+    setting = Configuration(num_clean=200, noisy=((0.3, 1800),), rounds=3)
+    assert str(setting) == "200 clean + 1,800 noisy at 0.3, 3 rounds"
     with pytest.raises(ValueError, match="keep"):
         RestoreConfig(method="sample", keep=0.5)

@@ -1,43 +1,70 @@
 """The `assay` command: each subcommand is one call of the library, plus printing and progress.
 
-Heavy modules (torch and all that needs it) are imported inside the commands, so that `assay --help`
-answers at once. The library raises and warns in the names of its arguments; `ExplainingGroup` turns these
-into the command's options and prints one sentence. Bugs keep their traceback.
+A command's module, and torch with it, is imported when the command is run, so that `assay --help` answers at
+once. The library raises `AssayError` and warns; here these become sentences. Bugs keep their traceback.
 """
 
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import assay
-from assay.cli import checkpoint, data, evaluate, generate, mixture, net, outcome, price, study, train
-from assay.cli.options import with_options
+from assay.errors import AssayError, explained
+
+# The commands as people look for them: where each lives, and its line in `assay --help`.
+COMMANDS = {
+    "demo": ("study:demo", "Run a small study from start to end: what is a noisy image worth?"),
+    "data": ("data:app", "Make stores of images, look at them, measure their noise."),
+    "train": ("train:train", "Train a denoiser on clean and noisy images."),
+    "sample": ("generate:sample", "Generate images."),
+    "denoise": ("generate:denoise", "Remove the noise from a store's images, or restore them to train on."),
+    "evaluate": ("evaluate:app", "Measure a model: held-out loss, FD and its relatives; compare results."),
+    "price": ("price:price", "Find how many noisy images replace a clean one."),
+    "plan": ("price:plan", "Find which images to buy for a budget."),
+    "study": ("study:app", "Run grids of trainings that decide a price."),
+    "model": (
+        "model:app",
+        "Weights from and for other code and people; their average, their sampler; networks.",
+    ),
+    "mixture": ("mixture:app", "Learn mixtures from samples with unequal noise: the theory."),
+}
 
 
-class ExplainingGroup(TyperGroup):
-    """Prints errors that a user can fix, and warnings of the library, as sentences; such errors exit with 1."""
+class _Lazy(TyperCommand):
+    """A command that is imported when it is run; until then it has its name and its line of help."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=COMMANDS[name][1], add_help_option=False)
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        """The context of the command itself."""
+        return load_command(str(self.name)).make_context(*arguments, **more)
+
+
+class AssayGroup(TyperGroup):
+    """Prints errors that a user can correct, and warnings, as sentences; such errors exit with 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """A command by its name."""
+        return _Lazy(name) if name in COMMANDS else None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Bad values, files, missing extras and divergence are explained on stderr."""
-        command: Any = self
-        first = getattr(ctx, "_protected_args", None) or getattr(
-            ctx, "protected_args", []
-        )  # by click's version
-        for word in [*first, *ctx.args]:
-            if word not in getattr(command, "commands", {}):
-                break
-            command = command.commands[word]
+        """Run the command; errors of ours, bad values and files are explained on standard error."""
+        words = [*getattr(ctx, "_protected_args", []), *ctx.args]
         show_others = warnings.showwarning
 
-        def show(
-            message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
-        ) -> None:
+        def show(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
             if Path(filename).is_relative_to(Path(assay.__file__).parent):
-                _print("warning:", with_options(str(message), command), "yellow")
+                _print("warning:", str(message), "yellow")
             else:
                 show_others(message, category, filename, *rest, **more)
 
@@ -47,9 +74,19 @@ class ExplainingGroup(TyperGroup):
                 return super().invoke(ctx)
             except BrokenPipeError:  # of `assay ... | head`, which typer handles
                 raise
-            except (ValueError, OSError, ImportError, FloatingPointError) as error:
-                _print("error:", with_options(_explain(error), command), "red")
+            except (ValueError, OSError) as error:
+                _print("error:", _rendered(error, _leaf(words)), "red")
                 raise typer.Exit(1) from error
+
+
+def load_command(name: str) -> Any:
+    """A command, imported."""
+    module, attribute = COMMANDS[name][0].split(":")
+    found = getattr(import_module(f"assay.cli.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        command, found = found, typer.Typer(**_LOOK)
+        found.command(name)(command)
+    return typer.main.get_command(found)
 
 
 def _print(kind: str, text: str, style: str) -> None:
@@ -57,37 +94,47 @@ def _print(kind: str, text: str, style: str) -> None:
     Console(stderr=True).print(kind, text, style=style, markup=False, soft_wrap=True, highlight=False)
 
 
-def _explain(error: Exception) -> str:
-    """The error as one sentence; the system's own words and pydantic's lists are rephrased."""
-    if hasattr(error, "errors"):  # pydantic's, which need not be imported for that
-        faults = error.errors()
-        return "; ".join(
-            fault["msg"].removeprefix("Value error, ")
-            if not fault["loc"]
-            else f"{fault['loc'][-1]} = {fault['input']}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
-            for fault in faults
-        )
+def _leaf(words: list[str]) -> Any:
+    """The command that these words call."""
+    command = load_command(words[0])
+    for word in words[1:]:
+        commands = getattr(command, "commands", {})
+        word = word if word in commands else getattr(command, "default", "")
+        if word not in commands:
+            break
+        command = commands[word]
+    return command
+
+
+def _rendered(error: Exception, command: Any) -> str:
+    """An error as one sentence, in the names of the command's options."""
     if isinstance(error, OSError) and error.filename is not None:
         match error:
             case FileNotFoundError():
-                return f"{error.filename} does not exist: check the path"
+                what, cure = "does not exist", "check the path"
             case IsADirectoryError():
-                return f"{error.filename} is a folder, but a file is needed: check the path"
+                what, cure = "is a folder, but a file is needed", "check the path"
             case NotADirectoryError():
-                return f"{error.filename} is a file, but a folder is needed: check the path"
+                what, cure = "is a file, but a folder is needed", "check the path"
             case _:
-                return f"{error.filename}: {(error.strerror or str(error)).lower()}"
+                return str(AssayError((error.strerror or str(error)).lower(), path=error.filename))
+        return str(AssayError(what, path=error.filename, cure=cure))
+    if hasattr(error, "errors"):  # pydantic's
+        error = explained(error)
+    if isinstance(error, AssayError) and error.key is not None:
+        options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
+        key = options.get(error.key, error.key)
+        return str(AssayError(error.what, path=error.path, key=key, cure=error.cure))
     return str(error)
 
 
-app = typer.Typer(
-    name="assay",
-    cls=ExplainingGroup,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_show_locals=False,
-)
+_LOOK: dict[str, Any] = {
+    "rich_markup_mode": "markdown",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+    "pretty_exceptions_show_locals": False,
+    "add_completion": False,
+}
+app = typer.Typer(name="assay", cls=AssayGroup, no_args_is_help=True, **_LOOK | {"add_completion": True})
 
 
 def _print_version(wanted: bool) -> None:
@@ -102,27 +149,7 @@ def assay_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Train diffusion models on imperfect images, and find out what each image is worth."""
-
-
-app.add_typer(data.app, name="data")
-app.add_typer(study.app, name="study")
-app.command("demo")(study.demo)
-app.command("train")(train.train)
-app.command("sample")(generate.sample)
-app.command("denoise")(generate.denoise)
-app.command("restore")(generate.restore)
-app.add_typer(net.app, name="net")
-app.command("import")(checkpoint.import_)
-app.command("export")(checkpoint.export)
-app.command("push")(checkpoint.push)
-app.command("pull")(checkpoint.pull)
-app.command("average")(checkpoint.average)
-for command in (evaluate.evaluate, evaluate.reference, evaluate.tune, outcome.compare, outcome.gather):
-    app.command()(command)
-app.command("price")(price.price)
-app.command("plan")(price.plan)
-app.add_typer(mixture.app, name="mixture")
+    """Train diffusion models on clean and noisy images; find how many noisy ones replace a clean one."""
 
 
 def main() -> None:

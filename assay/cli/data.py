@@ -1,187 +1,61 @@
 """`assay data`: pack images into stores, get known data sets, show what a store contains, measure noise."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import numpy as np
 import typer
 from rich.table import Table
-from typer.core import TyperCommand
 
-from assay.cli.options import advance, open_console, open_progress, output_option, parse_pair, with_options
-
-if TYPE_CHECKING:
-    from assay.data.pack import PackReport
-    from assay.data.readers import RawImages
+from assay.cli.options import advance, open_console, open_progress, output_option, takes
+from assay.data import Store, open_store
+from assay.data.audit import Audit, audit, audit_panels, images_of, in_range, write_levels
+from assay.data.convert import PackConfig
+from assay.data.known import get as get_known
+from assay.data.levels import Level
+from assay.data.pack import PackReport, pack_shards
+from assay.data.pack import pack as pack_images
+from assay.data.readers import RawImages, open_images
+from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
+from assay.data.spec import SourceSpec, read_sources
+from assay.data.units import Stabilised, black_and_white
+from assay.errors import AssayError
+from assay.figure import save_png
+from assay.files import check_absent, write_whole
+from assay.metrics.annotate import annotate as run_annotate
+from assay.metrics.annotate import write_annotations
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images, each with its noise level."
 )
-
-_NOISE, _OPERATORS = ("--sigma", "--sigma-file", "--sigma-map"), ("--kernel", "--kspace", "--downsampled")
-_OF_ONE_SOURCE = (*_NOISE, *_OPERATORS, "--range", "--dataset", "--noise")
+_SOURCE = "PATH[:KEY=VALUE,...]"
 _NUM_SHOWN = 10  # problems that are printed one by one
 
 Output = Annotated[Path, output_option("The store to make (a folder).", metavar="STORE")]
+_OF_A_SOURCE = "\n\n".join(
+    f"**{name}** {info.description}" for name, info in SourceSpec.model_fields.items() if name != "path"
+)
 
 
-class _PerSource(TyperCommand):
-    """Options after a source apply to that source; options before the first one, to all."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take these options out, with the number of sources before each."""
-        takes_value = {name for p in self.params for name in p.opts if not getattr(p, "is_flag", False)}
-        rest: list[str] = []
-        found: list[tuple[int, str, str]] = []
-        num_sources, waiting = 0, iter(args)
-        for word in waiting:
-            name, equals, value = word.partition("=")
-            if name in _OF_ONE_SOURCE:
-                following = value if equals else next(waiting, None)
-                if following is None:
-                    raise ValueError(f"{name} needs a value")
-                found.append((num_sources, name, following))
-                continue
-            rest.append(word)
-            if word.startswith("-"):
-                if name in takes_value and not equals and (following := next(waiting, None)) is not None:
-                    rest.append(following)
-            else:
-                num_sources += 1
-        ctx.meta["per_source"] = found
-        return super().parse_args(ctx, rest)
-
-
-def _options_of(found: list[tuple[int, str, str]], number: int) -> dict[str, str]:
-    """The options of source `number` (from 1), those for all sources included."""
-    general = {name: value for before, name, value in found if before == 0}
-    mine: dict[str, str] = {}
-    for before, name, value in found:
-        if before == number:
-            if name in mine:
-                raise ValueError(f"{name} is given twice for one source: give it once")
-            mine[name] = value
-    chosen = general | mine
-    for kinds in (_NOISE, _OPERATORS):
-        given = [name for name in kinds if name in mine] or [name for name in kinds if name in general]
-        if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} cannot be combined: give one")
-        chosen = {name: value for name, value in chosen.items() if name not in kinds or name in given}
-    return chosen
-
-
-@app.command(cls=_PerSource)
+@app.command(epilog=f"Settings of a source, after its colon or with --all:\n\n{_OF_A_SOURCE}")
+@takes("config", PackConfig)
 def pack(
-    context: typer.Context,
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Folders of images, zips, .npy, .npz, IDX, CIFAR-10, FITS, HDF5, zarr, TIFF, DICOM, NIfTI, "
-            f"MRC, or hf:NAME. {', '.join(_OF_ONE_SOURCE)} after a source apply to that source alone."
+            metavar=f"{_SOURCE}...",
+            help=f"{SourceSpec.model_fields['path'].description} What is known about its images follows a "
+            "colon (see below). A .toml file lists sources.",
         ),
     ],
     output: Output,
-    size: Annotated[
-        str | None, typer.Option(help="Size in pixels: 32, or HEIGHTxWIDTH. Default: that of the first image.")
-    ] = None,
-    fit: Annotated[
-        Literal["exact", "crop", "resize"],
-        typer.Option(help="Images of another size: reject, crop the centre, or resize and crop."),
-    ] = "exact",
-    patch: Annotated[
-        str | None, typer.Option(help="Cut large images into patches of this size: 64, or HEIGHTxWIDTH.")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Pixels from one patch to the next. Default: a patch's width.")
-    ] = None,
-    colour: Annotated[
-        Literal["keep", "grey", "colour"], typer.Option(help="Convert images to grey or colour.")
-    ] = "keep",
-    value_range: Annotated[
+    config: PackConfig,
+    shared: Annotated[
         str | None,
         typer.Option(
-            "--range", metavar="LOW,HIGH", help="The pixel values of black and white, e.g. 0,4095 or -1,1."
+            "--all", metavar="KEY=VALUE,...", help="Settings of every source that does not say otherwise."
         ),
     ] = None,
-    dtype: Annotated[
-        Literal["uint8", "float16", "float32"] | None,
-        typer.Option(help="Type of stored values. Default: uint8 if all files have 8 bits, else float32."),
-    ] = None,
-    sigma: Annotated[
-        float | None, typer.Option(help="Standard deviation of the noise, in the units of the files.")
-    ] = None,
-    sigma_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV or JSONL with `filename` and `sigma` of each image, or ambient-omni's annotations.jsonl."
-        ),
-    ] = None,
-    sigma_map: Annotated[
-        Path | None,
-        typer.Option(
-            help=".npy with the noise of each pixel: (H, W) for all images, or (N, H, W) for each. Infinite "
-            "where a pixel is missing."
-        ),
-    ] = None,
-    map_quantile: Annotated[
-        float,
-        typer.Option(
-            help="With --sigma-map, the share of pixels that decides an image's level. Below 1, noisier pixels "
-            "are left out of training at lower levels, e.g. dead or hot ones."
-        ),
-    ] = 1.0,
-    kernel: Annotated[
-        Path | None,
-        typer.Option(
-            help=".npy with the point spread function that blurred the images: (h, w) for all, or "
-            "(N, h, w) for each; odd and centred. Pixels whose kernel extends past the border count as missing."
-        ),
-    ] = None,
-    kspace: Annotated[
-        Path | None,
-        typer.Option(
-            help=".npy with 1 for each frequency that was measured, else 0, in the order of numpy's fft2: "
-            "(H, W) for all images, or (N, H, W) for each. The images have 0 for the other frequencies."
-        ),
-    ] = None,
-    downsampled: Annotated[
-        int | None,
-        typer.Option(help="Each pixel is the mean of F x F pixels, at whose size the images are packed."),
-    ] = None,
-    units: Annotated[
-        Literal["files", "scaled"],
-        typer.Option(
-            "--sigma-units", help="Units of noise levels: those of the files, or of images scaled to [-1, 1]."
-        ),
-    ] = "files",
-    dataset: Annotated[
-        str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
-    ] = None,
-    gain: Annotated[
-        float | None,
-        typer.Option(
-            help="For sensors that count photons: values per photon, the inverse of the electrons per ADU that "
-            "FITS headers call GAIN. Images are stabilised."
-        ),
-    ] = None,
-    read_noise: Annotated[
-        float, typer.Option(min=0, help="With --gain: standard deviation of the read noise, in file units.")
-    ] = 0.0,
-    black: Annotated[float, typer.Option(help="With --gain: the value of no light.")] = 0.0,
-    noise: Annotated[
-        str | None,
-        typer.Option(help="Keyword, extension or data set of a scientific file that holds its noise level."),
-    ] = None,
-    classes: Annotated[
-        bool, typer.Option("--classes", help="Keep classes, from labels or from the names of subfolders.")
-    ] = False,
-    split: Annotated[Literal["train", "test"], typer.Option(help="Which part of CIFAR-10.")] = "train",
-    layout: Annotated[
-        Literal["NHWC", "NCHW"] | None,
-        typer.Option(help="Channels last or first, if the shape of an array does not decide."),
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip images that cannot be packed, and list them.")
-    ] = False,
     shards: Annotated[
         str | None,
         typer.Option(
@@ -197,88 +71,35 @@ def pack(
 
         assay data pack photos/ -o stores/photos --size 64 --fit resize --classes
 
-        assay data pack clean/ --sigma 0 noisy/ --sigma-file levels.csv -o stores/scans
+        assay data pack clean/ noisy/:levels=levels.csv --all range=0,255 -o stores/scans
 
-        assay data pack frames/ --range 0,4095 --sigma-map read_noise.npy -o stores/frames
+        assay data pack frames/:range=0,4095,map=read_noise.npy -o stores/frames
 
-        assay data pack scans/ --sigma 2 --kernel psf.npy -o stores/scans
+        assay data pack scans/:sigma=2,kernel=psf.npy -o stores/scans
 
-        assay data pack frames/ --range 0,4095 --gain 2.1 --read-noise 4 --black 100 -o stores/frames
+        assay data pack frames/:range=0,4095,gain=2.1,read_noise=4,black=100 -o stores/frames
 
         seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
-    from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
-    from assay.data.pack import Conversion, PackSource, pack_shards
-    from assay.data.pack import pack as pack_images
-    from assay.data.readers import cut_patches, read_any, with_map, without_classes
-    from assay.data.shards import is_store
-    from assay.data.units import Stabilised
-    from assay.files import check_absent
-
-    if shards is None:
-        check_absent(output)  # before any long work
-    elif is_store(output):
-        raise FileExistsError(f"{output} exists already and is complete: remove it, or choose another name")
-    sensor = None
-    if gain is not None:
-        pairs = {value for _, name, value in context.meta["per_source"] if name == "--range"}
-        if len(pairs) != 1:
-            raise ValueError("--gain needs the values of black and white, one --range for all sources")
-        low, high = parse_pair(pairs.pop(), "value_range") or (0.0, 1.0)
-        sensor = Stabilised(low, high, gain, read_noise, black)
-    elif read_noise or black:
-        raise ValueError("--read-noise and --black describe a sensor that counts photons: give --gain too")
-    conversion = Conversion(_parse_size(size), fit, colour, None, dtype, sensor)
-    cut = _parse_size(patch)
-    if stride is not None and cut is None:
-        raise ValueError("--stride is the distance of patches: give --patch too")
-    opened = []
-    for number, source in enumerate(sources, 1):
-        options = _options_of(context.meta["per_source"], number)
-        raw = read_any(source, split, layout, options.get("--dataset"), options.get("--noise"))
-        raw = raw if classes else without_classes(raw)
-        if "--sigma-map" in options:
-            raw = with_map(raw, Path(options["--sigma-map"]))
-        if "--kernel" in options:
-            raw = with_kernel(raw, Path(options["--kernel"]))
-        if "--kspace" in options:
-            raw = with_kspace(raw, Path(options["--kspace"]))
-        raw = raw if cut is None else cut_patches(raw, cut, stride or cut[1])
-        if "--downsampled" in options:
-            factor = options["--downsampled"]
-            if not factor.isdecimal() or int(factor) < 2:
-                raise ValueError(f"--downsampled {factor}: expected a whole number of pixels, 2 or more")
-            raw = with_fewer_pixels(raw, int(factor))
-        level = options.get("--sigma")
-        chosen = Path(options["--sigma-file"]) if "--sigma-file" in options else None
-        pair = parse_pair(options.get("--range"), "value_range")
-        number_given = None if level is None else parse_number(level, "--sigma")
-        opened.append(PackSource(raw, chosen or number_given, pair, units, map_quantile))
+    opened = read_sources(sources, shared)
     with open_progress() as bar:
+        tell = advance(bar, "packing")
         if shards is None:
-            reports = [pack_images(opened, output, conversion, None, skip_bad, advance(bar, "packing"))]
+            reports = [pack_images(opened, output, config, tell)]
         else:
             part, _, num_shards = shards.rpartition("/")
             if not (part or "1").isdecimal() or not num_shards.isdecimal():
-                raise ValueError(f"--shards {shards}: expected a number such as 64, or a part such as 3/64")
+                raise AssayError(
+                    f"expected a number such as 64, or a part such as 3/64 (given: {shards})", key="shards"
+                )
             only = int(part) if part else None
-            tell = advance(bar, "packing")
-            reports = pack_shards(opened, output, int(num_shards), only, conversion, skip_bad, tell)
+            reports = pack_shards(opened, output, int(num_shards), only, config, tell)
     for report in reports:
-        _print_report(report, context.command)
-
-
-def parse_number(text: str, name: str) -> float:
-    """A number given as an option."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name} {text}: expected a number") from None
+        _print_report(report)
 
 
 @app.command()
 def get(
-    context: typer.Context,
     name: Annotated[Literal["digits", "fashion-mnist", "cifar10"], typer.Argument(help="The data set.")],
     output: Output,
     split: Annotated[
@@ -305,13 +126,10 @@ def get(
 
         assay data get cifar10 --size 16 --class automobile --num-images 2000 -o stores/cars
     """
-    from assay.data.known import get as get_known
-    from assay.files import check_absent
-
     check_absent(output)  # before any long work
     with open_progress() as bar:
         report = get_known(name, output, split, source, advance(bar, name), size, classes or (), num_images)
-    _print_report(report, context.command)
+    _print_report(report)
 
 
 @app.command()
@@ -331,48 +149,25 @@ def show(
 
     Example: `assay data show stores/digits --png digits.png --noise 0.2 --noise 0.5`
     """
-    from assay.data import open_store
-    from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
-    from assay.data.units import Stabilised, black_and_white
-    from assay.data.view import incomplete
-    from assay.files import write_whole
-
     if noise and png is None:
-        raise ValueError("--noise changes the picture: give its file with --png")
-    opened = open_store(store)
-    console = open_console()
+        raise AssayError("changes the picture", key="noise", cure="give its file with --png")
+    opened, console = open_store(store), open_console()
     if verify:
         opened.verify()
     channels, height, width = opened.image_shape
-    megabytes = sum(file.stat().st_size for file in store.iterdir()) / 1e6
     kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
-    console.print(
-        f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}, "
-        f"{megabytes:.1f} MB" + (", checksums are correct" if verify else "")
-    )
-    units = opened.physical_range or opened.meta.value_range
-    low, high = black_and_white(units)
-    if isinstance(units, Stabilised):
-        console.print(
-            f"black and white are {low:g} and {high:g} in the files; the sensor has gain {units.gain:g}, read "
-            f"noise {units.read_noise:g} and {units.black:g} for no light; images are stabilised"
-        )
-    elif opened.meta.physical_range is None and opened.meta.value_range == (-1, 1):
-        console.print(
-            "its sources have different values of black and white: sigma is where black to white is 2"
-        )
-    else:
-        half = (high - low) / 2
-        console.print(f"black and white are {low:g} and {high:g} in the files: a sigma of 1 is {half:g} there")
+    images = f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}"
+    console.print(images + (", checksums are correct" if verify else ""), markup=False)
+    console.print(_units_text(opened))
     if opened.num_classes:
         counts = opened.label[opened.label >= 0].bincount(minlength=opened.num_classes).tolist()
         pairs = [f"{name} {count:,}" for name, count in zip(opened.class_names, counts, strict=True)]
         more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
-        console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}")
-    num_annotated = int((opened.usable_from > opened.sigma_tn).sum())
-    for name, levels in {"sigma_tn": opened.sigma_tn, "usable from": opened.usable_from}.items():
-        if name == "usable from" and num_annotated == 0:
-            break
+        console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}", markup=False)
+    columns = {"sigma_tn": opened.sigma_tn}
+    if num_annotated := int((opened.usable_from > opened.sigma_tn).sum()):
+        columns["usable from"] = opened.usable_from
+    for name, levels in columns.items():
         table = Table(name, "SNR", "images", "", box=None, header_style="bold")
         bins = noise_histogram(levels)
         for entry in bins:
@@ -380,21 +175,14 @@ def show(
             bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
             table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
         console.print(table)
-    if num_mapped := opened.num_mapped:
-        console.print(
-            f"{num_mapped:,} images have a map of noise levels, one per pixel; sigma_tn is from the map."
-        )
-    if num_convolved := int(opened.convolved.sum()):
-        console.print(
-            f"{num_convolved:,} images were convolved with a kernel: blur, low resolution or k-space."
-        )
-    if num_incomplete := int(incomplete(opened).sum()):
-        what = "missing pixels or a kernel" if num_convolved else "missing pixels"
-        console.print(f"{num_incomplete:,} images have {what}: train with train.loops.")
-    if num_annotated:
-        console.print(
-            f"Before training, {num_annotated:,} images are raised to the level where they are usable."
-        )
+    for count, what in (
+        (opened.num_mapped, "have a map of noise levels, one per pixel; sigma_tn is from the map"),
+        (int(opened.convolved.sum()), "were convolved with a kernel: blur, low resolution or k-space"),
+        (int(opened.incomplete.sum()), "have missing pixels or a kernel: train with train.rounds"),
+        (num_annotated, "are raised to the level where they are usable before training"),
+    ):
+        if count:
+            console.print(f"{count:,} images {what}.")
     if png is not None:
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as partial:
@@ -402,12 +190,31 @@ def show(
         console.print(f"wrote {png}")
 
 
+def _units_text(store: Store) -> str:
+    """What -1 and 1 are in the files."""
+    units = store.physical_range or store.meta.value_range
+    low, high = black_and_white(units)
+    ends = f"black and white are {low:g} and {high:g} in the files"
+    if isinstance(units, Stabilised):
+        sensor = f"gain {units.gain:g}, read noise {units.read_noise:g} and {units.black:g} for no light"
+        return f"{ends}; the sensor has {sensor}; images are stabilised"
+    if store.meta.physical_range is None and store.meta.value_range == (-1, 1):
+        return "its sources have different values of black and white: sigma is where black to white is 2"
+    return f"{ends}: a sigma of 1 is {(high - low) / 2:g} there"
+
+
 @app.command()
 def noise(
-    context: typer.Context,
-    source: Annotated[str, typer.Argument(help="Images in any format that `pack` reads, or a store.")],
+    source: Annotated[
+        str, typer.Argument(metavar=_SOURCE, help="Images in any format that `pack` reads, or a store.")
+    ],
     clean: Annotated[
-        str | None, typer.Option(help="Clean examples of such images, 20 or more: makes levels more exact.")
+        str | None,
+        typer.Option(
+            metavar=_SOURCE,
+            help="Clean examples of such images, 20 or more: makes levels more exact. If their units differ, "
+            "give the range of both.",
+        ),
     ] = None,
     repeats: Annotated[
         bool, typer.Option("--repeats", help="Each folder holds several exposures of one scene: exact levels.")
@@ -417,20 +224,9 @@ def noise(
     ] = False,
     levels: Annotated[
         Path | None,
-        output_option("Save the levels as CSV, for `pack --sigma-file`.", "--levels", suffix=".csv"),
+        output_option("Save the levels as CSV, for `levels=` of `pack`.", "--levels", suffix=".csv"),
     ] = None,
     png: Annotated[Path | None, output_option("Save a picture of the levels.", "--png", suffix=".png")] = None,
-    value_range: Annotated[
-        str | None,
-        typer.Option("--range", metavar="LOW,HIGH", help="With --clean-range: black and white of the images."),
-    ] = None,
-    clean_range: Annotated[
-        str | None,
-        typer.Option(metavar="LOW,HIGH", help="Black and white of the clean examples, if their units differ."),
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="The images inside an HDF5 or zarr file, or a FITS extension.")
-    ] = None,
 ) -> None:
     """Measure the noise in images: its level, and whether it is Gaussian, white and independent of the signal.
 
@@ -438,31 +234,18 @@ def noise(
 
         assay data noise scans/ --levels levels.csv --png noise.png
 
-        assay data noise scans/ --range 0,1 --clean photos/ --clean-range 0,255 --levels levels.csv
+        assay data noise scans/:range=0,1 --clean photos/:range=0,255 --levels levels.csv
 
         assay data noise exposures/ --repeats
 
-    Then: `assay data pack scans/ --sigma-file levels.csv -o stores/scans`
+    Then: `assay data pack scans/:levels=levels.csv -o stores/scans`
     """
-    from assay.data import open_store
-    from assay.data.audit import audit, audit_panels, images_of, in_range, write_levels
-    from assay.data.readers import read_any
-    from assay.figure import save_png
-    from assay.files import write_whole
 
-    def open_images(text: str) -> "RawImages":
-        if (Path(text) / "meta.json").is_file():
-            return images_of(open_store(text))
-        return read_any(text, dataset=dataset)
-
-    raw = open_images(source)
-    examples = None if clean is None else open_images(clean)
-    pair, clean_pair = parse_pair(value_range, "value_range"), parse_pair(clean_range, "clean_range")
-    if (pair is None) != (clean_pair is None) or (pair is not None and examples is None):
-        raise ValueError(
-            "--range and --clean-range bring clean examples to the units of the images: give --clean "
-            "and both of them"
-        )
+    raw, pair = _open_measured(source)
+    examples, clean_pair = (None, None) if clean is None else _open_measured(clean)
+    if (pair is None) != (clean_pair is None) and examples is not None:
+        what = "brings clean examples to the units of the images"
+        raise AssayError(what, key="range", cure="give it for both")
     if pair and clean_pair and examples:
         examples = in_range(examples, clean_pair, pair)
     with open_progress() as bar:
@@ -470,14 +253,11 @@ def noise(
     console = open_console()
     table = Table("", "", box=None, show_header=False)
     for title, text in found.rows():
-        table.add_row(title, with_options(text, context.command))
+        table.add_row(title, text)
     console.print(table)
-    options_of_pack = typer.main.get_command(app).commands["pack"]  # type: ignore[attr-defined]
     for warning in found.warnings():
-        console.print(f"warning: {with_options(warning, options_of_pack)}", style="yellow", markup=False)
-    if raw.sigma_tn is not None and (noisy := raw.sigma_tn > 0).any():
-        share = ((raw.sigma_tn < found.low) | (raw.sigma_tn > found.high))[noisy].mean()
-        console.print(f"{share:.0%} of the noisy images have a recorded level outside its measured interval")
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    _print_stated(raw, found)
     if levels is not None:
         with write_whole(levels) as partial:
             write_levels(found, partial)
@@ -487,31 +267,42 @@ def noise(
         console.print(f"wrote {png}")
 
 
+def _print_stated(raw: RawImages, found: Audit) -> None:
+    """How many recorded levels lie outside their measured intervals."""
+    console = open_console()
+    stated = np.array([level.sigma for level in raw.levels or () if isinstance(level, Level)])
+    if len(stated) == len(found.low) and (compared := found.compared(stated)) is not None:
+        is_right, text = compared
+        console.print(text if is_right else f"warning: {text}", style=None if is_right else "yellow")
+
+
+def _open_measured(text: str) -> tuple[RawImages, tuple[float, float] | None]:
+    """The images of a store or a source, and the range that the source states."""
+    if (Path(text) / "meta.json").is_file():
+        return images_of(open_store(text)), None
+    (spec,) = read_sources([text])
+    return open_images(spec), spec.range
+
+
 @app.command()
 def annotate(
     store: Annotated[Path, typer.Argument(help="A store of blurred, compressed or otherwise bad images.")],
     clean: Annotated[Path, typer.Option(help="A store of clean images of the same kind and size.")],
     output: Annotated[
-        Path, output_option("File of the annotations, for `pack --sigma-file`.", suffix=".jsonl")
+        Path, output_option("File of the annotations, for `levels=` of `pack`.", suffix=".jsonl")
     ] = Path("annotations.jsonl"),
     each: Annotated[
         bool, typer.Option("--each", help="A level for each image. Default: one for all of them.")
     ] = False,
-    num_steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training the classifier.")] = 600,
+    num_steps: Annotated[int, typer.Option(min=1, help="Steps of training the classifier.")] = 600,
     seed: Annotated[int, typer.Option(help="Seed of the classifier.")] = 0,
 ) -> None:
     """Find the noise level from which bad images cannot be told from clean ones, and can be trained on.
 
     Example: `assay data annotate stores/blurred --clean stores/clean -o annotations.jsonl`
 
-    Then: `assay data pack blurred/ --sigma-file annotations.jsonl -o stores/usable`
+    Then: `assay data pack blurred/:levels=annotations.jsonl -o stores/usable`
     """
-    import numpy as np
-
-    from assay.data import open_store
-    from assay.metrics.annotate import annotate as run_annotate
-    from assay.metrics.annotate import write_annotations
-
     bad = open_store(store)
     with open_progress() as bar:
         found = run_annotate(bad, open_store(clean), num_steps, seed=seed, progress=advance(bar, "annotating"))
@@ -525,40 +316,29 @@ def annotate(
     console.print(f"The images of {bad.name} look like clean ones {words}; wrote {output}")
 
 
-def _parse_size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"--size {text}: expected a number of pixels like 32, or HEIGHTxWIDTH like 32x48")
-    return int(parts[0]), int(parts[-1])
-
-
-def _print_report(report: "PackReport", command: Any) -> None:
-    from assay.data.show import levels_text
-
-    console = open_console()
-    for problem in report.skipped[:_NUM_SHOWN]:
-        console.print(f"skipped: {with_options(problem.reason, command)}", style="yellow", markup=False)
+def _print_report(report: PackReport) -> None:
+    console, store = open_console(), report.store
+    for problem in [*report.skipped.values()][:_NUM_SHOWN]:
+        console.print(f"skipped: {problem}", style="yellow", markup=False)
     if len(report.skipped) > _NUM_SHOWN:
         console.print(f"skipped: {len(report.skipped) - _NUM_SHOWN:,} more", style="yellow")
     for warning in report.warnings:
-        console.print(f"warning: {with_options(warning, command)}", style="yellow", markup=False)
-    store = report.store
-    shape = " x ".join(str(side) for side in store.image_shape)
-    noisy = ""
-    for count, what in (
-        (int((store.sigma_tn > 0).sum()), "noisy"),
-        (int((store.usable_from > store.sigma_tn).sum()), "usable only above a higher level than their noise"),
-    ):
-        noisy += f", {count:,} of them {what}" if count else ""
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    text = f"{store.path}: {len(store):,} images of {' x '.join(map(str, store.image_shape))}"
     levels = store.sigma_tn[store.sigma_tn > 0]
+    num_annotated = int((store.usable_from > store.sigma_tn).sum())
+    text += f", {len(levels):,} of them noisy" if len(levels) else ""
+    text += (
+        f", {num_annotated:,} of them usable only above a higher level than their noise"
+        if num_annotated
+        else ""
+    )
     if len(levels):
         ends = levels.min().item(), levels.max().item()
-        noisy += f" (sigma {levels_text(*ends)} where black to white is 2"
+        text += f" (sigma {levels_text(*ends)} where black to white is 2"
         if isinstance(store.meta.physical_range, tuple):
             half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
-            noisy += f", {levels_text(half * ends[0], half * ends[1], '.4g')} in the files' units"
-        noisy += ")"
-    left_out = f", {len(report.skipped):,} skipped" if report.skipped else ""
-    console.print(f"{store.path}: {len(store):,} images of {shape}{noisy}{left_out}", markup=False)
+            text += f", {levels_text(half * ends[0], half * ends[1], '.4g')} in the files' units"
+        text += ")"
+    text += f", {len(report.skipped):,} skipped" if report.skipped else ""
+    console.print(text, markup=False)

@@ -2,19 +2,24 @@
 
 import inspect
 import os
-import re
 import tempfile
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from assay.errors import AssayError, explained
+
 if TYPE_CHECKING:
     from assay.sample import SampleConfig
+
+Config = TypeVar("Config", bound=BaseModel)
 
 Device = Annotated[
     str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
@@ -30,7 +35,7 @@ Tuned = Annotated[
     bool,
     typer.Option(
         "--tuned",
-        help="Use the sampler that `assay tune` chose for this checkpoint, in place of the options below.",
+        help="Use the sampler that `assay model tune` chose, in place of the options below.",
     ),
 ]
 
@@ -45,102 +50,50 @@ def read_tuned(checkpoint: Path) -> "SampleConfig":
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
     """An option that names a file or folder to write; what cannot be written is rejected before any work."""
     names = names or ("--output", "-o")
-    return typer.Option(*names, help=help, callback=_check_output(names[0] + " ", suffix), **settings)
+    return typer.Option(*names, help=help, callback=_check_output(names[0], suffix), **settings)
 
 
 def output_argument(help: str, suffix: str = "") -> Any:
     """The same as an argument."""
-    return typer.Argument(help=help, callback=_check_output("", suffix))
+    return typer.Argument(help=help, callback=_check_output(None, suffix))
 
 
-def _check_output(name: str, suffix: str) -> Callable[[Path | None], Path | None]:
+def _check_output(option: str | None, suffix: str) -> Callable[[Path | None], Path | None]:
     def check(path: Path | None) -> Path | None:
         if path is None:
             return None
         if suffix and path.suffix.lower() != suffix:
-            raise ValueError(f"{name}{path}: give the file a name that ends in {suffix}")
+            raise AssayError(f"does not end in {suffix}", path=path, key=option, cure="choose another name")
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         try:
             with tempfile.TemporaryFile(dir=folder):
                 return path
         except OSError as error:
             reason = (error.strerror or str(error)).lower() if folder.is_dir() else "it is not a folder"
-            raise ValueError(f"{name}{path}: nothing can be written to {folder} ({reason})") from None
+            what = f"nothing can be written to {folder} ({reason})"
+            raise AssayError(what, path=path, key=option, cure="choose another place") from None
 
     return check
 
 
-_LEVEL = "SIGMA|auto"
-_SAMPLING: dict[str, tuple[str, Any, Any, str, str | None]] = {
-    # field of SampleConfig: option, type, default, help, metavar
-    "num_steps": ("--steps", int, 18, "Steps from noise to image.", None),
-    "solver": (
-        "--solver",
-        str,
-        "heun",
-        "How to step: heun, multistep (half of heun's evaluations at the same number of steps) or euler.",
-        "heun|multistep|euler",
-    ),
-    "truncate_at": (
-        "--truncate",
-        str,
-        None,
-        "Stop at this noise level and return the prediction; auto is the lowest level of the training data.",
-        _LEVEL,
-    ),
-    "refine_at": (
-        "--refine",
-        str,
-        None,
-        "Put this noise level on the grid; auto is the highest level of the training data.",
-        _LEVEL,
-    ),
-    "num_extra": ("--extra-steps", int, 0, "More steps below that level (by default auto).", None),
-    "churn": ("--churn", float, 0.0, "Noise added back at each step (EDM's S_churn).", None),
-    "churn_low": ("--churn-low", float, 0.0, "Lowest level at which noise is added back (S_min).", None),
-    "churn_high": ("--churn-high", float, 1000.0, "Highest level at which noise is added back (S_max).", None),
-    "churn_noise": ("--churn-noise", float, 1.0, "Scale of the noise added back (S_noise).", None),
-    "guidance": ("--guidance", float, 1.0, "Push images away from a weaker model's: 1 is off, 2 strong.", None),
-    "guide": (
-        "--guide",
-        Path,
-        None,
-        "The weaker model's checkpoint; default: this model without class.",
-        None,
-    ),
-    "precision": (
-        "--precision",
-        str,
-        "32",
-        "32, 64 (steps in float64, as EDM) or bf16 (the network in bfloat16).",
-        "32|64|bf16",
-    ),
-    "sigma_min": ("--sigma-min", float, 0.002, "Lowest level of the grid.", None),
-    "sigma_max": ("--sigma-max", float, 80.0, "Level at which sampling starts.", None),
-    "rho": ("--rho", float, 7.0, "Spacing of the grid: higher puts more steps at low levels.", None),
-}
+def takes(
+    argument: str, model: "type[BaseModel]", *only: str, panel: str = "Settings"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of a config, or `only` some; it gets the config as `argument`.
 
-
-def takes_sampling(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `SampleConfig`, or `only` some; it gets them as its argument `sample`."""
-    fields = only or tuple(_SAMPLING)
+    Names, defaults, descriptions and constraints are those of the fields: `num_steps` is `--num-steps`.
+    """
+    fields = {name: info for name, info in model.model_fields.items() if not only or name in only}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        options = []
-        for field in fields:
-            option, kind, default, text, metavar = _SAMPLING[field]
-            setting = typer.Option(option, help=text, metavar=metavar, rich_help_panel="Sampling")
-            kind = Annotated[kind | None, setting]
-            options.append(
-                inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            )
-
         @wraps(command)
         def wrapped(**values: Any) -> None:
-            command(sample=sample_config({field: values.pop(field) for field in fields}), **values)
+            given = {name: text for name in fields if (text := values.pop(name)) is not None}
+            command(**{argument: config_from(model, given)}, **values)
 
         signature = inspect.signature(command)
-        own = [parameter for parameter in signature.parameters.values() if parameter.name != "sample"]
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
+        options = [_option(name, info, panel) for name, info in fields.items()]
         wrapped.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
         del wrapped.__wrapped__  # typer reads the hints of the wrapper, not of the command
         wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options]} | {"return": None}
@@ -149,21 +102,52 @@ def takes_sampling(*only: str) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-def sample_config(given: dict[str, Any]) -> "SampleConfig":
-    """The settings of these options; a level is a number or "auto"."""
-    from assay.sample import SampleConfig
+def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
+    """A config from the words of a command line: `{"num_steps": "18"}`."""
+    values = {}
+    try:
+        for name, text in given.items():
+            info = model.model_fields[name]
+            kind: Any = TypeAdapter(Annotated[info.annotation, info, *info.metadata])  # type: ignore[arg-type]
+            values[name] = text if isinstance(text, bool) else kind.validate_strings(text)
+    except ValidationError as error:
+        what = explained(error).what
+        raise AssayError(what, key=name) from None
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise explained(error) from None
 
-    if given.get("num_extra") and given["refine_at"] is None:
-        given["refine_at"] = "auto"
-    for field in ("truncate_at", "refine_at"):
-        if given.get(field, "auto") not in (None, "auto"):
-            try:
-                given[field] = float(given[field])
-            except ValueError:
-                raise ValueError(
-                    f"{field} = {given[field]}: expected a noise level such as 0.2, or auto"
-                ) from None
-    return SampleConfig(**given)
+
+def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
+    default = info.get_default(call_default_factory=True)
+    shown = "" if default is None or isinstance(default, bool) else f" [default: {default}]"
+    kind, flag = (bool | None, f"/--no-{dashed(name)}") if info.annotation is bool else (str | None, "")
+    setting = typer.Option(
+        f"--{dashed(name)}{flag}",
+        help=f"{info.description or ''}{shown}",
+        metavar=None if flag else "|".join(map(str, info.examples or [])) or _metavar(info.annotation),
+        rich_help_panel=panel,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, setting]
+    )
+
+
+def dashed(name: str) -> str:
+    """A setting as an option spells it: `num_steps` -> `num-steps`."""
+    return name.replace("_", "-")
+
+
+def _metavar(kind: Any) -> str:
+    """What a value looks like: choices by their names, else the type."""
+    parts = [part for part in get_args(kind) if part is not type(None)] or [kind]
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, parts))
+    return "|".join(
+        _metavar(part) if get_origin(part) else getattr(part, "__name__", str(part)).upper() for part in parts
+    )
 
 
 def parse_devices(text: str) -> int | Literal["auto"]:
@@ -171,7 +155,7 @@ def parse_devices(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
     if not text.isdecimal():
-        raise ValueError(f"devices = {text}: expected a number such as 2, or auto")
+        raise AssayError(f"expected a number such as 2, or auto (given: {text})", key="devices")
     return int(text)
 
 
@@ -182,20 +166,11 @@ def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{name} = {text}: expected two numbers with a comma, e.g. 0,4095 or -1,1") from None
+        what = f"expected two numbers with a comma, e.g. 0,4095 or -1,1 (given: {text})"
+        raise AssayError(what, key=name) from None
     if not low < high:
-        raise ValueError(f"{name} = {text}: the first number must be below the second")
+        raise AssayError(f"the first number must be below the second (given: {text})", key=name)
     return low, high
-
-
-def with_options(text: str, command: Any) -> str:
-    """Arguments as the command's options: `num_images = 0` -> `--num-images 0`, "`seeds`" -> "--seeds"."""
-    for parameter in command.params:
-        option = max(parameter.opts, key=len)
-        if option.startswith("--"):
-            text = re.sub(rf"(?<![\w.`]){parameter.name} = ", f"{option} ", text)
-            text = text.replace(f"`{parameter.name}`", option)
-    return text
 
 
 def open_console(**settings: Any) -> Console:

@@ -1,80 +1,85 @@
 """`assay study`: which data should I use, and what is it worth?"""
 
-import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console
 from rich.table import Table
 
-from assay.cli.options import output_option
+from assay.cli.options import open_console, output_option
 from assay.cli.train import stop_on_signal
+from assay.progress import duration, open_progress
 
 if TYPE_CHECKING:
+    from assay.pricing.price import Price
+    from assay.progress import Tell
+    from assay.study.drive import Driven, Runner
     from assay.study.report import Written
-    from assay.study.run import OpenStudy, Update
+    from assay.study.run import OpenStudy
     from assay.study.spec import Study
+    from assay.study.stages import Update
+    from assay.study.tables import Table as Cells
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Studies: train and measure a grid of clean fractions and noise levels, and report prices.",
+    help="Studies: train on clean images and on mixes with noisy ones, and find out what a noisy one is worth.",
 )
 
 Spec = Annotated[Path, typer.Argument(help="TOML file of a study, or the folder of one that was run.")]
 Folder = Annotated[
     Path | None, output_option("Folder of the study. Default: out/NAME, with the name in the file.")
 ]
-
-_RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
-
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file, e.g. train.num_steps=100."),
 ]
+_RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
 
 
 def _open(spec: Path, output: Path | None, settings: Sequence[str] = ()) -> "OpenStudy":
     from assay.study import open_study
 
-    if spec.is_dir():
-        return open_study(spec / "study.toml", spec)
-    if not spec.exists():
-        raise FileNotFoundError(f"{spec} does not exist: give a study's TOML file or folder")
-    return open_study(spec, output, settings)
+    return open_study(spec / "study.toml", spec) if spec.is_dir() else open_study(spec, output, settings)
 
 
 @app.command()
 def init(
     store: Annotated[Path, typer.Argument(help="The store to study, or a known data set (`assay data get`).")],
     output: Annotated[Path, output_option("The study file to write.", suffix=".toml")] = Path("study.toml"),
-    minutes: Annotated[float, typer.Option(help="How long the study may take on this machine.")] = 30.0,
+    have_clean: Annotated[
+        int | None,
+        typer.Option(min=20, help="The clean images you have. Default: a tenth of those in the store."),
+    ] = None,
+    noisy: Annotated[
+        list[float] | None,
+        typer.Option(help="A noise level that you could buy; repeat it for several. It is simulated."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="How long the first blocks may take on this machine.")] = 30.0,
 ) -> None:
-    """Write a commented study file for a store, sized for the time you have.
+    """Write a commented study file that decides what a noisy image is worth, sized for the time you have.
 
-    The study compares mixes of clean and noisy images. If all images are clean, it simulates the noise.
-    A few training steps are timed on this machine to choose how many each training gets.
+    It trains on a ladder of clean sizes and on mixes with noisy images, in blocks that draw other images. If
+    all images of the store are clean, noise is simulated. A few training steps are timed on this machine.
 
-    Example: `assay study init stores/scans --minutes 30`
+    Example: `assay study init stores/scans --have-clean 400 --noisy 0.2 --minutes 30`
     """
+    from assay.errors import AssayError
     from assay.files import write_whole
     from assay.study.init import draft_study
 
     if output.exists():
-        raise FileExistsError(f"{output} exists already; remove it or choose another name with -o")
-    console = Console()
+        raise AssayError("exists already", path=output, cure="remove it or choose another name with -o")
+    console = open_console()
     with console.status("timing a few steps ..."):
-        text = draft_study(store, minutes)
+        text = draft_study(store, have_clean, noisy or (), minutes)
     with write_whole(output) as partial:
         partial.write_text(text)
     heading = text[: text.index("\nname = ")]
     console.print("\n".join(line.removeprefix("#").strip() for line in heading.splitlines()), markup=False)
-    console.print(f"Wrote {output}. Read it, then: assay study run {output}", soft_wrap=True, markup=False)
+    console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2", markup=False)
 
 
 @app.command()
@@ -82,6 +87,17 @@ def run(
     spec: Spec,
     output: Folder = None,
     settings: Settings = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            min=1.05,
+            metavar="FACTOR",
+            help="Add blocks to a design until the ends of the price's interval differ by this factor at most.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Add blocks to a design for at most this long.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs."),
@@ -110,59 +126,18 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Train and measure every setting that has no result yet, then write tables, figures and the report.
+    """Train and measure every configuration that has no result yet, then write tables, figures and the report.
 
     Press Ctrl-C to stop, and repeat the command to resume.
 
     Examples:
 
-        assay study run study.toml -o out/scans
+        assay study run study.toml -o out/scans --until 2
 
         assay study run study.toml --gpus-per-run 4
     """
-    from assay.study.pool import run_local
-    from assay.study.run import locked, prepare_shared
-
-    console = Console()
-    opened = _open(spec, output, settings or [])
-    reasons: dict[str, str] = {}
-    with locked(opened.folder):
-        num_finished = sum(opened.is_finished(job) for job in opened.jobs)
-        if num_finished < len(opened.jobs):
-            console.print(
-                f"{opened.study.name}: {len(opened.arms)} settings from {len(opened.jobs)} trainings, "
-                f"{num_finished} of them finished, into {opened.folder}",
-                soft_wrap=True,
-            )
-            with console.status("preparing the extractor and the reference ..."):
-                prepare_shared(opened)
-            board = _Board(opened, console)
-            with stop_on_signal() as stopped, board.live:
-                if ray is None:
-                    if gpus_per_run is not None and gpus_per_run % 1:
-                        raise ValueError(f"gpus_per_run = {gpus_per_run:g}: only Ray shares out parts of a GPU")
-                    num_gpus = None if gpus_per_run is None else int(gpus_per_run)
-                    how = board.update, lambda: bool(stopped), threads, num_gpus, ranks_per_run
-                    run_local(opened, workers, *how)
-                else:
-                    from assay.study.cluster import run_on_ray
-
-                    how_on_ray = gpus_per_run, board.update, lambda: bool(stopped), ranks_per_run
-                    run_on_ray(opened, ray, *how_on_ray)
-            reasons = board.reasons
-            if stopped:
-                console.print("Stopped and saved. Repeat the command to resume.")
-                raise typer.Exit(130)
-        failed = [job for job in opened.jobs if not opened.is_finished(job)]
-        for job in failed:  # before the report, which a full disk has no room for either
-            reason = reasons.get(job.key) or opened.failure(job)
-            console.print(f"failed: {job.title}: {reason}", style="red", soft_wrap=True, markup=False)
-        _report(opened, console)
-    if failed:
-        console.print(
-            f"{len(failed)} of {len(opened.jobs)} trainings failed. Run the same command to try them again."
-        )
-        raise typer.Exit(1)
+    runner = _runner(workers, threads, ray, gpus_per_run, ranks_per_run)
+    _run(_open(spec, output, settings or []), runner, until, minutes)
 
 
 def demo(
@@ -178,72 +153,97 @@ def demo(
     """
     from assay.study.spec import DEMO
 
-    run(DEMO, output, settings, workers=workers)
+    _run(_open(DEMO, output, settings or []), _runner(workers, 1, None, None, None), None, None)
+
+
+def _runner(
+    workers: int | None, threads: int, ray: str | None, gpus_per_run: float | None, ranks_per_run: int | None
+) -> "Runner":
+    """Where the runs of a study are taken to their ends: on this machine, or on a Ray cluster."""
+    if ray is not None:
+        from assay.study.cluster import run_on_ray
+
+        return lambda opened, tell, stop: run_on_ray(opened, ray, gpus_per_run, tell, stop, ranks_per_run)
+    from assay.study.pool import run_local
+
+    return lambda opened, tell, stop: run_local(
+        opened, workers, tell, stop, threads, gpus_per_run, ranks_per_run
+    )
+
+
+def _run(opened: "OpenStudy", runner: "Runner", until: float | None, minutes: float | None) -> None:
+    from assay.study.drive import drive, missing
+
+    console = open_console()
+    if left := len(missing(opened)):
+        done = len(opened.runs) - left
+        text = (
+            f"{opened.study.name}: {len(opened.runs)} trainings, {done} of them finished, into {opened.folder}"
+        )
+        console.print(text, soft_wrap=True)
+    with stop_on_signal() as stopped, open_progress(console=console) as tell:
+        board = _Board(opened, console, tell)
+        driven = drive(opened, runner, until, minutes, board.update, board.show, lambda: bool(stopped))
+    if driven.stopped:
+        console.print("Stopped and saved. Repeat the command to resume.")
+        raise typer.Exit(130)
+    for title, reason in driven.failed.items():  # before the report, which a full disk has no room for either
+        console.print(f"failed: {title}: {reason}", style="red", soft_wrap=True, markup=False)
+    _report(driven.opened, console)
+    _say_what_next(driven, console)
+    if driven.failed:
+        console.print(f"{len(driven.failed)} trainings failed. Run the same command to try them again.")
+        raise typer.Exit(1)
+
+
+def _say_what_next(driven: "Driven", console: Console) -> None:
+    """What it would take to halve the widest interval of the goal."""
+    from assay.study.drive import to_halve, width
+
+    if driven.prices:
+        widest = max(driven.prices, key=width)
+        blocks, seconds = to_halve(driven.opened, widest)
+        runs = blocks * len(driven.opened.runs) // driven.opened.num_blocks
+        console.print(
+            f"About {blocks} more blocks ({runs} runs, {duration(seconds)} of one core) would halve the "
+            "interval; --until adds blocks.",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 class _Board:
-    """A live table of the jobs: what each is doing and how much time is left."""
+    """One line for the whole study: how many runs are finished, and what the others are doing."""
 
-    def __init__(self, opened: "OpenStudy", console: Console) -> None:
-        self.opened = opened
-        self.state: dict[str, tuple[str, float, float]] = {}  # phase, share done, since when
-        self.reasons: dict[str, str] = {}  # of failures, also of those that the disk has no room for
-        self.live = Live(self.render(), console=console, refresh_per_second=2, transient=True)
-        self.started = time.monotonic()
+    def __init__(self, opened: "OpenStudy", console: Console, tell: "Tell") -> None:
+        self.opened, self.console, self.tell = opened, console, tell
+        self.titles = {run.key: run.title for run in opened.runs}
+        self.num_done = sum(map(opened.is_finished, opened.runs))
+        self.doing: dict[str, str] = {}
 
     def update(self, update: "Update") -> None:
         """Show an update from a worker."""
-        phase, _, since = self.state.get(update.job, ("", 0.0, time.monotonic()))
-        since = since if phase == update.phase else time.monotonic()
-        self.state[update.job] = update.phase, update.done / max(update.total, 1), since
-        if update.phase == "failed":
-            self.reasons[update.job] = update.reason
-        if update.phase in ("done", "failed"):
-            title = next(job.title for job in self.opened.jobs if job.key == update.job)
-            self.live.console.print(
-                f"{update.phase:7} {title}", style="green" if update.phase == "done" else "red"
-            )
-        self.live.update(self.render())
+        if update.run not in self.titles:  # of a block that was added
+            self.opened = self.opened.with_blocks(self.opened.num_blocks + 1)
+            self.titles = {run.key: run.title for run in self.opened.runs}
+        title = self.titles[update.run]
+        self.doing[update.run] = f"{title}: {update.phase} {update.done / max(update.total, 1):.0%}"
+        if update.phase in ("done", "failed", "stopped"):
+            del self.doing[update.run]
+            self.num_done += update.phase == "done"
+            style = "green" if update.phase == "done" else "red"
+            self.console.print(f"{update.phase:7} {title}", style=style, markup=False)
+        self.tell(self.opened.study.name, self.num_done, len(self.titles), "; ".join(self.doing.values()))
 
-    def render(self) -> Group:
-        """The current table: what is running, and a line for the rest."""
-        table = Table("setting", "", "", "left", box=None, padding=(0, 1))
-        num_done = sum(self.opened.is_finished(job) for job in self.opened.jobs)
-        for job in self.opened.jobs:
-            phase, share, since = self.state.get(job.key, ("", 0.0, 0.0))
-            if phase not in ("training", "sampling"):
-                continue
-            left = (time.monotonic() - since) * (1 - share) / share if share > 0.01 else None
-            bar = ProgressBar(total=1.0, completed=share, width=24)
-            table.add_row(job.title, phase, bar, "" if left is None else f"{left:.0f} s")
-        return Group(table, f"{num_done} of {len(self.opened.jobs)} trainings finished")
+    def show(self, num_blocks: int, prices: "Sequence[Price]") -> None:
+        """Show the prices after a block."""
+        from assay.pricing.words import amount
+
+        rates = ", ".join(f"{amount(price)} at noise {price.sigma:g}" for price in prices)
+        text = f"{num_blocks} blocks, for {prices[0].goal}: noisy images per clean one {rates}"
+        self.console.print(text, soft_wrap=True, markup=False)
 
 
-def _print_cost(study: "Study", rate: float, console: Console) -> None:
-    from assay.study.cost import study_cost
-
-    cost = study_cost(study)
-    table = Table("setting", "images trained on", "images sampled", "hours", "GB")
-    for job in cost.jobs:
-        hours = job.flops / (rate * 1e12) / 3600
-        table.add_row(
-            job.title,
-            f"{job.num_trained:,}",
-            f"{job.num_sampled:,}",
-            f"{hours:,.1f}",
-            f"{job.num_bytes / 1e9:.1f}",
-        )
-    console.print(table)
-    console.print(
-        f"{len(cost.jobs)} trainings: {cost.hours(rate * 1e12):,.0f} hours of one device at {rate:g} TFLOP/s "
-        f"sustained, {cost.num_bytes / 1e9:,.0f} GB if all run at once. Counted, not measured.",
-        soft_wrap=True,
-    )
-    for sentence in cost.missing:
-        console.print(f"missing: {sentence}", style="yellow", soft_wrap=True, markup=False)
-
-
-@app.command("plan", hidden=True)  # its name in version 0.1
 @app.command()
 def cost(
     spec: Spec,
@@ -259,56 +259,76 @@ def cost(
         ),
     ] = None,
 ) -> None:
-    """List the settings and estimate how long the unfinished ones will take on this machine.
+    """List the runs and estimate how long the unfinished ones will take on this machine.
 
     Example: `assay study cost study.toml`
 
     On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
-    from assay.study.cost import missing_parts
+    from assay.study.cost import estimate_seconds, missing_parts
     from assay.study.spec import read_study
-    from assay.study.timing import estimate_seconds
 
-    console = Console()
-    file = spec / "study.toml" if spec.is_dir() else spec
-    study = read_study(file, settings or [])
+    console = open_console()
+    study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings or [])
     if rate is not None or missing_parts(study):
         _print_cost(study, rate or _RATE, console)
         return
     opened = _open(spec, output, settings or [])
-    table = Table("setting", "images", "state", "time")
-    total = 0.0
     with console.status("timing a few steps ..."):
         seconds = estimate_seconds(opened)
-    for job in opened.jobs:
-        finished = opened.is_finished(job)
-        total += 0 if finished else seconds[job.key]
-        state = "finished" if finished else "failed" if opened.failure(job) else "to do"
-        num_images = job.config.train.num_steps * job.config.train.batch_size
-        table.add_row(job.title, f"{num_images:,}", state, "" if finished else _duration(seconds[job.key]))
+    table, total = Table("run", "images", "state", "time"), 0.0
+    for each in opened.runs:
+        finished = opened.is_finished(each)
+        total += 0 if finished else seconds[each.key]
+        num_images = each.config.train.num_steps * each.config.train.batch_size
+        state = "finished" if finished else "to do"
+        table.add_row(each.title, f"{num_images:,}", state, "" if finished else duration(seconds[each.key]))
     console.print(table)
-    cores = os.cpu_count() or 1
-    console.print(f"About {_duration(total)} on one core, {_duration(total / cores)} with {cores} workers.")
+    console.print(f"About {duration(total)} on one core; each worker takes one.")
+
+
+def _print_cost(study: "Study", rate: float, console: Console) -> None:
+    from assay.study.cost import study_cost
+
+    cost = study_cost(study)
+    table = Table("run", "images trained on", "images sampled", "hours", "GB")
+    for each in cost.runs:
+        hours, size = each.flops / (rate * 1e12) / 3600, each.num_bytes / 1e9
+        counts = f"{each.num_trained:,}", f"{each.num_sampled:,}"
+        table.add_row(each.title, *counts, f"{hours:,.1f}", f"{size:.1f}")
+    console.print(table)
+    console.print(
+        f"{len(cost.runs)} trainings: {cost.hours(rate * 1e12):,.0f} hours of one device at {rate:g} TFLOP/s "
+        f"sustained, {cost.num_bytes / 1e9:,.0f} GB if all run at once. Counted, not measured.",
+        soft_wrap=True,
+    )
+    for line in cost.missing:
+        console.print(f"missing: {line}", style="yellow", soft_wrap=True, markup=False)
 
 
 @app.command()
 def status(spec: Spec, output: Folder = None) -> None:
-    """Show finished settings and their results.
+    """Show how far each run is, its held-out loss, and the time that is left.
 
     Example: `assay study status out/demo`
     """
-    console = Console()
+    from assay.study.folder import disk_use, study_status
+
+    console = open_console()
     opened = _open(spec, output)
-    table = Table("setting", "state", "distance")
-    for job in opened.jobs:
-        if not opened.is_finished(job):
-            table.add_row(job.title, opened.failure(job) or "to do", "")
-    found = opened.outcomes()
-    for _, outcome in found:
-        evaluation = outcome.evaluation
-        table.add_row(outcome.setting.title, "finished", f"{evaluation.metric} {evaluation.cell('fd')}")
+    found = study_status(opened)
+    table = Table("run", "state", "held-out loss", "FD", "left on one core")
+    for each in found:
+        state = f"{each.state} {each.share:.0%}" if each.state == "training" else each.state
+        numbers = ["" if value is None else f"{value:.4g}" for value in (each.loss, each.fd)]
+        left = duration(each.seconds_left) if each.seconds_left else ""
+        table.add_row(each.title, f"{state}: {each.reason}" if each.reason else state, *numbers, left)
     console.print(table)
-    console.print(f"{len(found)} of {len(opened.arms)} results")
+    done = sum(each.state == "finished" for each in found)
+    text = f"{done} of {len(found)} runs finished in {opened.num_blocks} blocks or seeds"
+    console.print(f"{text}; {opened.folder} takes {disk_use(opened.folder) / 1e6:,.0f} MB.", soft_wrap=True)
+    if others := len(opened.left_out()):
+        console.print(f"{others} results of other settings are in this folder too (`assay study clean`).")
 
 
 @app.command()
@@ -320,55 +340,94 @@ def report(
         typer.Option(help="Only print the tables of the paper, in this format."),
     ] = None,
 ) -> None:
-    """Write results.csv, figures and report.html from the finished settings.
+    """Write results.csv, figures and report.html from the finished runs.
 
-    A CSV file of results can be given instead of a study, such as the paper's tables.
+    A CSV file of results can be given instead of a study: your own, or the paper's tables.
 
     Examples:
 
         assay study report out/demo --tables latex
 
-        assay study report assay/pricing/fid_tables.csv --output out/paper
+        assay study report my.csv --output out/mine
     """
     from assay.study.report import report_from_table
     from assay.study.tables import format_table, study_tables
 
     if spec.suffix == ".csv":
         folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
-        _print_report(report_from_table(spec, folder), Console())
+        _print_report(report_from_table(spec, folder), open_console())
         return
     opened = _open(spec, output)
-    if tables is not None:
-        if found := [outcome for _, outcome in opened.outcomes()]:
-            for table in study_tables(found):
-                typer.echo(format_table(table, tables))
-        return
-    _report(opened, Console())
+    if tables is None:
+        _report(opened, open_console())
+    elif found := [outcome for _, outcome in opened.outcomes()]:
+        for table in study_tables(found):
+            typer.echo(format_table(table, tables))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a study, or a results.csv.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Show the results of two studies side by side, configuration by configuration.
+
+    Example: `assay study compare out/demo out/mine`
+    """
+    from assay.outcome import read_outcomes
+    from assay.study.tables import compared_table
+
+    found = [read_outcomes(path / "results.csv" if path.is_dir() else path) for path in (first, second)]
+    mine, theirs = (list(each.values()) for each in found)
+    _print_table(compared_table(mine, theirs, (str(first), str(second))), open_console())
+
+
+@app.command()
+def clean(
+    spec: Spec,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False,
+) -> None:
+    """List what results and report do not need, and how much room it takes; remove it with --yes.
+
+    Weights and logs of finished runs, and runs of other settings; results and pictures stay.
+
+    Example: `assay study clean out/demo`
+    """
+    from assay.study.folder import disk_use, remove, unneeded
+
+    console = open_console()
+    found = unneeded(_open(spec, None))
+    total = 0
+    for path in found:
+        size = disk_use(path) if path.is_dir() else path.stat().st_size
+        total += size
+        console.print(f"{size / 1e6:10,.1f} MB  {path}", soft_wrap=True, markup=False, highlight=False)
+    if yes:
+        remove(found)
+    console.print(f"{'Removed' if yes else 'Would free'} {total / 1e6:,.1f} MB.")
 
 
 def _report(opened: "OpenStudy", console: Console) -> None:
     from assay.study.report import write_report
 
-    written = write_report(opened)
-    if written is None:
-        console.print("No setting is finished yet.")
-        return
-    _print_report(written, console)
+    if (written := write_report(opened)) is None:
+        console.print("No run is finished yet.")
+    else:
+        _print_report(written, console)
 
 
 def _print_report(written: "Written", console: Console) -> None:
-    for table in written.headline_tables:
-        shown = Table(*table.header, title=table.title)
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
-    console.print(written.headline, soft_wrap=True)
-    if written.prices:
-        console.print(written.prices, soft_wrap=True)
-    console.print(f"The report is {written.path}", soft_wrap=True)
+    for table in written.tables:
+        _print_table(table, console)
+    for line in written.answer:
+        console.print(line, soft_wrap=True, markup=False)
+    for figure in sorted((written.path.parent / "figures").glob("*worth-by-level.png")):
+        console.print(f"The worth curve is {figure}", soft_wrap=True, markup=False)
+    console.print(f"The report is {written.path}", soft_wrap=True, markup=False)
 
 
-def _duration(seconds: float) -> str:
-    if seconds > 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds > 90 else f"{seconds:.0f} s"
+def _print_table(table: "Cells", console: Console) -> None:
+    shown = Table(*table.header, title=table.title)
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)

@@ -4,38 +4,61 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn
+from pydantic import Field
 
-from assay.cli.options import Device, Devices, open_console, open_progress, output_option, parse_devices
+from assay.cli.options import Device, Devices, open_console, output_option, parse_devices, takes
+from assay.data.config import DataConfig
+from assay.errors import AssayError, extra
+from assay.progress import duration, open_progress
+from assay.settings import override, read_toml
+from assay.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from assay.data import ImageSource
-    from assay.train import Progress as RunProgress
-    from assay.train import RunConfig
+    from assay.train import Progress, RunConfig
 
 
+class _Images(DataConfig):
+    """The settings of `[data]`, of which the command's argument may be the first."""
+
+    store: Path = Field(Path(), description="A store.")
+
+
+# Sections and lists are changed by --set.
+_OTHER = {"augment", "consistency", "restore", "betas", "store", "classes", "levels"}
+_TRAIN = [name for name in TrainConfig.model_fields if name not in _OTHER]
+_DATA = [name for name in DataConfig.model_fields if name not in _OTHER | {"seed"}]
+
+
+@takes("training", TrainConfig, *_TRAIN, panel="Training")
+@takes("images", _Images, *_DATA, panel="Images")
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="A TOML file with [data], [net], [train] and [sample]; optional.")
+    what: Annotated[
+        Path | None,
+        typer.Argument(help="The images: a store, or digits, fashion-mnist, cifar10. Or a TOML file with all."),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Settings to start from; `assay train --preset list` lists them.")
+        str | None,
+        typer.Option(
+            help="Settings to start from; `list` shows them. Default: some that suit the images' size."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Train for about this long on this machine.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.lr=3e-4. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change any setting, e.g. net.width=64. Repeatable."),
     ] = None,
     output: Annotated[
         Path | None, output_option("Folder of the run. Default: runs/HASH, by its settings.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the settings and what they cost, without training.")
+        bool, typer.Option("--dry-run", help="Show the settings, what they cost and how long they take.")
     ] = False,
     device: Device = "auto",
     devices: Devices = "1",
@@ -44,89 +67,108 @@ def train(
         str | None,
         typer.Option(metavar="PROJECT", help="Also log to Weights & Biases (extra `wandb`)."),
     ] = None,
+    *,
+    images: _Images,
+    training: TrainConfig,
 ) -> None:
     """Train a denoiser on clean and noisy images. Repeat the command to resume.
 
-    Example: `assay train --preset digits --set data.store=stores/digits --set data.clean_fraction=0.1
-    --set data.sigma=0.5 -o runs/mix`
+    Example: `assay train digits --clean-fraction 0.1 --sigma 0.5 --minutes 2 -o runs/mix`
 
-    All noisy and 500 clean images of a store: `assay train --set data.store=stores/scans --set data.clean=500`
+    All noisy and 500 clean images of a store: `assay train stores/scans --clean 500`
     """
-    from assay.train import read_config
     from assay.train import train as run_training
-    from assay.train.config import DataConfig, override, read_toml
-    from assay.train.presets import PRESETS, preset_tree
-    from assay.train.run import check_run
 
     console = open_console()
     if preset == "list":
+        from assay.train.presets import PRESETS
+
         for name, chosen in PRESETS.items():
             console.print(f"[bold]{name:12}[/] {chosen.about} (source: {chosen.origin})")
         return
-    tree: dict[str, Any] = preset_tree(preset) if preset else {}
-    for section, values in (read_toml(config) if config else {}).items():
-        tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
     num_devices = parse_devices(devices)
-    data = override(tree, settings or []).get("data", {})
-    if isinstance(data, dict) and data.keys() <= DataConfig.model_fields.keys() - {"store"}:  # nothing misspelt
-        raise ValueError("no images to train on: give --set data.store=PATH, a store made by `assay data pack`")
-    resolved = read_config(tree, str(config or "settings"))
-    source = resolved.data.open()
-    run_dir = output or Path("runs") / resolved.fingerprint(source)
+    if minutes is not None and (num_devices != 1 or num_nodes != 1):  # ranks would measure different times
+        raise AssayError("the time is measured on one device", key="minutes", cure="give --num-steps")
+    tree = _tree(what, settings or [], images, training)
+    config, source, run_dir = _opened(tree, what, preset, minutes, output, device)
     if dry_run:
-        check_run(resolved, source)
-        _describe(resolved, source, run_dir, console)
+        _describe(config, source, run_dir, device)
         return
-    if wandb is not None:
-        _copy_to_wandb(wandb, run_dir)
-    rate = TextColumn("{task.fields[rate]}")
-    with open_progress(console, rate) as bar, stop_on_signal() as stopped:
-        task = bar.add_task(str(run_dir), total=resolved.train.total_steps, rate="", visible=False)
+    if wandb is not None:  # it follows the TensorBoard events, so the loop knows nothing of it
+        run_dir.mkdir(parents=True, exist_ok=True)
+        extra("wandb", "wandb", "--wandb").init(
+            project=wandb, name=run_dir.name, dir=run_dir, sync_tensorboard=True
+        )
+    with open_progress(not console.quiet) as tell, stop_on_signal() as stopped:
+        note, read_at = "", 0.0
+
+        def show(now: "Progress") -> None:
+            nonlocal note, read_at
+            if time.perf_counter() - read_at > 0.5 or now.step == now.num_steps:  # reading makes a GPU wait
+                read_at = time.perf_counter()
+                note = f"{now.images_per_second:.0f} images/s, loss {now.loss:.4f}"
+            tell(str(run_dir), now.step, now.num_steps, note)
+
+        how = device, num_devices, num_nodes
         result = run_training(
-            resolved,
-            run_dir,
-            source,
-            device,
-            num_devices,
-            num_nodes,
-            on_progress=partial(_show_progress, bar, task),
-            should_stop=lambda: bool(stopped),
+            config, run_dir, source, *how, on_progress=show, should_stop=lambda: bool(stopped)
         )
     if result.finished:
         console.print(f"Finished. The checkpoint is {result.checkpoint}")
     else:
-        console.print(
-            f"Stopped and saved at step {result.step} of {resolved.train.total_steps}. "
-            "Repeat the command to resume."
-        )
+        total = config.train.total_steps
+        console.print(f"Stopped and saved at step {result.step} of {total}. Repeat the command to resume.")
         raise typer.Exit(130)
 
 
-def _show_progress(bar: Progress, task: TaskID, now: "RunProgress") -> None:
-    """Move the bar. The loss is read at most twice a second, because reading makes a GPU wait."""
-    clock, fields = time.perf_counter(), bar.tasks[task].fields
-    if clock - fields.get("read_at", 0) > 0.5 or now.step == now.num_steps:
-        fields |= {"read_at": clock, "rate": f"{now.images_per_second:.0f} images/s, loss {now.loss:.4f}"}
-    bar.update(task, completed=now.step, visible=True)
+def _tree(what: Path | None, settings: list[str], images: _Images, training: TrainConfig) -> dict[str, Any]:
+    """All settings that were given: those of the file, changed by those of the command line."""
+    is_file = what is not None and what.suffix == ".toml"
+    tree = read_toml(what) if is_file and what is not None else {}
+    given = {"data": images, "train": training}
+    own = {name: part.model_dump(mode="json", exclude_unset=True) for name, part in given.items()}
+    if what is not None and not is_file:
+        own["data"]["store"] = str(what)
+    for section, values in own.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    return override(tree, settings)
 
 
-def _copy_to_wandb(project: str, run_dir: Path) -> None:
-    """Weights & Biases follows the TensorBoard events, so the loop knows nothing of it."""
-    try:
-        import wandb
-    except ImportError:
-        raise ImportError("--wandb needs an extra package: pip install 'assay[wandb]'") from None
-    run_dir.mkdir(parents=True, exist_ok=True)
-    wandb.init(project=project, name=run_dir.name, dir=run_dir, sync_tensorboard=True)
+def _opened(
+    tree: dict[str, Any],
+    what: Path | None,
+    preset: str | None,
+    minutes: float | None,
+    output: Path | None,
+    device: str,
+) -> tuple["RunConfig", "ImageSource", Path]:
+    """The run's config, images and folder. A file alone says all; else a preset that suits the images helps."""
+    from assay.cost import choose_config
+    from assay.train import read_config
+
+    if not tree["data"].get("store"):
+        cure = "name a store made by `assay data pack`, or digits, fashion-mnist, cifar10"
+        raise AssayError("there are no images to train on", key="data.store", cure=cure)
+    source = read_config({"data": tree["data"]}, what).data.prepared().open()
+    complete = what is not None and what.suffix == ".toml" and preset is None and minutes is None
+    config = read_config(tree, what) if complete else choose_config(tree, source, preset, device=device)
+    name = config.fingerprint(source) + (f"-{minutes:g}min" if minutes else "")
+    run_dir = output or Path("runs") / name
+    if minutes is not None:
+        config = choose_config(tree, source, preset, minutes, run_dir, device)
+    return config, source, run_dir
 
 
-def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console: Console) -> None:
+def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device: str) -> None:
     import json
 
+    from assay.cost import training_seconds
     from assay.nets import measure_cost
+    from assay.train.run import check_run
 
+    check_run(config, source)
     cost = measure_cost(config.net_config(source))
-    train, num_noisy = config.train, int((source.sigma_tn > 0).sum())
+    train, num_noisy, console = config.train, int((source.sigma_tn > 0).sum()), open_console()
     console.print_json(json.dumps(config.model_dump(mode="json")))
     num_images = train.total_steps * train.batch_size
     micro_batch = train.batch_size // train.accumulate
@@ -135,6 +177,7 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, console
         f"network     {cost.num_parameters:,} parameters\n"
         f"steps       {train.total_steps} of {train.batch_size} images\n"
         f"memory      about {cost.step_bytes(micro_batch) / 2**20:.0f} MiB\n"
+        f"time        about {duration(training_seconds(config, source, device))} on one device here\n"
         f"folder      {run_dir}"
     )
 

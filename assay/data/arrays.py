@@ -1,6 +1,5 @@
 """Images from memory: an array and a noise level are enough, no files are needed."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.store import PackedImage, SourceDisplay, Store, hash_of, write_store
-from assay.noise import check_sigma
+from assay.data.source import ImageSource
+from assay.data.store import PackedImage, Store, check_levels, write_store
+from assay.errors import AssayError
+from assay.files import content_hash
+
+_MIN_SPAN = 0.02  # of black to white that all images together must have
 
 
-class Arrays(SourceDisplay):
-    """Images in memory (see `from_arrays`). An `ImageSource`."""
+class Arrays(ImageSource):
+    """Images in memory (see `from_arrays`)."""
 
     def __init__(
         self,
@@ -27,11 +30,11 @@ class Arrays(SourceDisplay):
     ) -> None:
         self.x_tn, self.sigma_tn, self.label = x_tn, sigma_tn, label
         self.physical_range = physical_range
-        self.class_names, self.num_classes, self.name = class_names, len(class_names), name
+        self.class_names, self.name = class_names, name
         channels, height, width = x_tn.shape[1:]
         self.image_shape = (channels, height, width)
-        columns = [hashlib.sha256(column.numpy().tobytes()).hexdigest() for column in (x_tn, sigma_tn, label)]
-        self.fingerprint = hash_of(columns, self.image_shape, class_names)
+        columns = [column.numpy().tobytes() for column in (x_tn, sigma_tn, label)]
+        self.fingerprint = content_hash(columns, self.image_shape, class_names)
 
     def __len__(self) -> int:
         return len(self.x_tn)
@@ -61,41 +64,70 @@ def from_arrays(
     images: Any,
     sigma: float | Sequence[float] | Any = 0.0,
     label: Sequence[int] | Any | None = None,
-    value_range: tuple[float, float] = (-1.0, 1.0),
+    value_range: tuple[float, float] | None = None,
     name: str = "arrays",
 ) -> Arrays:
-    """Images (N, H, W) or (N, C, H, W) with their noise levels, as a source to train on.
+    """Images (N, H, W), (N, C, H, W) or (N, H, W, 1, 3 or 4) with their noise levels, as a source to train on.
 
     `sigma` is the standard deviation of the noise, one number for all images or one per image (0 is clean), in
-    the units of `images`; `value_range` are the values of black and white, which become -1 and 1.
-    `label` (N,) are classes numbered from 0, or -1 for none.
+    the units of `images`; `value_range` are the values of black and white, which become -1 and 1 (by default
+    0 and 255 of uint8, -1 and 1 of floats). `label` (N,) are classes numbered from 0, or -1 for none.
 
     >>> import numpy as np, assay
     >>> assay.from_arrays(np.random.rand(100, 8, 8), sigma=0.1, value_range=(0, 1))
     <arrays: 100 images of 1 x 8 x 8, 0 clean, 100 noisy>
     """
-    low, high = value_range
-    if not low < high:
-        raise ValueError(
-            f"value_range = {value_range}: give the values of black and white, the lower one first"
-        )
-    values = np.asarray(images)
-    values = values[:, None] if values.ndim == 3 else values
-    if values.ndim != 4 or len(values) == 0:
-        raise ValueError(f"images has shape {np.shape(images)}: expected (N, H, W) or (N, C, H, W)")
-    if not np.isfinite(values).all():
-        raise ValueError("images has values that are not finite numbers: remove those images")
-    x_tn = torch.from_numpy((2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32))
+    values = _channels_first(images)
+    low, high = _black_and_white(values, value_range)
     levels = np.asarray(sigma, dtype=np.float64) * 2 / (high - low)
     if levels.shape not in ((), (len(values),)):
-        raise ValueError(
-            f"sigma has shape {levels.shape}: give one level for all {len(values)} images, or one each"
-        )
+        what = f"has shape {levels.shape}, not one level for all {len(values)} images or one each"
+        raise AssayError(what, key="sigma")
+    x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
     levels = np.broadcast_to(levels, len(values))
-    sigma_tn = torch.from_numpy(levels.astype(np.float32))
-    check_sigma("sigma", sigma_tn)
+    check_levels(levels)
+    _check_scale(x_tn, float(levels.max()), (low, high))
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
     if classes.shape != (len(values),) or not np.issubdtype(classes.dtype, np.integer) or classes.min() < -1:
-        raise ValueError("label must hold one class per image, numbered from 0, or -1 for none")
+        raise AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
     class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
-    return Arrays(x_tn, sigma_tn, torch.from_numpy(classes.astype(np.int64)), class_names, name, (low, high))
+    columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
+    return Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
+
+
+def _channels_first(images: Any) -> np.ndarray:
+    """Images as (N, C, H, W), all of them finite numbers."""
+    if isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images):
+        cure = "save them as files with a map of their noise, infinite where a pixel is missing, and pack these"
+        raise AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
+    values = np.asarray(images)
+    values = values[:, None] if values.ndim == 3 else values
+    if values.ndim != 4 or 0 in values.shape or values.dtype.kind not in "biuf":
+        what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
+        raise AssayError(what, key="images")
+    if values.shape[1] > 4 and values.shape[3] in (1, 3, 4):
+        values = values.transpose(0, 3, 1, 2)
+    if not np.isfinite(values).all():
+        raise AssayError("have values that are not finite numbers", key="images", cure="remove those images")
+    return values
+
+
+def _black_and_white(values: np.ndarray, value_range: tuple[float, float] | None) -> tuple[float, float]:
+    if value_range is None and values.dtype != np.uint8 and values.dtype.kind != "f":
+        what = f"black and white of images of {values.dtype} are not known"
+        raise AssayError(what, key="value_range", cure="give their values")
+    low, high = value_range or ((0.0, 255.0) if values.dtype == np.uint8 else (-1.0, 1.0))
+    if not low < high:
+        raise AssayError(f"{value_range} are not black and white, the lower one first", key="value_range")
+    return float(low), float(high)
+
+
+def _check_scale(x: np.ndarray, sigma: float, value_range: tuple[float, float]) -> None:
+    """Reject images, scaled from `value_range` to [-1, 1], that cannot be in these units."""
+    share_outside = float((np.abs(x) > 2 + 5 * sigma).mean())
+    span = float(x.max() - x.min()) / 2
+    if share_outside > 0.5 or 0 < span < _MIN_SPAN:
+        low, high = value_range
+        ends = [low + (float(end) + 1) / 2 * (high - low) for end in (x.min(), x.max())]
+        what = f"{low:g} to {high:g} cannot be black to white of values from {ends[0]:g} to {ends[1]:g}"
+        raise AssayError(what, key="value_range", cure="give the values of black and white in these images")

@@ -11,9 +11,10 @@ network gets 9 labels that describe what was done, so that sampling with zero la
     x-flip a0, y-flip a1, scale a2, cos a3 - 1, sin a3, a5 cos a4, a5 sin a4, shift a6, a7
 
 with scale 2^(0.2 a2), rotation by a3, stretching by 2^(0.2 a5) along the angle a4, and translation by
-(a6, a7) / 8 of the width and height; a2, a5, a6, a7 ~ N(0, 1), a3, a4 ~ U(-pi, pi). Noisy images,
-and the whole-pixel operations of clean images, have zero labels: the data are assumed to be as likely
-mirrored, turned or shifted.
+(a6, a7) / 8 of the width and height; a2, a5, a6, a7 ~ N(0, 1), a3 ~ U(-pi, pi), a4 likewise half of the time
+and else 0. Noisy images get those of these operations that are exact, as often and with their labels: flips, a
+rotation by quarter turns, a translation by whole pixels. What is asked for as flips, turns and shifts by name
+has zero labels: the data are assumed to be as likely mirrored, turned or shifted.
 """
 
 import math
@@ -23,6 +24,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from assay.errors import AssayError
 
 NUM_AUGMENT_LABELS = 9
 NUM_UNIFORMS = 18  # random numbers that one image uses up
@@ -34,8 +37,8 @@ class Augmentation:
 
     `flip_x` and `flip_y` mirror half of them, `turn` rotates by 0, 90, 180 or 270 degrees, `shift` moves
     by up to that number of whole pixels and wraps around. `geometric` is the probability of each operation of
-    EDM's pipe (0.12 there for CIFAR-10), for clean images only unless `interpolate_noisy`, the original
-    code's way, which is here to be compared with.
+    EDM's pipe (0.12 there for CIFAR-10), of which noisy images get what is exact; `interpolate_noisy` gives
+    them all of it, the original code's way, which is here to be compared with.
     """
 
     flip_x: bool = False
@@ -47,9 +50,8 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if self.shift < 0 or not 0 <= self.geometric <= 1:
-            raise ValueError(
-                f"shift = {self.shift}, geometric = {self.geometric}: need shift >= 0, 0 <= geometric <= 1"
-            )
+            what = f"shift = {self.shift}, geometric = {self.geometric}: need shift >= 0, 0 <= geometric <= 1"
+            raise AssayError(what, key="augment")
 
     @property
     def moves_pixels(self) -> bool:
@@ -65,18 +67,19 @@ def augment(
     The labels are None unless the geometric pipe is on.
     """
     if augmentation.turn and x.shape[-1] != x.shape[-2]:
-        raise ValueError(
-            f"images of {x.shape[-2]} x {x.shape[-1]} pixels cannot be turned by 90 degrees: turn=False"
-        )
+        what = f"images of {x.shape[-2]} x {x.shape[-1]} pixels cannot be turned by 90 degrees"
+        raise AssayError(what, key="turn")
     if augmentation.moves_pixels:
         x = _move_pixels(x, uniform[:, :5], augmentation)
     if augmentation.geometric == 0:
         return x, None
     label = x.new_zeros(len(x), NUM_AUGMENT_LABELS)
-    chosen = ((sigma_tn == 0) | augmentation.interpolate_noisy).nonzero()[:, 0]
-    if len(chosen):
-        x = x if augmentation.moves_pixels else x.clone()
-        x[chosen], label[chosen] = _geometric(x[chosen], uniform[chosen, 5:], augmentation.geometric)
+    x = x if augmentation.moves_pixels else x.clone()
+    may_interpolate = (sigma_tn == 0) | augmentation.interpolate_noisy
+    for pipe, mask in ((_geometric, may_interpolate), (_exact, ~may_interpolate)):
+        chosen = mask.nonzero()[:, 0]
+        if len(chosen):
+            x[chosen], label[chosen] = pipe(x[chosen], uniform[chosen, 5:], augmentation.geometric)
     return x, label
 
 
@@ -88,16 +91,47 @@ def _move_pixels(x: Tensor, uniform: Tensor, augmentation: Augmentation) -> Tens
     if augmentation.flip_y:
         x = torch.where(flip_y < 0.5, x.flip(-2), x)
     if augmentation.turn:
-        quarter = (turn * 4).long()
-        x = torch.where(quarter >= 2, x.flip(-2, -1), x)
-        x = torch.where(quarter % 2 == 1, x.rot90(1, (-2, -1)), x)
+        x = _turned(x, (turn * 4).long())
     if augmentation.shift:
-        for dimension, draw in ((2, down), (3, right)):
-            length = x.shape[dimension]
-            shift = (draw * (2 * augmentation.shift + 1)).long() - augmentation.shift
-            place = torch.arange(length).view([-1 if d == dimension else 1 for d in range(4)])
-            x = x.gather(dimension, ((place - shift) % length).expand_as(x))
+        most = augmentation.shift
+        x = _rolled(x, *((draw * (2 * most + 1)).long() - most for draw in (down, right)))
     return x
+
+
+def _turned(x: Tensor, quarter: Tensor) -> Tensor:
+    """Images rotated by 0 to 3 quarter turns (B, 1, 1, 1); by odd numbers if they are square."""
+    x = torch.where(quarter >= 2, x.flip(-2, -1), x)
+    return torch.where(quarter % 2 == 1, x.rot90(1, (-2, -1)), x) if x.shape[-1] == x.shape[-2] else x
+
+
+def _rolled(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Images shifted by whole pixels, (B, 1, 1, 1) each; what leaves at one side enters at the other."""
+    for dimension, shift in ((2, down), (3, right)):
+        length = x.shape[dimension]
+        place = torch.arange(length).view([-1 if d == dimension else 1 for d in range(4)])
+        x = x.gather(dimension, ((place - shift) % length).expand_as(x))
+    return x
+
+
+def _exact(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    """What of EDM's pipe moves pixels as they are: (B, C, H, W), (B, 13) -> images, labels (B, 9)."""
+    chance, value = uniform[:, :5] < probability, uniform[:, 5:]
+    height, width = x.shape[-2:]
+    a0, a1 = value[:, 0] < 0.5, chance[:, 0] & (value[:, 1] < 0.5)
+    quarter = torch.where(chance[:, 2], (value[:, 3] * 4).long(), 0)
+    if height != width:
+        quarter = quarter // 2 * 2
+    normal = torch.special.ndtri(value[:, 6:].clamp_min(2.0**-54))
+    pixels = (normal * torch.tensor([width / 8, height / 8])).round().long()
+    right, down = torch.where(chance[:, 4:], pixels, 0).unbind(1)
+    each = (-1, 1, 1, 1)
+    x = torch.where(a0.view(each), x.flip(-1), x)
+    x = torch.where(a1.view(each), x.flip(-2), x)
+    x = _rolled(_turned(x, quarter.view(each)), down.view(each), right.view(each))
+    cos, sin = torch.tensor([0.0, -1, -2, -1])[quarter], torch.tensor([0.0, 1, 0, -1])[quarter]
+    zero = torch.zeros(len(x))
+    columns = [a0, a1, zero, cos, sin, zero, zero, right * (8 / width), down * (8 / height)]
+    return x, torch.stack([column.to(x.dtype) for column in columns], 1)
 
 
 def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, Tensor]:
@@ -110,7 +144,8 @@ def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, 
     a1 = torch.where(chance[:, 0], (value[:, 1] < 0.5).to(uniform.dtype), zero)
     a2 = torch.where(chance[:, 1], normal[:, 2], zero)
     a3 = torch.where(chance[:, 2], angle[:, 3], zero)
-    a4 = torch.where(chance[:, 3], angle[:, 4], zero)
+    # One number decides whether to stretch along an axis of the image, half of the time, and along which else.
+    a4 = torch.where(chance[:, 3] & (value[:, 4] >= 0.5), (4 * value[:, 4] - 3) * math.pi, zero)
     a5 = torch.where(chance[:, 3], normal[:, 5], zero)
     a6, a7 = (torch.where(chance[:, 4], normal[:, i], zero) for i in (6, 7))
     label = torch.stack([a0, a1, a2, a3.cos() - 1, a3.sin(), a5 * a4.cos(), a5 * a4.sin(), a6, a7], 1)

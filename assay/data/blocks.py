@@ -1,25 +1,28 @@
-"""Reading large files of images at random places, and the checksums of their blocks.
+"""One file of images: read at random places, each of its blocks compared with a checksum.
 
-A whole file of images is too large to be hashed before every run; each of its blocks is hashed once in
-each process that reads it, and again if the file is written to meanwhile. At 64 KiB a block costs some
-40 microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums take 1/4096 of the file.
+A whole file of images is too large to be hashed before every run; each of its blocks is hashed once in each
+process that reads it, and again if the file is written to meanwhile. At 64 KiB a block costs some 40
+microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums take 1/4096 of the file. What is compared, and
+what is read, is one open file: whoever puts another one in its place changes nothing for those who have this.
 """
 
 import hashlib
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 
 from assay.archives import read_npy
+from assay.errors import AssayError
 
 _BLOCK_BYTES = 2**16
 _DIGEST_BYTES = 16  # of SHA-256
-_MAX_MAPPED_BYTES = 2**28  # of images, which stay in memory once they were read
+_MAX_MAPPED_BYTES = 2**24  # of a file, which stay in memory once they were read
 Fetch = Callable[[Sequence[int], Sequence[int]], Sequence[bytes]]  # the bytes start .. stop - 1 of a file
+CURE = "restore it, or pack the store again"
 
 
 def write_blocks(path: Path, target: Path) -> str:
@@ -33,122 +36,84 @@ def write_blocks(path: Path, target: Path) -> str:
     return whole.hexdigest()
 
 
-class Blocks:
-    """A file and the checksums of its blocks. Of a local copy, those that are not there yet are fetched."""
+class ImageFile:
+    """The rows of an array in a .npy file, with the checksums of the file's blocks.
+
+    Small files are mapped; the pages of large ones would fill the memory, so these are read row by row. Of a
+    local copy of a file elsewhere, blocks that are not there yet are fetched.
+    """
 
     def __init__(self, path: Path, checksums: Path, fetch: Fetch | None = None) -> None:
-        self.path, self._fetch = path, fetch
-        self._expected = read_npy(checksums)
-        self._num_bytes = path.stat().st_size
+        self.path, self._checksums, self._fetch = path, checksums, fetch
+        self._file = os.open(path, os.O_RDWR if fetch else os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        rows = read_npy(path, cure=CURE)
+        self.shape, self.dtype = rows.shape, rows.dtype
+        self._num_bytes = os.fstat(self._file).st_size
+        self._header_bytes, self._row_bytes = self._num_bytes - rows.nbytes, rows[:1].nbytes
+        self._expected = read_npy(checksums, cure=CURE)
         num_blocks = -(-self._num_bytes // _BLOCK_BYTES)
         if self._expected.shape != (num_blocks, _DIGEST_BYTES):
-            raise ValueError(
-                f"{checksums} has {len(self._expected)} checksums for {num_blocks} blocks of {path}: pack the "
-                "store again"
-            )
-        self._unchecked = np.ones(num_blocks, dtype=bool)
-        self._num_unchecked, self._written = num_blocks, path.stat().st_mtime_ns
+            raise AssayError(f"does not fit the {num_blocks} blocks of {path}", path=checksums, cure=CURE)
+        self._rows: np.ndarray | None = None
+        if fetch is None and self._num_bytes <= _MAX_MAPPED_BYTES:
+            mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+            self._rows = np.ndarray(self.shape, self.dtype, mapping, self._header_bytes)
+        self._unchecked, self._written = np.ones(num_blocks, dtype=bool), -1
+        self._check(np.zeros(1, np.int64), np.array([self._header_bytes]))
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether all blocks have been compared since somebody last wrote to the file."""
-        if (written := self.path.stat().st_mtime_ns) != self._written:
-            self._unchecked[:] = True
-            self._num_unchecked, self._written = len(self._unchecked), written
-        return not self._num_unchecked
+    def __reduce__(self) -> tuple[type["ImageFile"], tuple[object, ...]]:
+        return ImageFile, (self.path, self._checksums, self._fetch)  # another process opens the file itself
 
-    def check(self, start: np.ndarray, stop: np.ndarray) -> None:
+    def read(self, index: np.ndarray) -> np.ndarray:
+        """The rows `index` (B,) as a new array (B, ...); -1 is the last."""
+        index = np.where(index < 0, index + self.shape[0], index)
+        start = self._header_bytes + index * self._row_bytes
+        self._check(start, start + self._row_bytes)
+        if self._rows is not None:
+            return self._rows[index]
+        values = np.empty((len(index), *self.shape[1:]), self.dtype)
+        room = values.reshape(-1).view(np.uint8).data
+        begins = np.flatnonzero(np.diff(index, prepend=-2) != 1)  # rows in a row are read at once
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(index)], strict=False):
+            part, place = room[begin * self._row_bytes : end * self._row_bytes], int(start[begin])
+            while part:
+                if not (count := os.preadv(self._file, [part], place)):
+                    raise AssayError("became shorter while it was read", path=self.path, cure=CURE)
+                part, place = part[count:], place + count
+        return values
+
+    def _check(self, start: np.ndarray, stop: np.ndarray) -> None:
         """Compare the blocks that hold the bytes start .. stop - 1, (B,) each, unless that was done before."""
-        if self.is_checked:
-            return
+        if (written := os.fstat(self._file).st_mtime_ns) != self._written:
+            self._unchecked[:], self._written = True, written
         first, last = start // _BLOCK_BYTES, (stop - 1) // _BLOCK_BYTES
         width = int((last - first).max(initial=0)) + 1
         blocks = np.minimum(first[:, None] + np.arange(width), last[:, None])
         missing = []
-        with open(self.path, "rb") as file:  # not a mapping, whose pages would stay in memory
-            for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
-                file.seek(block * _BLOCK_BYTES)
-                if not self._is_right(block, file.read(_BLOCK_BYTES)):
-                    missing.append(block)
+        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
+            content = os.pread(self._file, _BLOCK_BYTES, block * _BLOCK_BYTES)
+            if not self._is_right(block, content):
+                missing.append(block)
         if missing:
             self._fill(missing)
 
     def _is_right(self, block: int, content: bytes) -> bool:
-        if _digest(content) != self._expected[block].tobytes():
-            return False
-        self._num_unchecked -= int(self._unchecked[block])
-        self._unchecked[block] = False
-        return True
+        is_right = _digest(content) == self._expected[block].tobytes()
+        self._unchecked[block] = not is_right
+        return is_right
 
     def _fill(self, missing: list[int]) -> None:
         """Fetch blocks into the local copy; an error if this is no copy, or if the origin has changed."""
         starts = [block * _BLOCK_BYTES for block in missing]
         stops = [min(start + _BLOCK_BYTES, self._num_bytes) for start in starts]
         found = self._fetch(starts, stops) if self._fetch else [b""] * len(missing)
-        with open(self.path, "r+b" if self._fetch else "rb") as file:
-            for block, start, content in zip(missing, starts, found, strict=True):
-                if not self._is_right(block, content):
-                    raise ValueError(
-                        f"{self.path} has changed since it was packed (near byte {start}): restore it, or pack "
-                        "the store again"
-                    )
-                file.seek(start)
-                file.write(content)
-        self._written = self.path.stat().st_mtime_ns
-
-
-class Rows:
-    """The rows of arrays in one or several .npy files, one after the other.
-
-    Arrays are memory-mapped if they are small. The pages of large ones would fill the memory, and to give them
-    back costs a page fault at every read, several times the cost of reading from the file.
-    """
-
-    def __init__(
-        self, arrays: Sequence[np.ndarray], files: Sequence[Path], num_bytes: int | None = None
-    ) -> None:
-        self._arrays, self._paths = list(arrays), list(files)
-        self._shape, self._dtype = arrays[0].shape[1:], arrays[0].dtype
-        self.row_bytes = arrays[0].itemsize * int(np.prod(self._shape))
-        self.header_bytes = np.array([file.stat().st_size for file in files]) - [each.nbytes for each in arrays]
-        self._ends = np.cumsum([len(each) for each in arrays])
-        self._starts = self._ends - [len(each) for each in arrays]
-        self.num_bytes = sum(each.nbytes for each in arrays) if num_bytes is None else num_bytes
-        self._opened = np.array([], dtype=np.int64)  # descriptors, if rows are read from the files
-        if self.num_bytes > _MAX_MAPPED_BYTES and hasattr(os, "pread"):
-            self._opened = np.array([os.open(file, os.O_RDONLY) for file in files])
-            for each in self._opened.tolist():
-                weakref.finalize(self, os.close, each)
-
-    def __reduce__(self) -> tuple[type["Rows"], tuple[object, ...]]:
-        return Rows, (self._arrays, self._paths, self.num_bytes)  # another process opens the files itself
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def place(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of the file, and of the row in it, of each row of all; -1 is the last."""
-        if index.min(initial=0) < 0:
-            index = np.where(index < 0, index + len(self), index)
-        number = np.searchsorted(self._ends, index, side="right")
-        return number, index - self._starts[number]
-
-    def read(self, index: np.ndarray) -> np.ndarray:
-        """The rows `index` (B,) as a new array (B, ...)."""
-        if len(self._arrays) == 1 and not len(self._opened):
-            return self._arrays[0][index]
-        number, row = self.place(index)
-        if not len(self._opened):
-            values = np.empty((len(index), *self._shape), self._dtype)
-            for which in np.unique(number).tolist():
-                values[number == which] = self._arrays[which][row[number == which]]
-            return values
-        start = self.header_bytes[number] + row * self.row_bytes
-        opened = self._opened[number].tolist()
-        found = bytearray().join(map(os.pread, opened, repeat(self.row_bytes), start.tolist()))
-        if len(found) != len(index) * self.row_bytes:
-            raise ValueError(f"{self._paths[0]} became shorter while it was read: pack the store again")
-        return np.ndarray((len(index), *self._shape), self._dtype, found)
+        for block, start, content in zip(missing, starts, found, strict=True):
+            if not self._is_right(block, content):
+                what = f"has changed since it was packed (near byte {start})"
+                raise AssayError(what, path=self.path, cure=CURE)
+            os.pwrite(self._file, content, start)
+        self._written = os.fstat(self._file).st_mtime_ns
 
 
 def _digest(block: bytes) -> bytes:

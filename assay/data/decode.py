@@ -1,7 +1,7 @@
 """Image files to pixels: PNG, JPEG, TIFF and WebP in their own depth, within the limits of `assay.archives`.
 
 Pixels are (H, W, C) uint8, uint16 or float32: grey (C = 1) or colour (C = 3), or either with the opacity
-as one channel more. Any problem with a file is a ValueError that names it.
+as one channel more. Any problem with a file is an error that names it.
 """
 
 import io
@@ -16,7 +16,10 @@ import numpy as np
 from PIL import Image
 
 from assay.archives import check_unpacked
-from assay.files import naming
+from assay.errors import AssayError
+from assay.files import decoding
+
+PICTURES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp"}  # what their names end in
 
 
 def decode_image(data: bytes, where: str) -> np.ndarray:
@@ -26,7 +29,7 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
 
 def decode_pixels(data: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
-    with naming(where, "get it again"):
+    with decoding(where, "get it again"):
         if data[:8] == _PNG:
             header = _check_png(data)
             if header.depth == 16 and header.num_channels > 1:
@@ -36,11 +39,11 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
             return native(_read_tiff(data, where))
         num_frames = getattr(image, "n_frames", 1)
         if num_frames > 1:
-            raise ValueError(f"{where} holds {num_frames} pictures: save them as one file each")
+            raise AssayError(f"holds {num_frames} pictures", cure="save them as one file each")
         pixels = np.asarray(_plain_mode(image))
         if pixels.dtype == np.int32:  # 16 bits in 32
             if pixels.min() < 0 or pixels.max() > 65535:
-                raise ValueError(f"{where} has 32-bit pixels: save it as 16-bit or float")
+                raise AssayError("has 32-bit pixels", cure="save it as 16-bit or float")
             pixels = pixels.astype(np.uint16)
         return native(pixels)
 
@@ -57,11 +60,11 @@ def _open_image(data: bytes, where: str) -> Image.Image | None:
             check_unpacked(where, math.prod(image.size) * len(image.getbands()), len(data))
             image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"{where} unpacks to too many pixels ({error}): make it smaller first") from error
+        raise AssayError(f"unpacks to too many pixels ({error})", cure="make it smaller first") from error
     except Image.UnidentifiedImageError as error:
         if data[:2] in (b"II", b"MM"):
             return None
-        raise ValueError(f"{where} is not an image, despite its name: remove it") from error
+        raise AssayError("is not an image, despite its name", cure="remove it") from error
     return image
 
 
@@ -102,10 +105,8 @@ def flatten(pixels: np.ndarray, where: str) -> np.ndarray:
     if not is_transparent(pixels):
         return colour
     if pixels.dtype.kind == "f":
-        raise ValueError(
-            f"{where} is transparent and has {pixels.dtype} pixels, whose white is not known: "
-            "save it without opacity"
-        )
+        what = f"is transparent and has {pixels.dtype} pixels, whose white is not known"
+        raise AssayError(what, path=where, cure="save it without opacity")
     white = _opaque(pixels.dtype)
     share = opacity.astype(np.float64) / white
     return np.rint(colour * share + white * (1 - share)).astype(pixels.dtype)
@@ -123,14 +124,14 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters is raised
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         if len(file.pages) != 1:
-            raise ValueError(f"{where} holds {len(file.pages)} pictures: save them as one file each")
+            raise AssayError(f"holds {len(file.pages)} pictures", cure="save them as one file each")
         page, axes = file.pages[0], file.series[0].axes
         check_unpacked(where, math.prod(page.shape) * (page.dtype.itemsize if page.dtype else 1), len(data))
         if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
-            raise ValueError(f"{where} has the axes {axes} {page.shape}: save it as plain TIFF or PNG")
+            raise AssayError(f"has the axes {axes} {page.shape}", cure="save it as plain TIFF or PNG")
         pixels = page.asarray()
         if pixels.ndim != len(axes):  # tifffile gives nothing where it cannot tell how pixels are stored
-            raise ValueError(f"{where} has pixels of shape {pixels.shape}: save it as plain TIFF or PNG")
+            raise AssayError(f"has pixels of shape {pixels.shape}", cure="save it as plain TIFF or PNG")
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 
@@ -171,9 +172,9 @@ def _deep_png(data: bytes, header: _PngHeader, where: str) -> np.ndarray:
     """
     width, height, num_channels = header.width, header.height, header.num_channels
     if header.is_interlaced:
-        raise ValueError(f"{where} is an interlaced 16-bit PNG: save it without interlacing")
+        raise AssayError("is an interlaced 16-bit PNG", cure="save it without interlacing")
     if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ValueError(f"{where} unpacks to too many pixels ({width} x {height}): make it smaller first")
+        raise AssayError(f"unpacks to too many pixels ({width} x {height})", cure="make it smaller first")
     stride = 2 * num_channels
     expected = height * (1 + width * stride)
     check_unpacked(where, expected, len(data))

@@ -25,6 +25,7 @@ from torch import Tensor
 from assay.archives import read_npy
 from assay.data.picture import image_grid, to_uint8
 from assay.data.units import PhysicalRange, as_plain, black_and_white, to_physical
+from assay.errors import AssayError, extra
 from assay.files import differences, read_json, remove_leftovers, write_whole
 
 Format = Literal["png", "tiff", "npy", "fits"]
@@ -67,28 +68,27 @@ class Target:
         """Where an image of this name goes."""
         return self.folder / (name + _SUFFIX[self.format])
 
-    def check_job(self, job: Mapping[str, Any]) -> None:
-        """Reject a folder with images that are, or may be, of another job; `job` holds plain values."""
+    def check_job(self, job: Mapping[str, Any], names: Sequence[str] = ()) -> None:
+        """Reject a folder with images that are, or may be, of another job; `job` holds plain values.
+
+        Images of these `names`, or numbered ones: with a job in the folder, they pass for images of it.
+        """
         remove_leftovers(self.folder)
-        # Whatever their names: once there is a job in the folder, they pass for images of it.
+        stems = set(names)
         present = sorted(
             path
-            for path in self.folder.glob("??????*")
-            if re.fullmatch(r"\d{6,}(-\d+)?", path.stem) and path.suffix in _SUFFIX.values()
+            for path in self.folder.glob("*")
+            if path.suffix in _SUFFIX.values()
+            and (path.stem in stems or re.fullmatch(r"\d{6,}(-\d+)?", path.stem))
         )
         if not present:
             return
-        record = self.folder / _JOB
+        record, cure = self.folder / _JOB, "choose another folder, or remove it"
         if not record.exists():
-            raise ValueError(
-                f"{present[0]} exists already, and nothing says how it was made: choose another folder, or "
-                "remove it"
-            )
+            raise AssayError("exists already, and nothing says how it was made", path=present[0], cure=cure)
         if different := differences(read_json(record), self._full(job)):
-            raise ValueError(
-                f"{self.folder} holds images made with other settings ({'; '.join(different)}): choose another "
-                "folder, or remove it"
-            )
+            what = f"holds images made with other settings ({'; '.join(different)})"
+            raise AssayError(what, path=self.folder, cure=cure)
 
     def write_job(self, job: Mapping[str, Any]) -> None:
         """Record which job the images of the folder belong to."""
@@ -139,6 +139,18 @@ class Target:
         self.folder.rmdir()
 
 
+def names_like(sources: Sequence[str]) -> list[str]:
+    """Names of files made from these: `cells/a.tif` -> `cells-a`, `s.npy[7]` -> `s-000007`; each once."""
+    names = []
+    for source in sources:
+        name = re.sub(r"\.[a-zA-Z]\w{1,5}(\.gz)?(?=$|\[)", "", source)
+        name = re.sub(r"\[(\d+)\]$", lambda found: f"-{int(found[1]):06d}", name)
+        name = "".join(char if char.isprintable() and char not in "[]/\\:*?\"<>|,'" else "-" for char in name)
+        names.append(name.strip("-. ")[:80])
+    is_unique = len({name.casefold() for name in names}) == len(names) and all(names)
+    return names if is_unique else [f"{i:06d}-{name}".rstrip("-") for i, name in enumerate(names)]
+
+
 def open_target(
     path: Path,
     num_channels: int,
@@ -152,31 +164,26 @@ def open_target(
     """
     suffix = path.suffix.lower()
     if suffix not in _KIND and re.fullmatch(r"\.[a-z]+\d*", suffix) and not path.is_dir():
-        raise ValueError(
-            f"{path}: {suffix} files are not written; name a folder, a {', '.join(sorted(_KIND))} file"
-        )
+        cure = f"name a folder, or a {', '.join(sorted(_KIND))} file"
+        raise AssayError(f"{suffix} files are not written", path=path, cure=cure)
     kind: Any = _KIND.get(suffix, "folder")
     picture = kind == "grid" or (kind == "folder" and format == "png")
     dtype = dtype or ("uint8" if picture or kind == "npz" else "float32")
     if picture and (dtype != "uint8" or num_channels not in (1, 3)):
-        what = f"{num_channels} channels" if dtype == "uint8" else f"dtype = {dtype}"
-        raise ValueError(
-            f"{path}: a PNG holds 8-bit grey or colour, not {what}; use format = tiff, npy or fits"
-        )
+        what = f"a PNG holds 8-bit grey or colour, not {num_channels} channels of {dtype}"
+        key = "format" if dtype == "uint8" else "dtype"
+        raise AssayError(what, path=path, key=key, cure="use format = tiff, npy or fits")
     if dtype != "uint8" and physical_range is None:
-        raise ValueError(
-            f"dtype = {dtype} is in the units of the training data, which the checkpoint does not record: give "
-            "`physical_range`, the values of black and white, or use dtype = uint8"
-        )
+        what = f"{dtype} is in the units of the training data, which the checkpoint does not record"
+        cure = "give physical_range, the values of black and white, or use uint8"
+        raise AssayError(what, key="dtype", cure=cure)
     if dtype == "uint16" and physical_range is not None:
         low, high = black_and_white(physical_range)
         if low < 0 or high > 65535 or high - low < 255:
-            raise ValueError(
-                f"dtype = uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to "
-                f"{high:g}: use dtype = float32"
-            )
+            what = f"uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to {high:g}"
+            raise AssayError(what, key="dtype", cure="use float32")
     if "fits" in (kind, format if kind == "folder" else ""):
-        _astropy()
+        extra("astropy.io.fits", "fits", "writing FITS files")
     return Target(path, kind, format if kind == "folder" else "npy", dtype, physical_range)
 
 
@@ -197,12 +204,5 @@ def _save(path: Path, values: np.ndarray, format: str) -> None:
         case "npy":
             np.save(path, flat)
         case "fits":
-            _astropy().PrimaryHDU(flat if grey else np.moveaxis(values, -1, -3)).writeto(path)
-
-
-def _astropy() -> Any:
-    try:
-        from astropy.io import fits
-    except ImportError:
-        raise ImportError("FITS files need an extra package: pip install 'assay[fits]'") from None
-    return fits
+            fits = extra("astropy.io.fits", "fits", "writing FITS files")
+            fits.PrimaryHDU(flat if grey else np.moveaxis(values, -1, -3)).writeto(path)

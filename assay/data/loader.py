@@ -17,12 +17,20 @@ import torch
 from torch import Tensor
 
 from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
-from assay.data.store import ImageSource
-from assay.data.view import Restored, read_map, stream
+from assay.data.source import ImageSource
+from assay.data.view import stream
 from assay.denoise import check_label
-from assay.noise import LogNormal, NoiseLaw, SigmaFirst, check_law, draw_sigma, draw_sigma_clamped
+from assay.errors import AssayError
+from assay.noise import (
+    LevelFirst,
+    LogNormal,
+    NoiseDistribution,
+    check_distribution,
+    draw_sigma,
+    draw_sigma_clamped,
+)
 
-Pairing = Literal["image_first", "sigma_first", "clamped"]
+Pairing = Literal["image_first", "level_first", "clamped"]
 T = TypeVar("T")
 _NUM_BLOCKS = 8  # the noise of a large batch is drawn in interleaved blocks: a rank draws only those it needs
 _NUM_AHEAD = 16  # steps whose images and levels are drawn at once: small draws cost more to start than to do
@@ -87,8 +95,8 @@ class Loader:
     """Draws batches of images with the levels they are trained at.
 
     "image_first": every image once per epoch, each with a level above its own (Algorithm 1 of the paper).
-    "sigma_first": levels by `law`, each with an image that may serve it (see `assay.noise.SigmaFirst`).
-    "clamped": every image once per epoch, each with a level by `law` raised to its own (the original code).
+    "level_first": levels first, each with an image that may serve it (see `assay.noise.LevelFirst`).
+    "clamped": every image once per epoch, its level drawn, then raised to its own (the original code).
     """
 
     def __init__(
@@ -96,30 +104,30 @@ class Loader:
         source: ImageSource,
         batch_size: int,
         seed: int = 0,
-        law: NoiseLaw | None = None,
+        distribution: NoiseDistribution | None = None,
         pairing: Pairing = "image_first",
         augmentation: Augmentation | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         if batch_size < world_size or not 0 <= rank < world_size:
-            raise ValueError(
-                f"batch_size = {batch_size}, rank {rank} of {world_size}: need one image per rank at least, "
-                "and 0 <= rank < world_size"
-            )
-        self.law = LogNormal() if law is None else law
-        self._lowest: Tensor = getattr(source, "lowest_level", source.sigma_tn)
-        check_law(self.law, self._lowest)
+            what = f"{batch_size} images for rank {rank} of {world_size}: each rank needs one at least"
+            raise AssayError(what, key="batch_size")
+        self.distribution = LogNormal() if distribution is None else distribution
+        self._lowest = source.lowest_level
+        check_distribution(self.distribution, self._lowest)
         check_label(source.label, source.num_classes)
         self.source = source
         self.batch_size = batch_size
         self.seed = seed
         self.pairing = pairing
         self.augmentation = Augmentation() if augmentation is None else augmentation
+        if not source.is_pixels and self.augmentation != Augmentation():
+            raise AssayError(f"{source.name} are coefficients, which cannot be augmented", key="augment")
         self._mine = slice(rank, None, world_size)  # of the positions in the global batch
         self._world_size = world_size
         self._num_blocks = _NUM_BLOCKS if batch_size * math.prod(source.image_shape) > _SMALL_BATCH else 1
-        self._sigma_first = SigmaFirst(self.law, self._lowest) if pairing == "sigma_first" else None
+        self._level_first = LevelFirst(self.distribution, self._lowest) if pairing == "level_first" else None
         # Remembered for speed only: both are functions of the seed and their argument.
         self._pairs = lru_cache(maxsize=2)(self._draw_pairs)
         self._order = lru_cache(maxsize=2)(
@@ -133,11 +141,8 @@ class Loader:
         """
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
-        sigma_map = read_map(self.source, index)
-        if isinstance(self.source, Restored):
-            x_tn, sigma_tn = self.source.read_at(index, sigma_t)
-        else:
-            x_tn, sigma_tn = self.source.read(index), self.source.sigma_tn[index]
+        sigma_map = self.source.read_map(index)
+        x_tn, sigma_tn = self.source.read_at(index, sigma_t)
         if sigma_map is None:
             x_tn, augment_label = augment(x_tn, sigma_tn, uniform, self.augmentation)
         else:  # a map moves with its image
@@ -175,12 +180,12 @@ class Loader:
         """Image, level and augmentation for the _NUM_AHEAD global batches of a chunk of steps."""
         generator = stream(self.seed, "pairs", chunk)
         count = _NUM_AHEAD * self.batch_size
-        if self._sigma_first is None:
+        if self._level_first is None:
             index = self._in_epochs(chunk * count, count)
             draw = draw_sigma_clamped if self.pairing == "clamped" else draw_sigma
-            sigma_t = draw(self.law, self._lowest[index], generator)
+            sigma_t = draw(self.distribution, self._lowest[index], generator)
         else:
-            index, sigma_t = self._sigma_first.draw(count, generator)
+            index, sigma_t = self._level_first.draw(count, generator)
         uniform = torch.rand(count, NUM_UNIFORMS, dtype=torch.float64, generator=generator)
         return tuple(column.unflatten(0, (_NUM_AHEAD, -1)) for column in (index, sigma_t, uniform))
 

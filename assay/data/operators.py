@@ -16,7 +16,7 @@ were. What y has at the others does not matter, since the transform of k is 0 th
 
 Fewer pixels: k is the mean over F x F pixels, and only every F-th pixel is seen.
 
-`assay.denoise.Given` draws x given y, and `train.loops` learn from these draws.
+`assay.denoise.Conditioned` draws x given y, and `train.rounds` learn from these draws.
 """
 
 from dataclasses import replace
@@ -25,35 +25,28 @@ from pathlib import Path
 import numpy as np
 
 from assay.archives import read_npy
-from assay.data.pack import MAX_PIXELS
+from assay.data.convert import MAX_PIXELS
 from assay.data.readers import RawImages, Size
-from assay.files import sha256
+from assay.errors import AssayError
 
 
 def with_kernel(raw: RawImages, path: Path) -> RawImages:
     """Blurred images, their kernel from a `.npy`: (h, w) for all, or (N, h, w) for each; odd and centred."""
     kernels = _read(raw, path, "kernel")
     if not all(side % 2 for side in kernels.shape[1:]):
-        raise ValueError(
-            f"kernel = {path} has {_text(kernels.shape[1:])} values: give an odd number of rows and columns, "
-            "with the centre in the middle"
-        )
+        what, cure = f"has kernels of {_text(kernels.shape[1:])}", "give odd numbers of rows and columns"
+        raise AssayError(what, path=path, key="kernel", cure=f"{cure}, with the centre in the middle")
 
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         small = kernels[i % len(kernels)].astype(np.float64)
         with np.errstate(over="ignore"):
             largest = np.abs(small).sum().astype(np.float32)  # as the store has it
-        if not np.isfinite(largest):
-            raise ValueError(
-                f"{raw.names[i]}: its kernel in {path} is too large for float32: give one that sums to 1"
-            )
-        if largest == 0:
-            raise ValueError(f"{raw.names[i]}: its kernel in {path} is 0 everywhere: leave the image out")
+        if not 0 < largest < np.inf:
+            what = "has a kernel that is 0 everywhere or too large for float32"
+            raise AssayError(what, path=path, key="kernel", cure="give one that sums to 1, or leave it out")
         if any(mine > whole for mine, whole in zip(small.shape, size, strict=True)):
-            raise ValueError(
-                f"{raw.names[i]} has {_text(size)} pixels, its kernel in {path} has {_text(small.shape)}: crop "
-                "the kernel"
-            )
+            what = f"has {_text(size)} pixels, its kernel {_text(small.shape)}"
+            raise AssayError(what, path=path, key="kernel", cure="crop the kernel")
         kernel, seen = np.zeros(size), np.zeros(size, bool)
         kernel[: small.shape[0], : small.shape[1]] = small
         kernel = np.roll(kernel, [-(side // 2) for side in small.shape], (0, 1))
@@ -62,7 +55,7 @@ def with_kernel(raw: RawImages, path: Path) -> RawImages:
         seen[tuple(inside)] = True
         return kernel, ~seen
 
-    return replace(raw, operator=operator, recipe=(*raw.recipe, f"kernel {sha256(path)}"))
+    return replace(raw, operator=operator)
 
 
 def with_kspace(raw: RawImages, path: Path) -> RawImages:
@@ -72,21 +65,19 @@ def with_kspace(raw: RawImages, path: Path) -> RawImages:
     """
     masks = _read(raw, path, "kspace")
     if not np.isin(masks, (0, 1)).all():
-        raise ValueError(f"kspace = {path} has values other than 0 and 1: give a mask of what was measured")
+        what = "has values other than 0 and 1"
+        raise AssayError(what, path=path, key="kspace", cure="give a mask of what was measured")
 
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         mask = masks[i % len(masks)] > 0
-        if not mask.shape == before == size:
-            raise ValueError(
-                f"{raw.names[i]} has {_text(before)} pixels, {_text(size)} of them to be packed, and its mask "
-                f"of k-space {_text(mask.shape)}: give a mask of the image's size, and pack whole images"
-            )
-        if not mask.any():
-            raise ValueError(f"{raw.names[i]}: its mask in {path} measures nothing: leave the image out")
+        if not mask.shape == before == size or not mask.any():
+            what = f"has {_text(before)} pixels, {_text(size)} of them to be packed, and a mask of"
+            what += f" {_text(mask.shape)} that measures {mask.sum()} frequencies"
+            raise AssayError(what, key="kspace", cure="give a mask of the image's size, and pack whole images")
         mask |= np.roll(mask[::-1, ::-1], 1, (0, 1))
         return np.fft.ifft2(mask).real, np.zeros(size, bool)
 
-    return replace(raw, operator=operator, recipe=(*raw.recipe, f"kspace {sha256(path)}"))
+    return replace(raw, operator=operator)
 
 
 def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
@@ -94,18 +85,15 @@ def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
 
     Each pixel is repeated, and all but the first one count as missing.
     """
-    if factor < 2:
-        raise ValueError(f"downsampled = {factor}: expected a whole number of pixels, 2 or more")
 
     def enlarged(values: np.ndarray) -> np.ndarray:
         return values.repeat(factor, 0).repeat(factor, 1)
 
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         if before != size:
-            raise ValueError(
-                f"{raw.names[i]} has {_text(before)} pixels, not {_text(size)}, with those it lacks: images of "
-                "low resolution are neither cropped nor resized; make them equal before packing, or cut patches"
-            )
+            what = f"has {_text(before)} pixels, not {_text(size)}, with those it lacks"
+            cure = "make images of low resolution equal before packing, or cut patches"
+            raise AssayError(what, key="downsampled", cure=cure)
         kernel, missing = np.zeros(size), np.ones(size, bool)
         kernel[np.ix_(-np.arange(factor), -np.arange(factor))] = 1 / factor**2
         missing[::factor, ::factor] = False
@@ -114,39 +102,27 @@ def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
     def pixels(i: int) -> np.ndarray:
         small = raw.pixels(i)
         if small.shape[0] * small.shape[1] * factor**2 > MAX_PIXELS:
-            raise ValueError(
-                f"{raw.names[i]} has {_text(small.shape[:2])} pixels; downsampled = {factor} makes it larger "
-                f"than the {MAX_PIXELS:,} pixels that an image of a store may have: give a smaller factor"
-            )
+            what = f"has {_text(small.shape[:2])} pixels, too many to be enlarged {factor} times"
+            raise AssayError(what, key="downsampled", cure="give a smaller factor")
         return enlarged(small)
 
     levels = raw.sigma_map
-    return replace(
-        raw,
-        pixels=pixels,
-        sigma_map=None if levels is None else lambda i: enlarged(levels(i)),
-        operator=operator,
-        recipe=(*raw.recipe, f"downsampled {factor}"),
-    )
+    sigma_map = None if levels is None else lambda i: enlarged(levels(i))
+    return replace(raw, pixels=pixels, sigma_map=sigma_map, operator=operator)
 
 
-def _read(raw: RawImages, path: Path, what: str) -> np.ndarray:
+def _read(raw: RawImages, path: Path, key: str) -> np.ndarray:
     """An array (1, h, w) for all images or (N, h, w) with one for each."""
     found = read_npy(path)
-    if found.dtype.kind not in "fiub" or found.ndim not in (2, 3) or 0 in found.shape:
-        raise ValueError(
-            f"{what} = {path} holds {found.dtype} {found.shape}; expected numbers (h, w) or (N, h, w)"
+    many = found.reshape(-1, *found.shape[-2:]) if found.ndim in (2, 3) and found.size else found[None]
+    if found.dtype.kind not in "fiub" or many.ndim != 3 or len(many) not in (1, len(raw.names)):
+        what = f"holds {found.dtype} {found.shape} for {len(raw.names)} images"
+        raise AssayError(
+            what, path=path, key=key, cure="give numbers (h, w), or (N, h, w) with one for each image"
         )
-    found = found.reshape(-1, *found.shape[-2:])
-    if len(found) not in (1, len(raw.names)):
-        raise ValueError(
-            f"{what} = {path} has {len(found)} arrays for {len(raw.names)} images: give one for each or for all"
-        )
-    if not np.isfinite(found).all():
-        raise ValueError(f"{what} = {path} has values that are NaN or infinite: correct them")
-    if not found.any():
-        raise ValueError(f"{what} = {path} is 0 everywhere: give at least one value that is not")
-    return found
+    if not np.isfinite(many).all() or not many.any():
+        raise AssayError("is NaN or infinite, or 0 everywhere", path=path, key=key, cure="correct it")
+    return many
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -9,664 +9,440 @@ with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels
 import contextlib
 import math
 import os
+import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from threading import Lock
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 from scipy.ndimage import uniform_filter
 
+from assay.data.convert import Layout, PackConfig, convert, fit, size_of
 from assay.data.decode import flatten, is_transparent
-from assay.data.levels import Level, Problem, check_level, read_annotations
-from assay.data.readers import RawImages, Size, printable
-from assay.data.shards import is_store, join_shards, shard_path
-from assay.data.store import DType, PackedImage, Store, hash_of, write_store
-from assay.data.units import Stabilised
-from assay.files import write_whole
+from assay.data.levels import Level, read_levels
+from assay.data.notes import Note, Notes, chosen, measure, share_at
+from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
+from assay.data.readers import RawImages, cut_patches, open_images, printable, with_map
+from assay.data.shards import declare_job, is_store, join_shards, shard_path
+from assay.data.spec import SourceSpec
+from assay.data.store import PackedImage, Store, open_one, write_store
+from assay.errors import AssayError
+from assay.files import check_absent, content_hash, decoding, one_line
 
-Fit = Literal["exact", "crop", "resize"]
-Colour = Literal["keep", "grey", "colour"]
-Units = Literal["files", "scaled"]
 Progress = Callable[[int, int], None]
-MAX_PIXELS = 2**26
+Source = SourceSpec | RawImages
+_FILES = ("path", "levels", "map", "kernel", "kspace")  # of a source: what they hold counts, not where they are
 _NUM_AHEAD = 64  # images loaded before they are needed
-_LUMA = np.array([0.299, 0.587, 0.114])
 
 
-@dataclass(frozen=True)
-class PackSource:
-    """Images to pack together with others, with a noise level and value range of their own.
-
-    `sigma` is the noise level of all images or a file with one per image (`assay.data.levels`); without it
-    the format's own levels count, and else the images are clean. `value_range`: see `Conversion`. An image with
-    a map of levels counts as noisy up to this `map_quantile` of them; 1 is the highest.
-    """
-
-    raw: RawImages
-    sigma: float | Path | None = None
-    value_range: tuple[float, float] | None = None
-    units: Units = "files"
-    map_quantile: float = 1.0
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """The finished store, what was left out, and what the user should know."""
+class PackReport(NamedTuple):
+    """The finished store, the images that were left out and why, and what the user should know."""
 
     store: Store
-    skipped: tuple[Problem, ...]
+    skipped: dict[str, AssayError]
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """How pixels become values of a store.
+def pack(
+    sources: Source | Sequence[Source],
+    path: Path,
+    config: PackConfig | None = None,
+    progress: Progress | None = None,
+    only: range | None = None,
+) -> PackReport:
+    """Write the images of sources to a store at `path`; `only` some of them, counted over all sources.
 
-    `size` (H, W): None keeps the size of the first image. `fit`: what to do with another size; reject it
-    ("exact"), cut out the centre ("crop"), or scale the shorter side and cut out the centre ("resize").
-    `value_range`: the pixels that are black and white; None means 0 .. 255 or 0 .. 65535, and is rejected for
-    float pixels. `dtype`: None means uint8 if the files have 8 bits, else float32; of several sources, all.
-    `sensor`: all images are of a sensor that counts photons, and are kept stabilised, in its range.
+    `progress` is called with (images done, images in all).
     """
+    config = config or PackConfig()
+    if not config.overwrite:
+        check_absent(Path(path))  # before any long work
+    return _write(Images(sources, config), Path(path), config, progress, only)
 
-    size: tuple[int, int] | None = None
-    fit: Fit = "exact"
-    colour: Colour = "keep"
-    value_range: tuple[float, float] | None = None
-    dtype: DType | None = None
-    sensor: Stabilised | None = None
 
-    def __post_init__(self) -> None:
-        if self.size is not None and min(self.size) < 1:
-            raise ValueError(f"size {self.size}: an image has at least one pixel")
-        if self.size is not None and math.prod(self.size) > MAX_PIXELS:
-            raise ValueError(f"size {self.size}: an image of a store has at most {MAX_PIXELS:,} pixels")
-        if self.sensor is not None and self.dtype == "uint8":
-            raise ValueError("dtype uint8: stabilised images are not whole numbers; use float32")
-        if self.fit != "exact" and self.size is None:
-            raise ValueError(f"fit {self.fit!r} needs a size")
-        if (
-            self.value_range is not None
-            and not -math.inf < self.value_range[0] < self.value_range[1] < math.inf
-        ):
-            raise ValueError(f"value range {self.value_range}: black must be below white, both finite")
+def _write(
+    images: "Images", path: Path, config: PackConfig, progress: Progress | None, only: range | None
+) -> PackReport:
+    target = path
+    if config.overwrite and is_store(path):
+        _check_ours(path)
+        target = path.with_name(f"{path.name}-new")
+    if config.dtype is None and len(images.raws) > 1 and not all(map(_begins_with_bytes, images.raws)):
+        config = config.model_copy(update={"dtype": "float32"})
+    run = _Run(images, config, progress)
+    packed = run.images(range(len(images)) if only is None else only)
+    first = next(packed, None)
+    if first is None or run.layout is None:
+        cure = str(next(iter(run.skipped.values())))
+        raise AssayError(f"none of its {len(images)} images can be packed", path=images.name, cure=cure)
+    shape, dtype, value_range = run.layout
+    store = write_store(
+        target, images.name, chain([first], packed), shape, dtype, value_range, images.class_names
+    )
+    if target != path:
+        _check_ours(path)
+        old = path.with_name(f"{path.name}-old")
+        check_absent(old)
+        os.replace(path, old)
+        os.replace(target, path)
+        shutil.rmtree(old)
+        store = open_one(path)
+    return PackReport(store, run.skipped, tuple(run.notes.warnings()))
+
+
+def _check_ours(path: Path) -> None:
+    """Reject to replace a folder that holds more than the store."""
+    if not (path / "meta.json").is_file():
+        raise AssayError("is a store of several shards", path=path, cure="remove it, or choose another name")
+    ours = {"meta.json", *open_one(path).meta.checksums}
+    if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
+        raise AssayError(f"holds {others[0]}, which is not the store's", path=path, cure="move it elsewhere")
 
 
 def pack_shards(
-    sources: Sequence[PackSource],
+    sources: Source | Sequence[Source],
     path: Path,
     num_shards: int,
     only: int | None = None,
-    conversion: Conversion | None = None,
-    skip_bad: bool = False,
+    config: PackConfig | None = None,
     progress: Progress | None = None,
 ) -> list[PackReport]:
     """Write images to a store of several shards, each an equal part; those that are there are not made again.
 
     `only` makes one of them, counted from 1, so that several processes can share the work. The store is
-    complete with its last shard. Patches of one picture stay in one shard.
+    complete with its last shard. Patches of one picture stay in one shard. All parts are made of the same
+    contents with the same settings, or rejected.
     """
-    raw = _join(list(sources))
-    wanted = [shard_path(path, number, num_shards) for number in range(1, num_shards + 1)]
-    if not 1 <= (only or 1) <= num_shards <= len(raw.names):
-        raise ValueError(
-            f"shards = {only or 1}/{num_shards}: give a part of at most {len(raw.names)}, the images"
-        )
-    if other := [found for found in path.glob("shard-*") if found.with_suffix("") not in wanted]:
-        raise ValueError(f"{path} has another number of shards, such as {other[0].name}: remove the folder")
-    job = hash_of(list(raw.names), repr(conversion), [_recipe(source) for source in sources])
-    for record in path.glob("shard-*.json"):
-        if record.read_text() != job:
-            raise ValueError(
-                f"{path} has shards of other images or settings: remove it, or choose another name"
-            )
-    borders = np.linspace(0, len(raw.names), num_shards + 1).round().astype(int)
-    if raw.group is not None:  # to where the next picture begins
-        begins = np.append(np.flatnonzero(np.diff(raw.group, prepend=-1)), len(raw.names))
-        borders = begins[np.searchsorted(begins, borders)]
+    if is_store(path):
+        raise AssayError("exists already and is complete", path=path, cure="remove it, or choose another name")
+    config = config or PackConfig()
+    images = Images(sources, config)
+    if not 1 <= (only or 1) <= num_shards <= len(images):
+        what = f"{only or 1}/{num_shards} is no part of {len(images)} images"
+        raise AssayError(what, key="shards", cure="give a part of at most as many as there are images")
+    many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
+    specs = [source for source in many if isinstance(source, SourceSpec)]
+    arrays = [source for source in many if isinstance(source, RawImages)]
+    settings = [spec.model_dump(exclude=set(_FILES), mode="json") for spec in specs]
+    labels = [[] if raw.label is None else raw.label.tolist() for raw in images.raws]
+    pixels = [[raw.pixels(i).tobytes() for i in range(len(raw.names))] for raw in arrays]
+    job = [
+        num_shards,
+        config.model_dump(mode="json"),
+        settings,
+        [images.name_of(k) for k in range(len(images))],
+    ]
+    files = [Path(file) for spec in specs for key in _FILES if (file := getattr(spec, key)) is not None]
+    declare_job(path, content_hash(job, labels, pixels), [file for file in files if file.exists()])
+    borders = np.linspace(0, len(images), num_shards + 1).round().astype(int)
+    begins = np.append(np.flatnonzero(np.diff(images.group, prepend=-1)), len(images))
+    borders = begins[np.searchsorted(begins, borders)]  # to where the next picture begins
     reports = []
     for number in range(1, num_shards + 1) if only is None else [only]:
-        part, target = range(borders[number - 1], borders[number]), wanted[number - 1]
-        if not is_store(target):
-            if len(part) == 0:
-                raise ValueError(f"{num_shards} shards are more than the pictures that patches are cut from")
-            with write_whole(target.with_suffix(".json")) as partial:
-                partial.write_text(job)
-            reports.append(pack(sources, target, conversion, None, skip_bad, progress, only=part))
-    join_shards(path, raw.name, num_shards)
+        part, target = range(borders[number - 1], borders[number]), shard_path(path, number, num_shards)
+        if is_store(target):
+            continue
+        if len(part) == 0:
+            what = f"{num_shards} are more than the pictures that patches are cut from"
+            raise AssayError(what, key="shards", cure="give fewer")
+        reports.append(_write(images, target, config, progress, part))
+    join_shards(path, images.name, num_shards)
     return reports
 
 
-def _recipe(source: PackSource) -> str:
-    """All but the images that decides what a source becomes; as before maps and kernels if it has none."""
-    quantile = [] if source.map_quantile == 1 else [source.map_quantile]
-    return repr((source.sigma, source.value_range, source.units, *quantile, *source.raw.recipe))
+def open_source(source: Source, config: PackConfig) -> RawImages:
+    """Open a source, and add what the user knows about it; patches are cut if asked for."""
+    raw = open_images(source) if isinstance(source, SourceSpec) else source
+    spec = source if isinstance(source, SourceSpec) else SourceSpec(path=raw.name)
+    if isinstance(source, SourceSpec):
+        if spec.gain is not None and spec.sigma is None and (raw.levels or raw.sigma_map):
+            raise AssayError("has noise levels of its own, and a sensor's", path=spec.path, key="gain")
+        value_range = spec.range or raw.value_range
+        raw = replace(raw, value_range=value_range, sensor=spec.sensor, quantile=spec.quantile)
+    if spec.sigma is not None:
+        raw = replace(raw, levels=[Level(spec.sigma, None, spec.scaled)] * len(raw.names), sigma_map=None)
+    if spec.levels is not None:
+        raw = replace(raw, levels=read_levels(spec.levels, raw.names, spec.scaled), sigma_map=None)
+    if spec.map is not None:
+        raw = with_map(raw, spec.map, spec.scaled)
+    if spec.kernel is not None:
+        raw = with_kernel(raw, spec.kernel)
+    if spec.kspace is not None:
+        raw = with_kspace(raw, spec.kspace)
+    if config.patch is not None:
+        raw = cut_patches(raw, config.patch, config.stride or config.patch[1])
+    if spec.downsampled is not None:
+        raw = with_fewer_pixels(raw, spec.downsampled)
+    return raw if config.classes else replace(raw, label=None, class_names=())
 
 
-def pack(
-    sources: RawImages | PackSource | Sequence[PackSource],
-    path: Path,
-    conversion: Conversion | None = None,
-    sigma: float | Path | None = None,
-    skip_bad: bool = False,
-    progress: Progress | None = None,
-    units: Units = "files",
-    only: range | None = None,
-) -> PackReport:
-    """Write images to a store at `path`: those of one source, with noise `sigma` in `units`, or of several.
+class Images:
+    """The images of all sources, one after the other."""
 
-    `skip_bad` leaves out what is wrong instead of raising. `progress` is called with (images done, images in
-    all). `only` some of the images, counted over all sources, are packed.
-    """
-    if isinstance(sources, RawImages):
-        sources = PackSource(sources, sigma, units=units)
-    many = [sources] if isinstance(sources, PackSource) else list(sources)
-    raw = _join(many)
-    for label in (raw.name, *raw.class_names):
-        if printable(label) != label:
-            raise ValueError(f"{printable(label)}: the name of this folder is not UTF-8: rename it")
-    conversion = conversion or Conversion()
-    dark: dict[tuple[int, int], float] = {}
-    if conversion.sensor is not None:
-        many = [_stabilised(source, conversion.sensor, n, dark) for n, source in enumerate(many)]
-        raw = _join(many)
-    if conversion.dtype is None and len(many) > 1 and not all(map(_begins_with_bytes, many)):
-        conversion = replace(conversion, dtype="float32")
-    writer = _Packer(raw, conversion, skip_bad, progress, dark, len(many))
-    for number, source in enumerate(many):
-        writer.set_levels(source, number, sum(len(before.raw.names) for before in many[:number]))
-    if only is not None:
-        writer.levels = {i: level for i, level in writer.levels.items() if i in only}
-    images = writer.images()
-    first = next(images, None)
-    if first is None:
-        raise ValueError(
-            f"{raw.name}: none of its {len(raw.names)} images can be packed: {writer.skipped[0].reason}"
-        )
-    store = write_store(
-        path,
-        raw.name,
-        chain([first], images),
-        first.values.shape,
-        writer.dtype,
-        writer.value_range,
-        raw.class_names,
-    )
-    return PackReport(store, tuple(writer.skipped), tuple(writer.warnings()))
-
-
-def _stabilised(
-    source: PackSource, sensor: Stabilised, number: int, dark: dict[tuple[int, int], float]
-) -> PackSource:
-    """A source of a sensor's images, between -1 and 1: clean if its sigma is 0, else with the sensor's noise.
-
-    `dark` receives the share of each noisy image with so few photons that its noise cannot be stabilised.
-    """
-    raw, clean, fewest = source.raw, source.sigma == 0, sensor.smallest_count()
-    if source.sigma not in (None, 0) or (not clean and (raw.sigma_tn is not None or raw.sigma_map is not None)):
-        raise ValueError(
-            f"{raw.name}: its noise is given twice, as a level and as the `gain` of a sensor: leave out one, "
-            "or give `sigma` 0 for clean images"
-        )
-    if raw.operator is not None:
-        raise ValueError(f"{raw.name}: no kernel describes stabilised images: pack it without `gain`")
-    if source.value_range not in (None, (sensor.low, sensor.high)):
-        raise ValueError(f"{raw.name}: images of one sensor have one range; leave out {source.value_range}")
-
-    def pixels(i: int) -> np.ndarray:
-        values = raw.pixels(i)
-        if raw.has_opacity:
-            if not clean and is_transparent(values):
-                raise ValueError(f"{raw.names[i]} is noisy and transparent: save it opaque")
-            values = flatten(values, raw.names[i])
-        if clean:
-            return sensor.clean_to_images(values).astype(np.float32)
-        # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
-        counts = uniform_filter(sensor.counts(values), (5, 5, 1))
-        dark[number, i] = float((counts < fewest).mean()) if fewest > 0 else 0.0
-        return sensor.noisy_to_images(values).astype(np.float32)
-
-    plain = replace(raw, pixels=pixels, has_opacity=False, sigma_tn=None, sigma_map=None)
-    return PackSource(plain, 0.0 if clean else sensor.sigma_tn, (-1.0, 1.0), "scaled")
-
-
-def _begins_with_bytes(source: PackSource) -> bool:
-    """Whether the first image that can be read has 8 bits."""
-    for i in range(len(source.raw.names)):
-        with contextlib.suppress(ValueError, OSError):  # reported when its turn comes
-            return source.raw.pixels(i).dtype == np.uint8
-    return True
-
-
-def _join(sources: Sequence[PackSource]) -> RawImages:
-    """The images of all sources, one after the other; names begin with the source's where several have it."""
-    if len(sources) == 1:
-        return sources[0].raw
-    raws = [source.raw for source in sources]
-    titles = [
-        raw.name if [r.name for r in raws].count(raw.name) == 1 else f"{i + 1}-{raw.name}"
-        for i, raw in enumerate(raws)
-    ]
-    class_names = next((raw.class_names for raw in raws if raw.class_names), ())
-    for raw in raws:
-        if raw.class_names not in ((), class_names):
-            raise ValueError(
-                f"{raw.name} has the classes {', '.join(raw.class_names)}, another source "
-                f"{', '.join(class_names)}: pack them without classes"
+    def __init__(self, sources: Source | Sequence[Source], config: PackConfig) -> None:
+        many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
+        self.raws = [open_source(source, config) for source in many]
+        names = [raw.name for raw in self.raws]
+        self.titles = [n if names.count(n) == 1 else f"{i}-{n}" for i, n in enumerate(names, 1)]
+        self.name = "+".join(self.titles)
+        self.class_names = next((raw.class_names for raw in self.raws if raw.class_names), ())
+        self._starts = np.cumsum([0, *(len(raw.names) for raw in self.raws)])
+        groups = [np.arange(len(raw.names)) if raw.group is None else raw.group for raw in self.raws]
+        offsets = np.cumsum([0, *(int(group.max(initial=-1)) + 1 for group in groups[:-1])])
+        self.group = np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)])
+        for raw in self.raws:
+            if raw.class_names not in ((), self.class_names):
+                what = f"has the classes {', '.join(raw.class_names)}, others {', '.join(self.class_names)}"
+                raise AssayError(one_line(what), path=raw.name, key="classes", cure="pack without classes")
+        for label in (self.name, *self.class_names):
+            if printable(label) != label:
+                what = "is the name of a folder, which is not UTF-8"
+                raise AssayError(what, path=printable(label), cure="rename it")
+        if len({raw.sensor for raw in self.raws}) > 1:
+            what = "images that are stabilised and others cannot be in one store"
+            raise AssayError(
+                what, key="gain", cure="give all sources the same gain, read_noise, black and range"
             )
-    ends = np.cumsum([len(raw.names) for raw in raws])
-    starts = ends - [len(raw.names) for raw in raws]
 
-    def place(i: int) -> tuple[RawImages, int]:
-        number = int(np.searchsorted(ends, i, side="right"))
-        return raws[number], i - int(starts[number])
+    def __len__(self) -> int:
+        return int(self._starts[-1])
 
-    def pixels(i: int) -> np.ndarray:
-        raw, mine = place(i)
-        return raw.load(mine)
+    def place(self, k: int) -> tuple[int, int]:
+        """The source of image k, and its number there."""
+        number = int(np.searchsorted(self._starts, k, side="right")) - 1
+        return number, k - int(self._starts[number])
 
-    def sigma_map(i: int) -> np.ndarray:
-        raw, mine = place(i)
-        assert raw.sigma_map is not None
-        return raw.sigma_map(mine)
-
-    def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray] | None:
-        raw, mine = place(i)
-        return None if raw.operator is None else raw.operator(mine, before, size)
-
-    groups = [np.arange(len(raw.names)) if raw.group is None else raw.group for raw in raws]
-    offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups[:-1])])
-    return RawImages(
-        "+".join(titles),
-        [f"{title}/{name}" for title, raw in zip(titles, raws, strict=True) for name in raw.names],
-        np.concatenate([raw.label for raw in raws]),
-        class_names,
-        pixels,
-        has_opacity=False,  # laid on white by `load`
-        group=np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)]),
-        sigma_map=sigma_map,
-        operator=operator,
-    )
+    def name_of(self, k: int) -> str:
+        """The name of image k, with its source's if there are several."""
+        number, i = self.place(k)
+        name = self.raws[number].names[i]
+        return name if len(self.raws) == 1 else f"{self.titles[number]}/{name}"
 
 
-@dataclass
-class _Packer:
-    """The state of one `pack`: the first image fixes what all others must be."""
+class _Run:
+    """One run of `pack`: what it skips, what it notes, and what its first image decides."""
 
-    raw: RawImages
-    conversion: Conversion
-    skip_bad: bool
-    progress: Progress | None
-    dark: Mapping[tuple[int, int], float]  # the share of too few photons, of images of a sensor
-    num_sources: int
-    skipped: list[Problem] = field(default_factory=list)
-    levels: dict[int, Level] = field(default_factory=dict)
-    ranges: dict[int, tuple[float, float]] = field(default_factory=dict)  # of images whose source names one
-    quantile: dict[int, float] = field(default_factory=dict)  # of the map that an image has
-    sums: list[float] = field(default_factory=list)  # of kernels that change the brightness
-    num_faint: int = 0
-    shape: tuple[int, int, int] | None = None
-    dtype: DType = "uint8"
-    value_range: tuple[float, float] = (-1.0, 1.0)
-    num_noisy_8_bit: int = 0
-    num_clipped: int = 0
-    num_beyond: int = 0
-    lock: Lock = field(default_factory=Lock)
+    def __init__(self, images: Images, config: PackConfig, progress: Progress | None) -> None:
+        self.all, self.config, self.progress = images, config, progress
+        self.skipped: dict[str, AssayError] = {}
+        self.notes = Notes(images.titles, images.raws[0].sensor)
+        self.layout: Layout | None = None
 
-    def reject(self, problems: list[Problem]) -> None:
-        """Note problems if bad images are skipped, else raise the first."""
-        if problems and not self.skip_bad:
-            more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
-            raise ValueError(f"{problems[0].reason}{more}; `skip_bad` leaves out what cannot be packed")
-        self.skipped += problems
+    def reject(self, wrong: dict[str, AssayError]) -> None:
+        """Skip images if that is asked for, else raise the first."""
+        if wrong and not self.config.skip_bad:
+            error = next(iter(wrong.values()))
+            more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
+            cure = "; ".join(filter(None, [error.cure, "skip_bad leaves out what cannot be packed"]))
+            raise AssayError(error.what + more, path=error.path, key=error.key, cure=cure) from error
+        self.skipped |= wrong
 
-    def count(self, **numbers: int) -> None:
-        """Add to counters, from any thread."""
-        with self.lock:
-            for name, number in numbers.items():
-                setattr(self, name, getattr(self, name) + number)
-
-    def set_levels(self, source: PackSource, number: int, start: int) -> None:
-        """Fill `levels` and `ranges` for the images of one source, which begin at `start`."""
-        raw, scaled = source.raw, source.units == "scaled"
-        levels: dict[int, Level] = {}
-        if isinstance(source.sigma, Path):
-            levels, problems = read_annotations(source.sigma, list(raw.names), scaled)
-            self.reject(problems)
-        elif source.sigma is not None:
-            check_level(source.sigma, "sigma")
-            levels = dict.fromkeys(range(len(raw.names)), Level(source.sigma, source.sigma, scaled))
-        elif raw.sigma_map is not None:
-            if not 0 < source.map_quantile <= 1:
-                raise ValueError(f"map_quantile = {source.map_quantile:g}: expected a share above 0, at most 1")
-            number_of = range(len(raw.names))
-            levels = dict.fromkeys(number_of, Level(math.inf, math.inf, scaled))  # until the map is read
-            self.quantile |= dict.fromkeys((start + i for i in number_of), source.map_quantile)
-        elif raw.sigma_tn is not None:
-            for i, level in enumerate(raw.sigma_tn.tolist()):
-                try:
-                    check_level(level, f"{raw.names[i]}: sigma_tn")
-                    levels[i] = Level(level, level, not raw.in_file_units)
-                except ValueError as error:
-                    self.reject([Problem(raw.names[i], str(error))])
-        else:
-            levels = dict.fromkeys(range(len(raw.names)), Level(0.0, 0.0))
-        self.levels |= {start + i: level for i, level in levels.items()}
-        if source.value_range is not None:
-            self.ranges |= dict.fromkeys(range(start, start + len(raw.names)), source.value_range)
-
-    def images(self) -> Iterator[PackedImage]:
+    def images(self, numbers: range) -> Iterator[PackedImage]:
         """Load and convert images on all cores; threads decode and resize several large images at a time."""
-        waiting = iter(sorted(self.levels))
+        wrong = {self.all.name_of(k): level for k in numbers if isinstance(level := self._level(k), AssayError)}
+        self.reject(wrong)
+        waiting = iter(k for k in numbers if self.all.name_of(k) not in wrong)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ahead: deque[tuple[int, Future[PackedImage]]] = deque()
+            ahead: deque[tuple[int, Future[tuple[PackedImage, Note, Layout]]]] = deque()
             while True:
-                num_ahead = 1 if self.shape is None else _NUM_AHEAD  # the first image fixes what others must be
-                for i in islice(waiting, num_ahead - len(ahead)):
-                    ahead.append((i, pool.submit(self.pack_one, i)))
+                num_ahead = 1 if self.layout is None else _NUM_AHEAD  # the first fixes what others must be
+                for k in islice(waiting, num_ahead - len(ahead)):
+                    ahead.append((k, pool.submit(_pack_one, self.all, k, self.config, self.layout)))
                 if not ahead:
                     return
-                i, packed = ahead.popleft()
+                k, packed = ahead.popleft()
                 try:
-                    yield packed.result()
-                except ValueError as error:
-                    self.reject([Problem(self.raw.names[i], str(error))])
+                    image, note, self.layout = packed.result()
+                    self.notes.add(note)
+                    yield image
+                except AssayError as error:
+                    error.path = error.path or printable(self.all.name_of(k))
+                    self.reject({self.all.name_of(k): error})
                 if self.progress is not None:
-                    self.progress(i + 1, len(self.raw.names))
+                    self.progress(k + 1, len(self.all))
 
-    def pack_one(self, i: int) -> PackedImage:
-        """One image with its level in units of images from -1 to 1."""
-        pixels, name = self.load(i), self.raw.names[i]
-        physical_range = self.range_of(pixels, name, i)
-        level, sigma_map = self.levels[i], None
-        if i in self.quantile:
-            sigma_map, level = self.map_of(i, pixels, level.scaled)
-        before = (pixels.shape[0], pixels.shape[1])
-        operator = None if self.raw.operator is None else self.raw.operator(i, before, self.size_of(before))
-        level = level.in_range(*physical_range)
-        if level.usable_from < level.sigma_tn * (1 - 1e-9):
-            raise ValueError(
-                f"{name}: it has noise of {level.sigma_tn:g} and cannot be usable from {level.usable_from:g} "
-                "(black to white is 2): the level from which an image may be used is not below its noise"
-            )
-        level = level._replace(usable_from=max(level.usable_from, level.sigma_tn))
-        values = self.convert(pixels, name, level.sigma_tn, physical_range)
-        noise = level.sigma_tn
-        if sigma_map is not None:
-            sigma_map = sigma_map * (
-                1 if self.levels[i].scaled else 2 / (physical_range[1] - physical_range[0])
-            )
-            sigma_map = self.fit(sigma_map, name, noise).transpose(2, 0, 1)
-            noise = math.sqrt(float(np.square(np.minimum(sigma_map, noise)).mean()))
-        kernel = None
-        if operator is not None:
-            kernel, missing = operator
-            values = self.centre(values, kernel, name, level.sigma_tn, physical_range)
-            noise *= math.sqrt(np.mean(np.abs(np.fft.fft2(kernel)) > 1e-6))  # none at frequencies filled with 0
-            if missing.any():
-                sigma_map = np.where(missing, np.inf, level.sigma_tn if sigma_map is None else sigma_map)
-                sigma_map = sigma_map.reshape(-1, *missing.shape)
-                if np.isinf(sigma_map).all():
-                    raise ValueError(
-                        f"{name}: all its pixels are missing, some because of the kernel: leave it out"
-                    )
-        if sigma_map is not None and self.num_sources > 1:  # others may have one for each channel
-            sigma_map = np.broadcast_to(sigma_map, values.shape)
-        self.check_noise(values, noise, name)
-        group = -1 if self.raw.group is None else int(self.raw.group[i])
-        label = int(self.raw.label[i])
-        units = self.conversion.sensor or physical_range
-        return PackedImage(
-            name, values, level.sigma_tn, label, level.usable_from, units, group, sigma_map, kernel
+    def _level(self, k: int) -> Level | AssayError:
+        number, i = self.all.place(k)
+        levels = self.all.raws[number].levels
+        return Level(0.0) if levels is None else levels[i]
+
+
+def _pack_one(
+    images: Images, k: int, config: PackConfig, layout: Layout | None
+) -> tuple[PackedImage, Note, Layout]:
+    """One image with its level where black to white is 2, what was noted, and what all images must be."""
+    number, i = images.place(k)
+    raw, name = images.raws[number], images.name_of(k)
+    if printable(name) != name:
+        raise AssayError("has a name that is not UTF-8", path=printable(name), cure="rename it")
+    with decoding(raw.names[i], "check the file, or leave it out"):
+        pixels = raw.pixels(i)
+    level, sigma_map = _level_of(raw, i, pixels)
+    noisy = level.sigma > 0
+    pixels, opacity = _without_opacity(pixels, noisy) if raw.has_opacity else (pixels, "")
+    units = value_range = _range_of(raw, pixels)
+    files, dark = pixels, None
+    if raw.sensor is not None:
+        pixels, dark = _stabilised(raw, pixels, noisy)
+        value_range = (-1.0, 1.0)
+    sigma, usable_from = level.in_range(*value_range)
+    size = size_of(pixels.shape, config, layout)
+    operator = None if raw.operator is None else raw.operator(i, (pixels.shape[0], pixels.shape[1]), size)
+    values, layout = convert(pixels, value_range, noisy, config, layout)
+    if sigma_map is not None:
+        unit = 1 if raw.map_scaled else 2 / (value_range[1] - value_range[0])
+        sigma_map = fit(sigma_map * unit, size, config.fit, noisy).transpose(2, 0, 1)
+    kernel, kernel_sum = None, None
+    if operator is not None:
+        kernel, missing = operator
+        values, kernel_sum = _centred(values, kernel, sigma, value_range, layout)
+        if missing.any():
+            levels = np.full((1, 1, 1), sigma) if sigma_map is None else sigma_map
+            sigma_map = np.where(missing, np.inf, levels)
+    if sigma_map is not None and len(images.raws) > 1:  # others may have one for each channel
+        sigma_map = np.broadcast_to(sigma_map, values.shape)
+    x = layout.scaled(values)
+    note = Note(
+        number,
+        sigma,
+        (float(files.min()), float(files.mean()), float(files.max())),
+        units,
+        content=hash(values.tobytes()),
+        is_faint=noisy and _check_noise(x, sigma, sigma_map, kernel),
+        opacity=opacity,
+        clipped=share_at(x, (0, 255), units) if noisy and files.dtype == np.uint8 else None,
+        kernel_sum=kernel_sum,
+        dark=dark,
+        is_deep=files.dtype == np.uint16 and raw.value_range is None,
+        measured=measure(x) if sigma_map is kernel is None and i in chosen(len(raw.names)) else None,
+    )
+    label, group = -1 if raw.label is None else int(raw.label[i]), int(images.group[k])
+    seen_in = raw.sensor or units
+    return PackedImage(name, values, sigma, label, usable_from, seen_in, group, sigma_map, kernel), note, layout
+
+
+def _level_of(raw: RawImages, i: int, pixels: np.ndarray) -> tuple[Level, np.ndarray | None]:
+    """The level of an image, and the map of its noise (H, W, C or 1) that it is from, if it has one."""
+    if raw.sigma_map is None:
+        if raw.sensor is not None and raw.levels is None:
+            return Level(raw.sensor.sigma_tn, None, scaled=True), None
+        level = Level(0.0) if raw.levels is None else raw.levels[i]
+        assert isinstance(level, Level), "those that are wrong were left out"
+        return level, None
+    found = raw.sigma_map(i).astype(np.float64)
+    if found.shape[:2] != pixels.shape[:2] or found.shape[2] not in (1, pixels.shape[2]):
+        what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {found.shape}"
+        raise AssayError(what, key="map", cure="give a level for each pixel")
+    measured = found[np.isfinite(found)]  # the other pixels are missing
+    if not bool((found >= 0).all()) or len(measured) == 0:
+        what = "has a map of the noise that is negative, NaN, or infinite everywhere"
+        raise AssayError(what, key="map", cure="correct it, or leave the image out")
+    sigma = float(np.quantile(measured, raw.quantile, method="inverted_cdf"))
+    if sigma == 0 and len(measured) < found.size:
+        what = "has missing pixels and no noise in the others, and would be treated as clean"
+        raise AssayError(
+            what, key="map", cure="give those that were measured a small level, e.g. that of rounding"
         )
+    return Level(sigma, None, raw.map_scaled), found
 
-    def centre(
-        self, values: np.ndarray, kernel: np.ndarray, name: str, sigma: float, value_range: tuple[float, float]
-    ) -> np.ndarray:
-        """Values of the store such that y = k * x holds, where 0 is the middle of black and white.
 
-        The files have it where 0 is 0. With b = (low + high) / (high - low) the two differ by b (1 - sum k).
-        """
-        if sigma == 0:
-            raise ValueError(
-                f"{name} was convolved with a kernel and has no noise, and would be treated as clean: give it "
-                "a small level, e.g. that of rounding"
-            )
-        low, high = value_range
-        total = float(kernel.sum())
-        lacks_mean = abs(total) < 1e-6 * float(np.abs(kernel).sum())  # lines of k-space without the first
-        if abs(total - 1) > 0.01 and not lacks_mean:
-            self.sums.append(total)
-        shift = (low + high) / (high - low) * (1 - total)
-        if abs(shift) < 1e-6:
-            return values
-        if self.dtype == "uint8":
-            if lacks_mean:
-                raise ValueError(f"{name}: its kernel or mask leaves out the mean value: use dtype = float32")
-            raise ValueError(
-                f"{name}: its kernel sums to {total:.4g}, not to 1: divide it by its sum, or use dtype = "
-                "float32 if the optics lose light"
-            )
-        return (values + shift).astype(self.dtype)
+def _without_opacity(pixels: np.ndarray, noisy: bool) -> tuple[np.ndarray, str]:
+    """The pixels of a picture without its opacity, and what became of that."""
+    if pixels.shape[2] in (1, 3):
+        return pixels, ""
+    if not is_transparent(pixels):
+        return pixels[..., :-1], "left out: nothing is transparent"
+    if noisy:
+        what = "is noisy, and flattening its transparency would change its noise"
+        raise AssayError(what, cure="save it opaque")
+    return flatten(pixels, ""), "laid on white"
 
-    def map_of(self, i: int, pixels: np.ndarray, scaled: bool) -> tuple[np.ndarray, Level]:
-        """The map of an image's noise, (H, W, C or 1), and the level that it is used from."""
-        assert self.raw.sigma_map is not None
-        found, name = self.raw.sigma_map(i).astype(np.float64), self.raw.names[i]
-        if found.shape[:2] != pixels.shape[:2] or found.shape[2] not in (1, pixels.shape[2]):
-            raise ValueError(
-                f"{name} has {' x '.join(map(str, pixels.shape))} pixels (H x W x C), its map of the noise "
-                f"{' x '.join(map(str, found.shape))}: give a level for each"
-            )
-        if not bool((found >= 0).all()):
-            raise ValueError(f"{name}: its map of the noise has levels that are negative or NaN")
-        measured = found[np.isfinite(found)]  # the other pixels are missing
-        if len(measured) == 0:
-            raise ValueError(f"{name}: its map of the noise is infinite everywhere: leave the image out")
-        level = float(np.quantile(measured, self.quantile[i], method="inverted_cdf"))
-        if level == 0 and len(measured) < found.size:
-            raise ValueError(
-                f"{name} has missing pixels, whose level is infinite, and no noise in the others, and would "
-                "be treated as clean: give those that were measured a small level, e.g. that of rounding"
-            )
-        return found, Level(level, level, scaled)
 
-    def check_noise(self, values: np.ndarray, sigma: float, name: str) -> None:
-        """Reject noise that is more than all that varies in an image, and count images below 0 dB.
-
-        The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of
-        these deviations rules the level out.
-        """
-        if sigma == 0:
-            return
-        low, high = self.value_range
-        variance = float(np.var(values.astype(np.float64)) * (2 / (high - low)) ** 2)
-        if variance < sigma**2 * (1 - 6 * math.sqrt(2 / values.size)):
-            raise ValueError(
-                f"{name} varies by {math.sqrt(variance):.3g} (black to white is 2), less than its noise of "
-                f"{sigma:.3g}: check `value_range`, and that sigma is in the units of the files (or units = "
-                "scaled)"
-            )
-        self.count(num_faint=variance < 2 * sigma**2)
-
-    def load(self, i: int) -> np.ndarray:
-        """The pixels of one image; that its file cannot be read is a fault of this image alone."""
-        name = printable(self.raw.names[i])
-        if name != self.raw.names[i]:
-            raise ValueError(f"{name} has a name that is not UTF-8: rename it")
-        try:
-            return self.raw.load(i) if self.levels[i].sigma_tn == 0 else self.raw.pixels(i)
-        except OSError as error:
-            raise ValueError(f"{name} cannot be read ({error.strerror or error}): make it readable") from error
-
-    def range_of(self, pixels: np.ndarray, name: str, i: int) -> tuple[float, float]:
-        """The values of black and white in a file."""
-        if i in self.ranges:
-            return self.ranges[i]
-        if self.conversion.value_range is not None:
-            return self.conversion.value_range
-        if pixels.dtype not in (np.uint8, np.uint16):
-            raise ValueError(
-                f"{name} has {pixels.dtype} pixels: name the values of black and white with `value_range`"
-            )
-        return 0.0, float(np.iinfo(pixels.dtype).max)
-
-    def convert(
-        self, pixels: np.ndarray, name: str, sigma: float, value_range: tuple[float, float]
-    ) -> np.ndarray:
-        """Pixels (H, W, C) as they are in the file -> values (C, H, W) of the store."""
-        if self.raw.has_opacity and sigma > 0:
-            if is_transparent(pixels):
-                raise ValueError(
-                    f"{name} is noisy, and flattening its transparency would change its noise: save it opaque"
-                )
-            pixels = flatten(pixels, name)
-        eight_bit = pixels.dtype == np.uint8
-        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-            raise ValueError(f"{name} has pixels that are NaN or infinite: remove the image or repair it")
-        resampled = self.fit(self.recolour(pixels, name, sigma), name, sigma)
-        dtype = self.conversion.dtype or ("uint8" if eight_bit else "float32")
-        if self.shape is None:
-            self.dtype = dtype
-            self.value_range = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
-        self.check_shape(resampled.transpose(2, 0, 1).shape, dtype, name)
-        values = self.quantise(resampled.transpose(2, 0, 1), value_range, name, sigma)
-        if sigma > 0 and eight_bit:  # counted last: only what is stored
-            self.count(num_noisy_8_bit=1, num_clipped=int(((resampled == 0) | (resampled == 255)).sum()))
-        return values
-
-    def recolour(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
-        """Grey <-> colour, as asked for."""
-        wanted = {"keep": pixels.shape[2], "grey": 1, "colour": 3}[self.conversion.colour]
-        if wanted == pixels.shape[2]:
-            return pixels
-        if pixels.shape[2] not in (1, 3):
-            raise ValueError(
-                f"{name} has {pixels.shape[2]} channels: only grey and colour convert to each other"
-            )
-        if sigma > 0:
-            raise ValueError(
-                f"{name} is noisy, and making it {self.conversion.colour} would change its noise: keep colours"
-            )
-        if wanted == 3:
-            return pixels.repeat(3, axis=2)
-        grey = (pixels @ _LUMA)[..., None]
-        return (np.rint(grey) if pixels.dtype.kind == "u" else grey).astype(pixels.dtype)
-
-    def size_of(self, before: Size) -> Size:
-        """The size that an image gets."""
-        return self.conversion.size or (self.shape[1:] if self.shape else before)
-
-    def fit(self, pixels: np.ndarray, name: str, sigma: float) -> np.ndarray:
-        """Give (H, W, C) the size asked for."""
-        height, width, num_channels = pixels.shape
-        size = self.size_of((height, width))
-        if (height, width) == size:
-            return pixels
-        if self.conversion.fit == "exact":
-            raise ValueError(
-                f"{name} has {height} x {width} pixels, not {size[0]} x {size[1]}: give `size` with "
-                "fit = crop or fit = resize"
-            )
-        scale = 1.0 if self.conversion.fit == "crop" else min(height / size[0], width / size[1])
-        box_height, box_width = size[0] * scale, size[1] * scale
-        top, left = (height - box_height) / 2, (width - box_width) / 2
-        if scale == 1:
-            top, left = math.floor(top), math.floor(left)
-            if top < 0 or left < 0:
-                raise ValueError(
-                    f"{name} has {height} x {width} pixels: too small to cut {size[0]} x {size[1]} out of it"
-                )
-            return pixels[top : top + size[0], left : left + size[1]]
-        if sigma > 0:
-            raise ValueError(f"{name} is noisy, and resizing would change its noise: use fit = crop")
-        box = (left, top, left + box_width, top + box_height)
-        channels = [Image.fromarray(pixels[..., c].astype(np.float32)) for c in range(num_channels)]
-        scaled = np.stack(
-            [np.asarray(c.resize(size[::-1], Image.Resampling.LANCZOS, box)) for c in channels], 2
+def _range_of(raw: RawImages, pixels: np.ndarray) -> tuple[float, float]:
+    """The values of black and white in a file."""
+    if raw.value_range is not None:
+        return raw.value_range
+    if pixels.dtype not in (np.uint8, np.uint16):
+        what = (
+            f"has values from {pixels.min():.4g} to {pixels.max():.4g}, which say nothing about black and white"
         )
-        if pixels.dtype.kind == "u":
-            scaled = np.rint(scaled).clip(0, np.iinfo(pixels.dtype).max)
-        return scaled.astype(pixels.dtype)
-
-    def check_shape(self, shape: tuple[int, ...], dtype: DType, name: str) -> None:
-        """The first image decides; each later one must agree."""
-        if self.shape is None:
-            self.shape = (shape[0], shape[1], shape[2])
-        if shape[0] != self.shape[0]:
-            kinds = {1: "is grey", 3: "is in colour"}
-            mine, theirs = (kinds.get(n, f"has {n} channels") for n in (shape[0], self.shape[0]))
-            raise ValueError(f"{name} {mine}, the image before it {theirs}: give `colour`")
-        if dtype != self.dtype:
-            raise ValueError(
-                f"{name} is not 8-bit like those before it, or the other way round: use dtype = float32"
-            )
-
-    def quantise(
-        self, values: np.ndarray, value_range: tuple[float, float], name: str, sigma: float
-    ) -> np.ndarray:
-        """(C, H, W) pixels -> the store's dtype and value range."""
-        if self.dtype == "uint8" and values.dtype == np.uint8 and value_range == self.value_range:
-            return values
-        low, high = value_range
-        x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
-        if sigma == 0 and np.abs(x).max() > 2:
-            self.count(num_beyond=1)
-        if self.dtype != "uint8":
-            with np.errstate(over="ignore"):
-                kept = x.astype(self.dtype)
-            if not np.isfinite(kept).all():
-                raise ValueError(
-                    f"{name} has values up to {np.abs(x).max():.3g} where white is 1, too large for "
-                    f"{self.dtype}: check `value_range`, or use dtype = float32"
-                )
-            return kept
-        if sigma > 0:
-            raise ValueError(f"{name} is noisy, and 8 bits would round and clip its noise: use dtype = float32")
-        black, white = self.value_range
-        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
-
-    def warnings(self) -> Iterator[str]:
-        """What the user should know about a store that could be written."""
-        share = float(np.mean(list(self.dark.values()))) if self.dark else 0.0
-        if share > 0 and self.conversion.sensor is not None:
-            fewest = self.conversion.sensor.smallest_count()
-            yield (
-                f"about {share:.1%} of the noisy pixels have a mean below {fewest:.1f} photons: their "
-                "stabilised noise differs from its level by more than 3 %"
-            )
-        if self.num_noisy_8_bit and self.shape is not None:
-            share = self.num_clipped / (self.num_noisy_8_bit * math.prod(self.shape))
-            yield (
-                f"{self.num_noisy_8_bit} noisy images come from 8-bit files: rounding to 256 steps and "
-                f"clipping at black and white ({share:.1%} of their values lie there) break the Gaussian noise "
-                "that training assumes. Pack the float originals if you have them."
-            )
-        if self.num_faint:
-            sensor = self.conversion.sensor
-            check = "is sigma" if sensor is None else "are `gain`, `read_noise` and `black`"
-            yield (
-                f"{self.num_faint:,} noisy images vary less by their content than by their noise (a "
-                f"signal-to-noise ratio below 0 dB): {check} in the units of the files, and "
-                "`value_range` right?"
-            )
-        if self.sums:
-            ends = sorted({f"{end:.4g}" for end in (min(self.sums), max(self.sums))}, key=float)
-            yield (
-                f"{len(self.sums):,} images have a kernel that sums to {' to '.join(ends)}, not to 1: divide "
-                "it by its sum, unless the optics also lose light"
-            )
-        if self.num_beyond:
-            yield (
-                f"{self.num_beyond} clean images have values beyond twice the range from black to white: "
-                "is `value_range` right?"
-            )
+        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
+    return 0.0, float(np.iinfo(pixels.dtype).max)
 
 
-_OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1.0)}
+def _stabilised(raw: RawImages, pixels: np.ndarray, noisy: bool) -> tuple[np.ndarray, float | None]:
+    """Images of a sensor between -1 and 1, and the share of pixels with too few photons if they are noisy."""
+    assert raw.sensor is not None
+    if not noisy:
+        return raw.sensor.clean_to_images(pixels).astype(np.float32), None
+    # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
+    counts, fewest = uniform_filter(raw.sensor.counts(pixels), (5, 5, 1)), raw.sensor.smallest_count()
+    dark = float((counts < fewest).mean()) if fewest > 0 else 0.0
+    return raw.sensor.noisy_to_images(pixels).astype(np.float32), dark
+
+
+def _centred(
+    values: np.ndarray, kernel: np.ndarray, sigma: float, value_range: tuple[float, float], layout: Layout
+) -> tuple[np.ndarray, float | None]:
+    """Values of the store such that y = k * x holds, where 0 is the middle of black and white.
+
+    The files have it where 0 is 0. With b = (low + high) / (high - low) the two differ by b (1 - sum k). The
+    sum is returned if it is neither 1 nor, as of lines of k-space without the mean, 0.
+    """
+    if sigma == 0:
+        what = "was convolved with a kernel and has no noise, and would be treated as clean"
+        raise AssayError(what, key="sigma", cure="give it a small level, e.g. that of rounding")
+    low, high = value_range
+    total = float(kernel.sum())
+    lacks_mean = abs(total) < 1e-6 * float(np.abs(kernel).sum())
+    shift = (low + high) / (high - low) * (1 - total)
+    if abs(shift) >= 1e-6:
+        if layout.dtype == "uint8":
+            what = f"has a kernel or mask that sums to {total:.4g}, not to 1"
+            raise AssayError(what, key="dtype", cure="divide it by its sum, or use float32")
+        values = (values + shift).astype(layout.dtype)
+    return values, total if abs(total - 1) > 0.01 and not lacks_mean else None
+
+
+def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, kernel: np.ndarray | None) -> bool:
+    """Reject noise that the pixels rule out; whether images (C, H, W) vary less by content than by noise.
+
+    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
+    deviations rules the level out. Missing pixels do not count. At a frequency that was measured the noise has
+    a power of sigma^2 times the number of pixels; less than a hundredth of it at many rules a mask out.
+    """
+    seen, noise = x, sigma
+    if sigma_map is not None:
+        is_seen = np.isfinite(np.broadcast_to(sigma_map, x.shape))
+        if not is_seen.any():
+            raise AssayError("has no pixel left, some because of the kernel", cure="leave it out")
+        seen = x[is_seen]
+        levels = np.minimum(np.broadcast_to(sigma_map, x.shape)[is_seen], sigma)
+        noise = math.sqrt(float(np.square(levels).mean()))
+    if kernel is not None:
+        passes = np.abs(np.fft.fft2(kernel)) > 1e-6
+        noise *= math.sqrt(passes.mean())  # none at frequencies filled with 0
+        if seen is x:
+            power = np.square(np.abs(np.fft.fft2(x)))[:, passes]
+            is_empty = power < 0.01 * sigma**2 * x[0].size
+            if is_empty.sum() > 4 and is_empty.mean() > 0.1:
+                what = f"has nothing at {is_empty.mean():.0%} of the frequencies that its mask calls measured"
+                cure = "give the mask in the order of numpy's fft2, perhaps by np.fft.ifftshift"
+                raise AssayError(what, key="kspace", cure=cure)
+    variance = float(np.var(seen))
+    if variance < noise**2 * (1 - 6 * math.sqrt(2 / seen.size)):
+        what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {noise:.3g} (black to white is 2)"
+        raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
+    return variance < 2 * noise**2
+
+
+def _begins_with_bytes(raw: RawImages) -> bool:
+    """Whether the first image that can be read has 8 bits."""
+    for i in range(len(raw.names)):
+        with contextlib.suppress(ValueError, OSError):  # reported when its turn comes
+            return raw.pixels(i).dtype == np.uint8
+    return True

@@ -7,6 +7,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from assay.errors import AssayError
+
 _GAP = 2
 _MIN_TILE = 64  # smaller images are enlarged, by whole factors so that pixels stay pixels
 
@@ -19,9 +21,7 @@ def to_uint8(images: Tensor) -> Tensor:
 def image_grid(images: Tensor, num_columns: int) -> Image.Image:
     """`images` (N, C, H, W) in [-1, 1], C = 1 or 3, row by row; values beyond are clipped for display."""
     if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
-        raise ValueError(f"images have shape {tuple(images.shape)}; expected (N, 1 or 3, H, W), N > 0")
-    if num_columns < 1:
-        raise ValueError(f"num_columns = {num_columns}: need at least 1")
+        raise AssayError(f"have shape {tuple(images.shape)}, not (N, 1 or 3, H, W) with N > 0", key="images")
     factor = -(-_MIN_TILE // min(images.shape[2:])) if min(images.shape[2:]) < _MIN_TILE else 1
     pixels = to_uint8(images.detach().float().cpu())
     tiles = pixels.repeat_interleave(factor, 2).repeat_interleave(factor, 3).expand(-1, 3, -1, -1)

@@ -1,6 +1,7 @@
 """Stores that are large or elsewhere: several stores as one, and stores by their address.
 
     shards.json             the name, and the checksum of each shard's meta.json
+    job.json                what all shards are made of, by content
     shard-00001-of-00016/   a store, with a part of the images
     ...
 
@@ -11,101 +12,42 @@ gs://bucket/store. Its columns are copied to a local folder when it is opened, i
 """
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from assay.archives import check_member_name
-from assay.data.blocks import Fetch, Rows
-from assay.data.store import CHECKSUM, Store, hash_of, no_kernel, open_one
-from assay.files import naming, sha256, write_whole
+from assay.data.blocks import Fetch
+from assay.data.store import CHECKSUM, Store, open_one
+from assay.data.view import Joined
+from assay.errors import AssayError
+from assay.files import content_hash, decoding, hold_lock, read_json, sha256, write_whole
 
 _SHARDS = "shards.json"
+_JOB = "job.json"
 _HEADER_BYTES = 4096  # the header of an array is shorter
+_SECONDS_TO_FILL = 600.0  # how long another process may copy columns
 
 
-class ShardedStore(Store):
+class ShardedStore(Joined, Store):
     """Several stores as one: the images of each after those of the one before."""
 
     def __init__(self, path: Path, name: str, shards: Sequence[Store]) -> None:
-        first, metas = shards[0].meta, [shard.meta for shard in shards]
-        for shard in shards:
-            for what in ("image_shape", "class_names"):
-                if getattr(shard.meta, what) != getattr(first, what):
-                    raise ValueError(
-                        f"{shard.path} has {what} = {getattr(shard.meta, what)}, {shards[0].path} "
-                        f"{getattr(first, what)}: pack all shards alike"
-                    )
+        super().__init__(shards)
         self.path, self.name, self._shards = path, name, list(shards)
-        self.image_shape, self.class_names = first.image_shape, first.class_names
-        self.num_classes = len(first.class_names)
-        units = {repr(shard.physical_range) for shard in shards}
-        self.physical_range = shards[0].physical_range if len(units) == 1 else None
+        metas = [shard.meta for shard in shards]
         counts = {key: sum(getattr(meta, key) for meta in metas) for key in ("num_images", "num_clean")}
-        self.meta = first.model_copy(update={**counts, "name": name, "checksums": {}})
-        self.sigma_tn, self.label, self.usable_from, self.convolved = (
-            torch.cat([getattr(shard, key) for shard in shards])
-            for key in ("sigma_tn", "label", "usable_from", "convolved")
-        )
-        self.group = None
-        if any(shard.group is not None for shard in shards):
-            groups, offset = [], 0
-            for shard in shards:  # patches of one picture are in one shard
-                groups.append((torch.arange(len(shard)) if shard.group is None else shard.group) + offset)
-                offset = int(groups[-1].max()) + 1
-            self.group = torch.cat(groups)
-        self.has_map = any(shard.has_map for shard in shards)
-        self.fingerprint = hash_of([shard.fingerprint for shard in shards])
-        arrays, files = [shard._images for shard in shards], [shard.path / "images.npy" for shard in shards]
-        self.rows = Rows(arrays, files)
-        self._are_alike = len({(meta.dtype, meta.value_range) for meta in metas}) == 1
-        for shard, array, file in zip(shards, arrays, files, strict=True):
-            shard.rows = Rows([array], [file], 0 if self._are_alike else self.rows.num_bytes)
-
-    def _parts(self, index: np.ndarray) -> Iterator[tuple[Store, np.ndarray, np.ndarray]]:
-        """Each shard that holds some of the images, their places in `index`, and their numbers in it."""
-        number, mine = self.rows.place(index)
-        for which in np.unique(number).tolist():
-            rows = np.flatnonzero(number == which)
-            yield self._shards[which], rows, mine[rows]
-
-    def read(self, index: Tensor) -> Tensor:
-        """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
-        if self._are_alike:
-            if not all(shard.is_checked for shard in self._shards):
-                for shard, _, mine in self._parts(index.numpy()):
-                    shard.check_images(mine)
-            return self._scaled(self.rows.read(index.numpy()))
-        x = torch.empty(len(index), *self.image_shape)
-        for shard, rows, mine in self._parts(index.numpy()):
-            x[torch.from_numpy(rows)] = shard.read(torch.from_numpy(mine))
-        return x
+        self.meta = metas[0].model_copy(update={**counts, "name": name, "checksums": {}})
 
     def read_map(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the noise level of each pixel (B, C, H, W), or None if no image has a map."""
-        if not self.has_map:
-            return None
-        levels = self.sigma_tn[index][:, None, None, None].repeat(1, *self.image_shape)
-        return self._filled(index, levels, Store.read_map)
-
-    def read_kernel(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
-        if not bool(self.convolved.any()):
-            return None
-        return self._filled(index, no_kernel(self.image_shape).repeat(len(index), 1, 1), Store.read_kernel)
-
-    def _filled(self, index: Tensor, default: Tensor, read: Callable[[Store, Tensor], Tensor | None]) -> Tensor:
-        """What `read` finds of the images `index` (B,), `default` (B, ...) in shards that have none."""
-        for shard, rows, mine in self._parts(index.numpy()):
-            if (found := read(shard, torch.from_numpy(mine))) is not None:
-                default[torch.from_numpy(rows)] = found.expand(-1, *default.shape[1:])
-        return default
+        return super().read_map(index) if self.has_map else None
 
     @property
     def num_mapped(self) -> int:
@@ -114,14 +56,14 @@ class ShardedStore(Store):
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
-        names = [""] * len(index)
-        for shard, rows, mine in self._parts(np.asarray(index, dtype=np.int64)):
-            for row, name in zip(rows.tolist(), shard.source_names(mine.tolist()), strict=True):
-                names[row] = name
+        ends, names = self._ends.numpy(), []
+        for i in np.asarray(index, dtype=np.int64) % len(self):
+            which = int(np.searchsorted(ends, i, side="right"))
+            names += self._shards[which].source_names([int(i) - int(ends[which]) + len(self._shards[which])])
         return names
 
     def verify(self) -> None:
-        """Compare every file with its checksum; raises ValueError on the first that has changed."""
+        """Compare every file with its checksum; raises an error about the first that has changed."""
         for shard in self._shards:
             shard.verify()
 
@@ -145,6 +87,33 @@ def shard_path(path: Path, number: int, num_shards: int) -> Path:
     return path / f"shard-{number:05d}-of-{num_shards:05d}"
 
 
+def declare_job(path: Path, settings: str, files: Sequence[Path]) -> None:
+    """Record what the shards of a folder are made of, or reject what is not the same.
+
+    The contents of `files`, which may be folders, count. Whoever comes first reads them; later ones compare
+    names, sizes and times, and read the contents only where these differ.
+    """
+    record = path / _JOB
+    with hold_lock(path / ".job.lock", "{holder} is reading the same sources", seconds=math.inf):
+        looks = content_hash([_look(file) for file in files])
+        known = read_json(record) if record.exists() else None
+        if known is not None and (known.get("settings"), known.get("looks")) == (settings, looks):
+            return
+        contents = content_hash(*files)
+        if known is None:
+            with write_whole(record) as partial:
+                partial.write_text(json.dumps({"settings": settings, "contents": contents, "looks": looks}))
+        elif (known.get("settings"), known.get("contents")) != (settings, contents):
+            what = "has shards of other images or settings"
+            raise AssayError(what, path=path, key="shards", cure="remove it, or choose another name")
+
+
+def _look(path: Path) -> list[list[object]]:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
 def join_shards(path: Path, name: str, num_shards: int) -> Store | None:
     """Declare a folder of shards complete and open it; None if some are still missing."""
     shards = [shard_path(path, number, num_shards) for number in range(1, num_shards + 1)]
@@ -152,15 +121,15 @@ def join_shards(path: Path, name: str, num_shards: int) -> Store | None:
         return None
     tree = {"name": name, "shards": {shard.name: sha256(shard / "meta.json") for shard in shards}}
     with write_whole(path / _SHARDS) as partial:
-        partial.write_text(json.dumps({**tree, CHECKSUM: hash_of(tree)}, indent=2) + "\n")
+        partial.write_text(json.dumps({**tree, CHECKSUM: content_hash(tree)}, indent=2) + "\n")
     return open_store(path)
 
 
 def _open_shards(path: Path, fetches: Callable[[str], Fetch | None] = lambda shard: None) -> Store:
     file = path / _SHARDS
-    with naming(file, "restore it, or pack the store again"):
+    with decoding(file, "restore it, or pack the store again"):
         tree = dict(json.loads(file.read_bytes()))
-        if tree.pop(CHECKSUM, None) != hash_of(tree) or not tree["shards"]:
+        if tree.pop(CHECKSUM, None) != content_hash(tree) or not tree["shards"]:
             raise ValueError("it has changed since it was packed")
         for shard, checksum in tree["shards"].items():
             check_member_name(path, shard)
@@ -175,12 +144,17 @@ def _open_elsewhere(address: str) -> Store:
     import fsspec
 
     cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
-    here = cache / "stores" / hash_of(address)[:16]
-    with naming(address, "check the address and your access to it, or copy the store there again"):
+    here = cache / "stores" / content_hash(address)[:16]
+    busy = f"{here} is being filled by {{holder}}: wait for it, or set ASSAY_CACHE to another folder"
+    with (
+        decoding(address, "check the address and your access to it, or copy the store there again"),
+        hold_lock(here.with_name(f".{here.name}.lock"), busy, seconds=_SECONDS_TO_FILL),
+    ):
         files, root = fsspec.core.url_to_fs(address)
         is_sharded = files.isfile(f"{root}/{_SHARDS}")
         if not is_sharded and not files.isfile(f"{root}/meta.json"):
-            raise FileNotFoundError(f"{address} is not a store: it has neither meta.json nor {_SHARDS}")
+            what = f"is not a store: it has neither meta.json nor {_SHARDS}"
+            raise AssayError(what, path=address, cure="check the address")
         if not is_sharded:
             return open_one(here, _mirror(files, root, here))
         _copy(files, f"{root}/{_SHARDS}", here / _SHARDS)
@@ -237,5 +211,5 @@ def open_store(path: Path | str) -> Store:
     if (path / _SHARDS).is_file():
         return _open_shards(path)
     if next(path.glob("shard-*"), None) is not None:
-        raise FileNotFoundError(f"{path} lacks shards: run the same `assay data pack` again to make them")
+        raise AssayError("lacks shards", path=path, cure="run the same `assay data pack` again to make them")
     return open_one(path)

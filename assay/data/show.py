@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from assay.data.picture import captioned_rows
-from assay.data.store import ImageSource
+from assay.data.source import ImageSource
 from assay.data.view import simulate
 from assay.noise import snr_db
 

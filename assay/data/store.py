@@ -24,87 +24,36 @@ sigma_tn says from which level on. It must get noise up to that level before tra
 `assay.data.usable` adds. So can an image that a model restored (`restored_from`): it is usable from the level
 of the noise that was removed.
 
-Opening a store reads the columns of numbers and no images. Images are memory-mapped, or read from the file if
-they are more than a quarter of a GB. A store is whole or absent (`assay.files`), and damage is noticed: columns
-are compared with their checksums when the store is opened, images block by block as they are first read.
+Opening a store reads the columns of numbers and no images. A store is whole or absent (`assay.files`), and
+damage is noticed: columns are compared with their checksums when the store is opened, images block by block
+as they are first read (`assay.data.blocks`).
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from assay.archives import read_npy
-from assay.data.blocks import Blocks, Fetch, Rows, write_blocks
+from assay.data.blocks import CURE, Fetch, ImageFile, write_blocks
+from assay.data.source import ImageSource, no_kernel
 from assay.data.units import PhysicalRange
-from assay.files import Name, naming, one_line, sha256, write_whole_directory
+from assay.errors import AssayError
+from assay.files import Name, content_hash, decoding, sha256, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
-FORMAT_VERSION: Literal[2] = 2  # 1 had no checksums of blocks and of meta.json
-_COLUMNS = ("images.npy", "sigma_tn.npy", "label.npy", "names.npy")
-_USABLE_FROM = "usable_from.npy"  # a column that stores may lack
-_GROUP = "group.npy"
-_BLOCKS = "blocks.npy"
 CHECKSUM = "checksum"  # of meta.json, the key in it
-_MAX_BYTES_HASHED_WHOLE = 2**31  # of images without checksums of blocks; a second or two
+_IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
+_SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
+_MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 _MAP, _KERNEL = ("sigma_map.npy", "map_index.npy"), ("kernel.npy", "kernel_index.npy")
-
-
-class ImageSource(Protocol):
-    """Images with a noise level and a class each, as training, scoring and evaluation read them.
-
-    Stores, views and `assay.from_arrays` are sources. To read images from somewhere else, write a class with
-    these attributes and methods; it need not inherit from anything:
-
-    name : what to call the data in reports.
-    image_shape : (C, H, W), the same for all images.
-    class_names, num_classes : the classes, () and 0 if there are none.
-    physical_range : the values of -1 and 1 in the units of your files, or None.
-    sigma_tn : (N,) float32, the noise level of each image after scaling to [-1, 1]; 0 is clean.
-    label : (N,) int64, the class of each image; -1 is none.
-    fingerprint : a hash of everything that `read`, `sigma_tn` and `label` return. Runs are named by it.
-    len(source) : the number N of images.
-    read(index) : the images `index` (B,) as (B, C, H, W) float32, scaled to [-1, 1] and not clipped. It must
-        return the same values whenever it is called.
-
-    >>> class Stripes:
-    ...     name, image_shape, class_names, num_classes = "stripes", (1, 8, 8), (), 0
-    ...     physical_range, fingerprint = None, "stripes 1"
-    ...     sigma_tn, label = torch.zeros(100), torch.full((100,), -1)
-    ...     def __len__(self):
-    ...         return 100
-    ...     def read(self, index):
-    ...         phase = index[:, None, None, None] + torch.arange(8.0)
-    ...         return phase.sin().expand(-1, 1, 8, 8)
-    >>> noisy = assay.simulate(Stripes(), clean_fraction=0.1, sigma=0.3)
-    >>> noisy
-    <stripes (0.1 clean, noisy: 0.9 at sigma 0.3): 100 images of 1 x 8 x 8, 10 clean, 90 noisy>
-    """
-
-    name: str  # what to call the data in reports
-    image_shape: tuple[int, int, int]  # (C, H, W)
-    class_names: tuple[str, ...]  # empty if the images have no classes
-    num_classes: int
-    physical_range: PhysicalRange | None  # -1 and 1 in the units of the files; None if these differ
-    sigma_tn: Tensor  # (N,) float32, the noise level of each image
-    label: Tensor  # (N,) int64, the class of each image, -1 for none
-    fingerprint: str  # hash of all that `read`, `sigma_tn` and `label` return
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: Tensor) -> Tensor:
-        """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
-        ...
 
 
 class Parents(BaseModel):
@@ -117,32 +66,12 @@ class Parents(BaseModel):
     method: dict[str, str | int | float]  # the settings of the restoration
 
 
-class SourceDisplay:
-    """How a source shows itself in a notebook."""
-
-    name: str
-    image_shape: tuple[int, int, int]
-    sigma_tn: Tensor
-
-    def __repr__(self) -> str:
-        num_images, num_clean = len(self.sigma_tn), int((self.sigma_tn == 0).sum())
-        shape = " x ".join(map(str, self.image_shape))
-        noisy = f"{num_clean} clean, {num_images - num_clean} noisy"
-        return f"<{self.name}: {num_images} images of {shape}, {noisy}>"
-
-    def plot(self) -> Image:
-        """A picture with a row of images for each noise level."""
-        from assay.data.show import noise_picture
-
-        return noise_picture(self)  # type: ignore[arg-type]
-
-
 class StoreMeta(BaseModel):
     """`meta.json`: what the arrays of a store mean."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1, 2] = FORMAT_VERSION
+    format_version: Literal[2] = 2
     name: Name
     num_images: int
     image_shape: tuple[int, int, int]
@@ -155,182 +84,168 @@ class StoreMeta(BaseModel):
     restored_from: Parents | None = None  # of images that a model restored
 
 
-class Store(SourceDisplay):
-    """An open store (see the top of this module). Satisfies `ImageSource`.
+class Store(ImageSource):
+    """An open store (see the top of this module).
 
     `fetch` gets parts of `images.npy` where the folder is a local copy of a store elsewhere.
     """
 
     def __init__(self, path: Path, meta: StoreMeta, fetch: Fetch | None = None) -> None:
-        self.path = path
-        self.meta = meta
-        self.name = meta.name
-        self.image_shape = meta.image_shape
-        self.class_names = meta.class_names
-        self.num_classes = len(meta.class_names)
-        self.physical_range: PhysicalRange | None = meta.physical_range or meta.value_range
+        self.path, self.meta, self._names_checked = path, meta, False
+        self.name, self.image_shape, self.class_names = meta.name, meta.image_shape, meta.class_names
+        self.physical_range = meta.physical_range or meta.value_range
         for file in meta.checksums:
             if not (path / file).is_file():
-                raise ValueError(f"{path / file} is missing: restore it, or pack the store again")
-            if file not in ("images.npy", "names.npy"):  # these are compared when they are read
+                raise AssayError("is missing", path=path / file, cure=CURE)
+            if file not in (_IMAGES, _NAMES):  # these are compared when they are read
                 self._compare(file)
-        self._images = _map_column(path, "images.npy", (meta.num_images, *meta.image_shape), meta.dtype)
-        self._names = _map_column(path, "names.npy", (meta.num_images,), None)
-        self.sigma_tn = torch.from_numpy(_map_column(path, "sigma_tn.npy", (meta.num_images,), "float32"))
-        self.label = torch.from_numpy(_map_column(path, "label.npy", (meta.num_images,), "int64"))
-        self.usable_from = self.sigma_tn
+        self._images = ImageFile(path / _IMAGES, path / _BLOCKS, fetch)
+        self._check_type(_IMAGES, self._images, (len(self), *meta.image_shape), meta.dtype)
+        self._names = self._column(_NAMES, None)
+        self.sigma_tn = torch.from_numpy(self._column(_SIGMA_TN, "float32"))
+        self.label = torch.from_numpy(self._column(_LABEL, "int64"))
         if _USABLE_FROM in meta.checksums:
-            self.usable_from = torch.from_numpy(_map_column(path, _USABLE_FROM, (meta.num_images,), "float32"))
-        self.group: Tensor | None = None
+            self.usable_from = torch.from_numpy(self._column(_USABLE_FROM, "float32"))
         if _GROUP in meta.checksums:
-            self.group = torch.from_numpy(_map_column(path, _GROUP, (meta.num_images,), "int64"))
-        self.has_map = _MAP[0] in meta.checksums
-        self.convolved = torch.zeros(meta.num_images, dtype=torch.bool)
-        if self.has_map:
-            self._maps = _Shared(path, _MAP, (meta.num_images, None, *meta.image_shape[1:]))
+            self.group = torch.from_numpy(self._column(_GROUP, "int64"))
+        with decoding(path, CURE):
+            _check_columns(self.sigma_tn, self.usable_from, self.label, self.num_classes)
+        size = meta.image_shape[1:]
+        if _MAP[0] in meta.checksums:
+            self.has_map = True
+            self._maps, self._map_index = self._shared(_MAP, {(1, *size), meta.image_shape}, _is_map)
         if _KERNEL[0] in meta.checksums:
-            self._kernels = _Shared(path, _KERNEL, (meta.num_images, *meta.image_shape[1:]))
-            self.convolved = self._kernels.index >= 0
-        self._check_columns()
-        self._images_unchecked = self._names_unchecked = True
-        self._blocks = None
-        if _BLOCKS in meta.checksums:
-            self._blocks = Blocks(path / "images.npy", path / _BLOCKS, fetch)
-        self.rows = Rows([self._images], [path / "images.npy"])
-        if self._blocks is not None:
-            self._blocks.check(np.zeros(1, np.int64), self.rows.header_bytes)
-        no_contents = ("names.npy", _GROUP, _BLOCKS)
+            self._kernels, self._kernel_index = self._shared(_KERNEL, {size}, _is_kernel)
+            self.convolved = self._kernel_index >= 0
+            if not bool(self.sigma_tn[self.convolved].all()):
+                raise AssayError("has images that were convolved with a kernel and count as clean", path=path)
+        no_contents = (_NAMES, _GROUP, _BLOCKS)
         contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
-        self.fingerprint = hash_of(contents, meta.value_range, meta.class_names)
+        self.fingerprint = content_hash(contents, meta.value_range, meta.class_names)
 
     def __len__(self) -> int:
         return self.meta.num_images
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, scaled to [-1, 1] but never clipped to it."""
-        self.check_images(index.numpy())
-        return self._scaled(self.rows.read(index.numpy()))
-
-    def _scaled(self, values: np.ndarray) -> Tensor:
         low, high = self.meta.value_range
-        x = torch.from_numpy(values).to(torch.float32)
+        x = torch.from_numpy(self._images.read(index.numpy())).to(torch.float32)
         return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
 
     def read_map(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
         if not self.has_map:
             return None
-        return self._maps.read(index, self.sigma_tn[index][:, None, None, None])
+        return _chosen(self._maps, self._map_index[index], self.sigma_tn[index][:, None, None, None])
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
         if not bool(self.convolved.any()):
             return None
-        return self._kernels.read(index, no_kernel(self.image_shape))
+        return _chosen(self._kernels, self._kernel_index[index], no_kernel(self.image_shape))
 
     @property
     def num_mapped(self) -> int:
         """How many images have several noise levels, besides the infinite one of missing pixels."""
         if not self.has_map:
             return 0
-        finite = (levels[np.isfinite(levels)] for levels in self._maps.values)
+        finite = (levels[np.isfinite(levels)] for levels in self._maps)
         varied = torch.tensor([len(levels) > 0 and levels.min() < levels.max() for levels in finite])
-        return int(varied[self._maps.index[self._maps.index >= 0]].sum())
-
-    def _check_columns(self) -> None:
-        """Reject values that make no sense, in a store that may come from someone else."""
-        with naming(self.path, "pack the store again"):
-            check_sigma("sigma_tn", self.sigma_tn)
-            check_sigma("usable_from", self.usable_from)
-            if not bool(((self.label >= -1) & (self.label < self.num_classes)).all()):
-                raise ValueError(f"labels are not all classes from 0 to {self.num_classes - 1}, or -1")
-            if self.has_map and not self._maps.values.min() >= 0:
-                raise ValueError("it has maps of the noise with levels that are NaN or negative")
-            if self.has_map and self._maps.values.shape[1] not in (1, self.image_shape[0]):
-                raise ValueError("it has maps of the noise that do not fit its channels")
-            if bool(self.convolved.any()) and not np.isfinite(self._kernels.values).all():
-                raise ValueError("it has kernels that are NaN or infinite")
-            if bool(self.convolved.any()) and not self._kernels.values.any((1, 2)).all():
-                raise ValueError("it has kernels that are 0 everywhere")
-            if not bool(self.sigma_tn[self.convolved].all()):
-                raise ValueError("it has images that were convolved with a kernel and count as clean")
+        return int(varied[self._map_index[self._map_index >= 0]].sum())
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
-        if self._names_unchecked:
-            self._compare("names.npy")
-            self._names_unchecked = False
+        if not self._names_checked:
+            self._compare(_NAMES)
+            self._names_checked = True
         return [bytes(name).decode() for name in self._names[list(index)]]
 
     def verify(self) -> None:
-        """Compare every file with its checksum; raises ValueError on the first that has changed."""
+        """Compare every file with its checksum; raises an error on the first that has changed."""
         for file in self.meta.checksums:
             self._compare(file)
 
     def _compare(self, file: str) -> None:
         if sha256(self.path / file) != self.meta.checksums[file]:
-            raise ValueError(
-                f"{self.path / file} has changed since it was packed: restore it, or pack the store again"
+            raise AssayError("has changed since it was packed", path=self.path / file, cure=CURE)
+
+    def _column(self, file: str, dtype: str | None) -> np.ndarray:
+        """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
+        array = read_npy(self.path / file, "c", CURE)
+        self._check_type(file, array, (len(self),), dtype or array.dtype)
+        return array
+
+    def _check_type(self, file: str, array: np.ndarray | ImageFile, shape: tuple[int, ...], dtype: Any) -> None:
+        if array.shape != shape or array.dtype != dtype:
+            what = f"holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}"
+            raise AssayError(what, path=self.path / file, cure=CURE)
+
+    def _shared(
+        self, files: tuple[str, str], shapes: set[tuple[int, ...]], is_valid: Callable[[np.ndarray], bool]
+    ) -> tuple[np.ndarray, Tensor]:
+        """Arrays that several images may share, maps or kernels, and which is whose (N,)."""
+        values = read_npy(self.path / files[0], "c", CURE)
+        index = self._column(files[1], "int64")
+        fits = index.min() >= -1 and 0 <= index.max() < len(values)
+        if not fits or values.dtype != "float32" or values.shape[1:] not in shapes or not is_valid(values):
+            raise AssayError(
+                "does not fit the images, or has impossible values", path=self.path / files[0], cure=CURE
             )
+        return values, torch.from_numpy(index)
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether all images have been compared with their checksums."""
-        return not self._images_unchecked if self._blocks is None else self._blocks.is_checked
 
-    def check_images(self, index: np.ndarray) -> None:
-        """Compare what is about to be read; in a store of the first format all images, if that is quick."""
-        if self.is_checked:
-            return
-        if self._blocks is not None:
-            _, row = self.rows.place(index)
-            start = self.rows.header_bytes + row * self.rows.row_bytes
-            self._blocks.check(start, start + self.rows.row_bytes)
-        elif self._images_unchecked:
-            if self._images.nbytes <= _MAX_BYTES_HASHED_WHOLE:
-                self._compare("images.npy")
-            self._images_unchecked = False
+def _chosen(values: np.ndarray, which: Tensor, default: Tensor) -> Tensor:
+    """Arrays number `which` (B,) of `values` (K, ...); the default where it is -1."""
+    found = torch.from_numpy(values[which.clamp(min=0).numpy()])
+    return found.where(which.view(-1, *[1] * (found.ndim - 1)) >= 0, default)
+
+
+def _check_columns(sigma_tn: Tensor, usable_from: Tensor, label: Tensor, num_classes: int) -> None:
+    """Reject values that make no sense; all (N,)."""
+    check_sigma("sigma_tn", sigma_tn)
+    check_sigma("usable_from", usable_from)
+    if bool((wrong := usable_from < sigma_tn).any()):
+        at = int(wrong.nonzero()[0])
+        levels = f"{usable_from[at].item():g}, below its noise of {sigma_tn[at].item():g}"
+        raise AssayError(f"image {at} cannot be usable from {levels}", key="usable_from")
+    if not bool(((label >= -1) & (label < num_classes)).all()):
+        raise AssayError(f"labels are not all classes from 0 to {num_classes - 1}, or -1", key="label")
+
+
+def check_levels(levels: np.ndarray) -> None:
+    """Reject levels (N,), scaled, so small that an image would count as clean by mistake."""
+    if bool((tiny := (levels > 0) & (levels < _MIN_LEVEL)).any()):
+        what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
+        raise AssayError(what, key="sigma", cure="give 0 for clean images")
+    check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
+
+
+def _is_map(values: np.ndarray) -> bool:
+    return bool((values >= 0).all())
+
+
+def _is_kernel(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).all() and values.any((-2, -1)).all())
 
 
 def open_one(path: Path, fetch: Fetch | None = None) -> Store:
     """Open the store in a folder that is not sharded, reading the columns of numbers and no images."""
     file = path / "meta.json"
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is not a store: it has no meta.json; make one with `assay data pack`")
-    with naming(file, "restore it, or pack the store again"):
+        raise AssayError(
+            "is not a store: it has no meta.json", path=path, cure="make one with `assay data pack`"
+        )
+    with decoding(file, "pack the store again, or upgrade Assay if a newer version made it"):
         tree = dict(json.loads(file.read_bytes()))
         checksum = tree.pop(CHECKSUM, None)
-    try:
         meta = StoreMeta.model_validate_json(json.dumps(tree))
-    except ValidationError as error:
-        version = next((part["input"] for part in error.errors() if part["loc"] == ("format_version",)), 0)
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise ValueError(
-                f"{file} has store format {version}, newer than the {FORMAT_VERSION} known here: upgrade Assay"
-            ) from error
-        problem = error.errors()[0]
-        where = one_line(".".join(str(part) for part in problem["loc"])) or "the file"
-        raise ValueError(f"{file}: {where}: {problem['msg']}; pack the store again") from error
-    is_first_format = meta.format_version == 1 and checksum is None
-    pairs = [pair for pair in (_MAP, _KERNEL) if meta.checksums.keys() & set(pair)]
-    for column in chain(_COLUMNS, [] if is_first_format else [_BLOCKS], *pairs):
-        if column not in meta.checksums:
-            raise ValueError(f"{file}: checksums: that of {column} is missing; pack the store again")
-    if not is_first_format and checksum != hash_of(tree):
-        raise ValueError(f"{file} has changed since it was packed: restore it, or pack the store again")
+        needed = {_IMAGES, _NAMES, _BLOCKS, _SIGMA_TN, _LABEL}
+        needed |= {name for pair in (_MAP, _KERNEL) if meta.checksums.keys() & set(pair) for name in pair}
+        if missing := needed - meta.checksums.keys():
+            raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=CURE)
+        if checksum != content_hash(tree):
+            raise AssayError("has changed since it was packed", cure=CURE)
     return Store(path, meta, fetch)
-
-
-def no_kernel(image_shape: tuple[int, int, int]) -> Tensor:
-    """The kernel (H, W) that leaves an image (C, H, W) as it is."""
-    kernel = torch.zeros(image_shape[1:])
-    kernel[0, 0] = 1
-    return kernel
-
-
-def hash_of(*parts: object) -> str:
-    """SHA-256 of plain values (numbers, strings, lists, dicts), as fingerprints use it."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -363,167 +278,121 @@ def write_store(
     Whole or absent: on any error nothing stays behind, and leftovers of a killed writer are removed.
     """
     path = Path(path)
-    sigmas: list[float] = []
-    usable: list[float] = []
-    labels: list[int] = []
-    names: list[bytes] = []
-    ranges: set[PhysicalRange | None] = set()
-    groups: list[int] = []
-    size = image_shape[1:]
     with write_whole_directory(path) as partial:
-        maps = _SharedWriter(partial, _MAP, "map of the noise", {(1, *size), image_shape}, lambda v: v >= 0)
-        kernels = _SharedWriter(partial, _KERNEL, "kernel", {size}, lambda v: np.isfinite(v) & v.any())
-        # Not np.memmap: on a full disk writing to a mapping kills the process, write() raises.
-        with open(partial / "images.npy", "wb") as file:
-            header_size = _write_header(file, (0, *image_shape), dtype)
-            for image in images:
-                if image.values.shape != image_shape or image.values.dtype != dtype:
-                    raise ValueError(
-                        f"{image.name} is {image.values.dtype} {image.values.shape}; the store holds {dtype} "
-                        f"{image_shape}"
-                    )
-                file.write(image.values.tobytes())
-                sigmas.append(image.sigma_tn)
-                usable.append(image.sigma_tn if image.usable_from is None else image.usable_from)
-                labels.append(image.label)
-                names.append(image.name.encode())
-                ranges.add(image.physical_range)
-                groups.append(image.group)
-                maps.add(image.name, image.sigma_map)
-                kernels.add(image.name, image.kernel)
-            if not sigmas:
-                raise ValueError(f"{path}: there are no images to store")
-            file.seek(0)
-            assert _write_header(file, (len(sigmas), *image_shape), dtype) == header_size
-        sigma_tn = np.asarray(sigmas, dtype=np.float32)
-        label = np.asarray(labels, dtype=np.int64)
-        usable_from = np.asarray(usable, dtype=np.float32)
-        check_sigma("sigma_tn", torch.from_numpy(sigma_tn))
-        check_sigma("usable_from", torch.from_numpy(usable_from))
-        if bool((wrong := usable_from < sigma_tn).any()):
-            first = int(wrong.argmax())
-            raise ValueError(
-                f"{names[first].decode()} has noise of {sigma_tn[first]:g} and cannot be usable from "
-                f"{usable_from[first]:g}: the level from which an image may be used is not below its noise"
-            )
-        if label.min() < -1 or label.max() >= len(class_names):
-            raise ValueError(
-                f"labels reach from {label.min()} to {label.max()}; there are {len(class_names)} classes"
-            )
-        np.save(partial / "sigma_tn.npy", sigma_tn)
-        np.save(partial / "label.npy", label)
-        np.save(partial / "names.npy", np.array(names, dtype=np.bytes_))
-        optional: dict[str, np.ndarray] = {}
-        if bool((usable_from > sigma_tn).any()):
-            optional[_USABLE_FROM] = usable_from
-        if len(set(groups)) < len(groups) and min(groups) >= 0:
-            optional[_GROUP] = np.asarray(groups, dtype=np.int64)
-        for file_name, column in optional.items():
-            np.save(partial / file_name, column)
-        checksums = {"images.npy": write_blocks(partial / "images.npy", partial / _BLOCKS)}
-        columns = [file for file in (*_COLUMNS, *optional, _BLOCKS) if file != "images.npy"]
-        columns += [*maps.finish(), *kernels.finish()]
+        writer = _Writer(partial, image_shape, dtype)
+        for image in images:
+            writer.add(image)
+        with decoding(path):
+            columns, num_clean = writer.columns(len(class_names))
+        for file, column in columns.items():
+            np.save(partial / file, column)
+        checksums = {_IMAGES: write_blocks(partial / _IMAGES, partial / _BLOCKS)}
+        files = [file.name for file in partial.iterdir() if file.name != _IMAGES]
         meta = StoreMeta(
             name=name,
-            num_images=len(sigmas),
+            num_images=len(writer.rows),
             image_shape=image_shape,
             dtype=dtype,
             value_range=value_range,
-            physical_range=ranges.pop() if len(ranges) == 1 else None,
+            physical_range=writer.ranges.pop() if len(writer.ranges) == 1 else None,
             class_names=tuple(class_names),
-            num_clean=int((usable_from == 0).sum()),
-            checksums=checksums | {file: sha256(partial / file) for file in columns},
+            num_clean=num_clean,
+            checksums=checksums | {file: sha256(partial / file) for file in files},
             restored_from=restored_from,
         )
         tree = meta.model_dump(mode="json")
-        (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: hash_of(tree)}, indent=2) + "\n")
+        (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: content_hash(tree)}, indent=2) + "\n")
     return open_one(path)
 
 
-class _Shared:
-    """Arrays that several images may share, maps or kernels, in two files: the arrays, and which is whose."""
+class _Writer:
+    """Writes images, maps and kernels into a folder as they come, and keeps the columns."""
 
-    def __init__(self, path: Path, files: tuple[str, str], shape: tuple[int | None, ...]) -> None:
-        """`shape`: the number of images, then the shape of an array; None is any length."""
-        index = _map_column(path, files[1], shape[:1], "int64")
-        if index.min() < -1 or index.max() < 0:
-            raise ValueError(f"{path / files[1]} has numbers of no array: pack the store again")
-        self.values = _map_column(path, files[0], (int(index.max()) + 1, *shape[1:]), "float32")
-        self.index = torch.from_numpy(index)  # (N,), -1 is none
+    def __init__(self, folder: Path, image_shape: tuple[int, int, int], dtype: DType) -> None:
+        size = image_shape[1:]
+        self._images = _Stack(folder / _IMAGES, {image_shape}, dtype)
+        self._maps = _Stack(folder / _MAP[0], {(1, *size), image_shape}, "float32", _is_map)
+        self._kernels = _Stack(folder / _KERNEL[0], {size}, "float32", _is_kernel)
+        self.rows: list[tuple[float, float, int, bytes, int, int, int]] = []
+        self.ranges: set[PhysicalRange | None] = set()
 
-    def read(self, index: Tensor, default: Tensor) -> Tensor:
-        """The arrays of images `index` (B,), `default` where an image has none."""
-        which = self.index[index]
-        values = torch.from_numpy(self.values[which.clamp(min=0).numpy()])
-        return values.where(which.view(-1, *[1] * (values.ndim - 1)) >= 0, default)
+    def add(self, image: PackedImage) -> None:
+        try:
+            self._images.add(image.values)
+            shared = self._maps.number(image.sigma_map), self._kernels.number(image.kernel)
+        except AssayError as error:  # and no other: a full disk is not a fault of the image
+            error.path = error.path or image.name
+            raise
+        usable_from = image.sigma_tn if image.usable_from is None else image.usable_from
+        self.rows.append((image.sigma_tn, usable_from, image.label, image.name.encode(), image.group, *shared))
+        self.ranges.add(image.physical_range)
+
+    def columns(self, num_classes: int) -> tuple[dict[str, np.ndarray], int]:
+        """The columns by their files, and the number of clean images. No more can be added."""
+        if not self.rows:
+            raise AssayError("there are no images to store")
+        sigmas, usable, labels, names, groups, maps, kernels = zip(*self.rows, strict=True)
+        sigma_tn, usable_from = (np.asarray(column, dtype=np.float32) for column in (sigmas, usable))
+        check_levels(np.asarray(sigmas))
+        found = {_SIGMA_TN: sigma_tn, _LABEL: np.asarray(labels), _NAMES: np.array(names, dtype=np.bytes_)}
+        levels, lowest, label = map(torch.from_numpy, (sigma_tn, usable_from, found[_LABEL]))
+        _check_columns(levels, lowest, label, num_classes)
+        if bool((usable_from > sigma_tn).any()):
+            found[_USABLE_FROM] = usable_from
+        if len(set(groups)) < len(groups) and min(groups) >= 0:
+            found[_GROUP] = np.asarray(groups)
+        self._images.close()
+        for stack, (_, file), which in ((self._maps, _MAP, maps), (self._kernels, _KERNEL, kernels)):
+            if stack.num_rows:
+                found[file] = np.asarray(which)
+                stack.close()
+        return found, int((usable_from == 0).sum())
 
 
-class _SharedWriter:
-    """Writes what `_Shared` reads, one array after the other; equal ones, e.g. of one detector, once."""
+class _Stack:
+    """Writes a .npy file row by row. Not np.memmap: on a full disk writing to a mapping kills the process."""
 
     def __init__(
         self,
         path: Path,
-        files: tuple[str, str],
-        what: str,
         shapes: set[tuple[int, ...]],
-        is_valid: Callable[[np.ndarray], np.ndarray],
+        dtype: str,
+        is_valid: Callable[[np.ndarray], bool] = lambda values: True,
     ) -> None:
-        """`shapes`: those that an array may have; all have that of the first. `is_valid` of each value."""
-        self._path, self._files, self._what, self._is_valid = path, files, what, is_valid
-        self._shapes = shapes
-        self._number: dict[bytes, int] = {}  # by hash
-        self._index: list[int] = []  # of each image
+        """`shapes`: those that a row may have; all have that of the first."""
+        self._path, self._shapes, self._dtype, self._is_valid = path, shapes, dtype, is_valid
+        self._number: dict[str, int] = {}  # by hash
+        self.num_rows = 0
 
-    def add(self, name: str, values: np.ndarray | None) -> None:
-        """Take in the array of an image, which may have none."""
-        if values is None:
-            self._index.append(-1)
-            return
-        values = np.ascontiguousarray(values, dtype=np.float32)
-        if values.shape not in self._shapes:
+    def add(self, values: np.ndarray) -> None:
+        if values.shape not in self._shapes or values.dtype != self._dtype:
             shapes = " or ".join(map(str, sorted(self._shapes)))
-            raise ValueError(f"{name}: its {self._what} has the shape {values.shape}, not {shapes}")
-        if not bool(self._is_valid(values).all()):
-            raise ValueError(f"{name}: its {self._what} has values that are NaN or out of range")
-        if not self._number:
-            self._shapes = {values.shape}
-            with open(self._path / self._files[0], "wb") as file:
-                self._header_size = _write_header(file, (0, *values.shape), "float32")
-        key = hashlib.sha256(values.tobytes()).digest()
-        if key not in self._number:
-            with open(self._path / self._files[0], "ab") as file:
-                file.write(values.tobytes())
-        self._index.append(self._number.setdefault(key, len(self._number)))
+            raise AssayError(f"is {values.dtype} {values.shape}, not {self._dtype} {shapes}")
+        if not self._is_valid(values):
+            raise AssayError("has a map of the noise or a kernel with values that are NaN or out of range")
+        if not self.num_rows:
+            self._shapes, self._file = {values.shape}, open(self._path, "wb")  # noqa: SIM115
+            self._header_bytes = self._write_header(0)
+        self._file.write(values.tobytes())
+        self.num_rows += 1
 
-    def finish(self) -> tuple[str, ...]:
-        """Write the number of arrays into the header, and which is whose; the files, none if there are none."""
-        if not self._number:
-            return ()
-        with open(self._path / self._files[0], "r+b") as file:
-            (shape,) = self._shapes
-            assert _write_header(file, (len(self._number), *shape), "float32") == self._header_size
-        np.save(self._path / self._files[1], np.asarray(self._index, dtype=np.int64))
-        return self._files
+    def number(self, values: np.ndarray | None) -> int:
+        """The row of an array, -1 of none; equal ones, e.g. of one detector, are written once."""
+        if values is None:
+            return -1
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        if (key := content_hash(values.tobytes())) not in self._number:
+            self.add(values)
+        return self._number.setdefault(key, len(self._number))
 
+    def close(self) -> None:
+        """Write the number of rows into the header, which numpy pads for that."""
+        self._file.seek(0)
+        assert self._write_header(self.num_rows) == self._header_bytes
+        self._file.close()
 
-def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> int:
-    """Write the header of a .npy file and return its size: numpy pads it, so the count may change later."""
-    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.tell()
-
-
-def _map_column(path: Path, file: str, shape: tuple[int | None, ...], dtype: str | None) -> np.ndarray:
-    """Memory-map one array of a store, in mode "c" because torch wants memory it could write to.
-
-    None in `shape` is any length.
-    """
-    array = read_npy(path / file, "c", "restore it, or pack the store again")
-    fits = array.ndim == len(shape) and all(b in (None, a) for a, b in zip(array.shape, shape, strict=True))
-    if not fits or (dtype is not None and array.dtype != dtype):
-        raise ValueError(
-            f"{path / file} holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}: "
-            "pack the store again"
-        )
-    return array
+    def _write_header(self, num_rows: int) -> int:
+        descr, (shape,) = np.lib.format.dtype_to_descr(np.dtype(self._dtype)), self._shapes
+        header = {"descr": descr, "fortran_order": False, "shape": (num_rows, *shape)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+        return self._file.tell()

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from assay.errors import AssayError
+
 _TABULATED = 100.0  # counts up to which E f is summed; above, four terms of its expansion are exact to 1e-5
 
 
@@ -36,13 +38,12 @@ class Stabilised:
 
     def __post_init__(self) -> None:
         if not 0 < self.gain < math.inf:
-            raise ValueError(f"gain = {self.gain:g}: expected a finite number > 0")
+            raise AssayError(f"expected a finite number > 0 (given: {self.gain:g})", key="gain")
         if not 0 <= self.read_noise < math.inf:
-            raise ValueError(f"read_noise = {self.read_noise:g}: expected a finite number >= 0")
+            raise AssayError(f"expected a finite number >= 0 (given: {self.read_noise:g})", key="read_noise")
         if not -math.inf < max(self.low, self.black) < self.high < math.inf:
-            raise ValueError(
-                f"low = {self.low:g}, black = {self.black:g}, high = {self.high:g}: expected both below high"
-            )
+            what = f"expected low ({self.low:g}) and black ({self.black:g}) below high ({self.high:g})"
+            raise AssayError(what, key="black")
 
     @property
     def sigma_tn(self) -> float:

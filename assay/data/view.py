@@ -5,8 +5,8 @@
 Everything that is trained on is a view: noise simulated on clean images (`simulate`), the clean or the noisy
 part of a store or a share of either (`part`), noisy images made noisier (`raised`), images that may be used
 only from some level on (`usable`), several stores taken together (`Joined`), images with restored twins
-(`Restored`). Nothing is copied to disk, and
-views of views compose.
+(`Restored`), their coefficients in another basis (`Encoded`). Nothing is copied to disk, and views of views
+compose.
 
 Differences between runs should be differences in the data. So counts are exact; with the same seed a smaller
 part is contained in a larger one; the same z, scaled, serves every level; and z never changes from epoch to
@@ -21,13 +21,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.data.store import ImageSource, SourceDisplay, Store, hash_of, no_kernel
+from assay.data.source import ImageSource, joined_groups, no_kernel
+from assay.data.store import Store
+from assay.encode import Encoder
+from assay.errors import AssayError
+from assay.files import content_hash
 
 _MAX_CACHE_BYTES = 2**30
 
 
-class View(SourceDisplay):
-    """Images `index` (M,) of `source` with noise added up to the levels `target` (M,). An `ImageSource`.
+class View(ImageSource):
+    """Images `index` (M,) of `source` with noise added up to the levels `target` (M,).
 
     Without `index` all images, without `target` at the level from which each may be used. An image with a map
     of levels keeps it unless it is raised, then each pixel gets noise up to the target; `even` does so to all.
@@ -44,39 +48,33 @@ class View(SourceDisplay):
         even: bool = False,
     ) -> None:
         index = torch.arange(len(source)) if index is None else index
-        target = usable_from(source)[index] if target is None else target
-        self.name = source.name if name is None else name
+        target = source.usable_from[index] if target is None else target
+        self.described_like(source).name = source.name if name is None else name
         if len(index) == 0:
-            raise ValueError(f"{self.name}: there are no images in it; take a larger part")
-        if isinstance(source, View) and not source.num_raised:  # a choice among chosen images: skip the middle
-            index, source = source.index[index], source.source
+            raise AssayError(f"there are no images in {self.name}", cure="take a larger part")
+        source, index = source.chosen(index)
         before = source.sigma_tn[index]
         if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
             at = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"image {int(index[at])} of {source.name} has noise of {before[at].item():g} and cannot be "
-                f"brought to {target[at].item():g}: noise can only be added"
-            )
+            levels = f"noise of {before[at].item():g} and cannot be brought to {target[at].item():g}"
+            raise AssayError(f"image {int(index[at])} of {source.name} has {levels}: noise can only be added")
         self.source: ImageSource = source
         self.index: Tensor = index
         self.sigma_tn = target
         self.label = source.label[index]
-        self.image_shape, self.class_names = source.image_shape, source.class_names
-        self.num_classes, self.physical_range = source.num_classes, source.physical_range
+        self.group = None if source.group is None else source.group[index]
         # In double precision: then sqrt(target^2) is target, bit for bit.
         self._added = (target.double() ** 2 - before.double() ** 2).sqrt()
-        self.image_number: Tensor = source.image_number[index] if isinstance(source, View) else index
-        num_raised = _num_raised(source)
+        self.image_number = source.image_number[index]
         # Noise added to noisy images is independent of what an earlier view added with the same seed.
-        self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + num_raised, 0))
-        has_map: bool = getattr(source, "has_map", False)
-        self._even = has_map and even
-        self.has_map = has_map and (not even or bool(incomplete(source)[index].any()))
-        self.convolved = convolved(source)[index]
+        self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + source.num_raised, 0))
+        self._even = source.has_map and even
+        self.has_map = source.has_map and (not even or bool(source.incomplete[index].any()))
+        self.convolved = source.convolved[index]
         is_raised = bool((self._added > 0).any()) or self._even
-        self.num_raised: int = num_raised + is_raised  # how many views added noise, this one included
-        columns = [hashlib.sha256(column.numpy().tobytes()).hexdigest() for column in (index, target)]
-        self.fingerprint = hash_of(source.fingerprint, columns, seed, *(["even"] if self._even else []))
+        self.num_raised = source.num_raised + is_raised
+        columns = [column.numpy().tobytes() for column in (index, target)]
+        self.fingerprint = content_hash(source.fingerprint, columns, seed, *(["even"] if self._even else []))
         # Noisy images are remembered when first read; views too large for that compute them every time.
         num_bytes = 4 * len(index) * math.prod(source.image_shape)
         cached = is_raised and num_bytes <= _MAX_CACHE_BYTES
@@ -85,6 +83,10 @@ class View(SourceDisplay):
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def chosen(self, index: Tensor) -> tuple[ImageSource, Tensor]:
+        """A choice among images that were only chosen is one of the source's own."""
+        return (self, index) if self.num_raised else (self.source, self.index[index])
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, the same bits whenever it is read."""
@@ -98,7 +100,7 @@ class View(SourceDisplay):
 
     def read_map(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the level of each pixel (B, C or 1, H, W), or None if no image has a map."""
-        if not self.has_map or (before := read_map(self.source, self.index[index])) is None:
+        if not self.has_map or (before := self.source.read_map(self.index[index])) is None:
             return None
         if self._even:
             return before.where(before.isinf(), self.sigma_tn[index][:, None, None, None])
@@ -107,11 +109,11 @@ class View(SourceDisplay):
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the kernel of each image (B, H, W), or None if no image of the source has one."""
-        return read_kernel(self.source, self.index[index])
+        return self.source.read_kernel(self.index[index])
 
     def _compute(self, index: Tensor) -> Tensor:
         x = self.source.read(self.index[index])
-        if (before := read_map(self.source, self.index[index])) is not None:
+        if (before := self.source.read_map(self.index[index])) is not None:
             return self._raise_pixels(x, before, index)
         generator, z = torch.Generator(), torch.empty(self.image_shape)
         seeds, added = self._seeds[index].tolist(), self._added[index].tolist()
@@ -126,10 +128,9 @@ class View(SourceDisplay):
         target = self.sigma_tn[index]
         above = (before.isfinite() & (before > target[:, None, None, None])).flatten(1).any(1)
         if self._even and bool(above.any()):
-            raise ValueError(
-                f"image {int(self.index[index][above][0])} of {self.source.name} has pixels with more noise "
-                "than its level, and cannot be scored or denoised: pack it with map_quantile = 1"
-            )
+            image = f"image {int(self.index[index][above][0])} of {self.source.name}"
+            what, cure = f"{image} has pixels with more noise than its level", "pack it with quantile = 1"
+            raise AssayError(what, key="quantile", cure=cure)
         added = (target.double()[:, None, None, None] ** 2 - before.double() ** 2).clamp_min(0).sqrt()
         generator, raised = torch.Generator(), (self._added[index] > 0) | self._even
         for row in raised.nonzero()[:, 0].tolist():
@@ -138,8 +139,8 @@ class View(SourceDisplay):
         return x
 
 
-class Joined(SourceDisplay):
-    """Several sources of one shape taken together, their images numbered on. An `ImageSource`.
+class Joined(ImageSource):
+    """Several sources of one shape taken together, their images numbered on.
 
     Sources without classes may join those with classes; their images have no label.
     """
@@ -150,29 +151,26 @@ class Joined(SourceDisplay):
         for source in sources:
             if source.image_shape != first.image_shape:
                 shapes = [" x ".join(map(str, each.image_shape)) for each in (first, source)]
-                raise ValueError(
-                    f"{first.name} has images of {shapes[0]} and {source.name} of {shapes[1]} (C x H x W): "
-                    "only images of one shape can be taken together; pack them at one size"
-                )
+                what = f"{first.name} has images of {shapes[0]} and {source.name} of {shapes[1]} (C x H x W)"
+                raise AssayError(what, key="image_shape", cure="pack both at one size")
             if source.class_names not in ((), classes.class_names):
-                raise ValueError(
-                    f"{classes.name} has the classes {', '.join(classes.class_names)} and {source.name} "
-                    f"{', '.join(source.class_names)}: stores taken together need the same classes"
-                )
+                names = [", ".join(each.class_names) for each in (classes, source)]
+                what = f"{classes.name} has the classes {names[0]} and {source.name} {names[1]}"
+                raise AssayError(what, key="class_names", cure="pack both alike")
         self.sources = tuple(sources)
         self.name = " + ".join(source.name for source in sources)
         self.image_shape, self.class_names = first.image_shape, classes.class_names
-        self.num_classes = classes.num_classes
         ranges = {source.physical_range for source in sources}
         self.physical_range = ranges.pop() if len(ranges) == 1 else None
         self.sigma_tn = torch.cat([source.sigma_tn for source in sources])
-        self.usable_from = torch.cat([usable_from(source) for source in sources])
+        self.usable_from = torch.cat([source.usable_from for source in sources])
         self.label = torch.cat([source.label for source in sources])
-        self.num_raised = max(map(_num_raised, sources))
-        self.fingerprint = hash_of([source.fingerprint for source in sources])
+        self.num_raised = max(source.num_raised for source in sources)
+        self.group = joined_groups(sources)
+        self.fingerprint = content_hash([source.fingerprint for source in sources])
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
-        self.has_map = any(getattr(source, "has_map", False) for source in sources)
-        self.convolved = torch.cat([convolved(source) for source in sources])
+        self.has_map = any(source.has_map for source in sources)
+        self.convolved = torch.cat([source.convolved for source in sources])
 
     def __len__(self) -> int:
         return len(self.sigma_tn)
@@ -181,15 +179,15 @@ class Joined(SourceDisplay):
         """`index` (B,) -> `x_tn` (B, C, H, W) float32."""
         return self._gather(index, lambda source, place: source.read(place), self.image_shape)
 
-    def read_map(self, index: Tensor) -> Tensor:
+    def read_map(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the level of each pixel (B, C, H, W)."""
-        return self._gather(index, read_levels, self.image_shape)
+        return self._gather(index, lambda source, place: source.read_levels(place), self.image_shape)
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
 
         def kernels(source: ImageSource, place: Tensor) -> Tensor:
-            found = read_kernel(source, place)
+            found = source.read_kernel(place)
             return no_kernel(self.image_shape) if found is None else found
 
         return self._gather(index, kernels, self.image_shape[1:]) if bool(self.convolved.any()) else None
@@ -197,7 +195,7 @@ class Joined(SourceDisplay):
     def _gather(
         self, index: Tensor, read: Callable[[ImageSource, Tensor], Tensor], shape: tuple[int, ...]
     ) -> Tensor:
-        x = torch.empty(len(index), *shape)
+        x, index = torch.empty(len(index), *shape), index % len(self)  # -1 is the last
         number = torch.bucketize(index, self._ends, right=True)
         for chosen in number.unique().tolist():
             start = int(self._ends[chosen - 1]) if chosen else 0
@@ -206,8 +204,8 @@ class Joined(SourceDisplay):
         return x
 
 
-class Restored:
-    """Images, each with a twin that a model restored from it. An `ImageSource` of the images themselves.
+class Restored(ImageSource):
+    """Images, each with a twin that a model restored from it; read as the images themselves.
 
     `read_at` chooses between the two: the image for levels above its own noise, where it is exact, its twin
     below, where it has nothing to say. `everywhere` takes the twins of noisy images at all levels, and an image
@@ -217,25 +215,56 @@ class Restored:
     def __init__(self, source: ImageSource, twins: Store, everywhere: bool = False) -> None:
         parents = twins.meta.restored_from
         if parents is None or parents.images != source.fingerprint:
-            raise ValueError(f"{twins.path} was not restored from {source.name}: restore these images again")
+            what = f"was not restored from {source.name}"
+            raise AssayError(what, path=twins.path, cure="restore these images again")
         self.source, self.twins = source, twins
-        self.everywhere = incomplete(source) | everywhere  # (N,)
-        self.name, self.image_shape, self.class_names = source.name, source.image_shape, source.class_names
-        self.num_classes, self.physical_range = source.num_classes, source.physical_range
-        self.sigma_tn, self.label, self.read = source.sigma_tn, source.label, source.read
+        self.everywhere = source.incomplete | everywhere  # (N,)
+        self.described_like(source)
+        self.sigma_tn, self.label = source.sigma_tn, source.label
         self.lowest_level = twins.sigma_tn  # (N,) from which the image or its twin can be trained on
-        self.fingerprint = hash_of(source.fingerprint, twins.fingerprint, everywhere)
+        self.fingerprint = content_hash(source.fingerprint, twins.fingerprint, everywhere)
 
     def __len__(self) -> int:
         return len(self.source)
 
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> `x_tn` (B, C, H, W), the images that were restored."""
+        return self.source.read(index)
+
     def read_at(self, index: Tensor, sigma_t: Tensor) -> tuple[Tensor, Tensor]:
-        """`index` and `sigma_t` (B,) -> images (B, C, H, W) to train on at these levels, their noise (B,)."""
+        """`index` and `sigma_t` (B,) -> images or twins (B, C, H, W), their noise (B,)."""
         own = self.source.sigma_tn[index]
         twin = (own > 0) & (self.everywhere[index] | (sigma_t <= own))
         x, sigma_tn = self.source.read(index), own.where(~twin, self.twins.sigma_tn[index])
         x[twin] = self.twins.read(index[twin])
         return x, sigma_tn
+
+
+class Encoded(ImageSource):
+    """The coefficients of a source's images, to train a model on (see `assay.encode`); noise stays as it is."""
+
+    is_pixels = False
+
+    def __init__(self, source: ImageSource, encoder: Encoder) -> None:
+        check_complete(source, "have no coefficients: encode complete images")
+        self.source, self.encoder = with_uniform_noise(source), encoder
+        self.described_like(source).image_shape = encoder.shape(source.image_shape)
+        self.physical_range, self.group = None, source.group
+        self.sigma_tn, self.label, self.usable_from = source.sigma_tn, source.label, source.usable_from
+        self.lowest_level = source.lowest_level
+        self.fingerprint = content_hash(source.fingerprint, encoder.name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> the coefficients (B, C, H, W)."""
+        return self.encoder.encode(self.source.read(index))
+
+    def read_at(self, index: Tensor, sigma_t: Tensor) -> tuple[Tensor, Tensor]:
+        """`index` and `sigma_t` (B,) -> the coefficients (B, C, H, W) of what to train on, their noise (B,)."""
+        x, sigma_tn = self.source.read_at(index, sigma_t)
+        return self.encoder.encode(x), sigma_tn
 
 
 def simulate(
@@ -255,22 +284,15 @@ def simulate(
     <arrays (0.1 clean, noisy: 0.9 at sigma 0.3): 100 images of 1 x 8 x 8, 10 clean, 90 noisy>
     """
     levels = [(1 - clean_fraction, sigma)] if isinstance(sigma, int | float) else list(sigma)
-    if not 0 <= clean_fraction <= 1:
-        raise ValueError(f"clean_fraction = {clean_fraction}: a fraction is between 0 and 1")
-    for fraction, level in levels:
-        if not 0 <= fraction <= 1 or not (math.isfinite(level) and level > 0):
-            raise ValueError(
-                f"(fraction, sigma) = ({fraction}, {level}): need a fraction in [0, 1] and sigma > 0"
-            )
-    total = clean_fraction + sum(fraction for fraction, _ in levels)
-    if abs(total - 1) > 1e-9:
-        raise ValueError(f"clean_fraction and the fractions of the noisy levels sum to {total:g}, not to 1")
-    if bool((noisy := usable_from(source) > 0).any()):
+    fractions = [clean_fraction, *(fraction for fraction, _ in levels)]
+    if not all(0 <= fraction <= 1 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-9:
+        raise AssayError(f"{fractions} are not fractions that sum to 1", key="clean_fraction")
+    if not all(0 < level < math.inf for _, level in levels):
+        raise AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")
+    if bool((noisy := source.usable_from > 0).any()):
         first = int(noisy.nonzero()[0])
-        raise ValueError(
-            f"image {first} of {source.name} is noisy already (sigma_tn = {source.sigma_tn[first].item():g}, "
-            f"usable from {usable_from(source)[first].item():g}): noise is simulated on clean images only"
-        )
+        what = f"image {first} of {source.name} is noisy already, or usable from {source.usable_from[first]:g}"
+        raise AssayError(f"{what}: noise is simulated on clean images only", key="clean_fraction")
     order = _order(source, seed)
     level_of = torch.zeros(len(source))
     cumulative = float(clean_fraction)
@@ -281,14 +303,31 @@ def simulate(
         level_of[order[start:stop]] = level
         start = stop
     kept = torch.arange(len(source)) if keep_noisy else order[:num_clean].sort().values
-    if len(kept) == 0:
-        raise ValueError(
-            f"clean_fraction = {clean_fraction:g} of {len(source)} images keeps none: nothing to train on"
-        )
     levels_text = ", ".join(f"{fraction:.3g} at sigma {level:g}" for fraction, level in levels if fraction > 0)
     rest = (levels_text or "none") if keep_noisy else "none"
     name = f"{source.name} ({clean_fraction:.3g} clean, noisy: {rest})"
     return View(source, kept, level_of[kept], seed, name)
+
+
+def noised(source: ImageSource, num_clean: int, num_noisy: int, sigma: float, seed: int = 0) -> View:
+    """Simulate numbers of images: `num_clean` of a clean source as they are, and `num_noisy` others with noise.
+
+    The clean ones are those of `part(source, clean=num_clean)`, and the noisy ones follow them in the same
+    order: so a ladder of clean sizes and all mixes of one seed are nested.
+    """
+    order = _order(source, seed)
+    _size("clean + noisy", num_clean + num_noisy, len(order), f"images of {source.name}")
+    target = torch.zeros(len(order))
+    target[order[num_clean:]] = sigma
+    kept = order[: num_clean + num_noisy].sort().values
+    return View(
+        source, kept, target[kept], seed, f"{source.name} ({num_clean} clean, {num_noisy} at {sigma:g})"
+    )
+
+
+def block_seed(seed: int, block: int) -> int:
+    """The seed of one block of a study, which draws other images and noise; block 0 has the seed itself."""
+    return _hash32(seed, "block", block) if block else seed
 
 
 def part(
@@ -332,68 +371,26 @@ def raised(source: ImageSource, level: float, seed: int = 0) -> View:
 
 def usable(source: ImageSource, seed: int = 0) -> ImageSource:
     """The source with every image raised to the level from which it may be used; itself if all are."""
-    return View(source, seed=seed) if bool((usable_from(source) > source.sigma_tn).any()) else source
-
-
-def usable_from(source: ImageSource) -> Tensor:
-    """(N,) float32: the level from which each image may be used, `sigma_tn` unless the source says more."""
-    level: Tensor = getattr(source, "usable_from", source.sigma_tn)
-    return level
-
-
-def read_map(source: ImageSource, index: Tensor) -> Tensor | None:
-    """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if the source has no maps."""
-    found: Tensor | None = source.read_map(index) if hasattr(source, "read_map") else None
-    return found
-
-
-def read_levels(source: ImageSource, index: Tensor) -> Tensor:
-    """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
-    found = read_map(source, index)
-    level = source.sigma_tn[index][:, None, None, None]
-    return level.expand(-1, 1, *source.image_shape[1:]) if found is None else found
-
-
-def read_kernel(source: ImageSource, index: Tensor) -> Tensor | None:
-    """`index` (B,) -> the kernel of each image (B, H, W), or None if the source has none."""
-    found: Tensor | None = source.read_kernel(index) if hasattr(source, "read_kernel") else None
-    return found
-
-
-def convolved(source: ImageSource) -> Tensor:
-    """(N,) bool: which images were convolved with a kernel (see `assay.data.operators`)."""
-    found: Tensor = getattr(source, "convolved", torch.zeros(len(source), dtype=torch.bool))
-    return found
-
-
-def incomplete(source: ImageSource) -> Tensor:
-    """(N,) bool: which images were convolved with a kernel, or have missing pixels, of infinite level."""
-    found = convolved(source)
-    if not getattr(source, "has_map", False):
-        return found
-    maps = (read_map(source, part) for part in torch.arange(len(source)).split(1024))
-    return found | torch.cat([each.isinf().flatten(1).any(1) for each in maps if each is not None])
+    return View(source, seed=seed) if bool((source.usable_from > source.sigma_tn).any()) else source
 
 
 def check_complete(
-    source: ImageSource, problem: str = "cannot be scored or compared: hold complete images out"
+    source: ImageSource, problem: str = "cannot be measured or compared: hold complete images out"
 ) -> None:
-    """Reject images that are `incomplete`; `problem` says what they are not good for, and what to do."""
-    if num := int(incomplete(source).sum()):
-        raise ValueError(
-            f"{num} of the {len(source)} images of {source.name} have missing pixels or were convolved with a "
-            f"kernel, and {problem}"
-        )
+    """Reject images that are incomplete; `problem` says what they are not good for, and what to do."""
+    if num := int(source.incomplete.sum()):
+        what = f"{num} of the {len(source)} images of {source.name} have missing pixels or were convolved"
+        raise AssayError(f"{what} with a kernel, and {problem}")
 
 
 def with_uniform_noise(source: ImageSource, seed: int = 0, allow_incomplete: bool = False) -> ImageSource:
     """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps.
 
-    Images that are `incomplete` are rejected, or stay so: missing pixels keep their infinite level.
+    Images that are incomplete are rejected, or stay so: missing pixels keep their infinite level.
     """
     if not allow_incomplete:
         check_complete(source)
-    return View(source, None, source.sigma_tn, seed, even=True) if getattr(source, "has_map", False) else source
+    return View(source, None, source.sigma_tn, seed, even=True) if source.has_map else source
 
 
 def split_held_out(
@@ -425,7 +422,8 @@ def split_held_out(
     num_before = num_in_group[order].cumsum(0) - num_in_group[order]
     away = torch.isin(group, order[num_before < num_held_out])
     if bool(away.all()):
-        raise ValueError(f"held_out = {held_out} leaves no image of {source.name} to train on: hold out fewer")
+        what = f"{held_out} leaves no image of {source.name} to train on"
+        raise AssayError(what, key="held_out", cure="hold out fewer")
     return (
         View(source, (~away).nonzero()[:, 0], seed=seed),
         View(source, (away & candidate).nonzero()[:, 0], seed=seed, name=f"{source.name} (held out)"),
@@ -441,24 +439,17 @@ def count_of(size: float | int, num_there: int) -> int:
 
 def _size(key: str, size: float | int, num_there: int, what: str) -> int:
     """`count_of` with checks, for a number that a user gave; `what` describes the images."""
-    if not (size >= 0 and (isinstance(size, int) or size <= 1)):
-        raise ValueError(f"{key} = {size}: give a share between 0.0 and 1.0, or a whole number of images")
     count = count_of(size, num_there)
-    if count > num_there:
-        raise ValueError(f"{key} = {size}: there are only {num_there} {what}")
-    if count == 0 and 0 < size < 1:
-        raise ValueError(f"{key} = {size} of {num_there} {what} is none: use a larger share")
+    is_share = isinstance(size, float)
+    if not 0 <= count <= num_there or (is_share and not 0 <= size <= 1) or (count == 0 < size < 1):
+        cure = "give a share between 0.0 and 1.0, or a whole number of images"
+        raise AssayError(f"{size} cannot be had: there are only {num_there} {what}", key=key, cure=cure)
     return count
 
 
 def _order(source: ImageSource, seed: int) -> Tensor:
     """A random order of all images (N,); parts take its first images, so that they are nested."""
     return torch.randperm(len(source), generator=stream(seed, "clean set"))
-
-
-def _num_raised(source: ImageSource) -> int:
-    """How many views have added noise to these images."""
-    return source.num_raised if isinstance(source, View | Joined) else 0
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from assay.data import ImageSource, Store
 from assay.data.view import check_complete, stream
+from assay.errors import AssayError
 from assay.files import write_whole
 from assay.metrics.classifier import Classifier, initialise
 from assay.noise import per_image
@@ -66,19 +67,7 @@ def annotate(
     A level of 0 means that they look clean at every level. A single image's level is the one from which it
     looks clean, at most that of the group.
     """
-    for source in (bad, clean):
-        if len(source) < MIN_IMAGES:
-            raise ValueError(
-                f"{source.name} has {len(source)} images: annotation needs {MIN_IMAGES} of each kind"
-            )
-        check_complete(source, "cannot be annotated: train on them with train.loops, or leave them out")
-    if bool((clean.sigma_tn > 0).any()):
-        raise ValueError(f"{clean.name} has noisy images: compare with clean images alone")
-    if bad.image_shape != clean.image_shape:
-        raise ValueError(
-            f"{bad.name} has images of shape {bad.image_shape}, {clean.name} of {clean.image_shape}: pack them "
-            "at one size"
-        )
+    _check(bad, clean)
     sources = (clean, bad)
     order = [
         torch.randperm(len(source), generator=stream(seed, "halves", i)) for i, source in enumerate(sources)
@@ -117,16 +106,27 @@ def annotate(
     falling = IsotonicRegression(increasing=False).fit_transform(np.arange(_NUM_LEVELS), auc)
     level = _first_level(falling <= 0.5 + np.maximum(_TOLERANCE, _NUM_ERRORS * error), sigmas)
     if level == math.inf:
-        raise ValueError(
-            f"the images of {bad.name} are told from clean ones even with noise of {sigmas[-1]:g}: they show "
-            "something else, and cannot be used"
-        )
+        what = f"the images of {bad.name} are told from clean ones even with noise of {sigmas[-1]:g}"
+        raise AssayError(what, key="store", cure="leave them out: they show something else")
     looks_clean = 1 / (1 + np.exp(-logits[1]))
     single = [
         _first_level(IsotonicRegression().fit_transform(np.arange(_NUM_LEVELS), each) >= _LOOKS_CLEAN, sigmas)
         for each in looks_clean.T
     ]
     return Annotation(level, np.minimum(single, level), sigmas, auc, error)
+
+
+def _check(bad: ImageSource, clean: ImageSource) -> None:
+    for source, key in ((bad, "store"), (clean, "clean")):
+        if len(source) < MIN_IMAGES:
+            what = f"{source.name} has {len(source)} images; annotation needs {MIN_IMAGES} of each kind"
+            raise AssayError(what, key=key)
+        check_complete(source, "cannot be annotated: train on them with train.rounds, or leave them out")
+    if bool((clean.sigma_tn > 0).any()):
+        raise AssayError(f"{clean.name} has noisy images", key="clean", cure="compare with clean images alone")
+    if bad.image_shape != clean.image_shape:
+        what = f"{bad.name} has images of shape {bad.image_shape}, {clean.name} of {clean.image_shape}"
+        raise AssayError(what, key="clean", cure="pack them at one size")
 
 
 def _first_level(alike: NDArray[np.bool_], sigmas: Array) -> float:
@@ -192,7 +192,7 @@ def _judge(
 
 
 def write_annotations(path: Path, store: Store, levels: Array) -> None:
-    """Write `annotations.jsonl` for `assay data pack --sigma-file`, one line per image of the store.
+    """Write `annotations.jsonl` for `levels=` of `assay data pack`, one line per image of the store.
 
     The levels are those of images from -1 to 1, as in ambient-omni, whose keys these are.
     """

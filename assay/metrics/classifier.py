@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from assay.data import ImageSource
-from assay.data.view import usable_from
+from assay.errors import AssayError
+from assay.metrics.weights import FeatureNetwork
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
 
 NUM_FEATURES = 128
@@ -23,12 +24,14 @@ _STATE_EVERY = 20  # steps of training
 VERSION = 2  # part of the cache key: raise it when the network or its training changes
 
 
-class Classifier(nn.Module):
+class Classifier(FeatureNetwork):
     """Convolutions that halve the image until a side is at most 4, then a dense layer: 128 features.
 
     The dense layer sees where things are: an average over the image would hardly notice noise, a missing
     class or a few images repeated.
     """
+
+    kind = "classifier"
 
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class TrainedClassifier:
 
 def _labelled(source: ImageSource) -> Tensor:
     """The clean images with a label, (N,)."""
-    return torch.nonzero((usable_from(source) == 0) & (source.label >= 0))[:, 0]
+    return torch.nonzero((source.usable_from == 0) & (source.label >= 0))[:, 0]
 
 
 def has_labels(source: ImageSource) -> bool:
@@ -97,10 +100,11 @@ def train_classifier(
     """
     usable = _labelled(source)
     if not has_labels(source):
-        raise ValueError(
-            f"the classifier needs at least 20 clean images with labels of at least 2 classes; {source.name} "
-            f"has {len(usable)} of {len(source.label[usable].unique())}: use mobilenet_v2 or pixels instead, "
-            "or score the model on held-out images, which needs no labels"
+        raise AssayError(
+            f"{source.name} has {len(usable)} clean images with labels of {len(source.label[usable].unique())} "
+            "classes; the classifier needs at least 20 of 2",
+            key="extractor",
+            cure="choose mobilenet_v2 or pixels, or measure the held-out loss, which needs no labels",
         )
     generator = torch.Generator().manual_seed(0)
     order = usable[torch.randperm(len(usable), generator=generator)]

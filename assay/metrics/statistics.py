@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.archives import read_npz
-from assay.files import naming, write_whole
+from assay.errors import AssayError
+from assay.files import decoding, write_whole
 
 Array = NDArray[np.float64]
 
@@ -39,13 +40,13 @@ class FeatureStatistics:
     def __post_init__(self) -> None:
         dim = len(self.mean)
         if self.mean.shape != (dim,) or self.cov.shape != (dim, dim):
-            raise ValueError(
-                f"mean has shape {self.mean.shape} and cov {self.cov.shape}; expected (D,) and (D, D)"
-            )
+            raise AssayError(f"mean has shape {self.mean.shape} and cov {self.cov.shape}, not (D,) and (D, D)")
         if self.num_images is not None and self.num_images < 2:
-            raise ValueError(f"num_images = {self.num_images}: a covariance needs at least 2 images")
+            raise AssayError(
+                f"a covariance of {self.num_images} image(s)", key="num_images", cure="give at least 2"
+            )
         if not (np.isfinite(self.mean).all() and np.isfinite(self.cov).all()):
-            raise ValueError("feature statistics hold NaN or infinite values; compute them again")
+            raise AssayError("feature statistics hold NaN or infinite values", cure="compute them again")
 
 
 class StatisticsStream:
@@ -58,14 +59,10 @@ class StatisticsStream:
 
     def add(self, features: np.ndarray) -> None:
         """Take in a batch of features (B, D), any float type."""
-        if features.ndim != 2 or len(features) == 0:
-            raise ValueError(f"features have shape {features.shape}; expected (B, D) with B >= 1")
-        if self.num_images and features.shape[1] != len(self.mean):
-            raise ValueError(f"features have {features.shape[1]} dimensions, those before {len(self.mean)}")
         features = features.astype(np.float64)
         if not np.isfinite(features).all():
             bad = self.num_images + int(np.flatnonzero(~np.isfinite(features).all(1))[0])
-            raise ValueError(f"the features of image {bad} are NaN or infinite; look at that image")
+            raise AssayError(f"the features of image {bad} are NaN or infinite", cure="look at that image")
         mean = features.mean(0)
         features -= mean
         self._merge(len(features), mean, features.T @ features)
@@ -83,11 +80,7 @@ class StatisticsStream:
 
     def statistics(self) -> FeatureStatistics:
         """What the images so far amount to; at least two are needed."""
-        if self.num_images < 2:
-            raise ValueError(
-                f"{self.num_images} image(s): feature statistics need at least 2, better thousands"
-            )
-        return FeatureStatistics(self.mean.copy(), self.scatter / (self.num_images - 1), self.num_images)
+        return FeatureStatistics(self.mean.copy(), self.scatter / max(self.num_images - 1, 1), self.num_images)
 
 
 def features_to_statistics(features: np.ndarray, batch_size: int = 1024) -> FeatureStatistics:
@@ -103,7 +96,7 @@ def merge_statistics(*parts: FeatureStatistics) -> FeatureStatistics:
     stream = StatisticsStream()
     for part in parts:
         if part.num_images is None:
-            raise ValueError("statistics without a number of images cannot be merged")
+            raise AssayError("statistics without a number of images cannot be merged")
         stream._merge(part.num_images, part.mean, part.cov * (part.num_images - 1))
     return stream.statistics()
 
@@ -126,10 +119,9 @@ def load_statistics(path: Path) -> FeatureStatistics:
     mean = arrays.get("mean", arrays.get("mu"))
     cov = arrays.get("cov", arrays.get("sigma"))
     if mean is None or cov is None:
-        raise ValueError(
-            f"{path} holds {sorted(arrays)}; expected feature statistics: mean, cov (or mu, sigma)"
-        )
-    with naming(path, "make it again with `assay reference`"):
+        what = f"holds {sorted(arrays)}, not feature statistics: mean, cov (or mu, sigma)"
+        raise AssayError(what, path=path, cure="make it with `assay evaluate reference`")
+    with decoding(path, "make it again with `assay evaluate reference`"):
         num_images = int(arrays["num_images"]) if "num_images" in arrays else None
         extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
         mean, cov = mean.astype(np.float64), cov.astype(np.float64)

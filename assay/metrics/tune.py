@@ -8,17 +8,18 @@ The choice is a file beside the checkpoint, `<checkpoint>.sampler.json`, which `
 with one sampler, or tune each alike.
 """
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from assay.checkpoint import find_checkpoint, load_checkpoint
 from assay.data import ImageSource
-from assay.data.view import usable_from
-from assay.files import sha256, write_whole
+from assay.errors import AssayError
+from assay.files import decoding, sha256, write_whole
 from assay.generate import lowest_learnt
 from assay.metrics.distance import frechet_distance
 from assay.metrics.extract import Extractor, images_to_features
@@ -85,8 +86,6 @@ def tune(
     extractor: Extractor,
     start: SampleConfig = SampleConfig(),  # noqa: B008
     num_images: int = 250,
-    device: torch.device | str = "cpu",
-    batch_size: int = 128,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Choose among `search_space` by the Frechet distance to held-out clean images.
@@ -94,13 +93,14 @@ def tune(
     `num_images` samples of each setting in the first round, twice as many in each further one.
     """
     checkpoint = find_checkpoint(checkpoint)
+    _check_writable(tuned_path(checkpoint))
     info = load_checkpoint(checkpoint).info
-    clean = torch.nonzero(usable_from(held_out) == 0)[:, 0]
+    clean = torch.nonzero(held_out.usable_from == 0)[:, 0]
     if len(clean) < MIN_IMAGES:
-        raise ValueError(f"{held_out.name} has {len(clean)} clean images: tuning needs at least {MIN_IMAGES}")
+        what = f"{held_out.name} has {len(clean)} clean images; tuning needs at least {MIN_IMAGES}"
+        raise AssayError(what, key="held_out", cure="hold out more images")
     choosing, judging = (
-        features_to_statistics(images_to_features(extractor, held_out, clean[k::2], batch_size).features)
-        for k in range(2)
+        features_to_statistics(images_to_features(extractor, held_out, clean[k::2]).features) for k in range(2)
     )
     left = search_space(start, may_truncate=lowest_learnt(info) > _SIGMA_MIN)
     rounds, done = _rounds(len(left), num_images), 0
@@ -108,8 +108,8 @@ def tune(
 
     def distance(sample: SampleConfig, reference: FeatureStatistics, images: int, first_seed: int) -> float:
         nonlocal done
-        samples, _ = sample_checkpoint(checkpoint, images, first_seed, sample, device=device)
-        features = images_to_features(extractor, samples, torch.arange(images), batch_size).features
+        samples, _ = sample_checkpoint(checkpoint, images, first_seed, sample, device=extractor.devices[0])
+        features = images_to_features(extractor, samples, torch.arange(images)).features
         done += images
         progress(done, total)
         return frechet_distance(features_to_statistics(features), reference)
@@ -148,6 +148,16 @@ def tuned_path(checkpoint: Path) -> Path:
     return find_checkpoint(checkpoint).with_suffix(".sampler.json")
 
 
+def _check_writable(path: Path) -> None:
+    """Before any work: the choice is stored beside the checkpoint, which may be on a disk that is read only."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        what = f"cannot be written ({(error.strerror or str(error)).lower()})"
+        raise AssayError(what, path=path, cure="copy the checkpoint elsewhere and tune it there") from None
+
+
 def save_tuned(checkpoint: Path, tuned: Tuned) -> Path:
     """Write the choice beside the checkpoint."""
     path = tuned_path(checkpoint)
@@ -159,12 +169,11 @@ def save_tuned(checkpoint: Path, tuned: Tuned) -> Path:
 def load_tuned(checkpoint: Path) -> Tuned:
     """The tuned sampler of a checkpoint; rejected if it was tuned for other weights."""
     path = tuned_path(checkpoint)
+    cure = f"choose a sampler with `assay model tune {checkpoint}`"
     if not path.exists():
-        raise ValueError(f"{path} does not exist: choose a sampler with `assay tune {checkpoint}` first")
-    try:
+        raise AssayError("does not exist", path=path, cure=cure)
+    with decoding(path, cure):
         tuned = Tuned.model_validate_json(path.read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a sampler chosen by `assay tune`: tune it again") from error
     if tuned.checkpoint_sha256 != sha256(find_checkpoint(checkpoint)):
-        raise ValueError(f"{path} was chosen for other weights than those of {checkpoint}: tune it again")
+        raise AssayError(f"was chosen for other weights than those of {checkpoint}", path=path, cure=cure)
     return tuned

@@ -14,17 +14,20 @@ Steps are extrapolated (SQUAREM) as long as the likelihood rises: alone they are
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
+from sklearn.cluster import KMeans
 
 from assay.mixture.moments import Array
 from assay.mixture.noise import Noise
 
 _CHUNK = 8192
 _MOST_KEPT = 1 << 24  # numbers of a step that are kept instead of computed twice
+_NUM_STARTS = 3
+_TRIAL_SAMPLES = 20_000  # on which starts of a climb are compared
 _TOLERANCE = 1e-5  # nats per parameter: three steps that gain less are the last
 
 
@@ -34,9 +37,9 @@ class Components:
 
     weights: Array
     """(k,)"""
-    means: Array
+    means: Array = field(repr=False)
     """(k, d)"""
-    covariances: Array | None = None
+    covariances: Array | None = field(default=None, repr=False)
     """(k, d, d); None for atoms, whose covariance is 0."""
 
     @property
@@ -164,19 +167,21 @@ def _symmetric(covariances: Array) -> Array:
 
 
 def deconvolve(x: Array, noise: Noise, start: Components, max_steps: int = 3000) -> tuple[Components, float]:
-    """Climb the likelihood of samples `x` (n, d) from `start`: the components, and their log-likelihood."""
+    """Climb the likelihood of samples `x` (n, d) from `start`: the components, and their log-likelihood.
+
+    Leaps that end below the step before them are not taken, and every one is followed by a step of EM.
+    """
     now = start
     for _ in range(max_steps // 3):
         first, before = _step(x, noise, now)
-        second, _ = _step(x, noise, first)
+        second, between = _step(x, noise, first)
         leap = _extrapolate(now, first, second)
-        third, after = _step(x, noise, leap) if leap is not None else (second, -np.inf)
-        fallback, plain = _step(x, noise, second) if after < before else (third, after)
-        now = fallback
-        if plain - before < _TOLERANCE * start.num_parameters:
+        now, after = _step(x, noise, leap) if leap is not None else (second, -np.inf)
+        if after < between:
+            now, after = _step(x, noise, second)
+        if after - before < _TOLERANCE * start.num_parameters:
             break
-    _, log_likelihood = _step(x, noise, now)
-    return now, log_likelihood
+    return now, _step(x, noise, now)[1]
 
 
 def _extrapolate(zero: Components, one: Components, two: Components) -> Components | None:
@@ -202,6 +207,31 @@ def _extrapolate(zero: Components, one: Components, two: Components) -> Componen
     least = 0.01 * np.linalg.eigvalsh(two.covariances)
     covariances = (vector * np.maximum(value, np.maximum(least, 0))[:, None]) @ vector.swapaxes(1, 2)
     return Components(weights, means, covariances)
+
+
+def fit_components(x: Array, noise: Noise, k: int, spread: bool, rng: np.random.Generator) -> Components:
+    """The best of a few climbs of the likelihood from k-means; components have covariances if `spread`."""
+    starts = [_start(x, noise, k, spread, int(rng.integers(2**31))) for _ in range(_NUM_STARTS)]
+    few = rng.permutation(len(x))[:_TRIAL_SAMPLES]
+    trials = [deconvolve(x[few], noise[few], start, 12) for start in starts]
+    return deconvolve(x, noise, max(trials, key=lambda trial: trial[1])[0])[0]
+
+
+def _start(x: Array, noise: Noise, k: int, spread: bool, seed: int) -> Components:
+    """k-means of the cleanest samples, of those without a gap if there are enough."""
+    precision = noise.axis_precision()
+    mean = (precision * x).sum(0) / np.maximum(precision.sum(0), np.finfo(float).tiny)
+    filled = np.where(precision > 0, x, mean)
+    clean = filled[np.argsort(-precision.min(1), kind="stable")[: max(1000 * k, len(x) // 10)]]
+    clusters = KMeans(min(k, len(clean)), n_init=1, random_state=seed).fit(clean)
+    counts = np.maximum(np.bincount(clusters.labels_, minlength=clusters.n_clusters), 1)
+    if not spread:
+        return Components(counts / counts.sum(), clusters.cluster_centers_)
+    d, total = x.shape[1], np.diag(clean.var(0) + 1e-12)
+    groups = [clean[clusters.labels_ == j] for j in range(clusters.n_clusters)]
+    own = [(np.cov(mine.T, bias=True) if len(mine) > d else total).reshape(d, d) for mine in groups]
+    # Half of it may be noise; along no axis does a component start as an atom.
+    return Components(counts / counts.sum(), clusters.cluster_centers_, np.array(own) / 2 + 0.05 * total)
 
 
 def scores(x: Array, noise: Noise, components: Components) -> Array:

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,43 +9,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from assay.errors import AssayError
 from assay.mixture.bounds import Condition, upper_conditions
-from assay.mixture.deconvolve import Components, deconvolve, log_joint, posterior_means, standard_errors
+from assay.mixture.deconvolve import Components, fit_components, log_joint, posterior_means, standard_errors
 from assay.mixture.estimate import LEAST_NOISE, Settings, estimate_atoms, reject_bad_rows
-from assay.mixture.likelihood import polish
-from assay.mixture.moments import Array, Atoms, inverse_weights
+from assay.mixture.moments import Array, Atoms
 from assay.mixture.noise import Noise, make_noise, read_sigma
-from assay.mixture.npmle import Estimate, npmle
-from assay.mixture.subspace import Subspace, find_subspace
+from assay.mixture.npmle import Estimate
+from assay.mixture.number import Evidence, choose_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _CHUNK = 65_536  # samples at a time when a fitted mixture is asked about them
-_MOST_SAMPLES = 200_000  # on which the number of atoms is chosen
-_TRIAL_SAMPLES = 20_000  # on which starts of a climb are compared
-_MOST_ATOMS = 30
 
 
 class ConditionWarning(UserWarning):
     """A hypothesis of the theorem fails: there is an estimate, but no guarantee for it."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The evidence for a number of atoms."""
-
-    num_atoms: int
-    log_likelihood: float
-    """The highest that was found with this number of atoms, in nats."""
-    penalised: float
-    """Minus log n / 2 for each fitted parameter (Schwarz's criterion): the largest wins."""
-    probability: float
-    """exp(penalised), over the sum for the numbers of atoms that were tried."""
 
 
 class NoisyMixture(DensityMixin, BaseEstimator):
@@ -66,8 +48,8 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     covariance : "zero" for atoms, "full" for components with a covariance each (extreme deconvolution).
     sigma : the noise level of every sample, unless a method is given another.
     search : "scalable" or "exhaustive", the paper's own search, which is feasible for k <= 3.
-    polish : maximise the likelihood afterwards. Without it the estimate is the theorem's own.
-    split : find the subspace on one half of the samples and the rest on the other, as the theorem asks.
+    polish : climb the likelihood to a local maximum. Without it the estimate is the theorem's own.
+    num_restarts : places to climb from besides that estimate; more find a higher maximum more often.
     radius : distance from their mean within which atoms lie; None reads it off the cleanest samples.
     delta : probability of failure; sets the number of groups of the median of means.
     check_units : reject samples that a scaler has changed, and sigma has not.
@@ -110,7 +92,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         sigma: float | None = None,
         search: Literal["scalable", "exhaustive"] = "scalable",
         polish: bool = True,
-        split: bool = True,
+        num_restarts: int = 2,
         radius: float | None = None,
         delta: float = 0.05,
         check_units: bool = True,
@@ -121,7 +103,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         self.sigma = sigma
         self.search = search
         self.polish = polish
-        self.split = split
+        self.num_restarts = num_restarts
         self.radius = radius
         self.delta = delta
         self.check_units = check_units
@@ -131,18 +113,24 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         """Fit to samples `X` (n, d), an array or a memory-map, with their noise."""
         x, level = self._read(X, sigma, reset=True)
         self._check_parameters(len(x))
+        if level.ndim > 1 and np.isinf(level if level.ndim == 2 else np.einsum("naa->na", level)).all(0).any():
+            raise AssayError("no sample has observed some coordinate", key="sigma", cure="leave it out of X")
         if self.check_units and level.all():  # without noise, units do not matter
             _reject_scaled(x)
         rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         k, guess = self.n_components, None
         if k is None:
-            k, guess = self._choose_number(x, level, rng)
+            guess, self.npmle_, self.evidence_ = choose_number(x, level, rng)
+            k = len(guess)
         if level.ndim == 1 and self.covariance == "zero":
-            settings = Settings(self.search, self.polish, self.split, self.radius, self.delta)
+            settings = Settings(self.search, self.polish, self.num_restarts, self.radius, self.delta)
             found = estimate_atoms(x, level, k, rng, settings, guess)
             components = Components(found.weights, found.atoms)
         else:
-            components = self._deconvolve(x, level, k, rng)
+            x = np.asarray(x, np.float64)
+            reject_bad_rows(x, x)
+            noise = make_noise(level, x.shape[1], LEAST_NOISE * (float(x.std()) or 1.0))
+            components = fit_components(x, noise, k, self.covariance == "full", rng)
         order = np.argsort(-components.weights, kind="stable")
         order = order[components.weights[order] > 1e-12]
         self.means_ = components.means[order]
@@ -208,7 +196,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         """Draw samples with isotropic noise `sigma`: (n, d), and the index of each one's atom, (n,)."""
         check_is_fitted(self)
         if n_samples < 1:
-            raise ValueError(f"n_samples = {n_samples}: draw at least one")
+            raise AssayError(f"is {n_samples}", key="n_samples", cure="draw at least one")
         rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         label = rng.choice(len(self.weights_), n_samples, p=self.weights_)
         x = self.means_[label]
@@ -223,13 +211,14 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         """Samples as an array (memory-maps stay on disk) and their noise as `read_sigma` returns it."""
         x = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
         if x.dtype.kind not in "fiu":
-            raise ValueError(f"X has type {x.dtype}: expected numbers")
+            raise AssayError(f"has type {x.dtype}, not numbers", key="X")
         given = self.sigma if sigma is None else sigma
         if given is None:
-            raise ValueError(
-                "sigma is missing: give the noise level of each sample, or one number for all, to this method "
-                "or as NoisyMixture(sigma=...); in a pipeline, ask for it by set_fit_request(sigma=True)"
+            cure = (
+                "give the noise level of each sample, or one number for all, to this method or as "
+                "NoisyMixture(sigma=...); in a pipeline, ask for it by set_fit_request(sigma=True)"
             )
+            raise AssayError("is missing", key="sigma", cure=cure)
         level = read_sigma(given, *x.shape)
         if level.ndim > 1:
             unseen = np.isinf(level if level.ndim == 2 else np.einsum("naa->na", level))
@@ -239,18 +228,21 @@ class NoisyMixture(DensityMixin, BaseEstimator):
 
     def _check_parameters(self, num_samples: int) -> None:
         k = self.n_components
-        if k is not None and (not isinstance(k, Integral) or isinstance(k, bool) or k < 1):
-            raise ValueError(f"n_components = {k!r}: give a whole number of atoms, at least one atom, or None")
-        if self.search not in ("scalable", "exhaustive"):
-            raise ValueError(f"search = {self.search!r}: choose 'scalable' or 'exhaustive'")
-        if self.covariance not in ("zero", "full"):
-            raise ValueError(f"covariance = {self.covariance!r}: choose 'zero' or 'full'")
-        if self.covariance == "full" and k is None:
-            raise ValueError("n_components = None chooses a number of atoms: give it for covariance = 'full'")
-        if self.radius is not None and not 0 < self.radius < math.inf:
-            raise ValueError(f"radius = {self.radius}: give a finite number > 0, or None to read it off X")
+        is_whole = isinstance(k, Integral) and not isinstance(k, bool) and k >= 1
+        for key, good, cure in (
+            ("n_components", k is None or is_whole, "give a whole number of atoms, at least 1, or None"),
+            ("search", self.search in ("scalable", "exhaustive"), "choose 'scalable' or 'exhaustive'"),
+            ("covariance", self.covariance in ("zero", "full"), "choose 'zero' or 'full'"),
+            ("n_components", self.covariance == "zero" or k is not None, "give it for covariance = 'full'"),
+            ("radius", self.radius is None or 0 < self.radius < math.inf, "give a finite number > 0, or None"),
+            ("delta", 0 < self.delta < 0.5, "give a probability above 0 and below 0.5"),
+            ("num_restarts", self.num_restarts >= 0, "give a number >= 0"),
+        ):
+            if not good:
+                raise AssayError(f"is {getattr(self, key)!r}", key=key, cure=cure)
         if num_samples < 2 * (k or 1):
-            raise ValueError(f"{num_samples} samples are too few for {k or 1} atoms: need two per atom")
+            what = f"has {num_samples} samples, too few for {k or 1} atoms"
+            raise AssayError(what, key="X", cure="give two samples per atom, or look for fewer")
 
     def _check_conditions(self, level: Array, k: int) -> None:
         """The theorem's hypotheses, if it applies to this fit, with a warning for those that fail."""
@@ -283,99 +275,6 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         reject_bad_rows(x, answer)
         return answer
 
-    def _deconvolve(self, x: NDArray, level: Array, k: int, rng: np.random.Generator) -> Components:
-        """The best of a few climbs of the likelihood from k-means, under any noise."""
-        x = np.asarray(x, np.float64)
-        reject_bad_rows(x, x)
-        size = float(x.std()) or 1.0
-        noise = make_noise(level, x.shape[1], LEAST_NOISE * size)
-        starts = [_start(x, noise, k, self.covariance == "full", int(rng.integers(2**31))) for _ in range(3)]
-        few = rng.permutation(len(x))[:_TRIAL_SAMPLES]
-        trials = [deconvolve(x[few], noise[few], start, 12) for start in starts]
-        return deconvolve(x, noise, max(trials, key=lambda trial: trial[1])[0])[0]
-
-    def _choose_number(self, x: NDArray, level: Array, rng: np.random.Generator) -> tuple[int, Array]:
-        """The number of atoms and a guess where they are (k, d)."""
-        few = np.sort(rng.permutation(len(x))[:_MOST_SAMPLES])
-        z, subspace = np.asarray(x[few], np.float64), None
-        reject_bad_rows(z, z)
-        if x.shape[1] > 3:
-            if level.ndim > 1:
-                raise ValueError("n_components = None needs isotropic noise, or at most 3 dimensions: give it")
-            subspace = _visible(find_subspace(z, level[few], 3, rng), z, level[few])
-            z = subspace.project(z)
-        noise = make_noise(level[few], z.shape[1], 1e-4 * (float(np.ptp(z, axis=0).max()) or 1.0))
-        self.npmle_ = npmle(z, noise, seed=int(rng.integers(2**31)))
-        self.evidence_, atoms = choose_number(z, noise, self.npmle_)
-        return len(atoms), atoms if subspace is None else subspace.lift(atoms)
-
-
-def choose_number(x: Array, noise: Noise, best: Estimate) -> tuple[list[Evidence], Array]:
-    """Fit k = 1, 2, .. atoms to samples `x` (n, d) and weigh them: the evidence, and the winner's atoms (k, d).
-
-    `best` bounds the likelihood of every mixture, so that the search ends where no larger k can win.
-    """
-    penalty = math.log(len(x)) / 2
-    tried: list[tuple[float, float, Array]] = []
-    for k in range(1, min(_MOST_ATOMS, len(best.mixture.weights)) + 1):
-        clusters = KMeans(k, n_init=4, random_state=0).fit(
-            best.mixture.atoms, sample_weight=best.mixture.weights
-        )
-        weights = np.bincount(clusters.labels_, best.mixture.weights, k)
-        start = Components(np.maximum(weights, 1e-6), clusters.cluster_centers_)
-        found = _climb(x, noise, start)
-        log_likelihood = float(logsumexp(log_joint(x, noise, found), axis=1).sum())
-        tried.append((log_likelihood, log_likelihood - penalty * found.num_parameters, found.means))
-        more = (k + 1) * (x.shape[1] + 1) - 1
-        if best.log_likelihood + best.gap - penalty * more <= max(penalised for _, penalised, _ in tried):
-            break
-    share = softmax([penalised for _, penalised, _ in tried])
-    evidence = [
-        Evidence(k + 1, log_likelihood, penalised, float(share[k]))
-        for k, (log_likelihood, penalised, _) in enumerate(tried)
-    ]
-    return evidence, tried[int(np.argmax(share))][2]
-
-
-def _climb(x: Array, noise: Noise, start: Components) -> Components:
-    """The maximum of the likelihood near `start`, for atoms."""
-    if noise.precision.ndim > 1:
-        return deconvolve(x, noise, start)[0]
-    sigma, few = noise.precision**-0.5, slice(None, None, max(1, len(x) // 20_000))
-    guess = polish(x[few], sigma[few], Atoms(start.means, start.weights / start.weights.sum())).guess
-    found = polish(x, sigma, guess).guess
-    return Components(found.weights, found.atoms)
-
-
-def _visible(subspace: Subspace, x: Array, sigma: Array) -> Subspace:
-    """The axes of a subspace along which the atoms vary by more than 4 standard errors, at least the first."""
-    z = subspace.project(x)
-    alpha = inverse_weights(sigma**4 + 1e-12 * (z**2).mean() ** 2)
-    square = z**2 - (sigma**2)[:, None]
-    mean = alpha @ square
-    error = np.sqrt((alpha**2) @ (square - mean) ** 2)
-    order = np.argsort(-mean)
-    kept = order[(mean > 4 * error)[order]]
-    return Subspace(subspace.center, subspace.basis[:, kept if len(kept) else order[:1]])
-
-
-def _start(x: Array, noise: Noise, k: int, spread: bool, seed: int) -> Components:
-    """k-means of the cleanest samples, of those without a gap if there are enough."""
-    precision = noise.axis_precision()
-    mean = (precision * x).sum(0) / np.maximum(precision.sum(0), np.finfo(float).tiny)
-    filled = np.where(precision > 0, x, mean)
-    order = np.argsort(-precision.min(1), kind="stable")[: max(1000 * k, len(x) // 10)]
-    clusters = KMeans(min(k, len(order)), n_init=1, random_state=seed).fit(filled[order])
-    counts = np.bincount(clusters.labels_, minlength=clusters.n_clusters)
-    weights = np.maximum(counts, 1) / np.maximum(counts, 1).sum()
-    if not spread:
-        return Components(weights, clusters.cluster_centers_)
-    d, total = x.shape[1], np.diag(filled[order].var(0) + 1e-12)
-    groups = [filled[order][clusters.labels_ == j] for j in range(clusters.n_clusters)]
-    own = [(np.cov(mine.T, bias=True) if len(mine) > d else total).reshape(d, d) for mine in groups]
-    # Half of it may be noise; along no axis does a component start as an atom.
-    return Components(weights, clusters.cluster_centers_, np.array(own) / 2 + 0.05 * total)
-
 
 def _reject_scaled(x: NDArray) -> None:
     """Reject samples that a scaler of scikit-learn has left: sigma would be in other units than X.
@@ -386,10 +285,9 @@ def _reject_scaled(x: NDArray) -> None:
     few = np.asarray(x[:: max(1, len(x) // 1000)], np.float64)
     for name, trace in _TRACES.items():
         if trace(few, 0.5) and trace(np.asarray(x, np.float64), 1e-6):
-            raise ValueError(
-                f"X looks like the output of {name}, so that sigma is in other units than X: leave the "
-                "scaler out (the fit does not depend on units), or scale sigma too and set check_units=False"
-            )
+            what = f"looks like the output of {name}, so that sigma is in other units than X"
+            cure = "leave the scaler out (a fit needs none), or scale sigma too and set check_units=False"
+            raise AssayError(what, key="X", cure=cure)
 
 
 def _is_zero(values: Array, tolerance: float) -> bool:

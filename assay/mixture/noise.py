@@ -10,21 +10,24 @@ variance: its precision is 0, and so is its share of everything.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from assay.errors import AssayError
 from assay.mixture.moments import Array
+
+LARGEST = 1e140  # its square, and that of a millionth of its inverse, are still floating-point numbers
 
 
 @dataclass(frozen=True)
 class Noise:
     """The noise of n samples in d dimensions."""
 
-    precision: Array
+    precision: Array = field(repr=False)
     """(n,) for isotropic noise, (n, d) for noise along the axes, or (n, d, d)."""
-    constant: Array
+    constant: Array = field(repr=False)
     """(n,): log det P_i^(1/2) minus log (2 pi) / 2, over the coordinates that were observed."""
     num_features: int
 
@@ -119,14 +122,14 @@ def read_sigma(sigma: ArrayLike, num_samples: int, num_features: int) -> Array:
         values = np.full(num_samples, values)
     shapes = {1: (num_samples,), 2: (num_samples, num_features), 3: (num_samples, num_features, num_features)}
     if values.shape != shapes.get(values.ndim):
-        raise ValueError(
-            f"X has {num_samples} samples in {num_features} dimensions, sigma has shape {values.shape}: give a "
-            "level per sample (n,), per sample and coordinate (n, d), or covariances (n, d, d)"
-        )
+        what = f"has shape {values.shape}, but X has {num_samples} samples in {num_features} dimensions"
+        cure = "give a level per sample (n,), per sample and coordinate (n, d), or covariances (n, d, d)"
+        raise AssayError(what, key="sigma", cure=cure)
     if values.ndim == 1:
         return check_sigma(values)
     levels = values if values.ndim == 2 else np.einsum("naa->na", values)
     bad = np.isnan(values).reshape(num_samples, -1).any(1) | (levels < 0).any(1) | np.isinf(levels).all(1)
+    bad |= (np.isfinite(levels) & (levels >= LARGEST)).any(1)
     if values.ndim == 3:
         seen = np.isfinite(levels)
         known = np.where(seen[:, :, None] & seen[:, None], values, np.eye(num_features))
@@ -135,10 +138,9 @@ def read_sigma(sigma: ArrayLike, num_samples: int, num_features: int) -> Array:
         bad |= off | (np.linalg.eigvalsh(np.nan_to_num(known))[:, 0] < -1e-8 * scale)
     if bad.any():
         first = int(bad.argmax())
-        raise ValueError(
-            f"sigma[{first}] = {values[first].tolist()}: levels are >= 0, covariances symmetric without "
-            "negative eigenvalues, and at least one coordinate of a sample is observed (infinite: not observed)"
-        )
+        what = f"is {values[first].tolist()}, which is no noise"
+        cure = "give levels >= 0, or symmetric covariances without negative eigenvalues, one of them finite"
+        raise AssayError(what, key=f"sigma[{first}]", cure=cure)
     if values.ndim == 2 and (values == values[:, :1]).all():
         return check_sigma(values[:, 0])
     return values
@@ -148,11 +150,12 @@ def check_sigma(sigma: ArrayLike) -> Array:
     """Noise levels as a float64 vector; rejects none at all, negative ones, NaN and infinity."""
     level = np.atleast_1d(np.asarray(sigma, np.float64))
     if level.ndim != 1 or len(level) == 0:
-        raise ValueError(f"sigma has shape {np.shape(sigma)}; expected one noise level per sample")
-    bad = ~(np.isfinite(level) & (level >= 0))
+        raise AssayError(f"has shape {np.shape(sigma)}, not one noise level per sample", key="sigma")
+    bad = ~((level >= 0) & (level < LARGEST))
     if bad.any():
         first = int(bad.argmax())
-        raise ValueError(f"sigma[{first}] = {level[first]}: a noise level is finite and >= 0")
+        what = f"is {level[first]}, but a noise level is between 0 and {LARGEST:g}"
+        raise AssayError(what, key=f"sigma[{first}]")
     return level
 
 

@@ -24,6 +24,7 @@ from scipy.linalg import solve_triangular
 from scipy.ndimage import maximum_filter
 from scipy.optimize import nnls
 
+from assay.errors import AssayError
 from assay.mixture.moments import Array, Atoms
 from assay.mixture.noise import Noise
 from assay.mixture.subspace import sum_over_chunks
@@ -81,10 +82,12 @@ def npmle(
     """
     n, d = x.shape
     if axes is None and d > 3:
-        raise ValueError(f"a grid in {d} dimensions is too large: give axes, or project X onto 3 dimensions")
+        raise AssayError(
+            f"a grid in {d} dimensions is too large", key="axes", cure="project X onto 3 dimensions"
+        )
     grid = default_axes(x, noise) if axes is None else [np.asarray(axis, np.float64) for axis in axes]
     if len(grid) != d or any(axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any() for axis in grid):
-        raise ValueError(f"axes must be {d} increasing vectors, one for each column of X")
+        raise AssayError(f"must be {d} increasing vectors, one for each column of X", key="axes")
     center = np.array([(axis[0] + axis[-1]) / 2 for axis in grid])
     grid = [axis - middle for axis, middle in zip(grid, center, strict=True)]
     samples = _Samples(x - center, noise, noise.features(x - center))
@@ -213,7 +216,7 @@ def _newton_step(curvature: Array, slope: Array, weights: Array) -> Array:
             continue
         goal = solve_triangular(factor, matrix @ weights + slope, lower=True)
         return np.asarray(nnls(factor.T, goal, maxiter=100 * len(weights))[0]) - weights
-    raise ValueError("the densities of the samples are not finite: rescale X and sigma together")
+    raise AssayError("the densities of samples are not finite", key="X", cure="rescale X and sigma together")
 
 
 def _active(samples: _Samples, places: Array, weights: Array) -> tuple[Array, Array]:

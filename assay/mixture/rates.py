@@ -4,29 +4,68 @@ On a line, with the estimator of Algorithm "Denoised Method of Moments", the err
 worst case; a distribution that is hard at one n is easy at another, so the worst case is the largest mean error
 over hard pairs of many scales. Well separated atoms are learned at the parametric rate n^-1/2.
 
-In d dimensions the theorem adds a term for finding the subspace, of order (d / n)^(1/4). `measure_rates`
-measures it by itself, as the distance between the truth and its projection onto the subspace that was found.
-Its worst case are two atoms theta and -theta in an unknown direction, again at the hardest scale.
+In d dimensions the theorem has two terms, and each fit measures both: the distance between the truth and its
+projection onto the directions that were found, of order (d / n)^(1/4), and the error along these, of order
+n^-1/(4k-2); beside them, the error of the whole. The hard pairs lie on a line in a random direction.
 
-`measure_worth` asks how many noisy samples replace a clean one, level by level: as many as give the estimator
-the same error in the worst case. The theorem promises sigma^4 where finding the subspace dominates the error,
-and sigma^(4k-2) where telling the atoms apart does; in between, only a measurement tells.
+How many noisy samples replace a clean one is read off the curves: as many as give the same error in the worst
+case. The theorem promises sigma^4 for the subspace and sigma^(4k-2) inside it; of both together, only the
+measurement tells.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
-from assay.mixture.bounds import hard_packing, hard_pair, noisy_per_clean
+from assay.errors import AssayError
+from assay.mixture.bounds import noisy_per_clean
 from assay.mixture.distance import wasserstein, wasserstein_line
-from assay.mixture.model import ConditionWarning, NoisyMixture
+from assay.mixture.estimate import Settings, moment_estimate, project_half
+from assay.mixture.lemmas import hard_pair
 from assay.mixture.moments import Array, Atoms, hermite, moment_weights, project_moments, quadrature
 from assay.mixture.samples import simulate, two_levels
-from assay.mixture.subspace import find_subspace
+
+_MOST_NUMBERS = 2_000_000  # in the samples of one fit
+_TERMS = ("subspace", "inside it", "together")
+_NUM_REDRAWN = 200
+
+
+def _listed(text: object) -> object:
+    """`1.5,2` as a command line gives a list."""
+    return tuple(text.replace(",", " ").split()) if isinstance(text, str) else text
+
+
+_Level = Annotated[float, Field(ge=1, le=1e6)]
+
+
+class RatesConfig(BaseModel):
+    """What to measure: clean samples have noise 1, atoms lie in the unit ball."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    k: int = Field(2, ge=2, description="Number of atoms.")
+    sigma: Annotated[tuple[_Level, ...], BeforeValidator(_listed), Strict(False)] = Field(
+        (2.0,), min_length=1, description="Noise levels of noisy samples; that of clean ones is 1."
+    )
+    clean_fraction: float = Field(0.1, ge=0, le=1, description="Share of clean samples in the mixed curve.")
+    num_features: int = Field(1, ge=1, description="Dimension; above 1 the subspace is measured too.")
+    num_samples: Annotated[tuple[int, ...], BeforeValidator(_listed), Strict(False)] = Field(
+        (300, 1000, 3000, 10_000), min_length=2, description="Numbers of clean samples to try."
+    )
+    num_repeats: int = Field(40, ge=2, description="Repeats per number of samples.")
+    seed: int = Field(0, ge=0, description="Seed of all random draws.")
+
+    @model_validator(mode="after")
+    def _enough(self) -> "RatesConfig":
+        if min(self.num_samples) < 4 * self.k or len(set(self.num_samples)) < 2:
+            what = f"a slope needs two sizes, each at least {4 * self.k} for {self.k} atoms"
+            raise AssayError(what, key="num_samples")
+        return self
 
 
 @dataclass(frozen=True)
@@ -37,7 +76,7 @@ class Curve:
     num_samples: Array
     error: Array
     theory_slope: float
-    draws: tuple[Array, ...] = ()
+    draws: tuple[Array, ...] = field(default=(), repr=False)
     """Where they are known, the errors behind each mean: (num_repeats, num_scales), the worst scale counts."""
 
     @property
@@ -53,14 +92,20 @@ class Curve:
         """Exponent b of the fit error = a n^-b."""
         return -float(np.polyfit(np.log(self.num_samples), np.log(self.error), 1)[0])
 
-    def samples_for(self, error: float) -> float:
-        """How many samples reach `error`, by the fitted power law."""
+    def slope_interval(self, seed: int = 0) -> tuple[float, float]:
+        """A 90 % interval of the slope, from draws of the draws."""
+        rng = np.random.default_rng(seed)
+        low, high = np.quantile([self.redrawn(rng).slope for _ in range(_NUM_REDRAWN)], [0.05, 0.95])
+        return float(low), float(high)
+
+    def log_samples_for(self, error: float) -> float:
+        """Logarithm of the number of samples that reach `error`, by the fitted power law."""
         slope, level = np.polyfit(np.log(self.num_samples), np.log(self.error), 1)
-        return float(np.exp((np.log(error) - level) / slope))
+        return float((np.log(error) - level) / slope)
 
     def redrawn(self, rng: np.random.Generator) -> "Curve":
         """The curve of as many draws, taken from these with replacement."""
-        draws = tuple(draw[rng.integers(len(draw), size=len(draw))] for draw in self.draws)
+        draws = [draw[rng.integers(len(draw), size=len(draw))] for draw in self.draws]
         return draw_curve(self.name, self.num_samples, draws, self.theory_slope)
 
 
@@ -74,38 +119,41 @@ def draw_curve(name: str, num_samples: ArrayLike, draws: Sequence[Array], theory
 class Exchange:
     """Noisy samples that replace a clean one."""
 
+    term: str
+    """Of which error: that of the subspace, inside it, or both together."""
     sigma: float
     measured: float
     """At the error where the curves of clean and of noisy samples overlap most."""
     low: float
     high: float
     """A 90 % interval for it, from draws of the draws."""
-    subspace: float
-    """sigma^4: what the theorem promises for the subspace."""
-    inside: float
-    """sigma^(4k-2): what it promises inside the subspace, and on a line."""
+    theory: float
+    """What the theorem promises; nan for both terms together."""
 
 
-def exchange(k: int, sigma: float, clean: Curve, noisy: Curve, rng: np.random.Generator) -> Exchange:
-    """The exchange rate between two curves of error against the number of samples, with its interval."""
+def exchange(
+    term: str, sigma: float, theory: float, curves: tuple[Curve, Curve], rng: np.random.Generator
+) -> Exchange:
+    """The exchange rate between the curves of clean and of noisy samples, with its interval."""
 
-    def rate(one: Curve, other: Curve) -> float:
-        middle = float(np.exp(np.log(np.concatenate([one.error, other.error])).mean()))
-        return other.samples_for(middle) / one.samples_for(middle)
+    def rate(clean: Curve, noisy: Curve) -> float:
+        middle = float(np.exp(np.log(np.concatenate([clean.error, noisy.error])).mean()))
+        # Few repeats may leave no slope to speak of: the rate is then anything, and its interval says so.
+        return float(np.exp(np.clip(noisy.log_samples_for(middle) - clean.log_samples_for(middle), -300, 300)))
 
-    redrawn = [rate(clean.redrawn(rng), noisy.redrawn(rng)) for _ in range(200)]
+    redrawn = [rate(*(curve.redrawn(rng) for curve in curves)) for _ in range(_NUM_REDRAWN)]
     low, high = np.quantile(redrawn, [0.05, 0.95])
-    return Exchange(sigma, rate(clean, noisy), float(low), float(high), *noisy_per_clean(sigma, k))
+    return Exchange(term, sigma, rate(*curves), float(low), float(high), theory)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """All curves of the experiment, and the exchange rate between noisy and clean samples."""
+    """All curves of the experiment, and the exchange rates between noisy and clean samples."""
 
     curves: list[Curve]
-    exchange: Exchange
-    dimension: Curve | None = None
-    """In d dimensions: the error of clean samples against d, at one number of samples."""
+    exchanges: list[Exchange]
+    dimensions: list[Curve] = field(default_factory=list)
+    """In d dimensions: the errors of clean samples against d, at one number of samples."""
 
 
 def line_errors(
@@ -122,10 +170,9 @@ def line_errors(
     k = len(shape.weights)
     order = 2 * k - 1
     weights = moment_weights(sigma, k, radius)
-    binomial = np.array([[math.comb(r, j) for j in range(order + 1)] for r in range(order + 1)], dtype=float)
-    shift = np.maximum(
-        np.arange(order + 1)[:, None] - np.arange(order + 1), 0
-    )  # r - j; binom is 0 where it is < 0
+    orders = np.arange(order + 1)
+    binomial = np.array([[math.comb(r, j) for j in orders] for r in orders], dtype=float)
+    shift = np.maximum(orders[:, None] - orders, 0)  # r - j; binom is 0 where it is < 0
     powers = (scales[:, None] * shape.atoms)[..., None, None] ** shift  # (num_scales, k, order + 1, order + 1)
     moments = np.empty((num_repeats, len(scales), order))
     for repeat in range(num_repeats):
@@ -138,46 +185,30 @@ def line_errors(
 
 
 def hard_errors(
-    k: int,
-    sigma: Array,
-    num_repeats: int,
-    rng: np.random.Generator,
-    num_features: int = 1,
-    only_subspace: bool = False,
-) -> Array:
-    """W1 errors (num_repeats, num_scales) for a hard family in the unit ball; samples have noise `sigma` (n,).
+    k: int, sigma: Array, num_repeats: int, rng: np.random.Generator, num_features: int = 1
+) -> list[Array]:
+    """W1 errors (num_repeats, num_scales) by term for hard pairs in the unit ball; samples have noise `sigma`.
 
-    The family are hard pairs on [-epsilon, epsilon], of which one suffices: the other is its mirror image. In d
-    dimensions they lie on a line in a random direction. Of the subspace alone, +-theta is the hard family.
+    Of a pair one suffices: the other is its mirror image. On a line there is one term. In d dimensions there
+    are three: of the subspace, inside it, and of the whole.
     """
     if num_features == 1:
-        return line_errors(hard_pair(k)[0], np.geomspace(0.03, 1, 14), sigma, num_repeats, rng, 1.0)
-    if only_subspace:  # theta around the length at which samples just show it
-        critical = (num_features / (sigma**-4.0).sum()) ** 0.25
-        scales = np.minimum(critical * np.geomspace(0.5, 4, 8), 1)
-        return np.array(
-            [[_subspace_error(s, num_features, sigma, rng) for s in scales] for _ in range(num_repeats)]
-        )
-    scales = np.geomspace(0.1, 1, 5)
-    return np.array([[_fit_error(k, s, num_features, sigma, rng) for s in scales] for _ in range(num_repeats)])
+        return [line_errors(hard_pair(k)[0], np.geomspace(0.03, 1, 14), sigma, num_repeats, rng, 1.0)]
+    scales = np.geomspace(0.1, 1, 6)
+    errors = [[_fit_errors(k, scale, num_features, sigma, rng) for scale in scales] for _ in range(num_repeats)]
+    return list(np.moveaxis(np.array(errors), -1, 0))
 
 
-def _subspace_error(scale: float, num_features: int, sigma: Array, rng: np.random.Generator) -> float:
-    """W1 between +-theta, |theta| = scale, and its projection onto the line found from one draw of samples."""
-    truth = hard_packing(num_features, 1, scale, rng)[0]
-    found = find_subspace(simulate(truth, sigma, rng), sigma, 1, rng)
-    return wasserstein(truth, Atoms(found.lift(found.project(truth.atoms)), truth.weights))
-
-
-def _fit_error(k: int, scale: float, num_features: int, sigma: Array, rng: np.random.Generator) -> float:
-    """W1 error of the theorem's estimator for a hard mixture of this scale, in a random direction."""
+def _fit_errors(k: int, scale: float, num_features: int, sigma: Array, rng: np.random.Generator) -> list[float]:
+    """Errors of the theorem's estimator, by term, for a hard mixture of this scale in a random direction."""
     shape, direction = hard_pair(k, scale)[0], rng.standard_normal(num_features)
     truth = Atoms(shape.atoms[:, None] * direction / np.linalg.norm(direction), shape.weights)
-    model = NoisyMixture(k, polish=False, radius=1.0, check_units=False, random_state=int(rng.integers(2**31)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConditionWarning)  # few samples are the point of the experiment
-        found = model.fit(simulate(truth, sigma, rng), sigma=sigma).mixture_
-    return wasserstein(found, truth)
+    subspace, z, rest = project_half(simulate(truth, sigma, rng), sigma, k, rng)
+    found = moment_estimate(z[rest], sigma[rest], k, Settings(polish=False))
+    projected = Atoms(truth.atoms @ subspace.basis @ subspace.basis.T, truth.weights)  # the truth has mean 0
+    seen = Atoms(subspace.project(truth.atoms), truth.weights)
+    fitted = Atoms(subspace.lift(found.atoms), found.weights)
+    return [wasserstein(truth, projected), wasserstein(found, seen), wasserstein(truth, fitted)]
 
 
 def separated(k: int, spacing: float = 6.0) -> Atoms:
@@ -185,96 +216,61 @@ def separated(k: int, spacing: float = 6.0) -> Atoms:
     return Atoms(np.linspace(-1, 1, k) * spacing * (k - 1) / 2, np.full(k, 1 / k))
 
 
-def _check(k: int, sigma: float, num_samples: Sequence[int], num_repeats: int) -> None:
-    if not sigma >= 1 or k < 2:
-        raise ValueError(
-            f"sigma = {sigma}, k = {k}: need k >= 2, and sigma >= 1, which is the noise of clean samples"
-        )
-    if len(num_samples) < 2 or min(num_samples) < 2 * k or num_repeats < 1:
-        raise ValueError(f"num_samples = {list(num_samples)}: a slope needs two sizes, each at least {2 * k}")
-
-
-def measure_rates(
-    k: int,
-    sigma: float,
-    clean_fraction: float = 0.1,
-    num_samples: Sequence[int] = (300, 1000, 3000, 10_000),
-    num_repeats: int = 20,
-    seed: int = 0,
-    progress: Callable[[float], None] = lambda share: None,
-    num_features: int = 1,
-) -> Rates:
-    """Run the experiment: clean samples have noise 1, noisy ones `sigma` >= 1, atoms lie in the unit ball.
+def measure_rates(config: RatesConfig, progress: Callable[[float], None] = lambda share: None) -> Rates:
+    """Run the experiment.
 
     Noisy curves are measured at as many more samples as the theory says they need for the same errors, as far
     as two million numbers allow.
     """
-    _check(k, sigma, num_samples, num_repeats)
-    on_a_line = num_features == 1
-    theory = noisy_per_clean(sigma, k)[on_a_line]
-    theory_slope = 1 / (4 * k - 2) if on_a_line else 0.25
-    most = 2_000_000 / num_features / max(num_samples)
-    mixed = 1 / (clean_fraction + (1 - clean_fraction) / theory)
-    kinds = [
-        ("clean", 1.0, 1.0),
-        ("noisy", 0.0, min(theory, most)),
-        (f"{clean_fraction:.0%} clean", clean_fraction, min(mixed, most)),
-    ]
-    total = sum(factor for _, _, factor in kinds) * sum(num_samples) + 2 * max(num_samples)
-    done, rng = 0.0, np.random.default_rng(seed)
+    k, d, sizes = config.k, config.num_features, config.num_samples
+    terms, rate = (_TERMS[1:2], [1 / (4 * k - 2)]) if d == 1 else (_TERMS, [0.25, 1 / (4 * k - 2), math.nan])
+    kinds = _kinds(config)
+    total = sum(factor for *_, factor in kinds) * sum(sizes) + 15 * (d > 1) * max(sizes)
+    done, rng = 0.0, np.random.default_rng(config.seed)
 
-    def errors(level: Array, d: int) -> Array:
+    def measure(name: str, levels: list[Array], dims: list[int], slopes: list[float]) -> list[Curve]:
+        """A curve for each term: against the number of samples, or of dimensions if these differ."""
         nonlocal done
-        done += len(level)
-        progress(min(done / total, 1.0))
-        return hard_errors(k, level, num_repeats, rng, d, only_subspace=True)
+        draws = []
+        for level, dim in zip(levels, dims, strict=True):
+            draws.append(hard_errors(k, level, config.num_repeats, rng, dim))
+            done += len(level) * dim / d
+            progress(min(done / total, 1.0))
+        at = dims if len(set(dims)) > 1 else [len(level) for level in levels]
+        names = [name] if d == 1 else [f"{name}, {term}" for term in terms]
+        by_term = zip(names, zip(*draws, strict=True), slopes, strict=True)
+        return [draw_curve(each, at, mine, slope) for each, mine, slope in by_term]
 
-    curves = []
-    for name, fraction, factor in kinds:
-        sizes = [round(n * factor) for n in num_samples]
-        draws = [errors(two_levels(n, fraction, 1.0, sigma), num_features) for n in sizes]
-        curves.append(draw_curve(f"worst case, {name}", sizes, draws, theory_slope))
-    dimension = None
-    if on_a_line:
-        radius, each = 3.0 * k + 3, np.ones(1)
-        draws = [line_errors(separated(k), each, np.ones(n), 4 * num_repeats, rng, radius) for n in num_samples]
-        curves.append(draw_curve("separated, clean", num_samples, draws, 0.5))
+    measured = []
+    for name, share, noisy, factor in kinds:
+        levels = [two_levels(round(n * factor), share, 1.0, noisy) for n in sizes]
+        measured.append(measure(f"worst case, {name}", levels, [d] * len(sizes), rate))
+    curves, dimensions = [curve for kind in measured for curve in kind], []
+    if d == 1:
+        easy, repeats, each = separated(k), 4 * config.num_repeats, np.ones(1)
+        draws = [line_errors(easy, each, np.ones(n), repeats, rng, 3.0 * k + 3) for n in sizes]
+        curves.append(draw_curve("separated, clean", sizes, draws, 0.5))
     else:
-        dims = [num_features * factor for factor in (1, 2, 4, 8)]
-        draws = [errors(np.ones(max(num_samples)), d) for d in dims]
-        dimension = draw_curve(f"{max(num_samples):,} clean samples", dims, draws, -0.25)
-    progress(1.0)
-    return Rates(curves, exchange(k, sigma, curves[0], curves[1], rng), dimension)
-
-
-def measure_worth(
-    k: int,
-    sigmas: Sequence[float],
-    num_features: int = 1,
-    num_samples: Sequence[int] = (500, 1500, 4500),
-    num_repeats: int = 20,
-    seed: int = 0,
-    progress: Callable[[float], None] = lambda share: None,
-) -> list[Exchange]:
-    """How many samples of each of `sigmas` >= 1 replace a clean one, of noise 1, for atoms in the unit ball.
-
-    Noisy samples are tried between what the theorem promises for the subspace and inside it, as far as two
-    million numbers allow.
-    """
-    rng, most = np.random.default_rng(seed), 2_000_000 / num_features
-    clean = None
-    curves: list[Exchange] = []
-    for which, sigma in enumerate([1.0, *sigmas]):
-        _check(k, sigma, num_samples, num_repeats)
+        levels, dims = [np.ones(max(sizes))] * 4, [d, 2 * d, 4 * d, 8 * d]
+        dimensions = measure(f"{max(sizes):,} clean samples", levels, dims, [-0.25, 0.0, math.nan])
+    exchanges = []
+    for sigma, noisy_curves in zip(config.sigma, measured[1:-1], strict=True):
         subspace, inside = noisy_per_clean(sigma, k)
-        factor = min(inside if num_features == 1 else math.sqrt(subspace * inside), most / max(num_samples))
-        sizes = [round(n * factor) for n in num_samples]
-        draws = [hard_errors(k, np.full(n, sigma), num_repeats, rng, num_features) for n in sizes]
-        slope = 1 / (4 * k - 2)
-        noisy = draw_curve(f"noise {sigma:g}", sizes, draws, slope)
-        if clean is None:
-            clean = noisy
-        else:
-            curves.append(exchange(k, sigma, clean, noisy, rng))
-        progress((which + 1) / (len(sigmas) + 1))
-    return curves
+        theory = [inside] if d == 1 else [subspace, inside, math.nan]
+        for term, value, *pair in zip(terms, theory, measured[0], noisy_curves, strict=True):
+            exchanges.append(exchange(term, sigma, value, (pair[0], pair[1]), rng))
+    progress(1.0)
+    return Rates(curves, exchanges, dimensions)
+
+
+def _kinds(config: RatesConfig) -> list[tuple[str, float, float, float]]:
+    """Clean, noisy and mixed samples: name, share of clean ones, noise of the others, how many more."""
+    most = _MOST_NUMBERS / config.num_features / max(config.num_samples)
+    kinds = [("clean", 1.0, 1.0, 1.0)]
+    for sigma in config.sigma:
+        subspace, inside = noisy_per_clean(sigma, config.k)
+        factor = inside if config.num_features == 1 else math.sqrt(subspace * inside)
+        kinds.append(("noisy" if len(config.sigma) == 1 else f"noise {sigma:g}", 0.0, sigma, factor))
+    p = config.clean_fraction
+    kinds.append((f"{p:.0%} clean", p, config.sigma[0], 1 / (p + (1 - p) / kinds[1][3])))
+    return [(name, share, noisy, min(factor, most)) for name, share, noisy, factor in kinds]

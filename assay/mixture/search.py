@@ -11,13 +11,17 @@ atoms with every weight vector of a net, over a net of directions. `scalable_sea
 """
 
 import math
+import warnings
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import least_squares, linprog
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
+from assay.errors import AssayError
 from assay.mixture.distance import wasserstein_line
 from assay.mixture.moments import (
     Array,
@@ -34,8 +38,6 @@ from assay.mixture.moments import (
 _LARGEST_TENSOR = 1000  # entries: k <= 5. Above, accumulating moments along each direction is cheaper
 _LARGEST_NET, _LARGEST_SEARCH = 20_000, 30_000_000  # directions, and distances, of an exhaustive search
 _BEAM = 40
-_CAUTIONS = (1.0, 10.0, 100.0, 1000.0)
-_SUBSAMPLE = 20_000
 
 
 def partition_mass(alpha: Array, num_groups: int) -> NDArray[np.int64]:
@@ -57,15 +59,10 @@ def select_group(atoms: Array, weights: Array) -> NDArray[np.int64]:
     Lemma "conc_mom" takes any estimate with 60 % of all within a radius it knows up to constants; the one for
     which the smallest such radius is least needs no constants and is among them.
     """
-    return _agreement(atoms, weights).argmin(0)
-
-
-def _agreement(atoms: Array, weights: Array) -> Array:
-    """The radius around each of the estimates (num_groups, ..., k) that holds 60 % of them."""
     num_groups = len(atoms)
     distance = wasserstein_line(atoms[:, None], weights[:, None], atoms[None], weights[None])
     rank = min(math.ceil(0.6 * num_groups), num_groups - 1)  # its distance 0 to itself counts as one
-    return np.sort(distance, axis=1)[:, rank]
+    return np.asarray(np.sort(distance, axis=1)[:, rank].argmin(0))
 
 
 class Marginals:
@@ -74,7 +71,7 @@ class Marginals:
     `z` (n, num_dims) are samples with noise `sigma` (n,), in units in which the atoms lie in the unit ball.
     """
 
-    def __init__(self, z: Array, sigma: Array, k: int, num_groups: int, caution: float = 1.0) -> None:
+    def __init__(self, z: Array, sigma: Array, k: int, num_groups: int, caution: float = 10.0) -> None:
         self.k, self.num_dims, self.num_samples, self.order = k, z.shape[1], len(z), 2 * k - 1
         self.spread = _spread(z, sigma)
         # A sample this noisy has next to no weight, but its powers could overflow.
@@ -115,18 +112,6 @@ class Marginals:
         return atoms[chosen, each], weights[chosen, each]
 
 
-def choose_caution(z: Array, sigma: Array, k: int, num_groups: int) -> float:
-    """The caution of `moment_weights` at which the groups' estimates agree best, on a subsample."""
-    if sigma.min() == sigma.max():
-        return 1.0
-    few, directions = slice(_SUBSAMPLE), search_directions(z.shape[1])
-    moments = [Marginals(z[few], sigma[few], k, num_groups, each).moments(directions) for each in _CAUTIONS]
-    atoms, weights = quadrature(project_moments(np.concatenate(moments)))
-    ends = np.cumsum([len(groups) for groups in moments])[:-1]
-    estimates = zip(np.split(atoms, ends), np.split(weights, ends), strict=True)
-    return _CAUTIONS[int(np.argmin([_agreement(*estimate).min(0).mean() for estimate in estimates]))]
-
-
 def _spread(z: Array, sigma: Array) -> float:
     """How far out the atoms are, for the weights of the moments; in units of the ball they lie in.
 
@@ -158,10 +143,7 @@ def sphere_net(num_dims: int, radius: float) -> Array:
     ticks = np.linspace(-1, 1, steps + 1)
     size = num_dims * len(ticks) ** (num_dims - 1)
     if size > _LARGEST_NET:
-        raise ValueError(
-            f"a net of radius {radius:.2g} on the sphere in {num_dims} dimensions has {size:,} points, too "
-            "many for an exhaustive search: use search='scalable'"
-        )
+        raise _too_large(f"look along {size:,} directions in {num_dims} dimensions")
     face = np.stack(np.meshgrid(*[ticks] * (num_dims - 1), indexing="ij"), -1).reshape(-1, num_dims - 1)
     points = np.concatenate([np.insert(face, axis, 1.0, axis=1) for axis in range(num_dims)])
     return points / np.linalg.norm(points, axis=1, keepdims=True)
@@ -185,10 +167,7 @@ def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> 
     net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
     num_distances = math.comb(k**num_dims, k) * len(net) * len(directions)
     if num_distances > _LARGEST_SEARCH:
-        raise ValueError(
-            f"the exhaustive search would compute {num_distances:,} distances for k = {k} in {num_dims} "
-            "dimensions: use search='scalable'"
-        )
+        raise _too_large(f"compute {num_distances:,} distances for k = {k} in {num_dims} dimensions")
     estimates = marginals.along(directions)
     axes = marginals.along(np.eye(num_dims))[0]  # (num_dims, k)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, num_dims)
@@ -198,6 +177,10 @@ def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> 
         if score.min() < best[0]:
             best = (float(score.min()), grid[subset], net[score.argmin()])
     return Atoms(best[1], best[2])
+
+
+def _too_large(what: str) -> AssayError:
+    return AssayError(f"the exhaustive search would {what}", key="search", cure="use search = scalable")
 
 
 def search_directions(num_dims: int) -> Array:
@@ -252,21 +235,14 @@ def _beam(atoms: Array, weights: Array, directions: Array, num_dims: int) -> Arr
 
 
 def _cluster(points: Array, mass: Array, k: int) -> Array:
-    """Centres of k clusters of weighted points (N, r): k-means, started at heavy points far from each other.
-
-    scikit-learn's KMeans from the same start finds the same centres in 40 times the time: there are 40 points.
-    """
+    """Centres of k clusters of weighted points (N, r): k-means, started at heavy points far from each other."""
     chosen = [int(mass.argmax())]
     while len(chosen) < min(k, len(points)):
         gap = ((points[:, None] - points[chosen]) ** 2).sum(-1).min(1)
         chosen.append(int((mass * gap).argmax()))
-    centres = points[chosen]
-    for _ in range(10):
-        label = ((points[:, None] - centres) ** 2).sum(-1).argmin(1)
-        share = mass * (label == np.arange(len(centres))[:, None])
-        total = share.sum(1, keepdims=True)
-        centres = np.where(total > 0, share @ points / np.maximum(total, 1e-300), centres)
-    return centres
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # equal points
+        found = KMeans(len(chosen), init=points[chosen], n_init=1).fit(points, sample_weight=mass)
+    return np.asarray(found.cluster_centers_)
 
 
 def linear_weights(candidates: Array, directions: Array, marginals: tuple[Array, Array]) -> Array:

@@ -16,7 +16,7 @@ passes suffice where the atoms are well above the noise; weak ones take more.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -34,10 +34,17 @@ _MOST_PASSES = 12
 class Subspace:
     """The points center + basis z."""
 
-    center: Array
+    center: Array = field(repr=False)
     """(d,): the estimated mean of the atoms."""
-    basis: Array
+    basis: Array = field(repr=False)
     """(d, num_dims), orthonormal columns."""
+
+    @classmethod
+    def through(cls, atoms: Array, weights: Array) -> "Subspace":
+        """The affine hull of atoms (k, d), about their mean."""
+        center = weights @ atoms
+        num_dims = min(len(atoms) - 1, atoms.shape[1])
+        return cls(center, np.linalg.svd(atoms - center, full_matrices=False)[2][:num_dims].T)
 
     def project(self, x: NDArray) -> Array:
         """Coordinates z (n, num_dims) of samples (n, d); streams memory-maps."""
@@ -80,8 +87,11 @@ def sum_over_chunks(
     num_threads = min(
         len(slices), max((library.num_threads for library in products.lib_controllers), default=1)
     )
-    with products.limit(limits=1), ThreadPoolExecutor(num_threads) as pool:
-        shares = list(pool.map(share, [slices[i::num_threads] for i in range(num_threads)]))
+    with products.limit(limits=1):
+        if num_threads == 1:
+            return tuple(share(slices))
+        with ThreadPoolExecutor(num_threads) as pool:
+            shares = list(pool.map(share, [slices[i::num_threads] for i in range(num_threads)]))
     return tuple(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True))
 
 
@@ -129,8 +139,8 @@ def find_subspace(
         next_value = max(value[-num_dims - 1], 0) if len(value) > num_dims else 0.0
         # residual / weakest is the sine of the angle between these vectors and their images, which are
         # returned; the images are closer to the eigenvectors by the ratio of noise to signal, which is what
-        # separates the eigenvectors from the truth. So 0.3 adds a twentieth to the error there is anyway.
-        if residual < 0.3 * (weakest - next_value) or basis.shape[1] == num_features:
+        # separates the eigenvectors from the truth. So 0.2 adds a fiftieth to the error there is anyway.
+        if residual < 0.2 * (weakest - next_value) or basis.shape[1] == num_features:
             break
         for _ in range(2):  # twice, because of rounding
             image = np.linalg.qr(image - basis @ (basis.T @ image))[0]

@@ -4,25 +4,33 @@ A network is described by a frozen config, one per architecture; `kind` says whi
 configs with a name: the paper's for its data sets, and small ones that are fast on CPUs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from functools import cache, partial
+from typing import Any
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
+from assay.errors import AssayError
 from assay.files import reason
-from assay.nets.dit import MLP, DiT, DiTConfig, MLPConfig
-from assay.nets.unet import ADM, ADMConfig, UNet, UNetConfig
+from assay.nets.dit import DiTConfig, MLPConfig
+from assay.nets.layers import BaseConfig as NetConfig
+from assay.nets.passed import PassedConfig
+from assay.nets.unet import ADMConfig, UNetConfig
+from assay.registry import find
 
-NetConfig = Annotated[UNetConfig | ADMConfig | DiTConfig | MLPConfig, Field(discriminator="kind")]
-NET_CONFIG: TypeAdapter[NetConfig] = TypeAdapter(NetConfig)
-
+__all__ = ["ADMConfig", "DiTConfig", "MLPConfig", "NetConfig", "PassedConfig", "UNetConfig"]
 Shape = tuple[int, int, int]
+
+
+def net_kind(tree: Mapping[str, Any]) -> type[NetConfig]:
+    """The class of the config that a tree of plain values describes: ours, or a user's own."""
+    found: type[NetConfig] = find(NetConfig, str(tree.get("kind")), "net.kind")
+    return found
 
 
 def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
@@ -32,25 +40,13 @@ def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        denoiser = Preconditioned(_build(config), config.sigma_data, config.num_classes)
+        denoiser = Preconditioned(config.build(), config.sigma_data, config.num_classes)
     return channels_last(denoiser)
 
 
 def channels_last(denoiser: Preconditioned) -> Preconditioned:
     """Lay out the weights as the networks lay out images; changes no value."""
     return denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _build(config: NetConfig) -> nn.Module:
-    match config:
-        case UNetConfig():
-            return UNet(config)
-        case ADMConfig():
-            return ADM(config)
-        case DiTConfig():
-            return DiT(config)
-        case MLPConfig():
-            return MLP(config)
 
 
 @dataclass(frozen=True)
@@ -67,13 +63,14 @@ class Cost:
         return self.bytes_fixed + batch_size * self.bytes_per_image
 
 
+@cache
 def measure_cost(config: NetConfig) -> Cost:
     """Count operations and bytes by forward passes on the meta device, which allocates nothing.
 
     Operations are those of matrix products and convolutions, a multiplication and an addition being two.
     """
     with torch.device("meta"):
-        model = _build(config)
+        model = config.build()
     with FlopCounterMode(display=False) as counter:
         kept_by_one = _bytes_kept(model, config, batch_size=1)
     kept_by_two = _bytes_kept(model, config, batch_size=2)
@@ -115,7 +112,8 @@ class Preset:
 def preset(name: str, image_shape: Shape | None = None, num_classes: int | None = None) -> NetConfig:
     """The preset's config, for these images and classes or for those it was made for."""
     if name not in PRESETS:
-        raise ValueError(f"no network preset is called {name!r}; there are {', '.join(PRESETS)}")
+        cure = f"choose one of {', '.join(PRESETS)}"
+        raise AssayError(f"no network preset is called {name!r}", key="net.preset", cure=cure)
     chosen = PRESETS[name]
     try:
         return chosen.make(
@@ -123,7 +121,7 @@ def preset(name: str, image_shape: Shape | None = None, num_classes: int | None 
             num_classes=chosen.num_classes if num_classes is None else num_classes,
         )
     except ValidationError as error:
-        raise ValueError(f"the preset {name} does not suit these images: {reason(error)}") from error
+        raise AssayError(f"{name} does not suit these images: {reason(error)}", key="net.preset") from error
 
 
 def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:

@@ -17,14 +17,21 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from assay.errors import AssayError
 from assay.nets.layers import BaseConfig, Network, PositionalEmbedding
 
 
 class TokenConfig(BaseConfig):
     """What both networks have: a width and a number of blocks."""
 
+    output_weights = ("token_out.weight", "position")
+
     width: int = Field(192, ge=4, description="Features per token.")
     num_blocks: int = Field(8, ge=1, description="Blocks.")
+
+    def least_tensors(self) -> int:
+        """One for each block."""
+        return self.num_blocks
 
 
 class DiTConfig(TokenConfig):
@@ -36,13 +43,15 @@ class DiTConfig(TokenConfig):
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject images that patches do not tile, and widths that heads do not share."""
-        super().model_post_init(context)
         if self.image_shape[1] % self.patch or self.image_shape[2] % self.patch:
-            raise ValueError(
-                f"image_shape = {self.image_shape}: patches of {self.patch} do not tile both sides"
-            )
+            what = f"patches of {self.patch} do not tile images of {self.image_shape[1:]} pixels"
+            raise AssayError(what, key="patch")
         if self.width % self.channels_per_head or self.width % 4:
-            raise ValueError(f"width = {self.width}: must be a multiple of channels_per_head and of 4")
+            raise AssayError(f"{self.width} is no multiple of channels_per_head and of 4", key="width")
+
+    def build(self) -> "DiT":
+        """The network."""
+        return DiT(self)
 
 
 class MLPConfig(TokenConfig):
@@ -52,13 +61,16 @@ class MLPConfig(TokenConfig):
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject widths that cosines and sines of the noise level do not share."""
-        super().model_post_init(context)
         if self.width % 2:
-            raise ValueError(f"width = {self.width}: must be even")
+            raise AssayError(f"{self.width} is odd", key="width", cure="give an even number")
+
+    def build(self) -> "MLP":
+        """The network."""
+        return MLP(self)
 
 
 class TokenBlock(nn.Module):
-    """One block: attention unless `num_heads` is 0, then a two-layer perceptron, each adapted and gated."""
+    """One block: attention unless `num_heads` is 0, then an MLP of two layers, each adapted and gated."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()

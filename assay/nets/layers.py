@@ -9,23 +9,32 @@ networks, so that their state dicts load without renaming.
 """
 
 import math
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, Strict
 from torch import Tensor, nn
 
+from assay.errors import AssayError
+
 Direction = Literal["up", "down"]
+Size = Annotated[int, Field(ge=1)]
 Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
 
 
 class BaseConfig(BaseModel):
-    """Settings that every network shares: the image shape, and what it is conditioned on."""
+    """Settings that every network shares: the image shape, and what it is conditioned on.
+
+    A subclass with a `kind` of its own is a network that `[net]` and checkpoints know (see `assay.registry`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    output_weights: ClassVar[tuple[str, ...]] = ()  # ends of the names of those that write the image
+    kind: str
 
-    image_shape: Annotated[tuple[int, int, int], Strict(False)] = Field(
+    image_shape: Annotated[tuple[Size, Size, Size], Strict(False)] = Field(
         description="Channels, height and width. Follows from the data."
     )
     num_classes: int = Field(
@@ -40,10 +49,17 @@ class BaseConfig(BaseModel):
         0.0, ge=0, lt=1, description="How often training hides the class; guidance by class needs it."
     )
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Reject an image without pixels."""
-        if min(self.image_shape) < 1:
-            raise ValueError(f"image_shape = {self.image_shape}: channels, height and width are >= 1")
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A new network, called as `assay.denoise.Preconditioned` says."""
+
+    def least_tensors(self) -> int:
+        """How many tensors it has at least, known before it is built: a damaged file may ask for too many."""
+        return 1
+
+    def constants(self) -> dict[str, Tensor]:
+        """The buffers that follow from the config, by the ends of their names."""
+        return {}
 
 
 class Network(nn.Module):
@@ -56,15 +72,12 @@ class Network(nn.Module):
     def check(self, x: Tensor, augment_label: Tensor | None) -> None:
         """Reject images and augmentation labels of another shape than the network was built for."""
         if x.shape[1:] != self.config.image_shape:
-            raise ValueError(
-                f"the network was built for images of shape {self.config.image_shape}; got {tuple(x.shape[1:])}"
-            )
+            what = f"has images of shape {tuple(x.shape[1:])}; the network is for {self.config.image_shape}"
+            raise AssayError(what, key="x")
         expected = (len(x), self.config.augment_dim)
         if augment_label is not None and augment_label.shape != expected:
-            raise ValueError(
-                f"augment_label has shape {tuple(augment_label.shape)}; expected {expected} (augment_dim = "
-                f"{self.config.augment_dim})"
-            )
+            what = f"has shape {tuple(augment_label.shape)}; expected {expected}, the last being augment_dim"
+            raise AssayError(what, key="augment_label")
 
     def class_vector(self, label: Tensor | None, like: Tensor) -> Tensor:
         """Labels as vectors (B, num_classes): one-hot for integers, zeros for none (-1 or no label at all).
@@ -122,10 +135,9 @@ class GroupNorm(nn.GroupNorm):
     def __init__(self, num_channels: int, eps: float) -> None:
         num_groups = min(32, num_channels // 4)
         if num_groups == 0 or num_channels % num_groups:
-            raise ValueError(
-                f"{num_channels} channels cannot be normalised in {num_groups} groups of equal size: choose "
-                "model_channels so that each level has a multiple of 4 channels, of 32 beyond 128"
-            )
+            what = f"{num_channels} channels cannot be normalised in {num_groups} groups of equal size"
+            cure = "each level needs a multiple of 4 channels, of 32 beyond 128"
+            raise AssayError(what, key="model_channels", cure=cure)
         super().__init__(num_groups, num_channels, eps)
 
 
@@ -230,8 +242,9 @@ class Block(nn.Module):
         x = skip_scale (skip(x) + h)
         x = skip_scale (x + proj(attention(norm2(x))))
 
-    The embedding shifts channels before `norm1` (DDPM++), or with `adaptive_scale` scales and shifts
-    them after it (ADM). The factor `skip_scale` is applied to the small weights, not to the images.
+    In DDPM++ and NCSN++ (`song`) the embedding shifts channels before `norm1`, skip_scale is sqrt(1/2) and
+    every resampling skip has a 1x1 convolution; in ADM it scales and shifts them after it, and skip_scale is 1.
+    The factor is applied to the small weights, not to the images.
     """
 
     def __init__(
@@ -239,40 +252,36 @@ class Block(nn.Module):
         in_channels: int,
         out_channels: int,
         emb_channels: int,
+        song: bool,
         num_heads: int = 0,  # 0: no attention
-        direction: Direction | None = None,
-        taps: tuple[int, ...] = (1, 1),
         dropout: float = 0.0,
-        skip_scale: float = 1.0,
-        eps: float = 1e-5,
-        adaptive_scale: bool = True,
-        project_skip: bool = False,  # a 1x1 convolution beside every resampling skip
+        taps: tuple[int, ...] = (1, 1),
+        direction: Direction | None = None,
     ) -> None:
         super().__init__()
+        eps = 1e-6 if song else 1e-5
         self.out_channels = out_channels
         self.num_heads = num_heads
         self.dropout = dropout
-        self.skip_scale = skip_scale
-        self.adaptive_scale = adaptive_scale
+        self.skip_scale = math.sqrt(0.5) if song else 1.0
+        self.adaptive_scale = not song
         self.norm0 = GroupNorm(in_channels, eps)
         self.conv0 = (
             ResampleConv(in_channels, out_channels, 3, direction, taps)
             if direction
             else nn.Conv2d(in_channels, out_channels, 3, padding=1)
         )
-        self.affine = nn.Linear(emb_channels, out_channels * (2 if adaptive_scale else 1))
+        self.affine = nn.Linear(emb_channels, out_channels * (1 if song else 2))
         self.norm1 = GroupNorm(out_channels, eps)
         self.conv1 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
         self.skip: nn.Module | None = None
-        if direction and (project_skip or in_channels != out_channels):
+        if direction and (song or in_channels != out_channels):
             self.skip = ResampleConv(in_channels, out_channels, 1, direction, taps)
         elif direction:
             self.skip = Resample(direction, taps)
         elif in_channels != out_channels:
             self.skip = nn.Conv2d(in_channels, out_channels, 1)
         if num_heads:
-            if out_channels % num_heads:
-                raise ValueError(f"{out_channels} channels cannot be split over {num_heads} attention heads")
             self.norm2 = GroupNorm(out_channels, eps)
             self.qkv = nn.Conv2d(out_channels, out_channels * 3, 1)
             self.proj = nn.Conv2d(out_channels, out_channels, 1)

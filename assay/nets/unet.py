@@ -11,7 +11,6 @@ joining it on the way up:
 """
 
 import math
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from assay.errors import AssayError
 from assay.nets.layers import (
     BaseConfig,
     Block,
@@ -30,6 +30,7 @@ from assay.nets.layers import (
     PositionalEmbedding,
     Resample,
     ResampleConv,
+    resample_kernel,
 )
 
 _CHANNELS = "Channels at the finest level."
@@ -50,16 +51,26 @@ class PyramidConfig(BaseConfig):
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject sides that the levels cannot halve, and noise levels without a cosine for each sine."""
-        super().model_post_init(context)
         _, height, width = self.image_shape
         step = 2 ** (len(self.channel_mult) - 1)
         if height % step or width % step:
-            raise ValueError(
-                f"image_shape = {self.image_shape}: with {len(self.channel_mult)} levels both sides must be "
-                f"multiples of {step}; pad the images, or use fewer channel_mult or a dit"
-            )
+            what = f"{len(self.channel_mult)} levels cannot halve images of {height} x {width} pixels"
+            cure = f"pad both sides to multiples of {step}, or use fewer channel_mult or a dit"
+            raise AssayError(what, key="channel_mult", cure=cure)
         if self.noise_channels % 2:
-            raise ValueError(f"model_channels = {self.model_channels}: must be even")
+            raise AssayError(f"{self.model_channels} is odd", key="model_channels", cure="give an even number")
+
+    def build(self) -> "UNet":
+        """The network."""
+        return UNet(self)
+
+    def least_tensors(self) -> int:
+        """One for each block."""
+        return self.num_blocks * len(self.channel_mult)
+
+    def constants(self) -> dict[str, Tensor]:
+        """The filter that halves and doubles images."""
+        return {"resample_filter": resample_kernel((1, 1))}
 
     @property
     def noise_channels(self) -> int:
@@ -82,6 +93,7 @@ class PyramidConfig(BaseConfig):
 class UNetConfig(PyramidConfig):
     """DDPM++ by default; NCSN++ is fourier, residual, channel_mult_noise 2, resample_filter (1, 3, 3, 1)."""
 
+    output_weights = ("aux_conv.weight",)
     kind: Literal["unet"] = Field("unet", description="DDPM++, NCSN++ and the lean U-Nets.")
     model_channels: int = Field(128, ge=1, description=_CHANNELS)
     channel_mult: Ints = Field((1, 2, 2, 2), min_length=1, description=_MULT)
@@ -93,12 +105,10 @@ class UNetConfig(PyramidConfig):
     channel_mult_noise: int = Field(
         1, ge=1, description="Channels of the noise level's embedding, times model_channels."
     )
-    encoder_type: Literal["standard", "skip", "residual"] = Field(
-        "standard", description="How the encoder carries a resampled copy of its input, if at all."
+    encoder_type: Literal["standard", "residual"] = Field(
+        "standard", description="residual adds a resampled copy of its input, which grows with the levels."
     )
-    decoder_type: Literal["standard", "skip"] = Field(
-        "standard", description="skip adds up one output per level instead of computing only the last."
-    )
+    decoder_type: Literal["standard"] = Field("standard", description="What published networks have.")
     resample_filter: Ints = Field((1, 1), description="Taps of the filter that halves and doubles images.")
     resample_with: Literal["block", "pointwise"] = Field(
         "block", description="pointwise makes lean levels, which published networks do not have."
@@ -107,10 +117,14 @@ class UNetConfig(PyramidConfig):
     def model_post_init(self, context: Any, /) -> None:
         """Reject filters that do not halve and double exactly."""
         super().model_post_init(context)
-        if len(self.resample_filter) % 2 or not self.resample_filter or not sum(self.resample_filter):
-            raise ValueError(
-                f"resample_filter = {self.resample_filter}: an even number of taps, with a sum, halves images"
+        if len(self.resample_filter) % 2 or not sum(self.resample_filter):
+            raise AssayError(
+                f"{self.resample_filter} cannot halve images", key="resample_filter", cure="give an even number"
             )
+
+    def constants(self) -> dict[str, Tensor]:
+        """The filter that halves and doubles images."""
+        return {"resample_filter": resample_kernel(self.resample_filter)}
 
     @property
     def noise_channels(self) -> int:
@@ -121,6 +135,7 @@ class UNetConfig(PyramidConfig):
 class ADMConfig(PyramidConfig):
     """ADM: heads of 64 channels, attention at more levels, scale and shift after the norm."""
 
+    output_weights = ("out_conv.weight",)
     kind: Literal["adm"] = Field("adm", description="ADM, the U-Net of class-conditional ImageNet.")
     model_channels: int = Field(192, ge=1, description=_CHANNELS)
     channel_mult: Ints = Field((1, 2, 3, 4), min_length=1, description=_MULT)
@@ -129,181 +144,96 @@ class ADMConfig(PyramidConfig):
 
 
 class UNet(Network):
-    """DDPM++ and NCSN++.
+    """DDPM++, NCSN++ (`song`) and ADM: one path with other blocks.
 
-    Beside the main path an encoder may carry a resampled copy of its input: added to each level through
-    a 1x1 convolution (`skip`), or growing with the levels (`residual`). A `skip` decoder adds up one
-    output per level instead of computing only the last.
+    NCSN++'s encoder carries, beside the main path, a resampled copy of its input that grows with the levels.
     """
 
-    config: UNetConfig
+    config: PyramidConfig
 
-    def __init__(self, config: UNetConfig) -> None:
+    def __init__(self, config: PyramidConfig) -> None:
         super().__init__(config)
-        image_channels, width = config.image_shape[0], config.model_channels
-        noise_channels, emb_channels = config.noise_channels, width * config.channel_mult_emb
+        self.song = isinstance(config, UNetConfig)
+        noise_channels, emb_channels = config.noise_channels, config.model_channels * config.channel_mult_emb
+        fourier = isinstance(config, UNetConfig) and config.embedding_type == "fourier"
         self.map_noise = (
-            PositionalEmbedding(noise_channels, endpoint=True)
-            if config.embedding_type == "positional"
-            else FourierEmbedding(noise_channels)
+            FourierEmbedding(noise_channels)
+            if fourier
+            else PositionalEmbedding(noise_channels, endpoint=self.song)
         )
-        self.map_label = nn.Linear(config.num_classes, noise_channels) if config.num_classes else None
+        self.map_label: nn.Linear | None = None  # in the order in which each network draws its initial weights
+        if config.num_classes and self.song:
+            self.map_label = nn.Linear(config.num_classes, noise_channels)
         self.map_augment = (
             nn.Linear(config.augment_dim, noise_channels, bias=False) if config.augment_dim else None
         )
         self.map_layer0 = nn.Linear(noise_channels, emb_channels)
         self.map_layer1 = nn.Linear(emb_channels, emb_channels)
-        taps, blocks_resample = config.resample_filter, config.resample_with == "block"
-        block = partial(
-            Block,
-            emb_channels=emb_channels,
-            taps=taps,
-            dropout=config.dropout,
-            skip_scale=math.sqrt(0.5),
-            eps=1e-6,
-            adaptive_scale=False,
-            project_skip=True,
-        )
+        if config.num_classes and not self.song:
+            self.map_label = nn.Linear(config.num_classes, emb_channels, bias=False)
+        self.enc, self.dec = nn.ModuleDict(), nn.ModuleDict()
+        channels = self._build_decoder(self._build_encoder())
+        if self.song:
+            self.apply(_initialise_song)
+        else:
+            self.out_norm = GroupNorm(channels, eps=1e-5)
+            self.out_conv = nn.Conv2d(channels, config.image_shape[0], 3, padding=1)
+            self._initialise_adm()
 
-        self.enc = nn.ModuleDict()
-        channels, aux_channels = width, image_channels
-        remembered = []
+    def _block(self, inputs: int, outputs: int, attention: bool = False, **options: Any) -> Block:
+        # Fewer channels than one head of ADM has: the published networks then have no attention at all.
+        num_heads = (1 if self.song else outputs // 64) if attention else 0
+        taps = self.config.resample_filter if isinstance(self.config, UNetConfig) else (1, 1)
+        emb_channels = self.map_layer1.out_features
+        return Block(inputs, outputs, emb_channels, self.song, num_heads, self.config.dropout, taps, **options)
+
+    def _build_encoder(self) -> list[int]:
+        """Fill `enc`; returns the channels of the images to remember, in order."""
+        config, image_channels, remembered = self.config, self.config.image_shape[0], list[int]()
+        channels = config.model_channels * (1 if self.song else config.channel_mult[0])
         for level, mult in enumerate(config.channel_mult):
-            name = config.name(level)
-            if level == 0:
-                self.enc[f"{name}_conv"] = nn.Conv2d(image_channels, width, 3, padding=1)
-            else:
-                self.enc[f"{name}_down"] = (
-                    block(channels, channels, direction="down") if blocks_resample else Resample("down", taps)
-                )
-                if config.encoder_type == "skip":
-                    self.enc[f"{name}_aux_down"] = Resample("down", taps)
-                    self.enc[f"{name}_aux_skip"] = nn.Conv2d(aux_channels, channels, 1)
-                elif config.encoder_type == "residual":
-                    self.enc[f"{name}_aux_residual"] = ConvDown(aux_channels, channels, taps)
-                    aux_channels = channels
-            remembered.append(channels)
-            for index in range(config.num_blocks):
-                num_heads = int(config.attends(level))
-                self.enc[f"{name}_block{index}"] = block(channels, width * mult, num_heads=num_heads)
-                channels = width * mult
-                remembered.append(channels)
-
-        self.dec = nn.ModuleDict()
-        for level, mult in reversed(list(enumerate(config.channel_mult))):
-            name = config.name(level)
-            if level == len(config.channel_mult) - 1:
-                self.dec[f"{name}_in0"] = block(channels, channels, num_heads=1)
-                self.dec[f"{name}_in1"] = block(channels, channels)
-            elif blocks_resample:
-                self.dec[f"{name}_up"] = block(channels, channels, direction="up")
-            else:
-                self.dec[f"{name}_up"] = ResampleConv(channels, width * mult, 1, "up", taps)
-                channels = width * mult
-            for index in range(config.num_blocks + 1):
-                num_heads = int(index == config.num_blocks and config.attends(level))
-                self.dec[f"{name}_block{index}"] = block(
-                    channels + remembered.pop(), width * mult, num_heads=num_heads
-                )
-                channels = width * mult
-            if config.decoder_type == "skip" or level == 0:
-                if config.decoder_type == "skip" and level < len(config.channel_mult) - 1:
-                    self.dec[f"{name}_aux_up"] = Resample("up", taps)
-                self.dec[f"{name}_aux_norm"] = GroupNorm(channels, eps=1e-6)
-                self.dec[f"{name}_aux_conv"] = nn.Conv2d(channels, image_channels, 3, padding=1)
-        self.apply(_initialise_song)
-
-    def forward(
-        self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
-    ) -> Tensor:
-        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x, augment_label)
-        cos, sin = self.map_noise(c_noise).chunk(2, dim=1)
-        emb = torch.cat([sin, cos], dim=1)  # DDPM++ puts the sines first
-        if self.map_label is not None:
-            emb = emb + self.map_label(self.class_vector(label, emb) * math.sqrt(self.config.num_classes))
-        if self.map_augment is not None and augment_label is not None:
-            emb = emb + self.map_augment(augment_label.to(emb.dtype))
-        emb = F.silu(self.map_layer1(F.silu(self.map_layer0(emb))))
-
-        x = x.contiguous(memory_format=torch.channels_last)
-        aux = x
-        remembered: list[Tensor] = []
-        for name, layer in self.enc.items():
-            if "aux_down" in name:
-                aux = layer(aux)
-            elif "aux_skip" in name:
-                x = remembered[-1] = x + layer(aux)
-            elif "aux_residual" in name:
-                x = remembered[-1] = aux = (x + layer(aux)) * math.sqrt(0.5)
-            else:
-                x = layer(x, emb) if isinstance(layer, Block) else layer(x)
-                remembered.append(x)
-        output: Tensor | None = None
-        for name, layer in self.dec.items():
-            if "aux_up" in name:
-                output = layer(output)
-            elif "aux_norm" in name:
-                normed = F.silu(layer(x))
-            elif "aux_conv" in name:
-                output = layer(normed) if output is None else output + layer(normed)
-            elif isinstance(layer, Block):
-                x = layer(x, emb, remembered.pop() if "block" in name else None)
-            else:
-                x = layer(x)
-        assert output is not None
-        return output.contiguous()
-
-
-class ADM(Network):
-    """ADM, the network of the paper's ImageNet models."""
-
-    config: ADMConfig
-
-    def __init__(self, config: ADMConfig) -> None:
-        super().__init__(config)
-        image_channels, width = config.image_shape[0], config.model_channels
-        emb_channels = width * config.channel_mult_emb
-        self.map_noise = PositionalEmbedding(width)
-        self.map_augment = nn.Linear(config.augment_dim, width, bias=False) if config.augment_dim else None
-        self.map_layer0 = nn.Linear(width, emb_channels)
-        self.map_layer1 = nn.Linear(emb_channels, emb_channels)
-        self.map_label = nn.Linear(config.num_classes, emb_channels, bias=False) if config.num_classes else None
-
-        def block(inputs: int, outputs: int, attention: bool = False, **options: Any) -> Block:
-            # Fewer channels than one head has: the published networks then have no attention at all.
-            num_heads = outputs // 64 if attention else 0
-            return Block(inputs, outputs, emb_channels, num_heads, dropout=config.dropout, **options)
-
-        self.enc = nn.ModuleDict()
-        channels = width * config.channel_mult[0]
-        remembered = []
-        for level, mult in enumerate(config.channel_mult):
-            name, attention = config.name(level), config.attends(level)
+            name, outputs = config.name(level), config.model_channels * mult
             if level == 0:
                 self.enc[f"{name}_conv"] = nn.Conv2d(image_channels, channels, 3, padding=1)
+            elif isinstance(config, UNetConfig) and config.resample_with == "pointwise":
+                self.enc[f"{name}_down"] = Resample("down", config.resample_filter)
             else:
-                self.enc[f"{name}_down"] = block(channels, channels, direction="down")
+                self.enc[f"{name}_down"] = self._block(channels, channels, direction="down")
+            if level and isinstance(config, UNetConfig) and config.encoder_type == "residual":
+                carried = (
+                    image_channels if level == 1 else config.model_channels * config.channel_mult[level - 2]
+                )
+                self.enc[f"{name}_aux_residual"] = ConvDown(carried, channels, config.resample_filter)
             remembered.append(channels)
             for index in range(config.num_blocks):
-                self.enc[f"{name}_block{index}"] = block(channels, width * mult, attention)
-                channels = width * mult
+                self.enc[f"{name}_block{index}"] = self._block(channels, outputs, config.attends(level))
+                channels = outputs
                 remembered.append(channels)
+        return remembered
 
-        self.dec = nn.ModuleDict()
+    def _build_decoder(self, remembered: list[int]) -> int:
+        """Fill `dec`; returns its channels at the end. ADM has attention in all blocks of a level."""
+        config, channels = self.config, remembered[-1]
         for level, mult in reversed(list(enumerate(config.channel_mult))):
-            name, attention = config.name(level), config.attends(level)
+            name, outputs = config.name(level), config.model_channels * mult
             if level == len(config.channel_mult) - 1:
-                self.dec[f"{name}_in0"] = block(channels, channels, attention=True)
-                self.dec[f"{name}_in1"] = block(channels, channels)
+                self.dec[f"{name}_in0"] = self._block(channels, channels, attention=True)
+                self.dec[f"{name}_in1"] = self._block(channels, channels)
+            elif isinstance(config, UNetConfig) and config.resample_with == "pointwise":
+                self.dec[f"{name}_up"] = ResampleConv(channels, outputs, 1, "up", config.resample_filter)
+                channels = outputs
             else:
-                self.dec[f"{name}_up"] = block(channels, channels, direction="up")
+                self.dec[f"{name}_up"] = self._block(channels, channels, direction="up")
             for index in range(config.num_blocks + 1):
-                self.dec[f"{name}_block{index}"] = block(channels + remembered.pop(), width * mult, attention)
-                channels = width * mult
-        self.out_norm = GroupNorm(channels, eps=1e-5)
-        self.out_conv = nn.Conv2d(channels, image_channels, 3, padding=1)
+                attention = config.attends(level) and (not self.song or index == config.num_blocks)
+                self.dec[f"{name}_block{index}"] = self._block(channels + remembered.pop(), outputs, attention)
+                channels = outputs
+        if self.song:
+            self.dec[f"{name}_aux_norm"] = GroupNorm(channels, eps=1e-6)
+            self.dec[f"{name}_aux_conv"] = nn.Conv2d(channels, config.image_shape[0], 3, padding=1)
+        return channels
 
+    def _initialise_adm(self) -> None:
         # torch's own initial weights, U(-1, 1) / sqrt(fan_in), are ADM's; what ends a residual starts at zero.
         for name, module in self.named_modules():
             if name.endswith(("conv1", "proj", "out_conv", "map_augment")):
@@ -312,27 +242,41 @@ class ADM(Network):
         if self.map_label is not None:
             nn.init.normal_(self.map_label.weight)
 
+    def embed(self, c_noise: Tensor, label: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        """(B,) -> (B, emb_channels): noise level, class and augmentation. ADM adds the class last."""
+        emb = self.map_noise(c_noise)
+        if self.song:
+            cos, sin = emb.chunk(2, dim=1)
+            emb = torch.cat([sin, cos], dim=1)  # DDPM++ puts the sines first
+            if self.map_label is not None:
+                emb = emb + self.map_label(self.class_vector(label, emb) * math.sqrt(self.config.num_classes))
+        if self.map_augment is not None and augment_label is not None:
+            emb = emb + self.map_augment(augment_label.to(emb.dtype))
+        emb = self.map_layer1(F.silu(self.map_layer0(emb)))
+        if self.map_label is not None and not self.song:
+            emb = emb + self.map_label(self.class_vector(label, emb))
+        return F.silu(emb)
+
     def forward(
         self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
         self.check(x, augment_label)
-        emb = self.map_noise(c_noise)
-        if self.map_augment is not None and augment_label is not None:
-            emb = emb + self.map_augment(augment_label.to(emb.dtype))
-        emb = self.map_layer1(F.silu(self.map_layer0(emb)))
-        if self.map_label is not None:
-            emb = emb + self.map_label(self.class_vector(label, emb))
-        emb = F.silu(emb)
-
+        emb = self.embed(c_noise, label, augment_label)
         x = x.contiguous(memory_format=torch.channels_last)
-        remembered: list[Tensor] = []
-        for layer in self.enc.values():
-            x = layer(x, emb) if isinstance(layer, Block) else layer(x)
-            remembered.append(x)
+        carried, remembered = x, list[Tensor]()
+        for name, layer in self.enc.items():
+            if "aux_residual" in name:
+                x = remembered[-1] = carried = (x + layer(carried)) * math.sqrt(0.5)
+            else:
+                x = layer(x, emb) if isinstance(layer, Block) else layer(x)
+                remembered.append(x)
         for name, layer in self.dec.items():
-            x = layer(x, emb, remembered.pop() if "block" in name else None)
-        return self.out_conv(F.silu(self.out_norm(x))).contiguous()
+            if isinstance(layer, Block):
+                x = layer(x, emb, remembered.pop() if "block" in name else None)
+            else:
+                x = F.silu(layer(x)) if "aux_norm" in name else layer(x)
+        return (x if self.song else self.out_conv(F.silu(self.out_norm(x)))).contiguous()
 
 
 def _initialise_song(module: nn.Module) -> None:

@@ -1,20 +1,18 @@
-"""What is a noisy image worth, and what should I buy? Works on any table of results.
+"""What is a noisy image worth, and what should I buy?
 
-Outcomes, by the held-out score or by FD -> arrays, `table.Comparable` -> the price of a noisy image: `bounds`
-from comparisons alone, the clean-only learning `curve` inverted, a `law` in the counts of clean and noisy
-images -> a `plan` for a budget. `report.price_report` does all but the last at once; `plot` draws. The
-paper's tables ship with the package as `table.PAPER`.
+Before any training: `quote`, from the spectrum of clean images. From results: `results` by level or a table of
+outcomes -> the scaling `law` -> one `price` for each goal and the worth curve -> a `plan` for a budget. `words`
+renders them; `paper` has the paper's tables, which ship with the package, and its own bounds.
 """
 
-from assay.pricing.bounds import joint_bounds, price_bounds
-from assay.pricing.curve import curve_prices
-from assay.pricing.law import effective_sizes, fit_law, fit_theory, leave_one_out
-from assay.pricing.plan import Market, Offer, best_plan, budget_line, cheapest_plan
-from assay.pricing.report import price, price_report
-from assay.pricing.table import PAPER, Comparable, comparable, read_comparable
+from assay.pricing.law import Law, fit_laws
+from assay.pricing.paper import PAPER
+from assay.pricing.plan import Plan, Vendor, plan
+from assay.pricing.price import Price, Prices, WorthCurve, price, price_all, price_results
+from assay.pricing.quote import Quote, quote
+from assay.pricing.results import LevelResults, Measured, read_levels, write_levels
 
 __all__ = [
-    "PAPER", "Comparable", "Market", "Offer", "best_plan", "budget_line", "cheapest_plan", "comparable",
-    "curve_prices", "effective_sizes", "fit_law", "fit_theory", "joint_bounds", "leave_one_out", "price",
-    "price_bounds", "price_report", "read_comparable",
+    "PAPER", "Law", "LevelResults", "Measured", "Plan", "Price", "Prices", "Quote", "Vendor", "WorthCurve",
+    "fit_laws", "plan", "price", "price_all", "price_results", "quote", "read_levels", "write_levels",
 ]  # fmt: skip

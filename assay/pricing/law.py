@@ -1,364 +1,321 @@
-"""A law for the result of a model trained on n_clean clean and n_noisy(sigma) noisy images.
+"""The scaling law, and all that measured results say about it: one estimator for every price.
 
-With n in units of `num_images` (the largest total of the table),
+    value = F + A n^-beta,    n = n_clean + sum_j w_j n_noisy,j
 
-    value = floor + amplitude n_eff^-exponent + details / n_clean,
-    n_eff = n_clean + sum over sigma of c(sigma) n_noisy(sigma),
-    c(sigma) = (1 + (sigma / sigma_floor)^2)^-steepness.
+is the result (held-out loss, FD: lower is better) of a run on n_clean clean images and n_noisy,j noisy ones of
+level j. w_j, the worth of a noisy image in clean ones, is what is asked for; 1 / w_j noisy images replace a
+clean one. All configurations are fitted together.
 
-Levels of noise above an image's own are taught by every image: a noisy one counts as c(sigma) clean ones.
-What lies below it only clean images can show; that error falls at the parametric rate 1 / n_clean. So the
-first clean images are worth much more than c says, and without any the law gives infinity. It is convex and
-falls in every count, which makes the budget planner exact.
+Errors. Runs of a block share an image draw and a training seed, so their errors have three parts: one of the
+block, one of the configuration (a law is not quite true, and held-out images are the same in every block) and
+one of the run, pooled over configurations, all relative to the value for FD. Their ratios are averaged over
+their posterior under the law made linear (restricted maximum likelihood); their common scale has a Student t.
+If no configuration ran twice, runs and configurations cannot be told apart: then the scatter around the law is
+taken for the error of a run, which is an assumption, and is stated.
 
-So c is a weight inside the law, and not the number of noisy images that replace a clean one. That price, which
-the `bounds` and the `curve` are about, compares a mix with the a clean images that give the same result alone,
-
-    value(a, 0) = value(n_clean, n_noisy),        price = n_noisy / (a - n_clean),
-
-and is higher than 1 / c, the more so the fewer clean images the mix has (`Law.equal_clean`).
-
-The form was chosen among 19 with all of the paper's tables in view, its two extreme rows included: they test
-the fit, which never sees them, but not the choice of the form.
-
-In the theory c is the whole price: with clean images of noise sigma_floor, an image of total variance
-sigma_floor^2 + sigma^2 weighs 1 / sigma_i^(4k - 2) in n_l, so steepness = 2k - 1.
+Interval. Given beta and w the law is linear, so F, A and the scale are integrated exactly, with flat priors on
+the value at the smallest and the largest clean-only size; what is left, beta and the worths, is sampled by an
+affine-invariant ensemble (Goodman and Weare, 2010). Priors are weak: beta within a factor of 4 of 0.7, w from a
+little below 0 to a little above 1 with a density falling as (|w| + 0.1)^-1/2. Worths outside of [0, 1] exist in
+the sampling only, so that estimates near an end are not bent away from it; intervals are cut to [0, 1], and one
+that reaches 0 spends its 5 % on the other end. Simulations in tests/test_pricing.py and bench/pricing.py count
+how often intervals hold the truth.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtr
+from scipy.stats import f as f_distribution
 
-from assay.pricing.table import Array, Comparable
+from assay.errors import AssayError
+from assay.pricing.results import Array, Measured
 
-PARAMETERS = ("floor", "amplitude", "exponent", "sigma_floor", "steepness", "details")
-MIN_ROWS = 5  # leaving one out leaves four
-_MAX_ROWS = 1000  # six numbers need no more rows; an even sample is fitted beyond
-_MAX_LEFT_OUT = 200  # real leave-one-out up to here, ten folds beyond
-# A weak prior on the logarithms keeps tables of few rows, or of one sigma, from running off to infinity.
-# One prior standard deviation costs as much as one row that is off by its scale.
-_PRIOR_STD = np.array([2.0, 2.0, 1.0, 1.5, 1.5, 3.0])
-# Scatter of log value to expect before seeing any, and how many rows that expectation is worth.
-_USUAL_SCATTER, _USUAL_ROWS = 0.02, 2.0
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Predicted result of a setting, the interval in which a new run falls, and why it may be a guess."""
-
-    value: float
-    low: float
-    high: float
-    extrapolates: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """The law at the rows of its table (n,): fitted, and predicted by a law fitted to the other rows.
-
-    `extrapolates` says why predicting a left-out row is an extrapolation; empty if it is not.
-    """
-
-    fitted: Array
-    predicted: Array
-    error: Array  # |predicted / value - 1|
-    extrapolates: tuple[tuple[str, ...], ...]
+_BETA, _BETA_SPREAD = 0.7, 0.7  # prior of log beta
+_MOST_WORTH, _LEAST_WORTH = 1.3, -0.3
+_SCALE_DF, _SCALE = 1.0, 0.02  # prior of the error of a run: weak, 2 % of the range of the results
+_BLOCK_RATIOS = (0.0, 0.3, 1.0, 3.0, 10.0)  # variance between blocks, over that between runs
+_MISFIT_RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # variance between configurations, alike
+_GROWTHS = (0.0, 1.0, 4.0)  # of the variance of a run, from the largest clean-only size to the smallest
+_NUM_WALKERS, _NUM_STEPS, _EVERY = 64, 300, 8
 
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law; `parameters` (6,) in the order of PARAMETERS, `draws` (R, 6) from the bootstrap.
+    """The law of one metric as R draws from what the results leave possible.
 
-    `scatter` (R,) are residuals of log value, one for each draw: how far a new run may be off its law.
+    `worth` (R, S) are of the levels `sigmas`; `exponent`, `floor` and `amplitude` (R,). `scatter` is the error
+    of a run (for FD, a share of its value). `lack_of_fit` is the probability of results at least this far
+    from a law if one held; None if no configuration ran twice. `gain` is the probability that more clean
+    images help at all. `seen` are the smallest and largest clean share and size n of the configurations.
     """
 
-    parameters: Array
-    draws: Array
-    scatter: Array
-    num_images: float
-    confidence: float
-    seen: dict[str, tuple[float, float]]
+    sigmas: Array
+    worth: Array
+    exponent: Array
+    floor: Array
+    amplitude: Array
+    scatter: float
+    lack_of_fit: float | None
+    gain: float
+    num_runs: int
+    num_blocks: int
+    repeated: bool
+    seen: tuple[tuple[float, float], tuple[float, float]]
 
-    def as_dict(self) -> dict[str, float]:
-        """The numbers of the formula by name; all that is needed to recompute it elsewhere."""
-        return dict(zip(PARAMETERS, map(float, self.parameters), strict=True)) | {"num_images": self.num_images}
-
-    def weight(self, sigma: ArrayLike) -> Array:
-        """c(sigma): how much a noisy image adds to n_eff, elementwise."""
-        return _weight(self.parameters, np.asarray(sigma, float))
-
-    def weight_interval(self, sigma: float) -> tuple[float, float]:
-        """Bootstrap interval of c(sigma) at `confidence`."""
-        return self.interval(_weight(self.draws[:, None], np.array([sigma]))[:, 0])
-
-    def equal_clean(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigma: float) -> tuple[Array, Array]:
-        """How many clean images alone give the result of mixes (m,): by the fit (m,), and the draws (R, m)."""
-        theta = np.vstack([self.parameters, self.draws])[:, None]
-        clean, noisy = (np.asarray(count, float) / self.num_images for count in (num_clean, num_noisy))
-        # Between n_clean, where the noisy images are missed, and n_eff, with more details than the mix shows.
-        low = np.broadcast_to(clean, np.broadcast_shapes(clean.shape, theta.shape[:-1]))
-        high = low + _weight(theta, np.asarray(sigma)) * noisy
-        target = _value(theta, low, high)
-        for _ in range(60):
-            middle = np.sqrt(low * high)
-            too_few = _value(theta, middle, middle) > target
-            low, high = np.where(too_few, middle, low), np.where(too_few, high, middle)
-        equal = np.sqrt(low * high) * self.num_images
-        return equal[0], equal[1:]
-
-    def value(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigma: ArrayLike) -> Array:
-        """Results of settings (...,) with noisy images of one level each."""
-        clean = np.asarray(num_clean, float)
-        return self.value_of_sizes(clean, clean + self.weight(sigma) * np.asarray(num_noisy))
-
-    def value_of_sizes(self, num_clean: ArrayLike, effective: ArrayLike) -> Array:
-        """Results from the number of clean images and the effective size n_eff, elementwise."""
-        unit = self.num_images
-        return _value(self.parameters, np.asarray(num_clean) / unit, np.asarray(effective) / unit)
-
-    def slopes(self, num_clean: float, effective: float) -> tuple[float, float]:
-        """Derivatives of the result by n_clean at fixed n_eff, and by n_eff."""
-        law, clean, size = self.as_dict(), num_clean / self.num_images, effective / self.num_images
-        by_effective = -law["exponent"] * law["amplitude"] * size ** (-law["exponent"] - 1)
-        return -law["details"] / clean**2 / self.num_images, by_effective / self.num_images
-
-    def predict(self, num_clean: float, noisy: Sequence[tuple[float, float]] = ()) -> Prediction:
-        """The result of a run on `num_clean` clean images and (count, sigma) pairs of noisy ones."""
-        counts, sigmas = np.array(noisy, float).reshape(-1, 2).T
-        theta = np.vstack([self.parameters, self.draws])
-        effective = num_clean + _weight(theta[:, None], sigmas) @ counts
-        value = _value(theta[:, None], num_clean / self.num_images, effective[:, None] / self.num_images)[:, 0]
-        # Each draw of the law is paired with a residual: parameters and runs are both uncertain.
-        low, high = self.interval(value[1:] * np.exp(self.scatter))
-        used = sigmas[counts > 0]
-        reasons = _extrapolates(self.seen, num_clean, effective[0], used.max() if used.size else 0.0)
-        return Prediction(float(value[0]), low, high, reasons)
-
-    def interval(self, values: Array) -> tuple[float, float]:
-        """The interval of a quantity at `confidence`, from its values (R,) for the draws."""
-        tail = 50 * (1 - self.confidence)
-        low, high = np.percentile(values, [tail, 100 - tail], method="inverted_cdf")
-        return float(low), float(high)
-
-
-def fit_law(results: Comparable, confidence: float = 0.95, num_draws: int = 400, seed: int = 0) -> Law:
-    """Fit the law to a table in log value with a soft L1 loss; bootstrap intervals from `num_draws` refits.
-
-    Each refit sees the fitted curve plus resampled residuals, made unbiased for the leverage of their rows
-    and multiplied by a random scale sqrt(df / chi^2_df), as in Student's t: a short table knows its own
-    scatter only roughly. The prior's centre is drawn again as well, around the fit, so that what the table
-    leaves open stays open in the intervals.
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence:g}: a confidence is between 0 and 1")
-    if len(results) < MIN_ROWS:
-        raise ValueError(too_few_rows(results))
-    data = _Data(results)
-    theta = data.fit()
-    fitted, slope = data.log_value(theta)
-    residual = (data.target - fitted) / data.scale
-    weight = 1 / np.sqrt(1 + residual**2)
-    slope = slope / data.scale[:, None]
-    hessian = (slope * weight[:, None]).T @ slope + np.diag(data.prior_std**-2.0)
-    leverage = np.einsum("np,pq,nq->n", slope, np.linalg.inv(hessian), slope) * weight
-    residual = residual / np.sqrt((1 - leverage).clip(0.1))
-    residual -= residual.mean()
-    freedom = max(len(residual) - leverage.sum(), 1.0)
-    generator = np.random.default_rng(seed)
-    # One column more than rows: the last one is the scatter of a run yet to be made.
-    noise = generator.choice(residual, (num_draws, len(residual) + 1))
-    noise *= np.sqrt(freedom / generator.chisquare(freedom, (num_draws, 1)))
-    prior = theta + data.prior_std * generator.standard_normal((num_draws, len(theta)))
-    draws, _ = data.minimise(np.tile(theta, (num_draws, 1)), fitted + noise[:, :-1] * data.scale, prior)
-    scatter, theta = noise[:, -1] * np.median(data.scale), np.exp(theta)
-    return Law(theta, np.exp(draws), scatter, data.num_images, confidence, _seen(results, theta))
-
-
-def too_few_rows(results: Comparable) -> str:
-    """Why a table is too short for a law, in the same words for `price` and `plan`."""
-    return (
-        f"{results.name}: {len(results)} usable rows, from line {results.line.min()} on, are too few for a "
-        f"law; it takes at least {MIN_ROWS} settings, clean-only and mixed"
-    )
-
-
-def leave_one_out(results: Comparable, law: Law) -> LeftOut:
-    """Predict each row by a law fitted without it (without its tenth of the rows, in large tables)."""
-    num_folds = len(results) if len(results) <= _MAX_LEFT_OUT else 10
-    fold = np.random.default_rng(0).permutation(len(results)) % num_folds
-    predicted = np.empty(len(results))
-    reasons: list[tuple[str, ...]] = [()] * len(results)
-    for left_out in range(num_folds):
-        kept = results.take(fold != left_out)
-        data = _Data(kept)
-        theta = np.exp(data.fit())
-        size = results.num_clean + _weight(theta, results.sigma) * results.num_noisy
-        value, seen = (
-            _value(theta, results.num_clean / data.num_images, size / data.num_images),
-            _seen(kept, theta),
+    def __repr__(self) -> str:
+        worths = ", ".join(
+            f"{np.median(w):.3g} at {s:g}" for s, w in zip(self.sigmas, self.worth.T, strict=True)
         )
-        for i in np.flatnonzero(fold == left_out):
-            predicted[i] = value[i]
-            reasons[i] = _extrapolates(seen, results.num_clean[i], size[i], results.sigma[i])
-    fitted = law.value(results.num_clean, results.num_noisy, results.sigma)
-    return LeftOut(fitted, predicted, np.abs(predicted / results.value - 1), tuple(reasons))
+        return f"Law(worth {worths}; exponent {np.median(self.exponent):.2g}; {self.num_runs} runs)"
 
+    def worth_at(self, sigmas: ArrayLike) -> Array:
+        """Draws (R, m) of the worth at levels (m,): 1 at 0, else between the levels measured, by log sigma."""
+        wanted = np.atleast_1d(np.asarray(sigmas, float))
+        outside = (wanted > 0) & ((wanted < 0.99 * self.sigmas[0]) | (wanted > 1.01 * self.sigmas[-1]))
+        if outside.any():
+            measured = ", ".join(f"{level:g}" for level in self.sigmas)
+            what = f"no results near noise {wanted[outside][0]:g}: measured are {measured}"
+            raise AssayError(what, key="sigma", cure="plan from a quote of clean images instead")
+        at = np.interp(np.log(np.maximum(wanted, 1e-300)), np.log(self.sigmas), np.arange(len(self.sigmas)))
+        left = np.floor(at).astype(int).clip(0, max(len(self.sigmas) - 2, 0))
+        part, worth = at - left, self.worth.clip(0, 1)
+        found = (1 - part) * worth[:, left] + part * worth[:, (left + 1).clip(max=len(self.sigmas) - 1)]
+        return np.where(wanted == 0, 1.0, found)
 
-@dataclass(frozen=True)
-class TheoryFit:
-    """The law with the theory's weight for mixtures of k atoms: steepness = 2k - 1, all else fitted.
+    def size(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigmas: ArrayLike) -> Array:
+        """Draws (R, m) of the size n of mixes: clean images (m,), noisy ones (m, V) at levels (V,)."""
+        return np.asarray(num_clean, float) + self.worth_at(sigmas) @ np.asarray(num_noisy, float).T
 
-    `cost` is what the fit minimises (comparable between k), `error` the median of |fitted / value - 1|.
-    """
-
-    k: int
-    sigma_floor: float
-    error: float
-    cost: float
-
-
-def fit_theory(results: Comparable, max_k: int = 5) -> list[TheoryFit]:
-    """Fit the law with the theory's weights for k = 1 ... max_k, best first."""
-    free = _Data(results)
-    free.fit()
-    fits = []
-    for k in range(1, max_k + 1):
-        data = _Data(results, steepness=2 * k - 1.0)
-        start, data.scale = data.fit(), free.scale  # one yardstick for all k
-        theta, cost = data.minimise(start[None], data.target, data.prior)
-        error = np.median(np.abs(np.expm1(data.log_value(theta[0])[0] - data.target)))
-        fits.append(TheoryFit(k, float(np.exp(theta[0, 3])), float(error), float(cost[0])))
-    return sorted(fits, key=lambda fit: fit.cost)
-
-
-def effective_sizes(count: ArrayLike, sigma: ArrayLike, k: int) -> tuple[float, float]:
-    """The paper's effective sample sizes n_d and n_l of `count` (m,) samples of noise `sigma` (m,).
-
-    n_d = sum 1 / sigma_i^4 / max 1 / sigma_i^4 for finding the subspace, and the same with the power 4k - 2
-    for n_l, the estimation of k atoms inside it. A sample of the least noise counts as one.
-    """
-    count, sigma = np.asarray(count, float), np.asarray(sigma, float)
-    if k < 1:
-        raise ValueError(f"k = {k}: a mixture has at least one atom")
-    if not ((sigma > 0) & np.isfinite(sigma)).all() or not (count >= 0).all() or not sigma.size:
-        raise ValueError(
-            "effective sizes need counts >= 0 and noise levels > 0, which the theory's clean samples have too"
+    def values(self, size: Array) -> Array:
+        """Draws (R, m) of the results at sizes (R, m); less than one image counts as one: no pole at none."""
+        least = min(1.0, self.seen[1][0])
+        return (
+            self.floor[:, None] + self.amplitude[:, None] * np.maximum(size, least) ** -self.exponent[:, None]
         )
-    ratio = sigma[count > 0].min(initial=np.inf) / sigma
-    return float(count @ ratio**4), float(count @ ratio ** (4 * k - 2))
 
 
-def _weight(theta: Array, sigma: Array) -> Array:
-    """c(sigma) for parameters (..., 6), elementwise in sigma (...)."""
-    return (1 + (sigma / theta[..., 3]) ** 2) ** -theta[..., 4]
+def interval(draws: Array, confidence: float = 0.95) -> tuple[Array, Array, Array]:
+    """Median and interval of worths from draws (R, ...): within [0, 1], one-sided where it reaches an end."""
+    tail = (1 - confidence) / 2
+    low, middle, last, high = np.quantile(draws, [tail, 0.5, 1 - 2 * tail, 1 - tail], axis=0)
+    low, high = low.clip(0, 1), np.where(low <= 0, last, high).clip(0, 1)
+    return np.asarray(middle.clip(low, high)), low, high
 
 
-def _value(theta: Array, clean: Array | float, effective: Array) -> Array:
-    """The law for parameters (..., 6) and sizes (...) in units of num_images; infinite without clean images."""
-    with np.errstate(divide="ignore"):
-        return theta[..., 0] + theta[..., 1] * effective ** -theta[..., 2] + theta[..., 5] / clean
+def fit_laws(metrics: Sequence[Measured], relative: bool = False, seed: int = 0) -> list[Law]:
+    """Fit the law to metrics of the same runs, each on its own."""
+    design, values = _Design(metrics[0]), np.stack([each.value for each in metrics])
+    errors = np.stack([each.error for each in metrics])
+    return design.fit(values, errors, relative, metrics[0].sigmas, seed)
 
 
-class _Data:
-    """A table as the fit sees it, and batched Levenberg-Marquardt for many fits to it at once.
+class _Design:
+    """What the runs were trained on: C configurations, n runs, and arrays of T metrics at once."""
 
-    theta (..., 6) are logarithms of the parameters. The cost is sum of rho((log value - target) / scale) plus
-    the prior, with rho(z) = 2 (sqrt(1 + z^2) - 1).
-    """
+    def __init__(self, runs: Measured) -> None:
+        counts = np.column_stack([runs.num_clean, runs.num_noisy])
+        configurations, which = np.unique(counts, axis=0, return_inverse=True)
+        self.clean, self.noisy = configurations[:, 0], configurations[:, 1:]
+        self.of_run: Array = np.eye(len(configurations))[which.reshape(-1)]  # (n, C)
+        blocks = np.unique(runs.block, return_inverse=True)[1]
+        self.of_block: Array = np.eye(int(blocks.max()) + 1)[blocks]  # (n, K)
+        sizes = np.unique(self.clean[self.noisy.sum(1) == 0])
+        if len(sizes) < 2 or not (runs.num_noisy.sum(0) > 0).all() or not self.noisy.size:
+            have = f"{len(sizes)} clean-only sizes and noisy images at {len(runs.sigmas)} levels"
+            cure = "add runs: clean images alone in two numbers or more, and mixes of them with noisy ones"
+            raise AssayError(
+                f"{runs.dataset} has results for {have}: too few for a price", key="table", cure=cure
+            )
+        self.ends = sizes[0], sizes[-1]
+        with np.errstate(divide="ignore"):
+            share = np.where(self.noisy > 0, self.clean[:, None] / self.noisy, np.inf).min(0)
+        self.least = np.maximum(_LEAST_WORTH, -0.8 * share)  # a mix has some size
+        both = np.column_stack([self.of_run, self.of_block])
+        basis, strength, _ = np.linalg.svd(both, full_matrices=False)
+        self.repeats: Array = basis[:, strength > 1e-9 * strength[0]]  # what configuration and block explain
+        self.repeat_df = len(both) - self.repeats.shape[1]
 
-    def __init__(self, results: Comparable, steepness: float | None = None) -> None:
-        if len(results) > _MAX_ROWS:
-            order = np.lexsort([results.num_noisy, results.num_clean, results.sigma])
-            results = results.take(order[np.linspace(0, len(order) - 1, _MAX_ROWS).astype(int)])
-        self.num_images = float((results.num_clean + results.num_noisy).max())
-        self.clean, self.noisy = results.num_clean / self.num_images, results.num_noisy / self.num_images
-        self.sigma, self.target = results.sigma, np.log(results.value)
-        self.scale = np.hypot(_USUAL_SCATTER, results.std / results.value)
-        lowest, levels = results.value.min(), results.sigma[results.num_noisy > 0]
-        level = np.median(levels) if levels.size else 0.1
-        self.prior = np.log([0.9 * lowest, 0.2 * lowest, 1.5, level, 0.5, 0.005 * lowest])
-        self.prior_std = _PRIOR_STD.copy()
-        if steepness is not None:
-            self.prior[4], self.prior_std[4] = np.log(steepness), 1e-6
+    def fit(self, values: Array, errors: Array, relative: bool, sigmas: Array, seed: int) -> list[Law]:
+        """Laws of T metrics (T, n)."""
+        num_runs = self.of_run.sum(0)
+        means, known = values @ self.of_run / num_runs, errors @ self.of_run / num_runs
+        unit = means if relative else np.ones_like(means)
+        scaled, known = values / (unit @ self.of_run.T), known / unit
+        spread = np.maximum(_SCALE * np.ptp(means, axis=1), 1e-12 * np.abs(means).max(1)) / unit.mean(1)
+        prior = _SCALE_DF * np.maximum(spread**2, np.square(known).mean(1))
+        problem = _Problem(self, unit, scaled, np.eye(len(self.of_run)))
+        rough = np.median(problem.sample(prior, seed, _NUM_WALKERS // 2, 60), 1)
+        rise = np.zeros_like(means) if relative else self.columns(rough).clip(0, 2)
+        covariance = self._variances(scaled, problem.slopes(rough), prior, known, rise)
+        problem = _Problem(self, unit, scaled, np.asarray(np.linalg.inv(covariance)))
+        theta = problem.sample(np.full(len(values), _SCALE_DF), seed + 1, _NUM_WALKERS, _NUM_STEPS)
+        floor, slope, gain = problem.linear(theta, np.random.default_rng(seed + 2))
+        beta = np.exp(theta[..., 0])
+        first, last = (end**-beta for end in self.ends)
+        amplitude = slope / (first - last)
+        scatter, doubt = self._lack_of_fit(scaled, unit, theta, known)
+        share = self.clean / (self.clean + self.noisy.sum(1))
+        found = []
+        for t, worth in enumerate(theta[..., 1:]):
+            size = self.clean + self.noisy @ np.median(worth, 0).clip(0, 1)
+            found.append(
+                Law(
+                    sigmas, worth, beta[t], floor[t] - amplitude[t] * last[t], amplitude[t], float(scatter[t]),
+                    None if doubt is None else float(doubt[t]), float(gain[t]), len(self.of_run),
+                    self.of_block.shape[1], self.repeat_df > 0,
+                    ((share.min(), share.max()), (size.min(), size.max())),
+                )
+            )  # fmt: skip
+        return found
 
-    def log_value(self, theta: Array) -> tuple[Array, Array]:
-        """log value (..., n) of the rows and its derivatives (..., n, 6) by theta (..., 6)."""
-        columns = np.moveaxis(np.exp(theta)[..., None], -2, 0)
-        floor, amplitude, exponent, sigma_floor, steepness, details = columns
-        ratio = (self.sigma / sigma_floor) ** 2
-        worth = (1 + ratio) ** -steepness * self.noisy
-        size = self.clean + worth
-        learned, unseen = amplitude * size**-exponent, details / self.clean
-        value = floor + learned + unseen
-        by_weight = -exponent * learned * worth / size * steepness
-        slopes = [
-            np.broadcast_to(floor, value.shape), learned, -exponent * np.log(size) * learned,
-            by_weight * 2 * ratio / (1 + ratio), -by_weight * np.log1p(ratio), unseen,
-        ]  # fmt: skip
-        return np.log(value), np.stack(slopes, -1) / value[..., None]
+    def columns(self, theta: Array) -> Array:
+        """The law's shape (..., C) for theta (..., 1 + S) = (log beta, w): 1 and 0 at the clean-only ends."""
+        beta, size = np.exp(theta[..., :1]), self.clean + theta[..., 1:] @ self.noisy.T
+        first, last = (end**-beta for end in self.ends)
+        return (size**-beta - last) / (first - last)
 
-    def fit(self) -> Array:
-        """The best theta (6,) from a few starts, at the scatter that the table itself shows."""
-        shift = np.zeros((8, len(PARAMETERS)))
-        shift[:, [2, 3, 4]] = np.array(np.meshgrid([-0.5, 0.5], [-1, 1], [-0.5, 0.5])).reshape(3, -1).T
-        theta, cost = self.minimise(self.prior + shift, self.target, self.prior)
-        theta = theta[cost.argmin()]
-        freedom = max(len(self.target) - len(PARAMETERS), 0)
-        scatter = 1.48 * np.median(np.abs(self.target - self.log_value(theta)[0]))  # of a Gaussian: its std
-        if freedom:
-            scatter *= np.sqrt(len(self.target) / freedom)
-        self.scale = np.sqrt((_USUAL_ROWS * self.scale**2 + freedom * scatter**2) / (_USUAL_ROWS + freedom))
-        return self.minimise(theta[None], self.target, self.prior)[0][0]
+    def _variances(self, scaled: Array, slopes: Array, prior: Array, known: Array, rise: Array) -> Array:
+        """Covariance (T, n, n) of the errors, averaged over ratios of its parts by their posterior.
 
-    def minimise(self, theta: Array, target: Array, prior: Array, num_steps: int = 200) -> tuple[Array, Array]:
-        """Minimise from theta (R, 6) for targets (R, n) or (n,); returns theta (R, 6) and the cost (R,)."""
-        theta, damping = theta.copy(), np.full(len(theta), 1e-2)
-        target, prior = (np.broadcast_to(v, (len(theta), v.shape[-1])) for v in (target, prior))
-        cost, gradient, hessian = self._cost(theta, target, prior)
-        active = np.arange(len(theta))
-        for _ in range(num_steps):
-            lifted = hessian[active] + damping[active, None, None] * (hessian[active] * np.eye(theta.shape[1]))
-            step = -np.linalg.solve(lifted, gradient[active][..., None])[..., 0]
-            trial = np.clip(theta[active] + step.clip(-1, 1), self.prior - 12, self.prior + 12)
-            new_cost, new_gradient, new_hessian = self._cost(trial, target[active], prior[active])
-            better = new_cost < cost[active]
-            converged = np.abs(cost[active] - new_cost) <= 1e-9 * cost[active]
-            moved = active[better]
-            theta[moved], cost[moved] = trial[better], new_cost[better]
-            gradient[moved], hessian[moved] = new_gradient[better], new_hessian[better]
-            damping[active] *= np.where(better, 0.2, 5.0)
-            active = active[~converged & (damping[active] < 1e9)]
-            if not active.size:
-                break
-        return theta, cost
+        The variance of a run grows with `rise` (T, C), its configuration's place between the two ends.
+        """
+        num, df = len(self.of_run), max(len(self.of_run) - slopes.shape[-1], 0) + _SCALE_DF
+        same_run, same_block = self.of_run @ self.of_run.T, self.of_block @ self.of_block.T
+        blocks = _BLOCK_RATIOS if self.of_block.shape[1] > 1 else (0.0,)
+        misfits = _MISFIT_RATIOS if self.repeat_df else (0.0,)
+        weights, parts = [], []
+        for block, misfit, growth in itertools.product(blocks, misfits, _GROWTHS if rise.any() else (0.0,)):
+            unit = np.sqrt(1 + growth * rise) @ self.of_run.T  # (T, n)
+            root = np.linalg.cholesky(np.eye(num) + block * same_block + misfit * same_run)
+            left = np.linalg.solve(root, self.of_run @ slopes / unit[..., None])
+            right = np.linalg.solve(root, (scaled / unit)[..., None])
+            moment = np.swapaxes(left, 1, 2) @ left
+            moment += 1e-9 * np.trace(moment, axis1=1, axis2=2)[:, None, None] * np.eye(moment.shape[1])
+            rest = right - left @ np.linalg.solve(moment, np.swapaxes(left, 1, 2) @ right)
+            total = np.square(rest).sum((1, 2)) + prior
+            log_weight = -np.log(np.diag(root)).sum() - np.log(unit).sum(1) - np.linalg.slogdet(moment)[1] / 2
+            # A misfit must show itself: its prior falls as the square of its variance.
+            weights.append(log_weight - df / 2 * np.log(total) - 2 * np.log1p(misfit))
+            parts.append((block, misfit, unit, total / df))
+        weight = np.exp(np.array(weights) - np.max(weights, 0))
+        covariance = np.zeros((len(scaled), num, num))
+        for share, (block, misfit, unit, scale) in zip(weight / weight.sum(0), parts, strict=True):
+            own = np.maximum(misfit * scale[:, None], known**2 if self.repeat_df else 0)  # (T, C)
+            both = unit[:, None] * unit[..., None]
+            covariance += (share * scale)[:, None, None] * (np.eye(num) + block * same_block) * both
+            covariance += np.einsum("t,nc,tc,mc->tnm", share, self.of_run, own, self.of_run)
+        return covariance
 
-    def _cost(self, theta: Array, target: Array, prior: Array) -> tuple[Array, Array, Array]:
-        """Cost (R,), its gradient (R, 6) and the Gauss-Newton Hessian (R, 6, 6), the last two halved."""
-        fitted, slope = self.log_value(theta)
-        residual = (fitted - target) / self.scale
-        root, away = np.sqrt(1 + residual**2), (theta - prior) / self.prior_std
-        slope = slope / self.scale[:, None]
-        gradient = np.einsum("rn,rnp->rp", residual / root, slope) + away / self.prior_std
-        hessian = np.swapaxes(slope / root[..., None], 1, 2) @ slope + np.diag(self.prior_std**-2.0)
-        return 2 * (root - 1).sum(-1) + (away**2).sum(-1), gradient, hessian
+    def _lack_of_fit(
+        self, scaled: Array, unit: Array, theta: Array, known: Array
+    ) -> tuple[Array, Array | None]:
+        """The error of a run (T,), and the F-test of the law against one mean for each configuration (T,)."""
+        num, df = len(self.of_run), len(self.clean) - theta.shape[-1] - 2
+        if not self.repeat_df:
+            return np.sqrt(self._misfit(scaled, unit, theta, np.eye(num)) / max(df, 1)), None
+        inside = np.square(scaled - (scaled @ self.repeats) @ self.repeats.T).sum(1)
+        variance = inside / self.repeat_df
+        if df < 1:
+            return np.sqrt(variance), None
+        blocks = self.of_block - self.of_block.mean(0)
+        without = np.eye(num) - blocks @ np.linalg.pinv(blocks)  # deviations from the mean of each block
+        between = self._misfit(scaled, unit, theta, without) - inside
+        allowed = variance + np.square(known).mean(1) * num / len(self.clean)
+        return np.sqrt(variance), f_distribution.sf(between / df / allowed, df, self.repeat_df)
 
-
-def _seen(results: Comparable, theta: Array) -> dict[str, tuple[float, float]]:
-    """The range of what the table shows: clean counts, effective sizes and sigmas."""
-    size = results.num_clean + _weight(theta, results.sigma) * results.num_noisy
-    columns = {"clean images": results.num_clean, "effective size": size, "noise": results.sigma}
-    return {name: (float(values.min()), float(values.max())) for name, values in columns.items()}
+    def _misfit(self, scaled: Array, unit: Array, theta: Array, projection: Array) -> Array:
+        """The least sum of squares (T,) of a law, projected: one Gauss-Newton step from the best draw."""
+        problem = _Problem(self, unit, scaled, projection)
+        best = theta[np.arange(len(theta)), problem.project(theta)[0].argmin(1)]
+        slopes, target = projection @ (self.of_run @ problem.slopes(best)), projection @ scaled[..., None]
+        return np.asarray(np.square(target - slopes @ (np.linalg.pinv(slopes) @ target)).sum((1, 2)))
 
 
-def _extrapolates(
-    seen: dict[str, tuple[float, float]], num_clean: float, size: float, sigma: float
-) -> tuple[str, ...]:
-    """Why a prediction at this setting is an extrapolation; empty if it is not."""
-    reasons = []
-    for (name, (low, high)), value in zip(seen.items(), (num_clean, size, sigma), strict=True):
-        if not low - 1e-9 * high <= value <= high * (1 + 1e-9):
-            side, end = ("below", low) if value < low else ("above", high)
-            reasons.append(f"{name} {value:,.4g} {side} the table's {end:,.4g}")
-    return tuple(reasons)
+class _Problem:
+    """Density of theta (T, K, 1 + S), F, A and the scale integrated, for runs of a precision ([T,] n, n)."""
+
+    def __init__(self, design: _Design, unit: Array, scaled: Array, precision: Array) -> None:
+        self.design, self.unit = design, unit
+        half = design.of_run.T @ precision
+        weight = half @ design.of_run
+        self.weight = np.broadcast_to(weight, (len(unit), *weight.shape[-2:]))  # (T, C, C)
+        self.target = (half @ scaled[..., None])[..., 0]  # (T, C)
+        self.total = (scaled * (precision @ scaled[..., None])[..., 0]).sum(1)  # (T,)
+
+    def project(self, theta: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Least squares on the law's two columns for theta (T, K, 1 + S).
+
+        Returns (T, K) each: residual, determinant, value at the last end, slope, and its variance / scale.
+        """
+        one, shape = 1 / self.unit, self.design.columns(theta) / self.unit[:, None]
+        weighted = (self.weight @ one[..., None])[..., 0]
+        oo, ot = (one * weighted).sum(-1)[:, None], (one * self.target).sum(-1)[:, None]
+        os, st = (shape @ weighted[..., None])[..., 0], (shape @ self.target[..., None])[..., 0]
+        ss = ((shape @ self.weight) * shape).sum(-1)
+        determinant = np.maximum(oo * ss - os**2, 1e-300)
+        slope, floor = (oo * st - os * ot) / determinant, (ss * ot - os * st) / determinant
+        residual = np.maximum(self.total[:, None] - floor * ot - slope * st, 0)
+        return residual, determinant, floor, slope, oo / determinant
+
+    def log_density(self, theta: Array, prior: Array) -> Array:
+        """Log posterior density (T, K) of theta (T, K, 1 + S)."""
+        worth = theta[..., 1:]
+        inside = ((worth > self.design.least) & (worth < _MOST_WORTH)).all(-1) & (np.abs(theta[..., 0]) < 4)
+        residual, determinant, _, slope, variance = self.project(np.where(inside[..., None], theta, 0.3))
+        df, total = len(self.design.of_run) - 2 + _SCALE_DF, residual + prior[:, None]
+        falling = stdtr(df, slope / np.sqrt(variance * total / df))
+        value = -0.5 * np.log(determinant) - df / 2 * np.log(total) + np.log(np.maximum(falling, 1e-12))
+        value -= 0.5 * np.square((theta[..., 0] - np.log(_BETA)) / _BETA_SPREAD)
+        value -= 0.5 * np.log(np.abs(worth) + 0.1).sum(-1)
+        return np.where(inside, value, -np.inf)
+
+    def sample(self, prior: Array, seed: int, num_walkers: int, num_steps: int) -> Array:
+        """Draws (T, R, 1 + S) by stretch moves of `num_walkers`, from the best of many draws of the prior."""
+        rng, shape = np.random.default_rng(seed), (len(self.unit), 10 * num_walkers)
+        start = [np.log(_BETA) + _BETA_SPREAD * rng.standard_normal(shape)]
+        start += [rng.uniform(0, 1, shape) for _ in self.design.least]
+        theta = np.stack(start, -1)
+        density = self.log_density(theta, prior)
+        order = np.argsort(-0.2 * density - rng.gumbel(size=shape), 1)[:, :num_walkers]
+        theta, density = np.take_along_axis(theta, order[..., None], 1), np.take_along_axis(density, order, 1)
+        half, kept = num_walkers // 2, []
+        for step in range(num_steps):
+            for mine, theirs in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
+                partner = theta[:, theirs][:, rng.integers(half, size=half)]
+                stretch = (rng.random(half) + 1) ** 2 / 2
+                trial = partner + stretch[:, None] * (theta[:, mine] - partner)
+                new = self.log_density(trial, prior)
+                chance = (theta.shape[-1] - 1) * np.log(stretch) + new - density[:, mine]
+                moved = np.log(rng.random(chance.shape)) < chance
+                theta[:, mine] = np.where(moved[..., None], trial, theta[:, mine])
+                density[:, mine] = np.where(moved, new, density[:, mine])
+            if step >= num_steps // 3 and step % _EVERY == 0:
+                kept.append(theta.copy())
+        return np.concatenate(kept, 1)
+
+    def slopes(self, theta: Array) -> Array:
+        """Derivatives (T, C, 3 + S) of the law at theta (T, 1 + S) by F, A and theta, in scaled units."""
+        at, step = theta[:, None], 1e-4 * np.eye(theta.shape[1])
+        size = np.maximum(np.abs(self.project(at)[3]), 1e-9)[..., None]
+        change = self.design.columns(at + step) - self.design.columns(at - step)  # (T, 1 + S, C)
+        columns = [np.ones_like(size * self.unit[:, None]), self.design.columns(at), size * change / 2e-4]
+        return np.swapaxes(np.concatenate(columns, 1) / self.unit[:, None], 1, 2)
+
+    def linear(self, theta: Array, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """Draws (T, R) of the value at the last end and the slope, and the chance (T,) that results fall."""
+        residual, _, floor, slope, variance = self.project(theta)
+        df = len(self.design.of_run) - 2 + _SCALE_DF
+        scale = np.sqrt((residual + _SCALE_DF) / rng.chisquare(df, residual.shape))
+        drawn = slope + np.sqrt(variance) * scale * rng.standard_normal(slope.shape)
+        one, shape = 1 / self.unit, self.design.columns(theta) / self.unit[:, None]
+        weighted = (self.weight @ one[..., None])[..., 0]
+        oo = (one * weighted).sum(-1)[:, None]
+        along = (shape @ weighted[..., None])[..., 0] / oo  # how the floor moves with the slope
+        falls = drawn > 0
+        drawn = np.where(falls, drawn, 1e-9 * np.abs(floor))
+        floor = floor - along * (drawn - slope) + scale / np.sqrt(oo) * rng.standard_normal(slope.shape)
+        return floor, drawn, stdtr(df, slope / np.sqrt(variance * (residual + _SCALE_DF) / df)).mean(1)

@@ -1,221 +1,272 @@
 """Which images to buy: the mix with the best predicted result for a budget, or the cheapest for a target.
 
-The law depends on n_clean and on n_eff = n_clean + sum c(sigma) n_noisy(sigma) alone. So money for noisy
-images goes to the kind with the most c per dollar first, then to the next when that one runs out: n_eff is a
-concave, piecewise linear function of the money m spent on clean images. The law is convex and falling in both
-counts, hence convex in m: on each linear piece its minimum is an end or the root of its derivative.
-
-The planner uses the whole law, with its weight c and its term in n_clean, and not the price that `assay price`
-shows for the mixes of the table: what one more image is worth depends on those already bought.
+A forecast gives each mix as many predicted results as there are draws from what is known: of the scaling law
+(summed over bands of levels where results by level were measured, so that fine detail asks for clean images),
+or of a quote within its stated accuracy. Mixes on a grid over the budget are compared draw by draw: that says
+which is best on average, how often each of them is, and how far the best one moves. Mixes stay within the
+shares of clean images that were measured: beyond them the law was never tested.
 """
 
+import csv
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.optimize import brentq
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.pricing.law import Law, Prediction
-from assay.pricing.table import Array
+from assay.errors import AssayError
+from assay.files import decoding, reason
+from assay.pricing.law import Law
+from assay.pricing.quote import SPREAD, Quote
+from assay.pricing.results import Array, Goal
 
+if TYPE_CHECKING:
+    from assay.pricing.price import Prices
 
-@dataclass(frozen=True)
-class Offer:
-    """Images for sale: their noise level (0 for clean ones), unit price, and how many there are."""
-
-    sigma: float
-    unit_price: float
-    max_images: float = math.inf
-
-    def __post_init__(self) -> None:
-        what = f"noisy images at {self.sigma:g}" if self.sigma else "clean images"
-        if not (0 <= self.sigma < math.inf):
-            raise ValueError(f"sigma = {self.sigma:g}: a noise level is finite and >= 0")
-        if not (0 < self.unit_price < math.inf):
-            raise ValueError(f"unit price {self.unit_price:g} of {what}: a price is finite and above 0")
-        if not self.max_images >= 0:
-            raise ValueError(f"at most {self.max_images:g} {what}: a number of images is at least 0")
+_STEPS = {1: 1, 2: 40, 3: 20, 4: 12, 5: 8}  # parts of the budget on the grid, by number of vendors
+_NUM_SHOWN, _MAX_DRAWS = 4, 200
 
 
-@dataclass(frozen=True)
-class Purchase:
-    """What to buy of one offer, and what it is worth there.
+class Vendor(BaseModel):
+    """Images for sale: their noise level (0 for clean ones), unit price, and the smallest and largest order.
 
-    `next_dollar` is the fall in the result that one more dollar on this kind buys (0 when it is sold out).
-    `break_even` is the unit price above which none of it is worth buying, all other prices unchanged.
+    >>> assay.Vendor(name="lab", sigma=0.2, price=0.05, max_images=5000).title
+    'noisy at 0.2 from lab'
     """
 
-    offer: Offer
-    num_images: float
-    next_dollar: float
-    break_even: float
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = ""
+    sigma: float = Field(0.0, ge=0, allow_inf_nan=False)
+    price: float = Field(gt=0, allow_inf_nan=False)
+    min_images: float = Field(0.0, ge=0, allow_inf_nan=False)
+    max_images: float = Field(math.inf, ge=0)
 
     @property
-    def cost(self) -> float:
-        """What it costs."""
-        return self.num_images * self.offer.unit_price
+    def title(self) -> str:
+        """What is bought there."""
+        kind = f"noisy at {self.sigma:g}" if self.sigma else "clean"
+        return f"{kind} from {self.name}" if self.name else kind
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What to buy of each vendor, its cost, the predicted result, the chance that it is best."""
+
+    counts: tuple[float, ...]
+    cost: float
+    value: float
+    low: float
+    high: float
+    chance: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The best mix: purchases (clean first), their cost, and the result it should reach."""
+    """The best few mixes, best first, and the interval of the best number of each vendor's images."""
 
-    purchases: tuple[Purchase, ...]
+    names: tuple[str, ...]
+    metric: str
+    mixes: tuple[Mix, ...]
+    count_intervals: tuple[tuple[float, float], ...]
+    confidence: float
     have_clean: float
-    cost: float
-    prediction: Prediction
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        from assay.pricing.words import plan_lines
+
+        return "\n".join(plan_lines(self))
 
 
 @dataclass(frozen=True)
-class Market:
-    """Offers of clean and of noisy images, and the clean images that you have already."""
+class Forecast:
+    """Predicts results (R, m) of mixes, clean images (m,) and noisy ones (m, V) at levels (V,)."""
 
-    clean: Offer
-    noisy: tuple[Offer, ...] = ()
-    have_clean: float = 0.0
-
-    def __post_init__(self) -> None:
-        sigmas = [offer.sigma for offer in self.noisy]
-        if self.clean.sigma != 0 or 0 in sigmas:
-            raise ValueError(
-                f"sigmas {[self.clean.sigma, *sigmas]}: clean images have sigma 0, noisy ones more"
-            )
-        if len(set(sigmas)) < len(sigmas):
-            raise ValueError(f"sigmas {sigmas} of the offers: each noise level is offered once")
-        if not 0 <= self.have_clean < math.inf:
-            raise ValueError(f"{self.have_clean:g} clean images: a number of images is at least 0")
+    metric: str
+    predict: Callable[[Array, Array, Array], Array]
+    least_share: float
+    most_images: float
 
 
-def best_plan(law: Law, market: Market, budget: float) -> Plan:
-    """The mix that minimises the predicted result for at most `budget`."""
-    if not 0 <= budget < math.inf:
-        raise ValueError(f"budget = {budget:g}: a budget is finite and at least 0")
-    counts = _solve(law, market, budget)
-    if counts[0] + market.have_clean <= 0:
-        raise ValueError(f"budget = {budget:g} buys no clean image and you have none: the law needs some")
-    gains = _gains(law, market, counts)
-    purchases = []
-    for which, offer in enumerate((market.clean, *market.noisy)):
-        sold_out = counts[which] >= offer.max_images
-        next_dollar = 0.0 if sold_out else gains[which] / offer.unit_price
-        break_even = _break_even(law, market, budget, which)
-        purchases.append(Purchase(offer, float(counts[which]), float(next_dollar), break_even))
-    noisy = [(purchase.num_images, purchase.offer.sigma) for purchase in purchases[1:]]
-    cost = sum(purchase.cost for purchase in purchases)
-    prediction = law.predict(float(counts[0]) + market.have_clean, noisy)
-    return Plan(tuple(purchases), market.have_clean, cost, prediction)
+def plan(
+    source: "Prices | Quote",
+    vendors: Sequence[Vendor] | Path | str,
+    budget: float | None = None,
+    target: float | None = None,
+    have_clean: float = 0.0,
+    goal: Goal | None = None,
+    confidence: float = 0.95,
+) -> Plan:
+    """The mix of images to buy, for a budget or to reach a target, from a price or a quote.
 
+    `vendors` are `Vendor`s or a CSV file with columns name, sigma (0 or empty for clean), price and, where they
+    apply, min_images and max_images. `goal` is by default what samples look like, if measured, else everything.
 
-def cheapest_plan(law: Law, market: Market, target: float) -> Plan:
-    """The mix of least cost whose predicted result is `target` or better."""
-    floor = law.as_dict()["floor"]
-    if not target > floor:
-        raise ValueError(
-            f"a target of {target:g} is out of reach: by the law no amount of data gets below {floor:.4g}"
+    >>> offers = [assay.Vendor(price=1.0), assay.Vendor(sigma=0.2, price=0.1)]
+    >>> assay.plan(assay.price(), offers, budget=10_000)
+    Buy ...
+    """
+    offers = read_vendors(Path(vendors)) if isinstance(vendors, str | Path) else list(vendors)
+    if (budget is None) == (target is None):
+        raise AssayError("give either a budget or a target", key="budget")
+    if not offers or have_clean < 0 or (budget is not None and not 0 <= budget < math.inf):
+        raise AssayError(
+            "a plan needs vendors, and a budget and numbers of images of at least 0", key="vendors"
         )
-
-    def excess(budget: float) -> float:
-        return _value(law, market, _solve(law, market, budget)) - target
-
-    if excess(0.0) <= 0:
-        return best_plan(law, market, 0.0)
-    low = high = market.clean.unit_price
-    while excess(high) > 0:
-        high *= 2
-        if high > 1e30:
-            raise ValueError(
-                f"a target of {target:g} is out of reach: too close to the law's floor {floor:.6g}"
-            )
-    while excess(low) <= 0:
-        low /= 2
-    budget = brentq(excess, low, high, xtol=1e-12 * low, rtol=1e-14)
-    while excess(budget) > 0:  # the root may lie a rounding error short of the target
-        budget *= 1 + 1e-12
-    return best_plan(law, market, budget)
+    forecast = forecast_of(source, goal)
+    if budget is None:
+        assert target is not None
+        budget = _cheapest(forecast, offers, have_clean, target)
+    return _best(forecast, offers, have_clean, budget, confidence)
 
 
-def budget_line(law: Law, market: Market, budget: float, share: ArrayLike) -> Array:
-    """Results (n,) when these shares (n,) of the budget go to clean images, the rest to the best noisy ones."""
-    parts = budget * np.asarray(share, float)
-    return np.array([_value(law, market, _spend(law, market, budget, part)) for part in parts])
+def read_vendors(path: Path) -> list[Vendor]:
+    """The vendors of a CSV file."""
+    with decoding(path, "give a CSV file with columns name, sigma, price, min_images, max_images"):
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [
+                {k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()}
+                for row in csv.DictReader(file)
+            ]
+        try:
+            return [Vendor.model_validate(row) for row in rows]
+        except ValidationError as error:
+            raise AssayError(reason(error), key="vendors") from error
 
 
-def _spend(law: Law, market: Market, budget: float, on_clean: float) -> Array:
-    """Counts (1 + num offers,), clean first, when `on_clean` is spent on clean images."""
-    counts, money = [on_clean / market.clean.unit_price] + [0.0] * len(market.noisy), budget - on_clean
-    for which in _order(law, market.noisy):
-        offer = market.noisy[which]
-        # Rounding must neither leave a fraction of a kind that is sold out nor buy a fraction of the next.
-        all_of_it = money >= offer.max_images * offer.unit_price - 1e-12 * budget
-        counts[1 + which] = offer.max_images if all_of_it else money / offer.unit_price
-        money -= counts[1 + which] * offer.unit_price
-        if money <= 1e-12 * budget:
-            break
-    return np.array(counts)
+def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
+    """What predicts the results of mixes for a goal."""
+    if isinstance(source, Quote):
+        chosen: Goal = goal or "everything"
+        power = np.exp(SPREAD * np.random.default_rng(0).standard_normal(_MAX_DRAWS // 4))
+
+        def closed_form(clean: Array, noisy: Array, sigmas: Array) -> Array:
+            return source.excess(clean, noisy, sigmas, chosen, power)
+
+        return Forecast("excess loss", closed_form, 0.0, math.inf)
+    goal = goal or ("looks" if "looks" in source.laws else "everything")
+    price = source.of(goal)
+    law = source.laws[goal]
+    laws: list[Law] = [law]
+    if source.bands and goal != "looks":
+        low = price.sigma if goal == "structure" else 0.0
+        laws = [band for band, level in zip(source.bands, source.band_levels, strict=True) if level > low]
+    thin = slice(None, None, max(1, len(law.floor) // _MAX_DRAWS))
+
+    def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
+        return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
+
+    return Forecast(price.metric, by_law, law.seen[0][0], law.seen[1][1])
 
 
-def _order(law: Law, offers: Sequence[Offer]) -> list[int]:
-    """Indices of the noisy offers, most effective images per dollar first."""
-    return sorted(range(len(offers)), key=lambda i: -float(law.weight(offers[i].sigma)) / offers[i].unit_price)
+def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_share: float) -> Array:
+    """Numbers of images (m, V) of mixes on a grid over the budget, within supplies and measured shares."""
+    num = len(offers)
+    parts = _STEPS.get(num, 6)
+    bars = np.array(list(itertools.combinations(range(parts + num - 1), num - 1))).reshape(-1, num - 1)
+    edges = np.column_stack([np.full(len(bars), -1), bars, np.full(len(bars), parts + num - 1)])
+    shares = (np.diff(edges, axis=1) - 1) / parts
+    price, most, least = (
+        np.array([getattr(o, k) for o in offers]) for k in ("price", "max_images", "min_images")
+    )
+    clean = np.array([offer.sigma == 0 for offer in offers])
+    counts = np.minimum(shares * budget / price, most)
+    for _ in range(num):  # what one vendor cannot supply goes to the others that were chosen
+        left = budget - counts @ price
+        room = (counts > 0) & (counts < most)
+        extra = room * left[:, None] / np.maximum(room.sum(1, keepdims=True), 1) / price
+        counts = np.minimum(counts + extra, most)
+    counts = counts[((counts == 0) | (counts >= least)).all(1)]
+    num_clean = have_clean + counts[:, clean].sum(1)
+    total = num_clean + counts[:, ~clean].sum(1)
+    allowed = (num_clean >= (least_share - 1e-9) * total) & (total > 0)
+    if not allowed.any():
+        what = (
+            f"no mix within {budget:,.2f} has the clean share of at least {least_share:.2g} that was measured"
+        )
+        raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
+    return np.unique(counts[allowed].round(6), axis=0)
 
 
-def _sizes(law: Law, market: Market, counts: Array) -> tuple[float, float]:
-    num_clean = market.have_clean + counts[0]
-    return num_clean, num_clean + float(law.weight([offer.sigma for offer in market.noisy]) @ counts[1:])
+def _predict(forecast: Forecast, offers: Sequence[Vendor], have_clean: float, counts: Array) -> Array:
+    levels = np.array([offer.sigma for offer in offers])
+    clean = levels == 0
+    return forecast.predict(have_clean + counts[:, clean].sum(1), counts[:, ~clean], levels[~clean])
 
 
-def _value(law: Law, market: Market, counts: Array) -> float:
-    num_clean, effective = _sizes(law, market, counts)
-    return float(law.value_of_sizes(num_clean, effective)) if num_clean > 0 else math.inf
-
-
-def _gains(law: Law, market: Market, counts: Array) -> Array:
-    """Fall in the result per image of each offer (1 + num offers,)."""
-    by_clean, by_effective = law.slopes(*_sizes(law, market, counts))
-    noisy = law.weight([offer.sigma for offer in market.noisy]) * by_effective
-    return -np.append(by_clean + by_effective, noisy)
-
-
-def _solve(law: Law, market: Market, budget: float) -> Array:
-    """Counts (1 + num offers,) that minimise the result within the budget."""
-    ends, left = [0.0, min(budget, market.clean.max_images * market.clean.unit_price)], budget
-    for which in _order(law, market.noisy):
-        left -= market.noisy[which].max_images * market.noisy[which].unit_price
-        if 0 < left < ends[1]:  # spending more than this on clean images takes from the kinds up to `which`
-            ends.append(left)
-    ends = sorted(set(ends))
-    best: list[Array] = [_spend(law, market, budget, end) for end in ends]
-    for low, high in zip(ends, ends[1:], strict=False):
-        on_piece = _spend(law, market, budget, (low + high) / 2)
-        inside = [w for w in _order(law, market.noisy) if 0 < on_piece[1 + w] < market.noisy[w].max_images]
-
-        def slope(on_clean: float, inside: list[int] = inside) -> float:
-            """Fall in the result per unit of money moved from the noisy kind in play to clean images."""
-            gains = _gains(law, market, _spend(law, market, budget, on_clean))
-            lost = max((gains[1 + w] / market.noisy[w].unit_price for w in inside), default=0.0)
-            return float(gains[0] / market.clean.unit_price - lost)
-
-        start = max(low, 1e-12 * high) if market.have_clean == 0 else low  # without clean images it is infinite
-        if slope(start) > 0 > slope(high):
-            best.append(_spend(law, market, budget, brentq(slope, start, high, xtol=1e-14 * high, rtol=1e-14)))
-    return min(best, key=lambda counts: _value(law, market, counts))
-
-
-def _break_even(law: Law, market: Market, budget: float, which: int) -> float:
-    """Price at which offer `which` earns per dollar what the best other one does where none of it is bought."""
-    if which == 0:
-        without = replace(market, clean=replace(market.clean, max_images=0.0))
-    else:
-        noisy = list(market.noisy)
-        noisy[which - 1] = replace(noisy[which - 1], max_images=0.0)
-        without = replace(market, noisy=tuple(noisy))
-    counts = _solve(law, without, budget)
-    if counts[0] + market.have_clean <= 0:
-        return math.inf  # clean images at any price: there is no model without
-    gains, offers = _gains(law, without, counts), (without.clean, *without.noisy)
-    per_dollar = [
-        gain / o.unit_price for gain, o, n in zip(gains, offers, counts, strict=True) if n < o.max_images
+def _best(
+    forecast: Forecast, offers: Sequence[Vendor], have_clean: float, budget: float, confidence: float
+) -> Plan:
+    counts = _mixes(offers, budget, have_clean, forecast.least_share)
+    values = _predict(forecast, offers, have_clean, counts)  # (R, m)
+    middle, winners = np.median(values, 0), values.argmin(1)
+    tail = 50 * (1 - confidence)
+    ends = np.percentile(counts[winners], [tail, 100 - tail], axis=0, method="nearest")
+    low, high = np.percentile(values, [tail, 100 - tail], axis=0)
+    chance = np.bincount(winners, minlength=len(counts)) / len(winners)
+    price = np.array([offer.price for offer in offers])
+    first = int(middle.argmin())
+    others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i] > 0]
+    mixes = [
+        Mix(
+            tuple(counts[i].tolist()),
+            float(counts[i] @ price),
+            float(middle[i]),
+            float(low[i]),
+            float(high[i]),
+            float(chance[i]),
+        )
+        for i in [first, *others[: _NUM_SHOWN - 1]]
     ]
-    return float(gains[which] / max(per_dollar)) if per_dollar else math.inf
+    return Plan(
+        tuple(offer.title for offer in offers), forecast.metric, tuple(mixes),
+        tuple((float(a), float(b)) for a, b in ends.T), confidence, have_clean,
+        _notes(forecast, offers, have_clean, counts[first]),
+    )  # fmt: skip
+
+
+def _notes(
+    forecast: Forecast, offers: Sequence[Vendor], have_clean: float, counts: NDArray[Any]
+) -> tuple[str, ...]:
+    """What the reader of a plan must know of the best mix."""
+    noisy = np.array([offer.sigma > 0 for offer in offers])
+    num_clean, total, notes = have_clean + counts[~noisy].sum(), have_clean + counts.sum(), []
+    if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
+        notes.append(
+            f"this is the smallest share of clean images that was measured ({forecast.least_share:.2g})"
+        )
+    if total > 1.5 * forecast.most_images:
+        notes.append(
+            f"an extrapolation: results were measured up to {forecast.most_images:,.0f} effective images"
+        )
+    if num_clean == 0:
+        notes.append("a mix without clean images learns nothing finer than its noise")
+    return tuple(notes)
+
+
+def _cheapest(forecast: Forecast, offers: Sequence[Vendor], have_clean: float, target: float) -> float:
+    """The least budget whose best mix is predicted to reach the target."""
+
+    def reached(budget: float) -> bool:
+        try:
+            counts = _mixes(offers, budget, have_clean, forecast.least_share)
+        except AssayError:
+            return False
+        return bool(np.median(_predict(forecast, offers, have_clean, counts), 0).min() <= target)
+
+    high = min(offer.price for offer in offers)
+    while not reached(high):
+        high *= 2
+        if high > 1e15:
+            raise AssayError(f"a target of {target:g} is out of reach of these vendors", key="target")
+    low = high / 2
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high

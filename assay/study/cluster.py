@@ -1,10 +1,10 @@
-"""Jobs on a Ray cluster: one remote task each, on machines that need not share a file system.
+"""Runs on a Ray cluster: one remote task each, on machines that need not share a file system.
 
 The packed store and the shared files travel through Ray's object store, once to each node. A task
 unpacks them into a folder of its own, with what there is of its run, and does there what a local worker
 does; its run's files come back as its value, and the driver writes them into the study's folder, outcomes
 last. So the folder looks as if the study had run here, and either way continues what the other began.
-A task whose node dies is started again on another one. A job that fails is repeated on another node
+A task whose node dies is started again on another one. A run that fails is repeated on another node
 if there is one, from its last state; if it fails again, that is reported. A task that takes several GPUs, or is
 to train with several processes, starts them on its node: a training does not span nodes.
 """
@@ -26,14 +26,15 @@ from typing import Any
 import numpy as np
 
 from assay.archives import check_member_name
+from assay.data.config import DataConfig
 from assay.data.shards import address_of
 from assay.devices import limit_threads
 from assay.files import write_whole
-from assay.study.arms import Job
 from assay.study.pool import record_failure
-from assay.study.run import OpenStudy, Update, check_ranks_of_jobs, execute, failure_path, run_path
+from assay.study.run import OpenStudy, check_ranks_of_runs
+from assay.study.runs import Run
 from assay.study.spec import Study
-from assay.train.config import DataConfig
+from assay.study.stages import Update, Work, execute, failure_path, run_path
 
 _MAX_RETRIES = 10  # of a task whose node dies; clusters of cheap machines lose them often
 _SECONDS_TO_ANSWER = 10.0  # for the address
@@ -57,7 +58,7 @@ def run_on_ray(
     should_stop: Callable[[], bool] = lambda: False,
     ranks_per_run: int | None = None,
 ) -> None:
-    """Run every unfinished job on the Ray cluster at `address`; failures are recorded, the others continue.
+    """Take every unfinished run to its end on the Ray cluster at `address`; failures are recorded.
 
     Each takes `gpus_per_run` GPUs of a node (default: 1 if a node has any), or a part of one, and trains with
     `ranks_per_run` processes, by default one per GPU.
@@ -74,7 +75,7 @@ def run_on_ray(
         if gpus_per_run is None:
             gpus_per_run = float(any(node["Alive"] and node["Resources"].get("GPU") for node in ray.nodes()))
         num_ranks = ranks_per_run or max(1, int(gpus_per_run))
-        check_ranks_of_jobs(opened.jobs, num_ranks)
+        check_ranks_of_runs(opened.runs, num_ranks)
         _check_resources(ray, address, gpus_per_run, num_ranks)
         _run(ray, opened, gpus_per_run, num_ranks, on_update, should_stop)
     finally:
@@ -136,52 +137,52 @@ def _run(
     packed = [{} if address_of(path) else _pack(path) for path in opened.data.all_paths]
     together = {f"{i}/{name}": values for i, files in enumerate(packed) for name, values in files.items()}
     stores, shared = ray.put(together), ray.put(_pack(opened.folder / "shared"))
-    running: dict[Any, Job] = {}
-    failed_on: dict[str, str] = {}  # job -> node
+    running: dict[Any, Run] = {}
+    failed_on: dict[str, str] = {}  # run -> node
 
-    def submit(job: Job) -> None:
+    def submit(run: Run) -> None:
         strategy: Any = "SPREAD"
-        if job.key in failed_on:
-            others = [node for node in _nodes(ray, gpus_per_run, num_ranks) if node != failed_on[job.key]]
+        if run.key in failed_on:
+            others = [node for node in _nodes(ray, gpus_per_run, num_ranks) if node != failed_on[run.key]]
             strategy = NodeAffinitySchedulingStrategy(others[0], soft=True) if others else strategy
-        run = _pack(run_path(opened.folder, job))
-        arguments = board, opened.study, opened.data, job, gpus_per_run > 0, num_ranks, stores, shared, run
-        running[task.options(scheduling_strategy=strategy).remote(*arguments)] = job
+        there = _pack(run_path(opened.folder, run))
+        arguments = board, opened.study, opened.data, run, gpus_per_run > 0, num_ranks, stores, shared, there
+        running[task.options(scheduling_strategy=strategy).remote(*arguments)] = run
 
-    for job in opened.jobs:
-        if not opened.is_finished(job):
-            submit(job)
+    for run in opened.runs:
+        if not opened.is_finished(run):
+            submit(run)
     started: set[str] = set()
     deadline = math.inf
     while running:
         with suppress(ray.exceptions.RayError):  # the board restarts if it was killed
             for update in ray.get(board.take.remote(deadline < math.inf)):
-                started.add(update.job)
+                started.add(update.run)
                 on_update(update)
         if should_stop() and deadline == math.inf:
             deadline = time.monotonic() + _SECONDS_TO_SAVE
-            for future, job in running.items():
-                if job.key not in started:
+            for future, run in running.items():
+                if run.key not in started:
                     ray.cancel(future)
         if time.monotonic() > deadline:
             for future in running:
                 ray.cancel(future, force=True)
         for future in ray.wait(list(running), timeout=0.2)[0]:
-            job = running.pop(future)
+            run = running.pop(future)
             try:
                 ended = ray.get(future)
-                _keep(ended, opened.folder, job)
+                _keep(ended, opened.folder, run)
                 end = ended.end
-                if end.phase == "failed" and job.key not in failed_on and deadline == math.inf:
-                    failed_on[job.key] = ended.node
-                    submit(job)
+                if end.phase == "failed" and run.key not in failed_on and deadline == math.inf:
+                    failed_on[run.key] = ended.node
+                    submit(run)
                     continue
             except (ray.exceptions.RayError, OSError) as error:  # out of retries, cancelled; or no room here
                 cancelled = isinstance(error, ray.exceptions.RayError) and deadline < math.inf
                 reason = "" if cancelled else f"{type(error).__name__}: {error}"
-                end = Update(job.key, "stopped" if cancelled else "failed", 0, 1, reason)
+                end = Update(run.key, "stopped" if cancelled else "failed", 0, 1, reason)
             if end.phase == "failed":
-                record_failure(opened.folder, job, end.reason)
+                record_failure(opened.folder, run, end.reason)
             on_update(end)
 
 
@@ -194,11 +195,11 @@ class _Board:
 
     def post(self, update: Update) -> bool:
         """Take an update in, and tell whether to stop."""
-        self.updates[update.job] = update
+        self.updates[update.run] = update
         return self.stopping
 
     def take(self, stopping: bool) -> list[Update]:
-        """The latest update of every job that has any news; `stopping` asks the jobs to save and end."""
+        """The latest update of every run that has any news; `stopping` asks the runs to save and end."""
         self.stopping = stopping
         updates, self.updates = list(self.updates.values()), {}
         return updates
@@ -208,14 +209,14 @@ def _task(
     board: Any,
     study: Study,
     data: DataConfig,
-    job: Job,
+    run: Run,
     on_gpu: bool,
     num_ranks: int,
     stores: Mapping[str, np.ndarray],
     shared: Mapping[str, np.ndarray],
-    run: Mapping[str, np.ndarray],
+    there: Mapping[str, np.ndarray],
 ) -> _Ended:
-    """One job on a node, in a folder that goes when it ends."""
+    """One run on a node, in a folder that goes when it ends."""
     import ray
 
     if not on_gpu:
@@ -230,35 +231,37 @@ def _task(
                 stopping = ray.get(board.post.remote(update), timeout=10)
 
     node = ray.get_runtime_context().get_node_id()
-    tell(Update(job.key, "training", 0, job.config.train.total_steps))
+    tell(Update(run.key, "training", 0, run.config.train.total_steps))
     if stopping:  # cancelled too late
-        return _Ended(Update(job.key, "stopped", 0, 1), {}, node)
-    end, files = Update(job.key, "stopped", 1, 1), dict[str, np.ndarray]()
+        return _Ended(Update(run.key, "stopped", 0, 1), {}, node)
+    end, files = Update(run.key, "stopped", 1, 1), dict[str, np.ndarray]()
     try:
         with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
             folder = Path(temporary)
-            run_dir = run_path(folder, job)
-            for source, target in ((stores, folder / "stores"), (shared, folder / "shared"), (run, run_dir)):
+            run_dir = run_path(folder, run)
+            for source, target in ((stores, folder / "stores"), (shared, folder / "shared"), (there, run_dir)):
                 _unpack(source, target)
-            failure_path(folder, job).unlink(missing_ok=True)
+            failure_path(folder, run).unlink(missing_ok=True)
             try:
                 places = [
                     path if address_of(path) else folder / "stores" / str(i)
                     for i, path in enumerate(data.all_paths)
                 ]
-                if execute(study, folder, data.with_stores(places), job, tell, lambda: stopping, num_ranks):
-                    end = Update(job.key, "done", 1, 1)
+                if execute(
+                    Work(study, folder, data.with_stores(places), run, tell, lambda: stopping, num_ranks)
+                ):
+                    end = Update(run.key, "done", 1, 1)
             finally:
                 files = _pack(run_dir)
     except Exception as error:
-        end = Update(job.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
+        end = Update(run.key, "failed", 0, 1, f"{type(error).__name__}: {error}")
     return _Ended(end, files, node)
 
 
-def _keep(ended: _Ended, folder: Path, job: Job) -> None:
+def _keep(ended: _Ended, folder: Path, run: Run) -> None:
     """Write a task's files into the study's folder, outcomes last: they are all that counts."""
-    run_dir = run_path(folder, job)
-    failure_path(folder, job).unlink(missing_ok=True)
+    run_dir = run_path(folder, run)
+    failure_path(folder, run).unlink(missing_ok=True)
     _unpack(ended.files, run_dir)
     if ended.end.phase == "done":
         shutil.rmtree(run_dir / "state", ignore_errors=True)

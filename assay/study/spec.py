@@ -1,48 +1,46 @@
-"""A study is one TOML file: data, network, training, evaluation, and a grid of what to train on.
+"""A study is one TOML file: data, network, training, evaluation, and what to train on.
 
-    name = "digits"
-    [data]      store = "digits"                       the words of `assay train`: see `DataConfig`
-    [net]       preset = "mlp"
+    name = "scans"
+    [data]      store = "stores/scans"                 the words of `assay train`: see `DataConfig`
+    [net]       preset = "unet-tiny"
     [train]     num_steps = 4000                       any setting of `assay train`, or preset = "cifar10"
-    [evaluate]  extractor = "classifier"
+    [evaluate]  num_images = 0                         1000 also measures how samples look
+    [design]    have_clean = 400                       a ladder of clean sizes, and mixes with noisy images
+                noisy = [0.2]                          in blocks: what decides a price
+
+The paper's own grid has the sections below instead of [design]; `assay.study.runs` makes trainings of both.
+
     [grid]      clean_fractions = [1, 0.1, 0]          x sigmas = [0.5]
                 baselines = ["clean_only", "truncated", "consistency"]
                 seeds = [0, 1, 2]
-    [[extra]]   table = "extreme"                      one more setting, with overrides of its own
+    [[extra]]   table = "extreme"                      one more configuration, with overrides of its own
                 clean_fraction = 0.01
                 sigma = 0.2
-
-A store with noisy images needs no sigmas: then clean_fractions and noisy_fractions are parts of its clean and
-of its noisy images. `assay.study.arms` makes trainings of it.
 """
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from assay.data.config import DataConfig
+from assay.errors import AssayError
 from assay.metrics import ExtractorName
 from assay.outcome import Sampling
+from assay.pricing.results import Goal
 from assay.sample import SampleConfig
-from assay.train.config import (
-    ConsistencyConfig,
-    DataConfig,
-    Strict,
-    TrainConfig,
-    explain,
-    override,
-    read_toml,
-)
+from assay.settings import Level, Strict, faults, joined, override, read_toml
+from assay.train.config import ConsistencyConfig, TrainConfig
 from assay.train.presets import PRESETS, preset_tree
 
 DEMO = Path(__file__).parent / "demo.toml"  # the study of `assay demo`
 Baseline = Literal["clean_only", "truncated", "consistency"]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class EvaluateConfig(Strict):
@@ -55,9 +53,11 @@ class EvaluateConfig(Strict):
         "training",
         union_mode="left_to_right",
         description="The real images that samples are compared with: all that are not held out, those "
-        "that are, or an npz of statistics (of `assay reference`, or EDM's fid-refs).",
+        "that are, or an npz of statistics (of `assay evaluate reference`, or EDM's fid-refs).",
     )
-    num_images: int = Field(1000, ge=20, description="Samples per range of seeds.")
+    num_images: int = Field(
+        1000, ge=0, description="Samples per range of seeds; 0 leaves out how samples look, which takes time."
+    )
     num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")
     sample: SampleConfig = Field(SampleConfig(), description="How to sample.")
     batch_size: int = Field(256, ge=1, description="Images computed at a time; no influence on the result.")
@@ -69,35 +69,46 @@ class EvaluateConfig(Strict):
         0,
         ge=0,
         description="Also measure this many snapshots, evenly spaced over training, each on num_images samples "
-        "of other seeds. Set it before training.",
+        "of other seeds: the paper's figure of FID against steps. Set it before training.",
     )
-    result: Literal["final", "best_fd", "best_score"] = Field(
-        "final",
-        description="Which weights to sample: the last, those of the snapshot with the lowest distance (among "
-        "the snapshots of along), or those with the best score on held-out images.",
+
+
+class Design(Strict):
+    """What decides the price of noisy images: a ladder of clean sizes, and mixes, each in several blocks.
+
+    A block draws other images, nested across its configurations, and has its own training seed. Every band of
+    noise levels gets the same number of draws in every configuration (`train.pairing` = level_first).
+    """
+
+    have_clean: int = Field(ge=20, description="The clean images in hand, the unit of the design.")
+    ladder: tuple[Annotated[float, Field(ge=1)], ...] = Field(
+        (1.0, 1.7, 3.0, 5.0, 10.0),
+        min_length=3,
+        description="Sizes of the clean-only trainings in units of have_clean, as far as there are images.",
     )
+    mixes: tuple[Annotated[float, Field(ge=1)], ...] = Field(
+        (1.0,),
+        min_length=1,
+        description="Clean images of the mixes, in units of have_clean: several show whether the worth of a "
+        "noisy image depends on the share of clean ones.",
+    )
+    noisy: tuple[Level, ...] = Field(
+        (),
+        description="Noise levels to simulate. Without any, the noisy images of the store are studied, by "
+        "level, or in three bins of levels if there are many.",
+    )
+    num_noisy: int | None = Field(
+        None, ge=1, description="Noisy images of each mix. Default: up to the largest size of the ladder."
+    )
+    blocks: int = Field(3, ge=2, description="Blocks at the start; `assay study run --until` adds more.")
+    goal: Goal = Field("structure", description="The goal whose price decides when there are enough blocks.")
 
 
 class Grid(Strict):
-    """What to train on: parts of the clean images, with and without noisy ones, and the baselines.
+    """The paper's grid: shares of the images stay clean, the others get simulated noise or are left out."""
 
-    With `sigmas` the noise is simulated on clean images; without them the noisy images of the store are used.
-    """
-
-    clean_fractions: tuple[float, ...] = Field(
-        min_length=1,
-        description="With simulated noise: the shares of all images that stay clean; the others get noise. "
-        "With real noise: the shares of the clean images that are kept.",
-    )
-    sigmas: tuple[float, ...] = Field((), description="The levels of simulated noise.")
-    noisy_fractions: tuple[float, ...] = Field(
-        (1.0,), min_length=1, description="With real noise: the shares of the noisy images that are kept."
-    )
-    levels: tuple[tuple[float, float], ...] = Field(
-        (),
-        description="With real noise: bins of noise levels, [low, high], whose images are compared. Default: "
-        "all noisy images together, and one bin for each level, or three bins if there are more levels.",
-    )
+    clean_fractions: tuple[Fraction, ...] = Field(min_length=1, description="The shares that stay clean.")
+    sigmas: tuple[Level, ...] = Field((), description="The levels of simulated noise.")
     baselines: tuple[Baseline, ...] = Field(
         ("clean_only", "truncated", "consistency"),
         description="clean_only: the clean images of each fraction alone. truncated and consistency: the noisy "
@@ -105,61 +116,141 @@ class Grid(Strict):
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="The seeds of training.")
 
+    @field_validator("clean_fractions", "sigmas", "seeds")
+    @classmethod
+    def _once(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("a value is named twice")
+        return values
+
+    @model_validator(mode="after")
+    def _has_noise(self) -> "Grid":
+        needed = any(p == 0 or "clean_only" not in self.baselines for p in self.clean_fractions if p < 1)
+        if needed and not self.sigmas:
+            raise ValueError("sigmas is empty: give the noise levels of the images that are not clean")
+        return self
+
 
 class Extra(Strict):
-    """One more setting: other fractions or noise, or the same with other training or sampling."""
+    """One more configuration: another fraction or noise, or the same with other training or sampling."""
 
     table: str = Field("extreme", description="The table of the report in which it is shown.")
-    clean_fraction: float = Field(ge=0, le=1, description="As in grid.clean_fractions.")
-    sigma: float | None = Field(None, gt=0, description="The level of simulated noise.")
-    noisy_fraction: float = Field(
-        1.0, gt=0, le=1, description="With real noise: the share of the noisy images that is kept."
-    )
-    levels: tuple[float, float] | None = Field(
-        None, description="With real noise: keep noisy images between these two levels."
-    )
-    noisy: bool = Field(True, description="false trains on the clean images alone.")
+    clean_fraction: Fraction = Field(description="As in grid.clean_fractions.")
+    sigma: Level | None = Field(None, description="The level of simulated noise; none is clean images alone.")
     consistency: bool = Field(False, description="Train with the consistency loss.")
     sampling: Sampling = Field(
         "full", description="Sample to the end, stop at the noise level, or refine below it."
     )
     num_extra: int = Field(0, ge=0, description='Steps below the noise level, with sampling = "refined".')
     train: TrainConfig = Field(TrainConfig(), description="Settings of training that override the study's.")
+    continues: bool = Field(
+        False,
+        description="Continue the grid's training on the same images with these settings, instead of starting "
+        "anew; train.num_steps counts from its beginning.",
+    )
     seeds: tuple[int, ...] | None = Field(
         None, min_length=1, description="The seeds of training. Default: those of the grid."
     )
+
+    @model_validator(mode="after")
+    def _noisy_if_needed(self) -> "Extra":
+        if self.sigma is None and (self.consistency or self.sampling != "full"):
+            raise ValueError("consistency and truncation are for noisy images: give sigma")
+        return self
 
 
 class Study(Strict):
     """The keys of the whole file."""
 
-    name: str = Field(pattern=r"^[\w.-]+$", description="The study's name; its default folder is out/NAME.")
+    name: str = Field(
+        pattern=r"^[\w-][\w.-]*$", description="The study's name; its default folder is out/NAME."
+    )
     data: DataConfig = Field(description="The images.")
     net: dict[str, Any] = Field(description="The network, as in the file of a run.")
-    train: TrainConfig = Field(TrainConfig(), description="How to train every setting.")
+    train: TrainConfig = Field(TrainConfig(), description="How to train every configuration.")
     consistency: ConsistencyConfig = Field(
         ConsistencyConfig(coefficient=1.0, start=0.5),
-        description="The consistency loss of the settings that use it.",
+        description="The consistency loss of the configurations that use it.",
     )
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="How results are measured.")
-    grid: Grid = Field(description="What to train on.")
-    extra: tuple[Extra, ...] = Field((), description="Further settings, each with overrides of its own.")
+    design: Design | None = Field(None, description="A design that decides a price.")
+    grid: Grid | None = Field(None, description="The paper's grid, instead of a design.")
+    extra: tuple[Extra, ...] = Field((), description="Further configurations beside a grid.")
+    scale: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Below 1 everything runs as it is written, but in small: this share of the steps and of "
+        "the samples, at least a few of each, and a thin network. For a dry run, e.g. 1e-5.",
+    )
+
+    def scaled(self) -> "Study":
+        """The study that `scale` asks for."""
+        if self.scale == 1:
+            return self
+        number, sample = self.evaluate.num_images, self.evaluate.sample
+        evaluate = {
+            "num_images": max(20, round(number * self.scale)) if number else 0,
+            "along": min(self.evaluate.along, 2),
+            "sample": sample.model_copy(update={"num_steps": min(sample.num_steps, 4), "num_extra": 0}),
+        }
+        thin = {"model_channels": 8, "num_blocks": 1} if "preset" in self.net else {}
+        update = {
+            "net": {**self.net, **thin},
+            "train": self._scaled_training(self.train, self.train.num_steps),
+            "evaluate": self.evaluate.model_copy(update=evaluate),
+            "extra": tuple(
+                extra.model_copy(
+                    update={"num_extra": min(extra.num_extra, 2)}
+                    | ({"train": self._scaled_training(extra.train, self.train.num_steps)})
+                )
+                for extra in self.extra
+            ),
+        }
+        return self.model_copy(update=update)
+
+    def _scaled_training(self, train: TrainConfig, whole: int) -> TrainConfig:
+        """Fewer steps, in the proportion of `whole`, and small batches."""
+        changes: dict[str, Any] = {}
+        if "num_steps" in train.model_fields_set or train is self.train:
+            changes["num_steps"] = max(2, round(whole * self.scale)) + (train.num_steps > whole)
+        if train is self.train:
+            changes |= {"batch_size": min(train.batch_size, 4), "max_per_device": None, "precision": "32"}
+        return train.model_copy(update=changes)
+
+    @model_validator(mode="after")
+    def _one_plan(self) -> "Study":
+        if (self.design is None) == (self.grid is None) or (self.design and self.extra):
+            raise ValueError("give [design], or [grid] and perhaps [[extra]]")
+        return self
+
+
+# Settings that the design or the grid decides, and what to set instead.
+_DECIDED = {
+    "train.seed": "design.blocks or grid.seeds",
+    "data.clean_fraction": "grid.clean_fractions",
+    "data.sigma": "design.noisy or grid.sigmas",
+    "data.keep_noisy": "grid.baselines",
+    "data.block": "design.blocks",
+}
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
-    """Read and check a study file; every fault is named with its line and, if near one, the valid name.
+    """Read and check a study file; a fault is named with its line and, if near one, the valid name.
 
     `settings` change it as `assay train --set` does, e.g. "train.num_steps=100".
     """
-    tree, text = with_preset(override(read_toml(path), settings)), path.read_text()
+    tree = with_preset(override(read_toml(path), settings))
+    for key, cure in _DECIDED.items():
+        section, name = key.split(".")
+        if name in tree.get(section, {}):
+            with naming_line(path):
+                raise AssayError("is decided by the study", key=key, cure=f"leave it out, and set {cure}")
     try:
-        study = Study.model_validate_json(json.dumps(tree))
+        return Study.model_validate_json(json.dumps(tree)).scaled()
     except ValidationError as error:
-        faults = [_line_of(text, fault["loc"]) + explain(dict(fault), Study) for fault in error.errors()]
-        raise ValueError(f"{path}: " + "; ".join(dict.fromkeys(faults))) from None
-    with naming_line(path):
-        _check(study)
-    return study
+        with naming_line(path):
+            raise joined(faults(error, Study)) from None
 
 
 def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
@@ -168,81 +259,47 @@ def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(train, dict) or "preset" not in train:
         return tree
     name = train["preset"]
-    chosen = preset_tree(name)
-    own = {key: value for key, value in train.items() if key != "preset"}
+    chosen = preset_tree(name, **{key: value for key, value in train.items() if key != "preset"})
     evaluate = dict(tree.get("evaluate", {}))
     evaluate["sample"] = {**PRESETS[name].sample, **evaluate.get("sample", {})}
     net = tree.get("net", {})
     return {
         **tree,
         "net": net if "preset" in net else {**chosen["net"], **net},
-        "train": {**chosen["train"], **own},
+        "train": chosen["train"],
         "evaluate": evaluate,
     }
 
 
-def _check(study: Study) -> None:
-    grid = study.grid
-    if study.evaluate.result == "best_fd" and study.evaluate.along < 2:
-        raise ValueError("evaluate.result = best_fd chooses among snapshots: set evaluate.along, e.g. 10")
-    for value in grid.clean_fractions:
-        if not 0 <= value <= 1:
-            raise ValueError(f"grid.clean_fractions has {value:g}; a fraction is between 0 and 1")
-    for value in grid.sigmas:
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"grid.sigmas has {value:g}; a noise level is > 0")
-    for value in grid.noisy_fractions:
-        if not 0 < value <= 1:
-            raise ValueError(
-                f"grid.noisy_fractions has {value:g}; a fraction of the noisy images is > 0 and <= 1"
-            )
-    for low, high in grid.levels:
-        if not 0 < low <= high < math.inf:
-            raise ValueError(
-                f"grid.levels has [{low:g}, {high:g}]; give the lowest level and the highest, both > 0"
-            )
-    for key in ("clean_fractions", "sigmas", "noisy_fractions", "levels", "seeds"):
-        if len(set(getattr(grid, key))) < len(getattr(grid, key)):
-            raise ValueError(f"grid.{key} names a value twice")
-    if "seed" in study.train.model_fields_set:
-        raise ValueError("train.seed is decided by grid.seeds: leave it out")
-    for number, extra in enumerate(study.extra):
-        if "seed" in extra.train.model_fields_set:
-            raise ValueError(f"extra.{number}.train: its seed is decided by extra.{number}.seeds: leave it out")
-    for key, now in {"clean_fraction": "clean_fractions", "sigma": "sigmas", "keep_noisy": "baselines"}.items():
-        if key in study.data.model_fields_set:
-            raise ValueError(f"data.{key} is decided by grid.{now}: leave it out")
-
-
 @contextmanager
 def naming_line(path: Path) -> Iterator[None]:
-    """Add the file, and the line of the first `section.key` that a ValueError names, to its message."""
+    """Give an error that names a setting the file as its path, with the line of that setting."""
     try:
         yield
-    except ValueError as error:
-        key = re.search(r"\b[a-z_]+(\.\w+)+", str(error))
-        parts = key[0].split(".") if key else ()
-        line = _line_of(path.read_text(), tuple(int(part) if part.isdigit() else part for part in parts))
-        raise ValueError(f"{path}: {line}{error}") from None
+    except AssayError as error:
+        if error.key or error.path is None:
+            error.what = f"{error.path} {error.what}" if error.path else error.what
+            keys = (error.key or "").split(".")
+            error.path = place(path, tuple(int(part) if part.isdigit() else part for part in keys))
+        raise
 
 
-def _line_of(text: str, loc: tuple[Any, ...]) -> str:
-    """ "line 7: " of the longest beginning of a location, e.g. ("extra", 1, "sigma"), that the file names."""
+def place(path: Path, key: tuple[Any, ...]) -> str:
+    """ "study.toml, line 7" of the longest beginning of a key, e.g. ("extra", 1, "sigma"), that it names."""
     section: tuple[Any, ...] = ()
     num_tables: Counter[str] = Counter()
-    longest, found = 0, ""
-    for number, line in enumerate(text.splitlines(), 1):
+    longest, found = 0, str(path)
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         here: tuple[Any, ...]
         if header := re.match(r"\s*(\[+)\s*([\w.-]+)\s*\]", line):
             here = section = tuple(header[2].split("."))
             if header[1] == "[[":
-                section = (*here, num_tables[header[2]])
+                here = section = (*section, num_tables[header[2]])
                 num_tables[header[2]] += 1
-                here = section
-        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
-            here = (*section, *key[1].split("."))
+        elif name := re.match(r"\s*([\w.-]+)\s*=", line):
+            here = (*section, *name[1].split("."))
         else:
             continue
-        if here == loc[: len(here)] and len(here) > longest:
-            longest, found = len(here), f"line {number}: "
+        if here == key[: len(here)] and len(here) > longest:
+            longest, found = len(here), f"{path}, line {number}"
     return found

@@ -1,4 +1,4 @@
-"""Outcomes as the paper's tables and as sentences, counted in any `Currency`.
+"""Outcomes as the paper's tables and as sentences, by any `Metric`.
 
 Outcomes that differ only in the training seed are repeats: tables and sentences show their mean, with the
 deviation over seeds (or over ranges of samples, if there is one seed).
@@ -8,11 +8,11 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from assay.metrics.evaluate import titles
-from assay.outcome import FD, SCORE, Currency, Outcome, Setting, metric, percent
+from assay.outcome import FD, METRICS, Configuration, Metric, Outcome, percent
 
 Role = Literal["all_clean", "noisy", "noisy_truncated", "noisy_consistent", "few_clean", "mix"]
 
@@ -42,19 +42,19 @@ class Average:
         return ".0f" if size >= 1000 else f".{2 - math.floor(math.log10(size))}f"
 
 
-def averages(outcomes: Iterable[Outcome], currency: Currency = FD) -> dict[Setting, Average]:
-    """The mean over seeds of each setting that was measured in this currency; settings have no seed."""
-    repeats: dict[Setting, dict[int | None, tuple[float, float | None]]] = {}
+def averages(outcomes: Iterable[Outcome], metric: Metric = FD) -> dict[Configuration, Average]:
+    """The mean over seeds of each configuration that was measured by this metric; they have no seed."""
+    repeats: dict[Configuration, dict[int | None, tuple[float, float | None]]] = {}
     for outcome in outcomes:
-        if (value := currency.value(outcome)) is not None:
-            setting = outcome.setting
-            repeats.setdefault(setting.without_seed, {})[setting.seed] = value, currency.error(outcome)
-    return {setting: _average(list(found.values()), currency.form) for setting, found in repeats.items()}
-
-
-def _average(found: Sequence[tuple[float, float | None]], form: str) -> Average:
-    values = [value for value, _ in found]
-    return Average(statistics.fmean(values), found[0][1] if len(found) == 1 else statistics.stdev(values), form)
+        if (value := metric.value(outcome)) is not None:
+            of = outcome.configuration
+            repeats.setdefault(of.without_seed, {})[of.seed] = value, metric.error(outcome)
+    found = {}
+    for of, pairs in repeats.items():
+        values = [value for value, _ in pairs.values()]
+        std = next(iter(pairs.values()))[1] if len(pairs) == 1 else statistics.stdev(values)
+        found[of] = Average(statistics.fmean(values), std, metric.form)
+    return found
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def study_tables(outcomes: Sequence[Outcome], currency: Currency = FD) -> list[Table]:
+def study_tables(outcomes: Sequence[Outcome], metric: Metric = FD) -> list[Table]:
     """The paper's tables (headline, only noisy, clean and noisy mixed), the extras, and all metrics."""
-    values, name = averages(outcomes, currency), currency.title(outcomes[0])
+    values, name = averages(outcomes, metric), metric.title(outcomes[0])
     found = [
         _headline_table(values, name),
         _only_noisy_table(values, name),
@@ -76,196 +76,148 @@ def study_tables(outcomes: Sequence[Outcome], currency: Currency = FD) -> list[T
         _extras_table(values, name),
     ]
     tables = [table for table in found if table is not None]
-    if currency is SCORE:
-        return [*tables, score_table(outcomes)]
     every = metrics_table(outcomes)
     return [*tables, every] if len(every.header) > 2 or not tables else tables
 
 
-def headline_sigma(settings: Iterable[Setting]) -> float:
+def headline_sigma(configurations: Iterable[Configuration]) -> float:
     """The noise level of the headline: the highest of the grid."""
-    return max((s.sigma for s in settings if s.table == "clean_mix" and s.sigma), default=math.nan)
+    return max((c.sigma for c in configurations if c.table == "clean_mix" and c.sigma), default=math.nan)
 
 
-def headline_settings(settings: Iterable[Setting]) -> dict[Role, Setting]:
-    """Those of the settings that the headline compares, by their role; not all of them need to be there."""
-    settings = list(settings)
-    sigma = headline_sigma(settings)
-    grid = [s for s in settings if s.table == "clean_mix"]
-    most = max((s.num_clean for s in grid), default=math.nan)
+def headline_configurations(configurations: Iterable[Configuration]) -> dict[Role, Configuration]:
+    """Those of the paper's grid that its headline compares, by their role; not all of them need to be there."""
+    configurations = list(configurations)
+    sigma = headline_sigma(configurations)
+    grid = [c for c in configurations if c.table == "clean_mix" and c.clean_fraction is not None]
+    few = min({c.clean_fraction for c in grid if c.clean_fraction} - {1.0}, default=math.nan)
 
-    def clean_part(setting: Setting) -> float:  # of the data set, or where noise is real of the clean images
-        return setting.num_clean / (most or 1) if setting.clean_fraction is None else setting.clean_fraction
+    def in_grid(of: Configuration, part: float, noisy: bool) -> bool:
+        found = of.table, of.clean_fraction, of.sigma
+        return found == ("clean_mix", part, sigma if noisy else None)
 
-    few = min({clean_part(s) for s in grid if s.num_clean} - {1.0}, default=math.nan)
-
-    def in_grid(setting: Setting, part: float, noisy: bool) -> bool:
-        found = setting.table, clean_part(setting), setting.sigma
-        return found == ("clean_mix", part, sigma if noisy else None) and bool(setting.noisy) == noisy
-
-    def only_noisy(setting: Setting, sampling: str = "full", consistency: bool = False) -> bool:
-        found = setting.table, setting.sigma, setting.sampling, setting.consistency
+    def only_noisy(of: Configuration, sampling: str = "full", consistency: bool = False) -> bool:
+        found = of.table, of.sigma, of.sampling, of.consistency
         return found == ("only_noisy", sigma, sampling, consistency)
 
-    roles: dict[Role, Callable[[Setting], bool]] = {
-        "all_clean": lambda s: in_grid(s, 1.0, noisy=False),
+    roles: dict[Role, Callable[[Configuration], bool]] = {
+        "all_clean": lambda of: in_grid(of, 1.0, noisy=False),
         "noisy": only_noisy,
-        "noisy_truncated": lambda s: only_noisy(s, sampling="truncated"),
-        "noisy_consistent": lambda s: only_noisy(s, consistency=True),
-        "few_clean": lambda s: in_grid(s, few, noisy=False),
-        "mix": lambda s: in_grid(s, few, noisy=True),
+        "noisy_truncated": lambda of: only_noisy(of, sampling="truncated"),
+        "noisy_consistent": lambda of: only_noisy(of, consistency=True),
+        "few_clean": lambda of: in_grid(of, few, noisy=False),
+        "mix": lambda of: in_grid(of, few, noisy=True),
     }
-    found = {role: list(filter(has_role, settings)) for role, has_role in roles.items()}
-    return {role: max(each, key=lambda s: s.num_noisy) for role, each in found.items() if each}
+    found = {role: next(filter(has_role, configurations), None) for role, has_role in roles.items()}
+    return {role: each for role, each in found.items() if each is not None}
 
 
-def headline_title(setting: Setting) -> str:
-    """A setting of the headline, whose noise level is named elsewhere: "10% clean + 90% noisy"."""
-    return setting.words(shares=True, levels=False)
+def headline_title(of: Configuration) -> str:
+    """A configuration of the headline, whose noise level is named elsewhere: "10% clean + 90% noisy"."""
+    return of.words(shares=True, levels=False)
 
 
-def headline(outcomes: Sequence[Outcome], currency: Currency = FD) -> str:
-    """The result in words."""
-    values = averages(outcomes, currency)
-    roles = headline_settings(values)
+def headline(outcomes: Sequence[Outcome], metric: Metric = FD) -> str:
+    """The result of the paper's grid in words; nothing of other studies."""
+    values = averages(outcomes, metric)
+    roles = headline_configurations(values)
     if "mix" not in roles:
-        if not any(setting.num_clean for setting in values):
-            return _noisy_ladder(values, currency.title(outcomes[0]))
-        if any(setting.table == "clean_mix" for setting in values):
-            return "The headline setting has not been run yet."
-        best = min(values, key=lambda setting: values[setting].mean)
-        name = currency.title(outcomes[0])
-        return f"The best of {len(values)} settings is {best.title}: {name} {values[best]}."
-    mix = roles["mix"]
-    parts = [
-        f"{headline_title(mix)} images at noise {mix.sigma:g} reach {currency.title(outcomes[0])} {values[mix]}"
-    ]
+        return ""
+    mix, name = roles["mix"], metric.title(outcomes[0])
+    parts = [f"{headline_title(mix)} images at noise {mix.sigma:g} reach {name} {values[mix]}"]
     if clean := roles.get("all_clean"):
-        title = "all clean ones" if clean.clean_fraction == 1 else f"{headline_title(clean)} ones alone"
-        parts.append(f"{title} {values[clean]}")
-    if "few_clean" in roles:
-        parts.append(f"the {headline_title(roles['few_clean'])} ones alone {values[roles['few_clean']]}")
-    noisy = [values[setting] for role, setting in roles.items() if role.startswith("noisy")]
+        parts.append(f"all clean ones {values[clean]}")
+    if few := roles.get("few_clean"):
+        parts.append(f"the {headline_title(few)} ones alone {values[few]}")
+    noisy = [values[of] for role, of in roles.items() if role.startswith("noisy")]
     if noisy:
         parts.append(f"noisy ones alone {min(noisy, key=lambda value: value.mean)} at best")
     return "; ".join(parts) + "."
 
 
-def _noisy_ladder(values: Mapping[Setting, Average], name: str) -> str:
-    """What more noisy images give where no model saw a clean one, in words."""
-    plain = {s: v for s, v in values.items() if s.table == "only_noisy" and s.sampling == "full"}
-    plain = {s: v for s, v in plain.items() if not s.consistency} or dict(values)
-    widest = max(len(s.levels) for s in plain)
-    steps = sorted((s for s in plain if len(s.levels) == widest), key=lambda s: -s.num_noisy)
-    parts = [f"{setting.num_noisy:,.0f} of them {plain[setting]}" for setting in steps[1:]]
-    first = f"{headline_title(steps[0])} images reach {name} {plain[steps[0]]}"
-    return "; ".join([first, *parts]) + ". No clean image was used, so there is none to price."
-
-
-def _headline_table(values: Mapping[Setting, Average], name: str) -> Table | None:
-    """Table 1: the headline settings at the highest noise of the grid."""
-    roles = headline_settings(values).values()
+def _headline_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
+    """Table 1: the headline configurations at the highest noise of the grid."""
+    roles = headline_configurations(values).values()
     if len(roles) < 2:
         return None
-    rows = tuple((headline_title(setting), str(values[setting])) for setting in roles)
+    rows = tuple((headline_title(of), str(values[of])) for of in roles)
     dataset = next(iter(roles)).dataset
     return Table(f"{name} at noise {headline_sigma(values):g}", ("available data", dataset), rows)
 
 
-def _only_noisy_table(values: Mapping[Setting, Average], name: str) -> Table | None:
+def _only_noisy_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
     """Table 2: noisy images alone, by noise level and way of sampling or training."""
-    alone: dict[tuple[tuple[float, ...], float, str, bool], Average] = {
-        (s.levels, s.num_noisy, s.sampling, s.consistency): value
-        for s, value in values.items()
-        if s.table == "only_noisy"
+    alone: dict[tuple[tuple[float, ...], str, bool], str] = {
+        (of.levels, of.sampling, of.consistency): str(value)
+        for of, value in values.items()
+        if of.table == "only_noisy"
     }
     if not alone:
         return None
-    clean = headline_settings(values).get("all_clean")
+    clean = headline_configurations(values).get("all_clean")
     rows: list[tuple[str, ...]] = [] if clean is None else [("0", str(values[clean]), "NA", "NA")]
-    kinds = sorted({key[:2] for key in alone}, key=lambda kind: (kind[0], -kind[1]))
-    for levels, number in kinds:
-        ways = [("full", False), ("truncated", False), ("full", True)]
-        several = sum(kind[0] == levels for kind in kinds) > 1
-        title = f"{_levels(levels)}, {number:,.0f} images" if several else _levels(levels)
-        rows.append((title, *(str(alone.get((levels, number, *way), "NA")) for way in ways)))
+    ways = [("full", False), ("truncated", False), ("full", True)]
+    for levels in sorted({levels for levels, _, _ in alone}):
+        rows.append((_levels(levels), *(alone.get((levels, *way), "NA") for way in ways)))
     header = ("noise level", "full sampling", "truncated sampling", "consistency + full sampling")
     return Table(f"{name} from noisy images alone", header, tuple(rows))
 
 
-def _clean_mix_table(values: Mapping[Setting, Average], name: str) -> Table | None:
+def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
     """Table 3: clean images alone and mixed with noisy ones, by clean fraction."""
-    grid = {s: value for s, value in values.items() if s.table == "clean_mix"}
-    mixed = {(s.levels, s.clean_fraction): v for s, v in grid.items() if s.clean_fraction is not None}
+    mixed = {
+        (of.levels, of.clean_fraction): str(value)
+        for of, value in values.items()
+        if of.table == "clean_mix" and of.clean_fraction is not None
+    }
     fractions = sorted({p for _, p in mixed}, reverse=True)
-    if not fractions:
-        return _real_mix_table(grid, name)
     rows = []
     for levels in sorted({levels for levels, _ in mixed} | {()}):
         # All images are clean: the same model for every noise level.
-        cells = [str(mixed.get((() if p == 1 else levels, p), "NA")) for p in fractions]
+        cells = [mixed.get((() if p == 1 else levels, p), "NA") for p in fractions]
         rows.append((f"p clean, rest noisy at {_levels(levels)}" if levels else "p clean", *cells))
     header = ("available data", *(f"p = {percent(p)}" for p in fractions))
-    return Table(f"{name} as the mix of clean and noisy images changes", header, tuple(rows))
+    title = f"{name} as the mix of clean and noisy images changes"
+    return Table(title, header, tuple(rows)) if fractions else None
 
 
-def _real_mix_table(grid: Mapping[Setting, Average], name: str) -> Table | None:
-    """The same where noise is real: numbers of clean images, alone and with numbers of noisy ones."""
-    numbers = sorted({s.num_clean for s in grid}, reverse=True)
-    cells = {(s.noisy, s.num_clean): str(value) for s, value in grid.items()}
+def _extras_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
+    """What the spec's `[[extra]]` configurations gave."""
     rows = []
-    for noisy in sorted({s.noisy for s in grid}, key=lambda noisy: (len(noisy), noisy)):
-        words = next(s for s in grid if s.noisy == noisy).model_copy(update={"num_clean": 0}).words()
-        row = (cells.get((noisy, number), "NA") for number in numbers)
-        rows.append(("n clean" if not noisy else f"n clean + {words}", *row))
-    header = ("available data", *(f"n = {number:,.0f}" for number in numbers))
-    return Table(f"{name} as the mix of clean and noisy images changes", header, tuple(rows)) if rows else None
-
-
-def _extras_table(values: Mapping[Setting, Average], name: str) -> Table | None:
-    """What the spec's `[[extra]]` settings gave."""
-    rows = []
-    for s, value in values.items():
-        if s.table not in ("", "clean_mix", "only_noisy"):
-            fraction = "" if s.clean_fraction is None else f"{s.clean_fraction:.3g}"
-            way = "consistency" if s.consistency else f"{s.loops} loops" if s.loops else s.sampling
-            rows.append((s.table, fraction, _levels(s.levels), way, str(value)))
-    header = ("setting", "clean fraction", "noise level", "way", name)
-    return Table(f"{name} of further settings", header, tuple(rows)) if rows else None
+    for of, value in values.items():
+        if of.table not in ("", "clean_mix", "only_noisy"):
+            fraction = "" if of.clean_fraction is None else f"{of.clean_fraction:.3g}"
+            way = "consistency" if of.consistency else f"{of.rounds} rounds" if of.rounds else of.sampling
+            rows.append((of.table, fraction, _levels(of.levels), way, str(value)))
+    header = ("configuration", "clean fraction", "noise level", "way", name)
+    return Table(f"{name} of further configurations", header, tuple(rows)) if rows else None
 
 
 def metrics_table(outcomes: Sequence[Outcome]) -> Table:
-    """Every setting with all that was measured of it."""
+    """Every configuration with all that was measured of it."""
     names = titles(outcome.evaluation for outcome in outcomes)
-    columns = {name: averages(outcomes, FD if name == "fd" else metric(name)) for name in names}
-    header = ("setting", *(FD.title(outcomes[0]) if name == "fd" else title for name, title in names.items()))
-    return Table("All metrics", header, _rows_of_settings(list(columns.values())))
+    metrics = [METRICS.get(name, Metric(name)) for name in names]
+    columns = [averages(outcomes, metric) for metric in metrics]
+    rows: dict[str, tuple[str, ...]] = {}
+    for of in dict.fromkeys(of for column in columns for of in column):
+        cells = tuple(str(column.get(of, "")) for column in columns)
+        rows.setdefault(of.title, (of.title, *cells))  # noisy images alone are in two of the paper's tables
+    header = ("configuration", *(metric.title(outcomes[0]) for metric in metrics))
+    return Table("All metrics", header, tuple(rows.values()))
 
 
-def score_table(outcomes: Sequence[Outcome]) -> Table:
-    """Every setting with its score: at the best stopping time, when that was, its parts, and at the end."""
-    split = next((o.evaluation.score_split for o in outcomes if o.evaluation.score_split), None)
-    columns = {"score": SCORE, "at step": replace(metric("score_step"), form=".0f")}
-    if split is not None:
-        columns |= {
-            f"{side} {split:g}": replace(metric(f"score_{side}"), form=".3f") for side in ("below", "above")
-        }
-    columns["at the end"] = replace(metric("score_final"), form=".3f")
-    known = {title: averages(outcomes, currency) for title, currency in columns.items()}
-    known = {title: column for title, column in known.items() if column}
-    return Table(
-        "Held-out score, nats per dimension", ("setting", *known), _rows_of_settings(list(known.values()))
-    )
-
-
-def _rows_of_settings(columns: Sequence[Mapping[Setting, Average]]) -> tuple[tuple[str, ...], ...]:
-    rows: dict[Setting, tuple[str, ...]] = {}
-    for setting in dict.fromkeys(setting for column in columns for setting in column):
-        # Noisy images alone are in two of the paper's tables.
-        same = setting.model_copy(update={"table": ""}) if setting.table == "only_noisy" else setting
-        same = same.model_copy(update={"table": ""}) if same.table == "clean_mix" else same
-        rows[same] = (same.title, *(str(column.get(setting, "")) for column in columns))
-    return tuple(rows.values())
+def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: tuple[str, str]) -> Table:
+    """Two studies side by side: the configurations of either, by the metrics that both have."""
+    metrics = [m for m in METRICS.values() if any(map(m.value, first)) and any(map(m.value, second))]
+    columns = [averages(outcomes, metric) for metric in metrics for outcomes in (first, second)]
+    alike = [
+        {of.model_copy(update={"dataset": ""}): value for of, value in column.items()} for column in columns
+    ]
+    rows = []
+    for of in dict.fromkeys(of for column in alike for of in column):
+        rows.append((of.title, *(str(column.get(of, "")) for column in alike)))
+    header = [f"{metric.title(first[0])}, {name}" for metric in metrics for name in names]
+    return Table(f"{names[0]} and {names[1]}", ("configuration", *header), tuple(rows))
 
 
 def _levels(levels: Sequence[float]) -> str:

@@ -1,6 +1,7 @@
-"""Averages of the weights whose length is chosen after training (post-hoc EMA, Karras et al. 2024).
+"""Averages of the weights: EDM's moving average (EMA), and those whose length is chosen after training.
 
-A power-function average gives the weights of time tau, counted in steps, the density
+For the latter (Karras et al. 2024) a power-function average gives the weights of time tau, counted in steps,
+the density
 
     p(tau; t, gamma) = (gamma + 1) tau^gamma / t^(gamma + 1),        0 <= tau <= t,
 
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.checkpoint import load_checkpoint, load_tensors, save_checkpoint, save_tensors
+from assay.errors import AssayError
+from assay.train.config import TrainConfig
 
 LENGTHS = (0.05, 0.10)  # those that are tracked
 _FOLDER = "averages"
@@ -30,7 +33,8 @@ _FOLDER = "averages"
 def gamma_of(length: float) -> float:
     """The exponent of the profile with this relative standard deviation."""
     if not 0 < length < 12**-0.5:
-        raise ValueError(f"length = {length}: expected a share of the training between 0 and 0.288, e.g. 0.1")
+        what = f"{length} is not a share of the training between 0 and 0.288"
+        raise AssayError(what, key="length", cure="give e.g. 0.1")
     roots = np.roots([1, 7, 16 - length**-2, 12 - length**-2])
     return float(roots[np.abs(roots.imag) < 1e-9].real.max())
 
@@ -38,7 +42,19 @@ def gamma_of(length: float) -> float:
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, step: int, length: float) -> None:
     """Take in the weights after `step` >= 1 steps; the weight of step k is then the mass of (k - 1, k)."""
-    keep = (1 - 1 / step) ** (gamma_of(length) + 1)
+    _blend(average, model, keep=(1 - 1 / step) ** (gamma_of(length) + 1))
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, model: nn.Module, step: int, settings: TrainConfig) -> None:
+    """EDM's moving average: weights lose half their share every half-life, counted in images."""
+    half_life = float(settings.ema_half_life_images)
+    if settings.ema_ramp is not None:
+        half_life = min(half_life, (step + 1) * settings.batch_size * settings.ema_ramp)
+    _blend(ema, model, keep=0.5 ** (settings.batch_size / max(half_life, 1e-8)))
+
+
+def _blend(average: nn.Module, model: nn.Module, keep: float) -> None:
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - keep)
     for target, buffer in zip(average.buffers(), model.buffers(), strict=True):
         target.copy_(buffer)
@@ -83,12 +99,17 @@ def average_checkpoint(run_dir: Path, length: float, output: Path, step: int | N
     """Write a checkpoint of the average of this length over the first `step` steps of a run (default: all)."""
     files = sorted((run_dir / _FOLDER).glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{run_dir} has no stored averages: train with train.average_every, e.g. 1000")
-    last_step = int(files[-1].stem)
+        cure = "train with train.average_every, e.g. 1000"
+        raise AssayError("has no stored averages", path=run_dir, cure=cure)
+    first_step, last_step = int(files[0].stem), int(files[-1].stem)
     step = last_step if step is None else step
+    if not first_step <= step <= last_step:
+        what = f"averages are stored from step {first_step} to {last_step}, not at {step}"
+        raise AssayError(what, path=run_dir, key="step")
+    if output.exists() and output.resolve().is_relative_to(run_dir.resolve()):
+        what = f"is a file of the run {run_dir}, which would be overwritten"
+        raise AssayError(what, path=output, key="output", cure="choose another name")
     files = [file for file in files if int(file.stem) <= step]
-    if not files:
-        raise ValueError(f"step = {step}: {run_dir} has no averages that early")
     stored = [Profile(int(file.stem), gamma_of(tracked)) for file in files for tracked in LENGTHS]
     found = coefficients(stored, Profile(step, gamma_of(length)))
     total: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What a run is: one frozen config, from TOML, presets and `--set`, with unknown keys rejected by name.
+"""What a run is: one frozen config, whose fields say what each setting does, its default and its limits.
 
     [data]   which images to train on, and what noise to add to them
     [net]    a preset with overrides, or a whole network
@@ -8,187 +8,30 @@
 The config names the run: its hash, with the fingerprint of the data, says whether two runs are the same.
 """
 
-import difflib
-import hashlib
-import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
+from torch import Tensor
 
-from assay.data import Augmentation, ImageSource, open_store, view
+from assay.checkpoint import find_checkpoint
+from assay.data import Augmentation, Batch, ImageSource
 from assay.data.augment import NUM_AUGMENT_LABELS
-from assay.data.known import KNOWN, get_once
+from assay.data.config import DataConfig
 from assay.data.loader import Pairing
+from assay.denoise import Denoiser
 from assay.devices import Strategy
-from assay.files import read_text
+from assay.errors import AssayError
+from assay.files import content_hash, sha256
 from assay.generate import RestoreConfig
-from assay.nets import NET_CONFIG, NetConfig, preset
+from assay.nets import NetConfig, net_kind, preset
+from assay.noise import LogNormal, NoiseDistribution
+from assay.registry import find
 from assay.sample import SampleConfig
-
-MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # by default: a score needs 20 images, the two halves of a study 40
-
-
-class Strict(BaseModel):
-    """A config section: frozen, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class DataConfig(Strict):
-    """The images: where they are, which of them are trained on, and what noise is added. The same in studies.
-
-    Keys act in the order of this list, each on what the ones before it left.
-    """
-
-    store: Path | tuple[Path, ...] = Field(
-        description="A store, a data set that Assay knows by name (digits, fashion-mnist, cifar10), or a list "
-        "of stores taken together."
-    )
-    size: int | None = Field(None, ge=1, description="Scale a known data set to size x size pixels.")
-    classes: tuple[str, ...] = Field((), description="Keep only these classes of a known data set.")
-    num_images: int | None = Field(None, ge=1, description="Keep only the first images of a known data set.")
-    held_out: int | float | Path | None = Field(
-        None,
-        description="Images set aside for evaluation and never trained on: a share (0.1) or a number (500) of "
-        "the clean images, or of the noisy ones if none is clean; or the path of another store. With "
-        "num_images they are the images after the first num_images. Default: none; in studies a tenth.",
-    )
-    raise_to: float | None = Field(
-        None, gt=0, description="Add noise to the noisy images below this level, up to it."
-    )
-    clean: int | float = Field(
-        1.0, ge=0, description="The clean images to train on: a share (0.5) or a number (500) of them."
-    )
-    noisy: int | float = Field(
-        1.0, ge=0, description="The noisy images to train on: a share (0.5) or a number (500) of them."
-    )
-    levels: tuple[float, float] | None = Field(
-        None, description="Keep only noisy images with a noise level between these two (or equal to one)."
-    )
-    clean_fraction: float | None = Field(
-        None, ge=0, le=1, description="Simulate: this share of clean images stays clean, the others get noise."
-    )
-    sigma: float | tuple[tuple[float, float], ...] | None = Field(
-        None, description="Simulate: the level of that noise, or a list of (share, level) for several levels."
-    )
-    keep_noisy: bool = Field(True, description="Simulate: false drops the images that would get noise.")
-    seed: int = Field(0, description="Decides which images are chosen, and their noise.")
-
-    def open(self) -> ImageSource:
-        """The images to train on."""
-        self._check()
-        source = self._split()[0]
-        if self.raise_to is not None:
-            source = view.raised(source, self.raise_to, self.seed)
-        if (self.clean, self.noisy, self.levels) != (1.0, 1.0, None):
-            source = view.part(source, self.clean, self.noisy, self.levels, self.seed)
-        if self.clean_fraction is None:
-            return source
-        if self.sigma is None:
-            return view.simulate(source, self.clean_fraction, 1.0, self.seed, keep_noisy=False)
-        return view.simulate(source, self.clean_fraction, self.sigma, self.seed, self.keep_noisy)
-
-    def open_held_out(self) -> ImageSource | None:
-        """The images set aside, if any."""
-        return self._split()[1]
-
-    def _split(self) -> tuple[ImageSource, ImageSource | None]:
-        data = self.resolved()
-        stores = [open_store(path) for path in data.paths]
-        source = view.usable(stores[0] if len(stores) == 1 else view.Joined(stores), self.seed)
-        if not data.held_out:
-            return source, None
-        if isinstance(data.held_out, Path):
-            held_out = view.usable(open_store(data.held_out), self.seed)
-            view.Joined([source, held_out])  # an error if their images differ in shape or classes
-            if held_out.fingerprint == source.fingerprint:
-                raise ValueError(f"data.held_out = {str(data.held_out)!r} is the store that is trained on")
-            return source, held_out
-        kind: Literal["clean", "noisy"] = "clean" if bool((source.sigma_tn == 0).any()) else "noisy"
-        group = getattr(source, "group", None)  # patches of one picture are held out together
-        return view.split_held_out(source, data.held_out, self.seed, kind, group)
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The stores."""
-        return (self.store,) if isinstance(self.store, Path) else self.store
-
-    @property
-    def all_paths(self) -> tuple[Path, ...]:
-        """The stores, and the one that is held out, if it is one."""
-        return (*self.paths, self.held_out) if isinstance(self.held_out, Path) else self.paths
-
-    def with_stores(self, paths: Sequence[Path]) -> "DataConfig":
-        """The same images read from other paths, in the order of `all_paths`."""
-        stores = tuple(paths[: len(self.paths)])
-        held_out = paths[-1] if isinstance(self.held_out, Path) else self.held_out
-        return self.model_copy(update={"store": stores if len(stores) > 1 else stores[0], "held_out": held_out})
-
-    def resolved(self, folder: Path = Path("stores"), hold_out: bool = False) -> "DataConfig":
-        """The same images with paths alone: known data sets are packed into `folder`, once.
-
-        `hold_out`: unless `held_out` says otherwise, hold out the images that follow the first `num_images`,
-        or a tenth.
-        """
-        known = [path for path in self.paths if str(path) in KNOWN and not (path / "meta.json").exists()]
-        if (self.size or self.classes or self.num_images) and (len(self.paths) > 1 or not known):
-            raise ValueError(
-                "data.size, data.classes and data.num_images take a part of one known data set "
-                f"({', '.join(KNOWN)}); data.store is a store of yours or a list: pack the images you want"
-            )
-        held_out, num_following = self.held_out, 0
-        fewest = MIN_HELD_OUT if held_out is None else None
-        if self.num_images is not None and not isinstance(held_out, Path):
-            number = _MAX_HELD_OUT * hold_out if held_out is None else held_out
-            num_following = view.count_of(number, self.num_images)
-        stores = []
-        for path in self.paths:
-            if path not in known:
-                if not path.exists():
-                    names = ", ".join(KNOWN)
-                    raise ValueError(f"data.store = {str(path)!r} is neither a store here nor one of {names}")
-                stores.append(path)
-                continue
-            try:
-                packed = get_once(
-                    str(path), folder, self.size, self.classes, self.num_images, num_following, fewest
-                )
-            except ValueError as error:
-                raise ValueError(f"data.store: {error}") from None
-            stores.append(packed[0])
-            held_out = packed[1] or held_out
-        store = stores[0] if len(stores) == 1 else tuple(stores)
-        plain = {"store": store, "size": None, "classes": (), "num_images": None, "held_out": held_out}
-        resolved = self.model_copy(update=plain)
-        if held_out is None and hold_out:
-            sigma_tn = resolved.open().sigma_tn
-            num_there = int((sigma_tn == 0).sum()) or len(sigma_tn)
-            number = next((n for n in (2 * MIN_HELD_OUT, MIN_HELD_OUT) if num_there >= 5 * n), 0)
-            number = min(max(num_there // 10, number), _MAX_HELD_OUT) if number else 0
-            return resolved.model_copy(update={"held_out": number})
-        return resolved
-
-    def _check(self) -> None:
-        """Reject keys that contradict each other."""
-        for key in ("clean", "noisy", "held_out"):
-            value = getattr(self, key)
-            if isinstance(value, int) and value == 1:
-                raise ValueError(f"data.{key} = 1 would be one image: write 1.0 for all of them")
-        if self.levels is not None and not 0 < self.levels[0] <= self.levels[1]:
-            raise ValueError(
-                f"data.levels = {list(self.levels)}: give the lowest level and the highest, both > 0"
-            )
-        if self.clean_fraction is None:
-            if self.sigma is not None or not self.keep_noisy:
-                raise ValueError(
-                    "data.sigma and data.keep_noisy are for simulated noise: set data.clean_fraction too "
-                    "(data.noisy = 0 drops images that really are noisy)"
-                )
-        elif self.clean_fraction < 1 and self.keep_noisy and self.sigma is None:
-            raise ValueError("data.clean_fraction below 1 needs data.sigma, the noise of the other images")
+from assay.settings import Seed, Strict, checked, faults, joined
+from assay.train.presets import PRESETS, suited_preset
 
 
 class AugmentConfig(Strict):
@@ -204,7 +47,7 @@ class AugmentConfig(Strict):
         0.0,
         ge=0,
         le=1,
-        description="Probability of each operation of EDM's augmentation pipeline; clean images only.",
+        description="Probability of each operation of EDM's pipeline; noisy images get those that are exact.",
     )
     interpolate_noisy: bool = Field(
         False,
@@ -219,19 +62,28 @@ class AugmentConfig(Strict):
 class ConsistencyConfig(Strict):
     """The consistency loss: below sigma_tn the model learns from its own predictions above it (`assay.loss`).
 
-    "product" is ours. "published" is the paper's, at levels as published, and "original_code" what its code
-    computes (one level drawn for both ends, so that only draws below sigma_tn count; gradient through the
-    sampling): both to be compared with, at the paper's `num_steps = 8` and `num_samples = 32`.
+    "product" is ours. "published" is the paper's equation, and "original_code" what its code computes (one
+    level drawn for both ends, so that only draws below sigma_tn count; gradient through the sampling): both to
+    be compared with, at the paper's `num_steps = 8` and `num_samples = 32`.
     """
 
-    coefficient: float = Field(0.0, ge=0, description="Weight of this loss; 0 turns it off.")
+    coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of this loss; 0 turns it off. It multiplies the mean over the images of sub_batch; "
+        "with original_code, as there, their sum over batch_size, which is sub_batch times as much.",
+    )
     method: Literal["product", "published", "original_code"] = Field(
         "product", description="Which form of the loss: ours, the paper's, or that of the paper's code."
     )
     sub_batch: float = Field(
         0.0625, gt=0, le=1, description="Share of each batch on which this loss is computed."
     )
-    num_steps: int = Field(3, ge=1, description="Steps of the walk from an image's own level down to s'.")
+    num_steps: int = Field(
+        3,
+        ge=1,
+        description="Steps of the walk from an image's own level down to s'; original_code counts levels.",
+    )
     num_samples: int = Field(
         32, ge=1, description="Samples that estimate the expectation at s''; product always uses two."
     )
@@ -239,7 +91,7 @@ class ConsistencyConfig(Strict):
         0.0,
         ge=0,
         lt=1,
-        description="Share of training before this loss is switched on; the paper's configuration D: 0.8.",
+        description="Share of training before this loss is switched on; the paper's configuration D: 0.8333.",
     )
     sigma_min: float = Field(0.002, gt=0, description="The lowest level s'.")
     spacing: Literal["log", "linear"] = Field("log", description="Draw s' uniformly in log sigma or in sigma.")
@@ -258,11 +110,32 @@ class ConsistencyConfig(Strict):
             case "published":
                 return 1 + self.num_steps + self.num_samples
             case "original_code":
-                return 1 + self.num_steps * self.num_samples
+                return 1 + (self.num_steps - 1) * self.num_samples
+
+    @property
+    def num_evaluations(self) -> tuple[int, int]:
+        """How often it evaluates the network for an image: without gradient, and with."""
+        match self.method:
+            case "product":
+                return self.num_steps + 2, 1
+            case "published":
+                return self.num_steps + self.num_samples, 1 + self.num_samples
+            case "original_code":
+                return 0, 1 + self.num_samples * self.num_steps  # on the way, and at its end
 
 
-class LoopConfig(RestoreConfig):
-    """How noisy images are restored between two loops of training, and what is trained on them.
+class OwnLoss(ABC):
+    """A loss of your own: a subclass with a `kind`, by which `train.loss` names it (see `assay.registry`)."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, denoiser: Denoiser, batch: Batch, label: Tensor | None) -> Tensor:
+        """The loss of each image of a batch, (B,); `label` is what to tell the denoiser."""
+
+
+class RoundConfig(RestoreConfig):
+    """How noisy images are restored between two rounds of training, and what is trained on them.
 
     SFBD is `trust = "everywhere"` with `method = "sample"`, Ambient Dataloops are `trust = "everywhere"` with
     `keep = 0.5`; `studies/beyond` compares them with the defaults.
@@ -273,9 +146,10 @@ class LoopConfig(RestoreConfig):
         description="Train on restored images below the noise level of their originals and on the originals "
         "above it, or on restored images at all levels.",
     )
-    length: float = Field(0.5, gt=0, description="Steps of a loop, as a share of num_steps.")
+    length: float = Field(0.5, gt=0, description="Steps of a round, as a share of num_steps.")
 
 
+_RAMP_IMAGES = 10_000
 # Settings of a run that do not decide its weights.
 NOT_DECISIVE: Any = {"sample": True, "train": {"max_per_device", "strategy"}}
 
@@ -299,21 +173,23 @@ class TrainConfig(Strict):
     accumulate: int = Field(
         1, ge=1, description="Backward passes per step, for batches that do not fit in memory."
     )
-    seed: int = Field(0, description="Decides the initial weights, the batches and the noise of training.")
+    seed: Seed = Field(0, description="Decides the initial weights, the batches and the noise of training.")
     precision: Literal["32", "bf16", "fp16"] = Field(
         "32", description="Number format of the network; bf16 and fp16 are mixed precision."
     )
-    init_from: Path | None = Field(None, description="A checkpoint to fine-tune.")
+    init_from: Path | None = Field(
+        None, description="A checkpoint to fine-tune. A run is known by its contents, wherever it lies."
+    )
     continue_from: Path | None = Field(
         None, description="The folder of another run: continue from its last state, with these settings."
     )
 
-    loops: int = Field(
+    rounds: int = Field(
         0,
         ge=0,
         description="Restore the noisy images with the trained model and train on, this many times.",
     )
-    restore: LoopConfig = Field(LoopConfig(), description="How loops restore images and train on them.")
+    restore: RoundConfig = Field(RoundConfig(), description="How rounds restore images and train on them.")
 
     optimizer: Literal["adam", "muon"] = Field(
         "adam",
@@ -321,16 +197,24 @@ class TrainConfig(Strict):
         "rate, and the rest by Adam: dearer steps, but far fewer of them.",
     )
     lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
-    lr_ramp_images: int = Field(
-        10_000, ge=0, description="The learning rate rises linearly over this number of images."
+    lr_ramp_images: int | None = Field(
+        None,
+        ge=0,
+        description="The learning rate rises linearly over this number of images. Default: 10,000, but at most "
+        "a tenth of the training.",
     )
     lr_decay: Literal["none", "cosine"] = Field(
         "none", description="cosine lets the learning rate fall to 0 at the end."
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="The two betas of Adam.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay; the paper uses it in configuration E.")
-    weight_decay_kind: Literal["decoupled", "l2"] = Field(
-        "decoupled", description="decoupled is AdamW; l2 adds to Adam's gradient, as the original code does."
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay, in the unit of its kind; the paper uses it in configuration E."
+    )
+    weight_decay_kind: Literal["decoupled", "l2_mean", "l2_sum"] = Field(
+        "decoupled",
+        description="decoupled is AdamW: a share of lr. The others add weight_decay times the weights to a "
+        "gradient: l2_mean to that of our loss, a mean over pixels; l2_sum to that of EDM's loss, a sum over "
+        "pixels, beside which the same number is weaker by the number of pixels and channels.",
     )
     clip_grad: float | None = Field(None, gt=0, description="Largest norm of the gradient. Default: no limit.")
     ema_half_life_images: int = Field(
@@ -350,13 +234,21 @@ class TrainConfig(Strict):
 
     pairing: Pairing = Field(
         "image_first",
-        description="image_first draws an image, then a level above its own (Algorithm 1); sigma_first draws "
+        description="image_first draws an image, then a level above its own (Algorithm 1); level_first draws "
         "the level first; clamped raises levels that are too low, as the original code does.",
     )
-    sigma_mean: float = Field(-1.2, description="Mean of log sigma_t in training.")
-    sigma_std: float = Field(1.2, gt=0, description="Standard deviation of log sigma_t in training.")
+    noise: str = Field(
+        "lognormal",
+        description="Distribution of sigma_t in training: lognormal (EDM's), uniform (0 to 80, Algorithm 1), "
+        "or one of your own (`assay.noise.NoiseDistribution`).",
+    )
+    sigma_mean: float = Field(-1.2, description="Mean of log sigma_t, with noise = lognormal.")
+    sigma_std: float = Field(1.2, gt=0, description="Deviation of log sigma_t, with noise = lognormal.")
     weight: Literal["x_tn", "x_0"] = Field(
         "x_tn", description="Whether EDM's weight applies to the error of x_tn or to that of x_0."
+    )
+    loss: str = Field(
+        "ambient", description="The loss of each image: ambient, or one of your own (`assay.train.OwnLoss`)."
     )
     class_conditional: bool = Field(False, description="Tell the network the class of each image.")
     augment: AugmentConfig = Field(AugmentConfig(), description="Augmentation of the images.")
@@ -372,21 +264,52 @@ class TrainConfig(Strict):
     average_every: int | None = Field(
         None,
         ge=1,
-        description="Steps between two saved averages, from which assay average makes an EMA of any length.",
+        description="Steps between two saved averages, for `assay model average`, an EMA of any length.",
     )
     picture_every: int | None = Field(
         None, ge=1, description="Steps between two pictures of samples. Default: none."
     )
 
+    def noise_distribution(self) -> NoiseDistribution:
+        """The distribution that `noise` names."""
+        kind: type[NoiseDistribution] = find(NoiseDistribution, self.noise, "train.noise")
+        return LogNormal(self.sigma_mean, self.sigma_std) if kind is LogNormal else kind()
+
+    def own_loss(self) -> OwnLoss | None:
+        """The user's own loss that `loss` names, if it does."""
+        return None if self.loss == "ambient" else find(OwnLoss, self.loss, "train.loss")()
+
     @property
-    def num_loop_steps(self) -> int:
-        """Steps of one loop."""
+    def num_round_steps(self) -> int:
+        """Steps of one round."""
         return max(1, round(self.restore.length * self.num_steps))
 
     @property
     def total_steps(self) -> int:
-        """Steps of the first training and of all loops."""
-        return self.num_steps + self.loops * self.num_loop_steps
+        """Steps of the first training and of all rounds."""
+        return self.num_steps + self.rounds * self.num_round_steps
+
+    @property
+    def ramp_images(self) -> int:
+        """Images over which the learning rate rises."""
+        if self.lr_ramp_images is not None:
+            return self.lr_ramp_images
+        return min(_RAMP_IMAGES, self.num_steps * self.batch_size // 10)
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        """Reject settings that contradict each other."""
+        if self.batch_size % self.accumulate:
+            what = f"batches of {self.batch_size} images cannot be split in {self.accumulate} equal parts"
+            raise AssayError(what, key="train.accumulate", cure="choose a divisor of train.batch_size")
+        if self.optimizer == "muon" and self.weight_decay_kind != "decoupled" and self.weight_decay:
+            what = "adds to Adam's gradient, which muon has not"
+            raise AssayError(what, key="train.weight_decay_kind", cure="decay decoupled, or use adam")
+        if self.strategy == "fsdp" and (self.optimizer == "muon" or self.precision == "fp16"):
+            what = "fsdp splits the matrices that muon needs whole, and cannot scale the gradients of fp16"
+            cure = "use adam with precision 32 or bf16, or strategy ddp"
+            raise AssayError(what, key="train.strategy", cure=cure)
+        return self
 
 
 class RunConfig(Strict):
@@ -394,8 +317,9 @@ class RunConfig(Strict):
 
     data: DataConfig = Field(description="The images to train on.")
     net: dict[str, Any] = Field(
-        {"preset": "unet-small"},
-        description="The network: a preset (`assay net list`) with overrides, or kind and its settings.",
+        {},
+        description="The network: a preset (`assay model list`) with overrides, or kind and its settings. "
+        "Default: a preset that suits the size of the images.",
     )
     train: TrainConfig = Field(TrainConfig(), description="How to train.")
     sample: SampleConfig = Field(
@@ -409,92 +333,40 @@ class RunConfig(Strict):
             "num_classes": source.num_classes if self.train.class_conditional else 0,
             "augment_dim": NUM_AUGMENT_LABELS if self.train.augment.geometric > 0 else 0,
         }
-        keys = dict(self.net)
+        suited = {} if "kind" in self.net else PRESETS[suited_preset(source.image_shape)].net
+        keys = {**suited, **self.net}
         name = keys.pop("preset", None)
         if taken := fixed.keys() & keys.keys():
-            raise ValueError(f"net.{min(taken)} follows from the data and from [train]: leave it out")
+            raise AssayError(
+                "follows from the data and from [train]", key=f"net.{min(taken)}", cure="leave it out"
+            )
         if self.train.class_conditional and source.num_classes == 0:
-            raise ValueError(f"train.class_conditional: the images of {source.name} have no classes")
+            raise AssayError(f"the images of {source.name} have no classes", key="train.class_conditional")
         base = {} if name is None else preset(name, source.image_shape).model_dump()
+        tree = {**base, **fixed, **keys}
+        kind = net_kind(tree)
         try:
-            return NET_CONFIG.validate_python({**base, **fixed, **keys})
+            return kind.model_validate(tree)
         except ValidationError as error:
-            faults = [_explain_net(dict(fault)) for fault in error.errors()]
-            raise ValueError("; ".join(dict.fromkeys(faults))) from None
+            raise joined(faults(error, kind, "net")) from None
+
+    def decisive(self) -> dict[str, Any]:
+        """All settings that decide the result, as plain values; files by their contents, not by their paths."""
+        tree = self.model_dump(mode="json", exclude=NOT_DECISIVE)
+        if self.train.init_from is not None:
+            path = find_checkpoint(self.train.init_from)
+            if not path.is_file():
+                raise AssayError("does not exist", path=path, key="train.init_from")
+            tree["train"]["init_from"] = sha256(path)
+        if self.train.continue_from is not None:  # wherever it lies; a study names runs by their contents
+            tree["train"]["continue_from"] = self.train.continue_from.name
+        return tree
 
     def fingerprint(self, source: ImageSource) -> str:
         """Hash of everything that decides the result; the path of the store does not."""
-        tree = self.model_dump(mode="json", exclude=NOT_DECISIVE)
-        tree["data"] = source.fingerprint
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+        return content_hash(self.decisive() | {"data": source.fingerprint})[:16]
 
 
-def read_config(tree: Mapping[str, Any], name: str = "config") -> RunConfig:
+def read_config(tree: Mapping[str, Any], path: Path | str | None = None) -> RunConfig:
     """Check a tree of plain values; every fault is listed with its key and, if near one, the valid name."""
-    try:
-        # As JSON, where strict types still take a list for a tuple and a string for a path.
-        return RunConfig.model_validate_json(json.dumps(tree, default=str))
-    except ValidationError as error:
-        faults = [explain(dict(fault), RunConfig) for fault in error.errors()]
-        raise ValueError(f"{name}: " + "; ".join(dict.fromkeys(faults))) from None
-
-
-def explain(fault: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """One of pydantic's errors about `model` as a phrase, with the nearest valid name of a misspelt key."""
-    path = [str(part) for part in fault["loc"]]
-    key = ".".join(path)
-    if fault["type"] != "extra_forbidden":
-        given = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
-        return f"{key}: {fault['msg'].lower()}{given}"
-    for part in fault["loc"][:-1]:
-        if isinstance(part, str):
-            annotation = model.model_fields[part].annotation
-            inner = [annotation, *get_args(annotation)]  # a section, or a tuple of sections
-            model = next(kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel))
-    near = difflib.get_close_matches(path[-1], model.model_fields, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(model.model_fields)}"
-    return f"{key} is not a setting; {hint}"
-
-
-def _explain_net(fault: Mapping[str, Any]) -> str:
-    """The same for a network, whose errors name its kind first."""
-    kinds = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(NetConfig)[0])}
-    if not fault["loc"]:
-        return f"net.kind is none of {', '.join(kinds)}: set it, or net.preset"
-    kind, *key = fault["loc"]
-    if not key:
-        return "net: " + fault["msg"].removeprefix("Value error, ")
-    return "net." + explain({**fault, "loc": key}, kinds[kind])
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a tree; a mistake in it is reported with file and line."""
-    try:
-        return tomllib.loads(read_text(path, "give a TOML file"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}: correct it there") from None
-
-
-def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Apply settings like train.lr=3e-4; values are TOML, or strings if they are not."""
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"settings = {setting}: expected KEY=VALUE, e.g. train.lr=3e-4")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        *sections, last = key.strip().split(".")
-        branch: Any = tree
-        for section in sections:
-            if isinstance(branch, list) and section.isdigit() and int(section) < len(branch):
-                branch = branch[int(section)]  # extra.0 is the first [[extra]]
-                continue
-            if not isinstance(branch, dict):
-                raise ValueError(f"settings = {setting}: {section} is not a part of a list or section")
-            branch = branch.setdefault(section, {})
-        if not isinstance(branch, dict):
-            raise ValueError(f"settings = {setting}: {sections[-1]} is a value, not a section")
-        branch[last] = value
-    return tree
+    return checked(RunConfig, tree, path)

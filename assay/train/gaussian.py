@@ -1,4 +1,4 @@
-"""A Gaussian fitted to incomplete images: what loops begin with where pixels are missing, or behind a kernel.
+"""A Gaussian fitted to incomplete images: what rounds begin with where pixels are missing, or behind a kernel.
 
     x_0 = mean + F^T z + e,    z ~ N(0, I),    e ~ N(0, diag(variance)),    F a few factors (K, D).
 
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from assay.data import ImageSource
-from assay.data.view import read_kernel, read_levels, stream
-from assay.denoise import GaussianDenoiser, Given, convolution
+from assay.data.view import stream
+from assay.denoise import Conditioned, GaussianDenoiser, convolution
 
 _MIN_VARIANCE = 1e-4
 _NUM_ROUNDS, _STEPS_PER_ROUND = 10, 5  # of completing images seen through kernels, and fitting to them
@@ -34,7 +34,7 @@ def fit_gaussian(
     """The denoiser of the Gaussian that explains at most `max_images` images of `source` best."""
     generator = stream(seed, "gaussian")
     chosen = torch.randperm(len(source), generator=generator)[:max_images]
-    levels, kernel, y = read_levels(source, chosen), read_kernel(source, chosen), source.read(chosen)
+    levels, kernel, y = source.read_levels(chosen), source.read_kernel(chosen), source.read(chosen)
     noise = levels.expand_as(y).flatten(1).double()
     seen, y = noise.isfinite().double(), y.flatten(1).double()
     y, noise = torch.where(seen > 0, y, 0.0), torch.where(seen > 0, noise, 0.0)
@@ -77,7 +77,7 @@ def _draw(
     x = mean + torch.tensordot(z, model.factors, 1) + model.variance.sqrt() * e
     gap = y - operator(x) - levels.where(levels.isfinite(), 0.0) * noise
     # At a high level x_t says nothing, and E[x_0 | y] = mean + C A^T (A C A^T + diag(s^2))^-1 (y - A mean).
-    given = Given(model, operator(mean) + gap, levels, _NUM_SOLVER_STEPS, operator)
+    given = Conditioned(model, operator(mean) + gap, levels, _NUM_SOLVER_STEPS, operator)
     return x + given(mean, torch.full((len(y),), 1e3, dtype=y.dtype)) - mean
 
 

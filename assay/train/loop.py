@@ -21,11 +21,13 @@ from assay.loss import (
     consistency_loss,
     edm_weight,
     edm_weight_x_0,
-    original_consistency_loss,
+    published_consistency_loss,
+    released_consistency_loss,
 )
-from assay.noise import LogNormal, add_noise
-from assay.train.average import LENGTHS, update_average
+from assay.noise import add_noise
+from assay.train.average import LENGTHS, update_average, update_ema
 from assay.train.config import TrainConfig
+from assay.train.optimizer import lr_factor
 from assay.train.run import Progress, Run, TrainResult
 
 _RAISED = 1.15  # where a walk begins, over the level it begins below
@@ -67,14 +69,16 @@ def train_run(
 
 
 def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: float) -> Tensor:
-    """The weighted ambient loss of a batch, (B,)."""
+    """The weighted ambient loss of a batch, or a user's own, (B,)."""
+    label = batch.label if settings.class_conditional else None
+    denoiser = with_augment_label(model, batch.augment_label)
+    if (own := settings.own_loss()) is not None:
+        return own(denoiser, batch, label)
     match settings.weight:
         case "x_tn":
             weight = edm_weight(batch.sigma_t, sigma_data)
         case "x_0":
             weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
-    label = batch.label if settings.class_conditional else None
-    denoiser = with_augment_label(model, batch.augment_label)
     return ambient_loss(denoiser, batch.x_tn, batch.levels, batch.sigma_t, batch.eps, weight, label)
 
 
@@ -101,18 +105,14 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
             high, low = ConsistencyLevels(chosen.sigma_min, "linear", chosen.min_ratio).draw(start, uniform)
             x_start = add_noise(x_tn, own, start, eps[0])
             walk_eps, draw_eps = eps[1:].split([chosen.num_steps, chosen.num_samples])
-            loss = original_consistency_loss(
-                denoiser, x_start, start, high, low, walk_eps, draw_eps[None], label
-            )
+            loss = published_consistency_loss(denoiser, x_start, start, high, low, walk_eps, draw_eps, label)
         case "original_code":
-            law = LogNormal(settings.sigma_mean, settings.sigma_std)
-            low = law.inverse_survival(uniform[0].clamp_min(2.0**-24))
+            low = settings.noise_distribution().inverse_survival(uniform[0].clamp_min(2.0**-24))
             high = torch.maximum(low, sigma_tn)
             x_high = add_noise(x_tn, own, high, eps[0])
-            draw_eps = eps[1:].unflatten(0, (chosen.num_steps, chosen.num_samples))
-            loss = original_consistency_loss(
-                denoiser, x_high, high, high, low, eps[:0], draw_eps, label, through_draws=True
-            )
+            draw_eps = eps[1:].unflatten(0, (chosen.num_steps - 1, chosen.num_samples))
+            loss = released_consistency_loss(denoiser, x_high, high, low, draw_eps, label, walker=model)
+            loss = loss * (len(loss) / len(batch.index))  # its code sums over these images, divides by them all
     return chosen.coefficient * loss.mean()
 
 
@@ -125,25 +125,3 @@ def with_augment_label(model: nn.Module, augment_label: Tensor | None) -> Denois
         return model(x_t, sigma_t, label, augment_label.repeat(len(x_t) // len(augment_label), 1))
 
     return denoiser
-
-
-def lr_factor(step: int, settings: TrainConfig) -> float:
-    """A linear ramp over the first images, times 1 or half a cosine down to 0."""
-    ramp = min(1.0, (step + 1) * settings.batch_size / max(settings.lr_ramp_images, 1))
-    match settings.lr_decay:
-        case "none":
-            return ramp
-        case "cosine":
-            return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
-
-
-@torch.no_grad()
-def update_ema(ema: nn.Module, model: nn.Module, step: int, settings: TrainConfig) -> None:
-    """EDM's moving average: weights lose half their share every half-life, counted in images."""
-    half_life = float(settings.ema_half_life_images)
-    if settings.ema_ramp is not None:
-        half_life = min(half_life, (step + 1) * settings.batch_size * settings.ema_ramp)
-    keep = 0.5 ** (settings.batch_size / max(half_life, 1e-8))
-    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - keep)
-    for target, buffer in zip(ema.buffers(), model.buffers(), strict=True):
-        target.copy_(buffer)

@@ -7,8 +7,11 @@ EDM mirrors images only inside its geometric pipe, which tells the network, so t
 """
 
 import copy
+import math
 from dataclasses import dataclass, field
 from typing import Any
+
+from assay.errors import AssayError
 
 _MILLION = 1_000_000
 
@@ -124,8 +127,25 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def preset_tree(name: str) -> dict[str, Any]:
-    """A copy of the preset's settings, to be completed by a config."""
+def preset_tree(name: str, **given: Any) -> dict[str, Any]:
+    """The network and the training of a preset, with the settings of training that were `given`.
+
+    Where these make it shorter, the ramp of the learning rate and the average of the weights, which the preset
+    counts in images, become shorter alike.
+    """
     if name not in PRESETS:
-        raise ValueError(f"no training preset is called {name!r}; there are {', '.join(PRESETS)}")
-    return copy.deepcopy({"net": PRESETS[name].net, "train": PRESETS[name].train})
+        cure = f"choose one of {', '.join(PRESETS)}"
+        raise AssayError(f"no training preset is called {name!r}", key="preset", cure=cure)
+    train = copy.deepcopy(PRESETS[name].train)
+    amounts = [given.get(key, train[key]) for key in ("num_steps", "batch_size")]
+    if all(isinstance(amount, int) for amount in amounts):  # else an error of the config's
+        share = min(1.0, math.prod(amounts) / (train["num_steps"] * train["batch_size"]))
+        for key in {"lr_ramp_images", "ema_half_life_images"} & train.keys():
+            train[key] = max(1, round(train[key] * share))
+    return {"net": dict(PRESETS[name].net), "train": {**train, **given}}
+
+
+def suited_preset(image_shape: tuple[int, int, int]) -> str:
+    """The small preset for images of this size."""
+    side = max(image_shape[1:])
+    return "digits" if side <= 12 else "tiny" if side <= 20 else "small"

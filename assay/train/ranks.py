@@ -7,18 +7,18 @@ process may use. A rank that dies ends the others: they would wait for it for ev
 
 import math
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
+from assay.data.config import DataConfig
 from assay.devices import limit_threads
-from assay.orphans import start_worker
-from assay.train.config import DataConfig, RunConfig
+from assay.errors import AssayError
+from assay.processes import Ended, Workers
+from assay.train.config import RunConfig
 from assay.train.restored import train
 from assay.train.run import Progress
 
@@ -41,44 +41,32 @@ def train_on_ranks(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     num_threads = max(1, torch.get_num_threads() // num_ranks)
-    ranks: dict[Connection, subprocess.Popen[bytes]] = {}
     failure: Exception | None = None
     finished, stopping, deadline = False, False, math.inf
-    try:
+    with Workers(patience=0) as ranks:
         for rank in range(num_ranks):
             what = num_ranks, num_threads, config, run_dir, data, snapshot_steps
-            environment = _environment(rank, num_ranks, port)
-            process, connection = start_worker(_train_rank, *what, environment=environment)
-            ranks[connection] = process
-        while ranks and time.monotonic() < deadline:
+            ranks.start(_train_rank, *what, environment=_environment(rank, num_ranks, port))
+        while ranks.processes and time.monotonic() < deadline:
             if not stopping and should_stop():
                 stopping = True
-                for connection in ranks:
-                    with suppress(OSError):  # it has died
-                        connection.send("stop")
-            for heard in wait(list(ranks), timeout=0.2):
-                assert isinstance(heard, Connection)
-                try:
-                    message = heard.recv()
-                except (EOFError, OSError):
-                    exit_code = ranks.pop(heard).wait()
-                    if exit_code:  # killed: the errors of the others are its consequence
-                        failure = ChildProcessError(
-                            f"a process of a training on {num_ranks} devices died with exit code {exit_code}"
-                        )
-                else:
-                    if isinstance(message, Exception):
+                ranks.tell_all("stop")
+            for _, message in ranks.heard():
+                match message:
+                    case Ended(exit_code=0):
+                        continue
+                    case Ended(exit_code=code):  # killed: the errors of the others are its consequence
+                        what_died = f"a process of a training on {num_ranks} devices died with exit code {code}"
+                        cure = "see that memory suffices, and repeat the command to resume"
+                        failure = AssayError(what_died, path=run_dir, cure=cure)
+                    case Exception():
                         failure = failure or message
-                    elif isinstance(message, bool):
+                    case bool():
                         finished = message
-                    else:
-                        on_step(*message)
+                    case (step, num_steps):
+                        on_step(step, num_steps)
             if failure is not None:
                 deadline = min(deadline, time.monotonic() + _SECONDS_TO_FAIL)
-    finally:
-        for process in ranks.values():
-            process.kill()
-            process.wait()
     if failure is not None:
         raise failure
     return finished
@@ -123,5 +111,5 @@ def _train_rank(
         connection.send(result.finished)
     except Exception as error:
         # Not every exception can be sent; a plain one with its text always can.
-        known = isinstance(error, (ValueError, FloatingPointError, OSError))
+        known = isinstance(error, (ValueError, OSError))
         connection.send(error if known else RuntimeError(f"{type(error).__name__}: {error}"))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.errors import AssayError
 from assay.files import explain_full_disk, reason, write_whole
 
 _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf)
@@ -99,9 +100,8 @@ def read_lines(path: Path, last_step: int) -> list[str]:
                 kept.append(line.decode())
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if number <= len(lines):
-                raise ValueError(
-                    f"{path} line {number} cannot be read ({reason(error)}): remove that line"
-                ) from error
+                what = f"line {number} cannot be read ({reason(error)})"
+                raise AssayError(what, path=path, cure="remove that line") from error
     return kept
 
 

@@ -1,20 +1,20 @@
-"""Training with loops: train, restore the noisy images with the model, train on, and again.
+"""Training with rounds: train, restore the noisy images with the model, train on, and again.
 
 Below the noise of the images only clean ones teach a model. A restored image is a guess at the clean one, and
-teaches these levels, too: in each loop a noisy image is trained on as it is at levels above its own noise,
-where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every loop restores the
-*original* images, with the model of the loop before, and trains that model on, by default half as long.
+teaches these levels, too: in each round a noisy image is trained on as it is at levels above its own noise,
+where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every round restores the
+*original* images, with the model of the round before, and trains that model on, by default half as long.
 
 An image with missing pixels or seen through a kernel is exact at no level, and its twin is trained on at all.
-Then the first training has twins, too, which are drawn from a Gaussian (`assay.train.gaussian`): loops are an
+Then the first training has twins, too, which are drawn from a Gaussian (`assay.train.gaussian`): rounds are an
 expectation-maximisation that begins with it.
 
-    <run>/loop-0/       the first training, a run like any other
+    <run>/round-0/       the first training, a run like any other
     <run>/restored-1/   a store of the images as the first model restores them
-    <run>/loop-1/       the training on both, from the first model's weights
-    <run>/snapshots/    `final.safetensors`, the last loop's
+    <run>/round-1/       the training on both, from the first model's weights
+    <run>/snapshots/    `final.safetensors`, the last round's
 
-Each of these is whole, absent or resumes, so that a run with loops resumes from wherever it was killed.
+Each of these is whole, absent or resumes, so that a run with rounds resumes from wherever it was killed.
 """
 
 import shutil
@@ -28,29 +28,21 @@ from torch import nn
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Restored, Store, open_store, usable
-from assay.data.view import incomplete, with_uniform_noise
+from assay.data.view import with_uniform_noise
 from assay.devices import NumDevices
 from assay.files import sha256, write_whole
 from assay.generate import SIGMA_MIN, RestoreConfig, lowest_learnt, restore
 from assay.train.config import RunConfig, TrainConfig
+from assay.train.folder import claim_folder, final_path, snapshot_path
 from assay.train.gaussian import fit_gaussian
 from assay.train.loop import train_run
-from assay.train.run import (
-    Progress,
-    Run,
-    TrainResult,
-    claim_folder,
-    flushed_denormals,
-    open_folder,
-    snapshot_path,
-)
+from assay.train.run import Progress, Run, TrainResult, open_run
 
 _BATCH_SIZE = 256  # images restored at once
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
 
 
-@flushed_denormals()
 def train(
     config: RunConfig,
     run_dir: Path,
@@ -64,43 +56,43 @@ def train(
 ) -> TrainResult:
     """Train until finished or `should_stop()`; called again with the same arguments it continues.
 
-    Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/ (with loops:
+    Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/ (with rounds:
     see the head of this module). The same run gives the same bits on a CPU however often it is interrupted.
     Weights are also kept after each of `snapshot_steps`, besides those that the config asks for; steps are
-    counted over all loops.
+    counted over all rounds.
     """
     run_dir = Path(run_dir)
-    source = usable(config.data.open() if source is None else source, config.data.seed)
-    with open_folder(config, run_dir, source, device, devices, num_nodes) as fabric:
-        if config.train.loops:
-            return _train_loops(config, run_dir, source, fabric, snapshot_steps, on_progress, should_stop)
+    source = usable(config.data.prepared().open() if source is None else source, config.data.seed)
+    with open_run(config, run_dir, source, device, devices, num_nodes) as fabric:
+        if config.train.rounds:
+            return _train_rounds(config, run_dir, source, fabric, snapshot_steps, on_progress, should_stop)
         run = Run(config, run_dir, source, fabric, snapshot_steps=snapshot_steps)
         return train_run(run, on_progress, should_stop)
 
 
-def loop_path(run_dir: Path, loop: int) -> Path:
-    """The folder of one loop of a run with loops; 0 is the first training."""
-    return run_dir / f"loop-{loop}"
+def round_path(run_dir: Path, number: int) -> Path:
+    """The folder of one round; 0 is the first training."""
+    return run_dir / f"round-{number}"
 
 
-def loop_ends(settings: TrainConfig) -> list[int]:
-    """The step at which each loop ends, counted over all; the first is the end of the first training."""
-    return [settings.num_steps + loop * settings.num_loop_steps for loop in range(settings.loops + 1)]
+def round_ends(settings: TrainConfig) -> list[int]:
+    """The step at which each round ends, counted over all; the first is the end of the first training."""
+    return [settings.num_steps + number * settings.num_round_steps for number in range(settings.rounds + 1)]
 
 
 def snapshot_at(settings: TrainConfig, run_dir: Path, step: int) -> Path:
-    """Where the weights after a step, counted over all loops, are kept, if that was asked for."""
-    if not settings.loops:
+    """Where the weights after a step, counted over all rounds, are kept, if that was asked for."""
+    if not settings.rounds:
         return snapshot_path(run_dir, step)
-    ends = loop_ends(settings)
-    loop = bisect_left(ends, step)
-    folder = loop_path(run_dir, loop)
-    if step == ends[loop]:
-        return folder / "snapshots" / "final.safetensors"
-    return snapshot_path(folder, step - (ends[loop - 1] if loop else 0))
+    ends = round_ends(settings)
+    number = bisect_left(ends, step)
+    folder = round_path(run_dir, number)
+    if step == ends[number]:
+        return final_path(folder)
+    return snapshot_path(folder, step - (ends[number - 1] if number else 0))
 
 
-def _train_loops(
+def _train_rounds(
     config: RunConfig,
     run_dir: Path,
     source: ImageSource,
@@ -109,24 +101,24 @@ def _train_loops(
     on_progress: OnProgress,
     should_stop: ShouldStop,
 ) -> TrainResult:
-    settings, final = config.train, run_dir / "snapshots" / "final.safetensors"
+    settings, final = config.train, final_path(run_dir)
     total = settings.total_steps
     if fabric.is_global_zero:
-        claim_folder(config, run_dir, source, [])
+        claim_folder(config, run_dir, source)
     if final.exists():
         return TrainResult(run_dir, total, True, final)
     source = with_uniform_noise(source, config.data.seed, allow_incomplete=True)
-    is_incomplete = bool(incomplete(source).any())
+    is_incomplete = bool(source.incomplete.any())
     start, before, images = None, 0, source
-    for loop, end in enumerate(loop_ends(settings)):
-        if loop or is_incomplete:
-            twins = _restored(config, run_dir, loop, source, start, fabric, should_stop)
+    for number, end in enumerate(round_ends(settings)):
+        if number or is_incomplete:
+            twins = _restored(config, run_dir, number, source, start, fabric, should_stop)
             if twins is None:
                 return TrainResult(run_dir, before, False, final)
             images = Restored(source, twins, settings.restore.trust == "everywhere")
         steps = {step - before for step in snapshot_steps}
-        folder = loop_path(run_dir, loop)
-        run = Run(_config_of(config, loop), folder, images, fabric, start, before, steps)
+        folder = round_path(run_dir, number)
+        run = Run(_config_of(config, number), folder, images, fabric, start, before, steps)
 
         def tell(now: Progress, before: int = before) -> None:
             on_progress(replace(now, step=before + now.step, num_steps=total))
@@ -135,7 +127,7 @@ def _train_loops(
         if not trained.finished:
             return TrainResult(run_dir, before + trained.step, False, final)
         if fabric.is_global_zero:
-            shutil.rmtree(folder / "state", ignore_errors=True)  # a finished loop needs no optimizer
+            shutil.rmtree(folder / "state", ignore_errors=True)  # a finished round needs no optimizer
         start, before = trained.checkpoint, end
     assert start is not None
     if fabric.is_global_zero:
@@ -145,28 +137,28 @@ def _train_loops(
     return TrainResult(run_dir, total, True, final)
 
 
-def _config_of(config: RunConfig, loop: int) -> RunConfig:
-    """The config of one loop as a run of its own; it is the same whatever the number of loops to follow."""
-    changes: dict[str, object] = {"loops": loop}
-    if loop:
-        changes |= {"num_steps": config.train.num_loop_steps, "init_from": None, "continue_from": None}
+def _config_of(config: RunConfig, number: int) -> RunConfig:
+    """The config of one round as a run of its own; it is the same whatever the number of rounds to follow."""
+    changes: dict[str, object] = {"rounds": number}
+    if number:
+        changes |= {"num_steps": config.train.num_round_steps, "init_from": None, "continue_from": None}
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
 def _restored(
     config: RunConfig,
     run_dir: Path,
-    loop: int,
+    number: int,
     source: ImageSource,
     checkpoint: Path | None,
     fabric: Fabric,
     should_stop: ShouldStop,
 ) -> Store | None:
-    """The images as the model of the loop before restores them; None if asked to stop meanwhile.
+    """The images as the model of the round before restores them; None if asked to stop meanwhile.
 
-    Before the first loop there is no `checkpoint`, and a Gaussian completes them.
+    Before the first round there is no `checkpoint`, and a Gaussian completes them.
     """
-    path, chosen = run_dir / f"restored-{loop}", config.train.restore
+    path, chosen = run_dir / f"restored-{number}", config.train.restore
 
     def check(done: int, total: int) -> None:
         if should_stop():
@@ -174,7 +166,9 @@ def _restored(
 
     done = True
     if fabric.is_global_zero and not (path / "meta.json").exists():
-        how = RestoreConfig(method=chosen.method, num_steps=chosen.num_steps, keep=chosen.keep ** max(loop, 1))
+        how = RestoreConfig(
+            method=chosen.method, num_steps=chosen.num_steps, keep=chosen.keep ** max(number, 1)
+        )
         denoiser: nn.Module
         if checkpoint is None:
             denoiser, stop_at, made_by = fit_gaussian(source, seed=config.train.seed), SIGMA_MIN, "a Gaussian"
@@ -182,7 +176,7 @@ def _restored(
             loaded, made_by = load_checkpoint(checkpoint), sha256(checkpoint)
             denoiser, stop_at = loaded.denoiser, lowest_learnt(loaded.info)
         denoiser = denoiser.to(fabric.device).eval()
-        arguments = (how, stop_at, config.train.seed + loop, _BATCH_SIZE, fabric.device, check)
+        arguments = (how, stop_at, config.train.seed + number, _BATCH_SIZE, fabric.device, check)
         try:
             restore(denoiser, source, path, made_by, *arguments)
         except _Stopped:

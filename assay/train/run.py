@@ -1,19 +1,8 @@
-"""A run: the folder it lives in, the devices it uses, how it resumes and what it records.
-
-config.json    what was asked, the network, the fingerprint of the data
-state/         the last two states (see `assay.train.state`)
-metrics.jsonl  one line every `log_every` steps
-samples/       pictures of what the EMA weights generate
-snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
-averages/      weights averaged in two ways, to choose the EMA's length from (see `assay.train.average`)
-
-With `train.loops` all but config.json and the final snapshot lies in `loop-0/`, `loop-1/` and so on, beside the
-restored images of each loop (see `assay.train.restored`).
-"""
+"""A run: the devices it uses, how it resumes, what it records and saves; all that surrounds the loop."""
 
 import copy
-import json
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -24,40 +13,32 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from torch import Tensor
 
-import assay
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
 from assay.data.loader import prepared_ahead
 from assay.data.picture import image_grid
-from assay.data.view import convolved, stream
+from assay.data.view import stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, open_fabric, shard
-from assay.files import differences, hold_lock, naming, remove_leftovers, write_whole
-from assay.nets import build_denoiser
-from assay.noise import LogNormal
+from assay.errors import AssayError
+from assay.files import decoding, hold_lock, remove_leftovers, write_whole
+from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train.average import LENGTHS, save_averages
-from assay.train.config import RunConfig, TrainConfig
-from assay.train.muon import Muon
+from assay.train.config import RunConfig
+from assay.train.folder import claim_folder, final_path, find_continued, snapshot_path
+from assay.train.optimizer import make_optimizer
 from assay.train.record import LossBySigma, Recorder, diagnose
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors, whole
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
 _MAX_UNREAD = 100  # steps whose losses are left on the device
+_DIVERGED = 100.0  # a last loss this many times that of a network without output means that training failed
 _NUM_PICTURED = 64
 _MAX_LEVELS = 100  # kept in a checkpoint's header
-
-
-@contextmanager
-def flushed_denormals() -> Iterator[None]:
-    """Round the tiny numbers of a fading EMA to zero: they would cost microseconds each."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
+_CALM = "lower train.lr, raise train.lr_ramp_images or set train.clip_grad, e.g. to 1.0"
 
 
 @dataclass(frozen=True)
@@ -86,13 +67,8 @@ class TrainResult:
 
 
 @contextmanager
-def open_folder(
-    config: RunConfig,
-    run_dir: Path,
-    source: ImageSource,
-    device: str,
-    devices: NumDevices,
-    num_nodes: int,
+def open_run(
+    config: RunConfig, run_dir: Path, source: ImageSource, device: str, devices: NumDevices, num_nodes: int
 ) -> Iterator[Fabric]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
     check_run(config, source)
@@ -101,111 +77,111 @@ def open_folder(
     check_ranks(config, fabric.world_size)
     busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
     with (
-        _gpu_switches(config),
+        _switches(config),
+        _lost_rank_named(run_dir, fabric.world_size),
         hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext(),
     ):
         yield fabric
 
 
 @contextmanager
-def _gpu_switches(config: RunConfig) -> Iterator[None]:
-    """Let GPUs be as fast as the config allows; a CPU does not care."""
+def _switches(config: RunConfig) -> Iterator[None]:
+    """Let GPUs be as fast as the config allows, and round the tiny numbers of a fading EMA to zero on CPUs."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = config.train.tf32
     cudnn.benchmark = config.train.cudnn_benchmark
+    torch.set_flush_denormal(True)  # they would cost microseconds each
     try:
         yield
     finally:
+        torch.set_flush_denormal(False)
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
+@contextmanager
+def _lost_rank_named(run_dir: Path, num_ranks: int) -> Iterator[None]:
+    """Say that another process died, where all that this one hears of it is a broken connection."""
+    parent = os.getppid()
+    try:
+        yield
+    except RuntimeError as error:
+        time.sleep(0.5 if num_ranks > 1 else 0)  # for a dying process to be dead
+        if num_ranks == 1 or not (os.getppid() != parent or _has_dead_child()):
+            raise
+        what = f"another of the {num_ranks} processes of this training died"
+        cure = "see that memory suffices, and repeat the command to resume"
+        raise AssayError(what, path=run_dir, cure=cure) from error
+
+
+def _has_dead_child() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # there is no child
+        return False
+
+
 def check_run(config: RunConfig, source: ImageSource) -> None:
-    """Reject, before any work, settings that do not fit each other or these images."""
+    """Reject, before any work, settings that do not fit these images or this machine."""
     settings = config.train
-    config.net_config(source)
+    _check_network(config.net_config(source))
+    settings.noise_distribution()
+    settings.own_loss()
     config.sample.for_levels(source.sigma_tn.unique().tolist())
-    if settings.batch_size % settings.accumulate:
-        raise ValueError(
-            f"train.batch_size = {settings.batch_size} is not a multiple of "
-            f"train.accumulate = {settings.accumulate}"
-        )
-    if settings.optimizer == "muon" and settings.weight_decay_kind == "l2" and settings.weight_decay:
-        raise ValueError("train.weight_decay_kind = l2 adds to Adam's gradient: muon decays decoupled only")
-    if settings.strategy == "fsdp" and (settings.optimizer == "muon" or settings.precision == "fp16"):
-        raise ValueError(
-            "train.strategy = fsdp splits the matrices that muon needs whole, and cannot scale the gradients "
-            "of fp16: use adam with precision 32 or bf16, or strategy ddp"
-        )
     if settings.batch_size > len(source):
-        raise ValueError(
-            f"train.batch_size = {settings.batch_size} is larger than the data: {source.name} has "
-            f"{len(source)} images"
-        )
-    if not settings.loops and (num_convolved := int(convolved(source).sum())):
-        raise ValueError(
+        what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
+        raise AssayError(what, key="train.batch_size", cure="lower it")
+    if not settings.rounds and (num_convolved := int(source.convolved.sum())):
+        what = (
             f"{num_convolved} of the {len(source)} images of {source.name} were convolved with a kernel, and "
-            "would be learnt as they are, e.g. blurred: set train.loops, e.g. to 3"
+        )
+        raise AssayError(
+            what + "would be learnt as they are, e.g. blurred", key="train.rounds", cure="set e.g. 3"
         )
     highest = source.sigma_tn.max().item()
     if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
-        raise ValueError(
-            "train.consistency teaches levels below the images' noise, but no image is noisier than "
-            f"sigma_min = {settings.consistency.sigma_min:g}: set train.consistency.coefficient = 0"
+        what = "teaches levels below the images' noise, but no image is noisier than sigma_min = "
+        what += f"{settings.consistency.sigma_min:g}"
+        raise AssayError(what, key="train.consistency.coefficient", cure="set it to 0")
+
+
+def _check_network(config: NetConfig) -> None:
+    """Reject a network whose weights, gradients and moments alone are larger than this machine's memory.
+
+    And a module that was passed in and gives something else than an image.
+    """
+    if isinstance(config, PassedConfig):
+        x = torch.zeros(2, *config.image_shape)
+        label = torch.zeros(2, dtype=torch.long) if config.num_classes else None
+        with decoding(config.name, "see how assay.denoise.Preconditioned calls a network"), torch.no_grad():
+            shape = config.build()(x, torch.zeros(2), label, None).shape
+        if shape != x.shape:
+            raise AssayError(f"{config.name} gives {tuple(shape)} for images {tuple(x.shape)}", key="net")
+    try:
+        with torch.device("meta"):
+            num_bytes = 16 * sum(weight.numel() for weight in build_denoiser(config).parameters())
+    except (RuntimeError, OverflowError) as error:  # sizes that no number of torch holds
+        raise AssayError(f"no such network can be built ({error})", key="net", cure="make it smaller") from None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > memory:
+        what = (
+            f"training needs {num_bytes / 1e9:.3g} GB for the weights, and this machine has {memory / 1e9:.3g}"
         )
+        raise AssayError(what, key="net", cure="make it smaller")
 
 
 def check_ranks(config: RunConfig, num_ranks: int) -> None:
     """Reject batches that do not split evenly over the devices."""
     at_once = config.train.batch_size // config.train.accumulate
     if at_once % num_ranks:  # ranks have equal weight, so images of a smaller share would count more
-        raise ValueError(
-            f"train.batch_size / train.accumulate = {at_once} images do not split evenly over {num_ranks} "
-            f"devices: make it a multiple of {num_ranks}"
-        )
-
-
-def make_optimizer(denoiser: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of a run."""
-    options: dict[str, Any] = {
-        "lr": settings.lr,
-        "betas": settings.betas,
-        "weight_decay": settings.weight_decay,
-        "fused": settings.precision != "fp16",  # fp16 scales gradients between backward and step
-    }
-    match settings.optimizer, settings.weight_decay_kind:
-        case "muon", _:
-            return Muon(denoiser.named_parameters(), **options)
-        case _, "decoupled":
-            return torch.optim.AdamW(denoiser.parameters(), **options)
-        case _:
-            return torch.optim.Adam(denoiser.parameters(), **options)
-
-
-@dataclass(frozen=True)
-class _Continued:
-    """The state of the run to continue, and what is recorded about it."""
-
-    state: tuple[dict[str, Tensor], dict[str, Any]]
-    lineage: list[dict[str, Any]]
-    same_data: bool
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """A run's config.json, with at least `fingerprint` (`data`, `run`), `config` (`train`) and `net`."""
-    with naming(path, "restore it, or train into another folder"):
-        found = json.loads(path.read_bytes())
-        parts = found["fingerprint"], found["config"], found["config"]["train"], found["net"]
-        if not all(isinstance(part, dict) for part in parts):
-            raise ValueError("its parts are not objects")
-        found["fingerprint"]["data"], found["fingerprint"]["run"]
-    return dict(found)
+        what = f"{at_once} images at a time do not split evenly over {num_ranks} devices"
+        raise AssayError(what, key="train.batch_size", cure=f"make it a multiple of {num_ranks}")
 
 
 class Run:
     """Everything around the loop: built or resumed on creation, saved as it goes.
 
-    A loop over restored images is a run that begins with the weights `start`, after `steps_before` steps.
+    A round over restored images is a run that begins with the weights `start`, after `steps_before` steps.
     """
 
     def __init__(
@@ -220,60 +196,69 @@ class Run:
     ) -> None:
         settings = config.train
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
-        self.sample = config.sample.for_levels(source.sigma_tn.unique().tolist())
-        self.net_config = config.net_config(source)
+        self.net_config, self.final = config.net_config(source), final_path(run_dir)
         self.steps_before = steps_before
-        # Loops over the same images draw other noise.
-        self.seed = stream(settings.seed, "loop", settings.loops).initial_seed() if start else settings.seed
-        self.continued = self._find_continued()
-        if self.fabric.is_global_zero:
+        self.snapshot_steps = frozenset(snapshot_steps)  # besides those of the config
+        # Rounds over the same images draw other noise.
+        self.seed = stream(settings.seed, "loop", settings.rounds).initial_seed() if start else settings.seed
+        self.continued = find_continued(config, run_dir, source)
+        if fabric.is_global_zero:
             remove_leftovers(run_dir)
-            claim_folder(config, run_dir, source, [] if self.continued is None else self.continued.lineage)
-
-        self.denoiser = build_denoiser(self.net_config, settings.seed)
-        if (first := start or settings.init_from) is not None:
-            self._load_weights(first)
-        self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(self.fabric.device)
-        self.averages = [copy.deepcopy(self.ema) for _ in LENGTHS] if settings.average_every else []
-        self._modules = {"model": self.denoiser, "ema": self.ema}
-        self._modules |= {f"average_{number}": average for number, average in enumerate(self.averages)}
-        if settings.compile:  # after the copy: the average stays a plain module with the same names
-            self.denoiser.compile()
-        self.model = self.fabric.setup_module(self.denoiser)
-        self.model.train()
-        self._is_sharded = isinstance(fabric.strategy, ModelParallelStrategy)
-        if isinstance(fabric.strategy, ModelParallelStrategy):
-            for average in (self.ema, *self.averages):
-                shard(average, fabric.strategy.device_mesh)
-        optimizer = make_optimizer(self.denoiser, settings)  # of weights that have been shared out
-        self.rates = [group["lr"] for group in optimizer.param_groups]
-        self.optimizer: Any = self.fabric.setup_optimizers(optimizer)
+            claim_folder(config, run_dir, source, self.continued)
+        self._build(start or settings.init_from)
         self.loader = Loader(
-            self.source,
+            source,
             settings.batch_size // settings.accumulate,
             self.seed,
-            LogNormal(settings.sigma_mean, settings.sigma_std),
+            settings.noise_distribution(),
             settings.pairing,
             settings.augment.build(),
-            self.fabric.global_rank,
-            self.fabric.world_size,
+            fabric.global_rank,
+            fabric.world_size,
         )
-        self.highest_level = self.source.sigma_tn.max().item()
+        self.highest_level = source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
-        self.snapshot_steps = frozenset(snapshot_steps)  # besides those of the config
-        self.by_sigma = LossBySigma(self.source.sigma_tn)
+        self.last_loss: float | None = None  # recorded
+        self._continued_at = 0 if self.continued is None else int(self.continued.state[1]["step"])
+        self.by_sigma = LossBySigma(source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
         self._norms: list[Tensor] = []  # of the gradient of each step
         self.was_finished = self.final.exists()
         self._resume()
         self.first_step, self.started = self.step, time.perf_counter()
-        records = self.fabric.is_global_zero and not self.was_finished
+        records = fabric.is_global_zero and not self.was_finished
         self.recorder = Recorder(run_dir, self.step) if records else None
 
-    @property
-    def final(self) -> Path:
-        """The finished run's checkpoint."""
-        return final_path(self.run_dir)
+    def _build(self, start: Path | None) -> None:
+        """The network, its averages and its optimizer, on their devices."""
+        settings, fabric = self.config.train, self.fabric
+        self.denoiser = build_denoiser(self.net_config, settings.seed)
+        if start is not None:
+            self._load_weights(start)
+        self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(fabric.device)
+        self.averages = [copy.deepcopy(self.ema) for _ in LENGTHS] if settings.average_every else []
+        self._modules = {"model": self.denoiser, "ema": self.ema}
+        self._modules |= {f"average_{number}": average for number, average in enumerate(self.averages)}
+        if settings.compile:  # after the copy: the average stays a plain module with the same names
+            self.denoiser.compile()
+        self.model = fabric.setup_module(self.denoiser)
+        self.model.train()
+        self._is_sharded = isinstance(fabric.strategy, ModelParallelStrategy)
+        if isinstance(fabric.strategy, ModelParallelStrategy):
+            for average in (self.ema, *self.averages):
+                shard(average, fabric.strategy.device_mesh)
+        optimizer = make_optimizer(self.denoiser, self.net_config, settings)  # of weights that were shared out
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.optimizer: Any = fabric.setup_optimizers(optimizer)
+
+    def _load_weights(self, path: Path) -> None:
+        mine, theirs = self.denoiser.state_dict(), load_checkpoint(path).denoiser.state_dict()
+        for key in sorted(mine.keys() | theirs.keys()):
+            shapes = [tuple(side[key].shape) if key in side else "nothing" for side in (theirs, mine)]
+            if shapes[0] != shapes[1]:
+                what = f"is of another network: {key} is {shapes[0]} there and {shapes[1]} here"
+                raise AssayError(what, path=path, key="train.init_from")
+        self.denoiser.load_state_dict(theirs)
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
@@ -325,11 +310,10 @@ class Run:
             self.num_skipped_in_a_row = (self.num_skipped_in_a_row + 1) * bad
             if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
                 index, sigma_t, loss = (column.cpu() for column in self._seen[(number + 1) * num_parts - 1])
-                where = diagnose(index, sigma_t, loss, self.by_sigma.edges)
-                raise FloatingPointError(
-                    f"step {self.step - len(norms) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
-                    f"without a finite gradient; {where}. Lower train.lr or look at these images; the last "
-                    "state is kept"
+                what = f"step {self.step - len(norms) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
+                what += f"without a finite gradient; {diagnose(index, sigma_t, loss, self.by_sigma.edges)}"
+                raise AssayError(
+                    what, path=self.run_dir, key="train.lr", cure=f"{_CALM}, or look at these images"
                 )
         _, sigma_t, loss = (torch.cat(column) for column in zip(*self._seen, strict=True))
         self.by_sigma.add(sigma_t, loss)
@@ -377,57 +361,28 @@ class Run:
             self._catch_up()
             self._save_state()
             if finished:
+                self._check_learnt()
                 self._save_checkpoint(self.final)
         if self.recorder is not None:
             self.recorder.close()
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, self.final)
 
-    def _load_weights(self, path: Path) -> None:
-        loaded = load_checkpoint(path)
-        mine, theirs = self.denoiser.state_dict(), loaded.denoiser.state_dict()
-        for key in sorted(mine.keys() | theirs.keys()):
-            if key not in mine or key not in theirs or mine[key].shape != theirs[key].shape:
-                shapes = [tuple(side[key].shape) if key in side else "nothing" for side in (theirs, mine)]
-                raise ValueError(
-                    f"{path} is of another network: {key} is {shapes[0]} there and {shapes[1]} here"
-                )
-        self.denoiser.load_state_dict(theirs)
+    def _check_learnt(self) -> None:
+        """Reject a model that is no model: its weights or last losses are not finite, or enormous.
 
-    def _find_continued(self) -> "_Continued | None":
-        """The run to continue, if there is one and this run has not started; checked against this one."""
-        folder, settings = self.config.train.continue_from, self.config.train
-        if folder is None or (self.run_dir / "config.json").exists():
-            return None
-        state = load_state(folder / "state", remove_damaged=False)
-        if state is None or not (folder / "config.json").is_file():
-            raise ValueError(
-                f"train.continue_from = {folder}: there is no run with a saved state in that folder"
+        With our preconditioning a network without output has a loss of at most max(1, E x^2 / sigma_data^2).
+        """
+        x = self.source.read(torch.arange(min(len(self.source), 256)))
+        nothing = max(1.0, x.nan_to_num().square().mean().item() / self.net_config.sigma_data**2)
+        finite = torch.stack([whole(weight).isfinite().all() for weight in self.ema.parameters()]).all().item()
+        if not finite or self.last_loss is None or self.last_loss > _DIVERGED * nothing:
+            found = "is not finite" if self.last_loss is None else f"is {self.last_loss:.3g}"
+            what = f"the training has diverged: its last loss {found}, without any output of the network it "
+            what += f"would be about {nothing:.3g}"
+            raise AssayError(
+                what, path=self.run_dir, key="train.lr", cure=f"{_CALM}, and train into another folder"
             )
-        theirs = read_run(folder / "config.json")
-        step, here = state[1]["step"], self.config.model_dump(mode="json")
-        different = differences(theirs["net"], self.net_config.model_dump(mode="json"))
-        settings_there = {"optimizer": "adam", **theirs["config"]["train"]}
-        # Steps are counted in batches, and a state holds the moments of one optimizer.
-        for name in ("batch_size", "accumulate", "optimizer"):
-            if settings_there[name] != here["train"][name]:
-                different.append(f"train.{name}: {settings_there[name]} there, {here['train'][name]} here")
-        if different:
-            raise ValueError(
-                f"train.continue_from = {folder} is of another network, batch or optimizer "
-                f"({'; '.join(different)})"
-            )
-        if step >= settings.num_steps:
-            raise ValueError(
-                f"train.continue_from = {folder} is at step {step} already: set train.num_steps above that"
-            )
-        parent = {
-            "fingerprint": theirs["fingerprint"],
-            "step": step,
-            "changed": differences(theirs["config"], here),
-        }
-        same_data = theirs["fingerprint"]["data"] == self.source.fingerprint
-        return _Continued(state, [*theirs.get("lineage", []), parent], same_data)
 
     def _resume(self) -> None:
         if self.was_finished:  # its states may be gone, and nothing is left to do
@@ -436,16 +391,14 @@ class Run:
         state = self.continued.state if self.continued is not None else load_state(self.run_dir / "state")
         if state is None:
             if self.config.train.continue_from is not None:
-                raise ValueError(f"{self.run_dir} has lost its states: remove it and continue again")
+                raise AssayError("has lost its states", path=self.run_dir, cure="remove it and continue again")
             return
         tensors, info = state
         if self.averages and not any(key.startswith("average_") for key in tensors):
-            raise ValueError(
-                "train.average_every needs averages from the first step on, and the state to continue from has "
-                "none: leave it out"
-            )
+            what = "needs averages from the first step on, and the state to continue from has none"
+            raise AssayError(what, key="train.average_every", cure="leave it out")
         unpack_tensors(tensors, self._modules, self.optimizer)
-        self.step, self.num_skipped = info["step"], info["num_skipped"]
+        self.step, self.num_skipped, self.last_loss = info["step"], info["num_skipped"], info["last_loss"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
         if self.fabric.is_global_zero and (self.continued is None or self.continued.same_data):
@@ -464,6 +417,7 @@ class Run:
             "num_skipped": self.num_skipped,
             "num_skipped_in_a_row": self.num_skipped_in_a_row,
             "by_sigma": totals.tolist(),
+            "last_loss": self.last_loss,
         }
         save_state(self.run_dir / "state", self.step, tensors, info)
 
@@ -489,8 +443,12 @@ class Run:
 
     def _record(self, images_per_second: float) -> None:
         self.by_sigma.totals = self._sum_over_ranks(self.by_sigma.totals)
+        sums, counts = self.by_sigma.totals.sum(1).tolist()
+        steps = self.step % self.config.train.log_every or self.config.train.log_every
+        steps = min(steps, self.step - self._continued_at)  # what it continues has recorded its own
+        mostly_finite = counts > 0.5 * steps * self.config.train.batch_size
+        self.last_loss = sums / counts if mostly_finite else None
         if self.recorder is not None:
-            sums, counts = self.by_sigma.totals.sum(1).tolist()
             self.recorder.add(
                 {
                     "step": self.step,
@@ -515,7 +473,7 @@ class Run:
             num_images=len(self.source),
             seed=self.config.train.seed,
             consistency=self.config.train.consistency.coefficient > 0,
-            loops=self.config.train.loops,
+            rounds=self.config.train.rounds,
             num_images_seen=(self.steps_before + self.step) * self.config.train.batch_size,
             physical_range=self.source.physical_range,
             label_names=self.source.class_names,
@@ -528,52 +486,10 @@ class Run:
         shape, num_classes = self.net_config.image_shape, self.net_config.num_classes
         label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None
         seeds, device = range(_NUM_PICTURED), self.fabric.device
-        batch = next(self.sample.generate(ema.to(device), seeds, shape, label, _NUM_PICTURED, device))
+        sample = self.config.sample.for_levels(self.source.sigma_tn.unique().tolist())
+        batch = next(sample.generate(ema.to(device), seeds, shape, label, _NUM_PICTURED, device))
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
             image_grid(batch.images, 8).save(partial)
-
-
-def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource, lineage: list[dict[str, Any]]) -> None:
-    """Write config.json, or make sure that the folder belongs to this very run."""
-    path = run_dir / "config.json"
-    identity = {"data": source.fingerprint, "run": config.fingerprint(source)}
-    if path.exists():
-        found = read_run(path)
-        known, config_there = found["fingerprint"], found["config"]
-        if known["data"] != identity["data"]:
-            raise ValueError(
-                f"{run_dir} was trained on other images: {source.name} has changed since the run "
-                "began. Restore the store, or train into another folder"
-            )
-        if known["run"] != identity["run"]:
-            here = config.model_dump(mode="json")
-            for same in ("data", "sample"):  # wherever the images lie, however pictures are sampled
-                here[same] = config_there.get(same)
-            different = differences(config_there, here)
-            raise ValueError(
-                f"{run_dir} holds a run with another config ({'; '.join(different)}): train into another folder"
-            )
-        return
-    record = {
-        "assay": assay.__version__,
-        "fingerprint": identity,
-        "data": {"name": source.name, "num_images": len(source)},
-        "config": config.model_dump(mode="json"),
-        "net": config.net_config(source).model_dump(mode="json"),
-        "lineage": lineage,
-    }
-    with write_whole(path) as partial:
-        partial.write_text(json.dumps(record, indent=2))
-
-
-def final_path(run_dir: Path) -> Path:
-    """Where the weights of a finished run are."""
-    return run_dir / "snapshots" / "final.safetensors"
-
-
-def snapshot_path(run_dir: Path, step: int) -> Path:
-    """Where the weights after a step are kept, if that was asked for."""
-    return run_dir / "snapshots" / f"{step:09d}.safetensors"
 
 
 def noise_levels(sigma_tn: Tensor) -> tuple[tuple[float, float], ...]:

@@ -6,7 +6,6 @@ returns its contents as plain values and arrays. `has_checksum` says whether oth
 the right ones; what has no checksum may be read as other contents, but not in any other way.
 """
 
-import base64
 import gzip
 import io
 import json
@@ -15,6 +14,7 @@ import pickle
 import shutil
 import struct
 import tarfile
+import tempfile
 import warnings
 import zipfile
 import zlib
@@ -40,32 +40,36 @@ from assay.checkpoint import (
     save_tensors,
 )
 from assay.data import open_store
+from assay.data.convert import PackConfig
 from assay.data.export import Target
-from assay.data.levels import read_annotations
-from assay.data.operators import with_kernel, with_kspace
-from assay.data.pack import PackSource, pack_shards
-from assay.data.readers import RawImages, read_any, with_map
+from assay.data.levels import read_levels as read_noise_levels
+from assay.data.pack import open_source, pack_shards
+from assay.data.readers import RawImages, read_any
+from assay.data.spec import SourceSpec
 from assay.data.store import PackedImage, Store, write_store
+from assay.errors import AssayError
 from assay.figure import Panel
 from assay.files import sha256
 from assay.metrics.classifier import Classifier
-from assay.metrics.evaluate import Evaluation, reference_from_images
+from assay.metrics.evaluate import Evaluation
 from assay.metrics.extract import load_extractor, read_classifier
-from assay.metrics.score import Score, ScoreConfig, load_score
+from assay.metrics.held_out import HeldOutConfig, HeldOutLoss, load_held_out_loss, save_held_out_loss
+from assay.metrics.reference import reference_from_images
 from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
 from assay.metrics.tune import Tuned, load_tuned, tuned_path
 from assay.mixture.samples import read_mixture, read_samples, write_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
-from assay.outcome import Outcome, Setting, load_outcome, write_outcomes
-from assay.pricing.table import PAPER, read_comparable
+from assay.outcome import Configuration, Outcome, load_outcome, write_outcomes
+from assay.pricing import PAPER, price_all, read_levels
 from assay.sample import SampleConfig
-from assay.study.report import level_panels, training_panels
-from assay.study.run import read_along
+from assay.settings import read_toml
+from assay.study.report import along_panels
 from assay.study.spec import DEMO, read_study
+from assay.study.stages import read_along
 from assay.train.average import average_checkpoint, save_averages
-from assay.train.config import read_config, read_toml
+from assay.train.config import read_config
+from assay.train.folder import read_run
 from assay.train.record import read_lines
-from assay.train.run import read_run
 from assay.train.state import load_state, save_state
 from tests.studies import SPEC
 from tests.test_data_scientific import WRITERS
@@ -99,7 +103,7 @@ def _contents(raw: RawImages) -> Any:
     images = range(len(raw.names))[:_MAX_READ]
     maps = [raw.sigma_map(i) for i in images] if raw.sigma_map else None
     operators = [raw.operator(i, (8, 8), (8, 8)) for i in images] if raw.operator else None
-    return raw.label, raw.class_names, raw.sigma_tn, [raw.pixels(i) for i in images], maps, operators
+    return raw.label, raw.class_names, raw.levels, [raw.pixels(i) for i in images], maps, operators
 
 
 def _folder(path: Path) -> Any:
@@ -268,7 +272,7 @@ def _sigma_map(folder: Path) -> Path:
 
 
 def _read_sigma_map(path: Path) -> Any:
-    return _contents(with_map(read_any(str(path.with_name("images.npy"))), path))
+    return _read_operator("map")(path)
 
 
 def _operator(values: np.ndarray) -> Callable[[Path], Path]:
@@ -280,8 +284,12 @@ def _operator(values: np.ndarray) -> Callable[[Path], Path]:
     return make
 
 
-def _read_operator(read: Callable[[RawImages, Path], RawImages]) -> Callable[[Path], Any]:
-    return lambda path: _contents(read(read_any(str(path.with_name("images.npy"))), path))
+def _read_operator(key: str) -> Callable[[Path], Any]:
+    def read(path: Path) -> Any:
+        spec = SourceSpec(path=str(path.with_name("images.npy")), **{key: path})  # type: ignore[arg-type]
+        return _contents(open_source(spec, PackConfig()))
+
+    return read
 
 
 # --- our own files -----------------------------------------------------------------------------------------
@@ -314,7 +322,7 @@ def _store(file: str) -> Callable[[Path], Path]:
 def _shards(file: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         shutil.rmtree(folder / "store", ignore_errors=True)
-        pack_shards([PackSource(read_any(str(_npz(folder))), sigma=0.1)], folder / "store", 2)
+        pack_shards(SourceSpec(path=str(_npz(folder)), sigma=0.1), folder / "store", 2)
         return folder / "store" / file
 
     return make
@@ -364,8 +372,9 @@ def _averages(folder: Path) -> Path:
 
 
 def _read_averages(path: Path) -> Any:
-    average_checkpoint(path.parents[1], 0.08, path.parents[1] / "average.safetensors")
-    return _weights(load_checkpoint(path.parents[1] / "average.safetensors"))
+    with tempfile.TemporaryDirectory() as folder:
+        average_checkpoint(path.parents[1], 0.08, Path(folder) / "average.safetensors")
+        return _weights(load_checkpoint(Path(folder) / "average.safetensors"))
 
 
 def _classifier(folder: Path) -> Path:
@@ -374,7 +383,7 @@ def _classifier(folder: Path) -> Path:
 
 
 def _read_classifier(path: Path) -> Any:
-    found = read_classifier(path, (1, 4, 4), "cpu")
+    found = read_classifier(path, (1, 4, 4))
     return found.network.state_dict(), found.accuracy
 
 
@@ -411,7 +420,7 @@ def _read_state(path: Path) -> Any:
         try:
             return load_state(path.parent)
         except UserWarning as warning:  # a damaged state is not used, and the user is told
-            raise ValueError(str(warning)) from warning
+            raise AssayError(str(warning), cure="resume") from warning
 
 
 def _exported(kind: str, file: str) -> Callable[[Path], Path]:
@@ -468,8 +477,8 @@ def _text(name: str, text: str) -> Callable[[Path], Path]:
     return make
 
 
-def _panels(panels: dict[str, Panel]) -> Any:
-    return {name: asdict(panel) for name, panel in panels.items()}
+def _panels(panels: list[Panel]) -> Any:
+    return [asdict(panel) for panel in panels]
 
 
 def _job(folder: Path) -> Path:
@@ -509,23 +518,31 @@ _RUN = json.dumps(
     {"assay": "0.2.0", "fingerprint": {"data": "a1", "run": "b2"}, "config": {"train": {}}, "net": {}}
 )
 _JOB = {"seeds": 10, "sample": {"num_steps": 4}}
-_TRAINING = "curve,setting,step,loss,fd\n1,10 clean,1,0.5,\n1,10 clean,2,0.25,\n2,10 clean,2,,3.5\n"
-_LEVELS = "kind,setting,sigma,value,error\nerror,10 clean,0.5,0.25,0.125\ndifference,10 clean,0.5,0.5,0.125\n"
+_ALONG = "configuration,step,fd,held_out_loss\n10 clean,1,3.5,4.5\n10 clean,2,2.5,\n"
+_LEVELS = (
+    "dataset,table,block,sigma,num_clean,num_noisy,level_low,level_high,loss,error,step,last_step,loss_last\n"
+    "a,,0,,10,0,0.1,1,0.5,0.01,100,200,0.6\na,,0,0.5,10,90,0.1,1,0.25,0.01,100,200,0.3\n"
+)
 _EVALUATION = json.dumps({"metric": "FD-pixels", "fd": 2.5, "extractor": "pixels", "num_images": 100})
-_SCORE = Score(
+_HELD_OUT_LOSS = HeldOutLoss(
     model="a",
     held_out="b",
     fingerprint="c",
     num_dims=64,
-    config=ScoreConfig(num_levels=2),
-    index=tuple(range(20)),
-    sigma_tn=(0.0,) * 20,
-    errors=base64.b64encode(np.ones((20, 2), np.float32).tobytes()).decode(),
+    config=HeldOutConfig(num_bands=2),
+    index=np.arange(20),
+    sigma_tn=np.zeros(20),
+    errors=np.ones((20, 2), np.float32),
 )
 
 
+def _held_out_loss(folder: Path) -> Path:
+    save_held_out_loss(folder / "a.npz", _HELD_OUT_LOSS)
+    return folder / "a.npz"
+
+
 _OUTCOME = Outcome(
-    setting=Setting(dataset="digits", num_clean=100, noisy=((0.5, 900),), seed=0),
+    configuration=Configuration(dataset="digits", num_clean=100, noisy=((0.5, 900),), seed=0),
     evaluation=Evaluation.model_validate_json(_EVALUATION),
     train_seconds=1.5,
 )
@@ -535,23 +552,24 @@ def _results(folder: Path) -> Path:
     found = []
     for level in (None, 0.5):
         for number in (100, 200, 400):
-            setting = Setting(dataset="digits", num_clean=number, noisy=((level, 800),) if level else ())
+            setting = Configuration(dataset="digits", num_clean=number, noisy=((level, 800),) if level else ())
             distance = 1000 / (number + (400 if level else 0))
             evaluation = _OUTCOME.evaluation.model_copy(update={"fd": distance})
-            found.append(_OUTCOME.model_copy(update={"setting": setting, "evaluation": evaluation}))
+            found.append(_OUTCOME.model_copy(update={"configuration": setting, "evaluation": evaluation}))
     write_outcomes(folder / "results.csv", found)
     return folder / "results.csv"
 
 
 def _read_annotations(path: Path) -> Any:
-    levels, problems = read_annotations(path, ["0.png", "1.png", "2.png"])
-    if problems:
-        raise ValueError(problems[0].reason)
+    levels = read_noise_levels(path, ["0.png", "1.png", "2.png"])
+    for level in levels:
+        if isinstance(level, AssayError):
+            raise level
     return levels
 
 
 def _read_table(path: Path) -> Any:
-    return [(found.sigma, found.num_clean, found.value, found.std) for found in read_comparable(path)]
+    return [(found.dataset, found.prices) for found in price_all(path)]
 
 
 FORMATS: list[Format] = [
@@ -646,8 +664,8 @@ FORMATS: list[Format] = [
     Format("hdf5 levels", _scientific("a.h5"), partial(_read_scientific, noise="levels")),
     Format("npy folder", _npy_image, _folder),
     Format("sigma map npy", _sigma_map, _read_sigma_map),
-    Format("kernel npy", _operator(_RNG.uniform(0, 0.2, (3, 3))), _read_operator(with_kernel)),
-    Format("k-space npy", _operator(np.eye(8)), _read_operator(with_kspace)),
+    Format("kernel npy", _operator(_RNG.uniform(0, 0.2, (3, 3))), _read_operator("kernel")),
+    Format("k-space npy", _operator(np.eye(8)), _read_operator("kspace")),
     Format("ome-zarr", _scientific("ome.zarr", "zarr.json"), _read_scientific, named=lambda path: "ome.zarr"),
     Format(
         "zarr array", _scientific("a.zarr", "images/c/0/0/0"), _read_scientific, named=lambda path: "a.zarr"
@@ -663,11 +681,11 @@ FORMATS: list[Format] = [
     Format("run config", _text("config.json", _RUN), read_run),
     Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
     Format(
-        "training.csv",
-        _text("training.csv", _TRAINING),
-        lambda path: _panels(training_panels(path, "fd", "FD")),
+        "along.csv",
+        _text("along.csv", _ALONG),
+        lambda path: _panels(along_panels(path)),
     ),
-    Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: _panels(level_panels(path))),
+    Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: [vars(each) for each in read_levels(path)]),
     Format("along json", _text("along-1.json", json.dumps({"10": 2.5, "20": 1.5})), read_along),
     Format(
         "job json",
@@ -679,7 +697,12 @@ FORMATS: list[Format] = [
     Format("results.csv of a study", _results, _read_table),
     Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),
     Format("evaluation json", _text("a.json", _EVALUATION), load_outcome),
-    Format("score json", _text("a.json", _SCORE.model_dump_json()), lambda path: load_score(path).model_dump()),
+    Format(
+        "held-out loss npz",
+        _held_out_loss,
+        lambda path: vars(load_held_out_loss(path)),
+        True,
+    ),
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
     Format("EDM reference npz", _edm_reference, lambda path: vars(load_statistics(path)), True),
     Format("features", _features, _read_features, True),

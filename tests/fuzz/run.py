@@ -32,18 +32,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from assay.errors import AssayError
 from tests.fuzz.formats import FORMATS, Format
 from tests.fuzz.mutate import mutate
 
 SECONDS = 10
 BYTES = 2**30
 _PATIENCE = 120.0  # wall-clock seconds for a mutant: only one that sleeps or waits takes that long
-# Words that say what to do, or what should be there; in a text that somebody wrote the line will do.
-_CURE = re.compile(
-    r"\b(add|ask|check|choose|continue|copy|correct|did you mean|evaluate|expected|get|give|"
-    r"is missing; the header|keep|known are|leave|line \d+|look|make|must|name|number the|pack|put|remove|"
-    r"rename|required|restore|resuming|run|save|set|should|train|tune|unpack|upgrade|use|write)\b"
-)
 
 
 @dataclass(frozen=True)
@@ -133,24 +128,24 @@ def _read_one(format: Format, path: Path, expected: Any) -> str:
             if same(found, expected):
                 return "the right contents"
     except Exception as error:
-        return _judge(error, path, format.named(path))
+        return _judge(error, format.named(path))
     return "fault: other contents are accepted" if format.has_checksum else "other contents"
 
 
-def _judge(error: BaseException, path: Path, named: str) -> str:
+def _judge(error: BaseException, named: str) -> str:
     message, cause = str(error), error
     while cause.__cause__ is not None or cause.__context__ is not None:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
         if isinstance(cause, MemoryError) or re.search("allocate memory|unable to allocate", str(cause), re.I):
             return f"fault: more than {BYTES >> 20} MB: {message}"
-    if not isinstance(error, ValueError | OSError):
+    if not isinstance(error, AssayError | OSError):
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"fault: {type(error).__name__}: {message[:200]} ({where.filename}:{where.lineno})"
     if named not in message:
         return f"fault: no file is named: {message[:200]}"
     if "\n" in message or any(not char.isprintable() for char in message):
         return f"fault: not one line of text: {message[:200]!r}"
-    if not _CURE.search(re.sub(r"\(.*\)", "", message.replace(str(path), ""))):
+    if isinstance(error, AssayError) and not error.cure:
         return f"fault: nothing to do is said: {message[:300]}"
     return "a sentence"
 

@@ -32,22 +32,51 @@ _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Measured:
     """A number with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
+    @classmethod
+    def around(cls, value: float, half: float) -> "Measured":
+        """With an interval of that half width."""
+        return cls(value, value - half, value + half)
+
+    def __format__(self, form: str) -> str:
+        return f"{self.value:{form}} (95 %: {self.low:{form}} to {self.high:{form}})"
+
 
 @dataclass(frozen=True)
 class Sensor:
     """A line fitted to the variance of flat windows: `variance = gain * mean + offset`."""
 
-    gain: Estimate
-    offset: Estimate  # the square of the read noise, if no light is 0
+    gain: Measured
+    offset: Measured  # the square of the read noise, if no light is 0
     mean: np.ndarray  # (bins,) what the line was fitted to, to be plotted
     variance: np.ndarray  # (bins,)
+
+    def dependence(self) -> float:
+        """Variance of the noise at the bright end over that at the dark end; 1 if the gain may be zero."""
+        if self.gain.low <= 0:
+            return 1.0
+        ends = self.mean.min(), self.mean.max()
+        dark, bright = (self.gain.value * mean + self.offset.value for mean in ends)
+        return bright / dark if dark > 0 else math.inf
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Gain and read noise as a table; of read noise and the value of no light only one can be seen."""
+        if self.gain.low <= 0:
+            return [("gain", "none found: the noise does not depend on the signal")]
+        rows = [("gain (variance per unit of signal)", f"{self.gain:.4g}")]
+        if self.offset.high <= 0:
+            black = -self.offset.value / self.gain.value
+            return [*rows, ("value of no light, without read noise", f"{black:.4g}")]
+        if self.offset.low <= 0:
+            return [*rows, ("read noise, if no light is 0", f"at most {math.sqrt(self.offset.high):.4g}")]
+        noise = Measured(*(math.sqrt(end) for end in (self.offset.value, self.offset.low, self.offset.high)))
+        return [*rows, ("read noise, if no light is 0", f"{noise:.4g}")]
 
 
 @dataclass(frozen=True)
@@ -83,7 +112,7 @@ def group_level(
     bounds: Bounds = (-math.inf, math.inf),
     clean: Sequence[Tensor] = (),
     seed: int = 0,
-) -> Estimate:
+) -> Measured:
     """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
 
     The texture left in their flattest windows makes it slightly too high. With `clean` examples that is
@@ -92,7 +121,7 @@ def group_level(
     pool = _pool(images, bounds)
     chosen, variance = _flat_windows(pool)
     if variance == 0:
-        return Estimate(0.0, 0.0, 0.0)
+        return Measured(0.0, 0.0, 0.0)
     value = math.sqrt(variance)
     error = _cluster_error(pool.detail[chosen] - variance, pool.owner[chosen]) / (2 * variance)
     texture = 0.0 if clean else _TEXTURE
@@ -102,7 +131,7 @@ def group_level(
             factor, error_there = _texture(clean, value, generator)
             value = math.sqrt(variance) / factor
         error = math.hypot(error, error_there)
-    return Estimate(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
+    return Measured(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
 
 
 def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
@@ -177,13 +206,15 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf))
     return _sensor(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen])
 
 
-def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor:
+def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor | None:
     """The same from the mean and the variance over repeated exposures of each pixel, (L,) all.
 
     The mean of a few exposures is noisy itself, which would make the line too flat. `around`, the mean of the
     pixels beside each (`mean_around`), follows the brightness and is independent of the pixel's noise. It gives
-    the weights, and the line is fitted with it as the instrument.
+    the weights, and the line is fitted with it as the instrument. None if the exposures do not differ.
     """
+    if not variance.any():
+        return None
     line = np.full(len(mean), variance.mean())
     for _ in range(5):
         (gain, offset), _ = _weighted_line(mean, variance, line, np.arange(len(mean)), around)
@@ -235,7 +266,7 @@ def _sensor(
     instrument: np.ndarray | None = None,
 ) -> Sensor:
     line, error = _weighted_line(mean, energy, variance, owner, instrument)
-    gain, offset = (Estimate(v, v - 1.96 * e, v + 1.96 * e) for v, e in zip(line.tolist(), error, strict=True))
+    gain, offset = (Measured.around(v, 1.96 * e) for v, e in zip(line.tolist(), error, strict=True))
     by = mean if instrument is None else instrument
     bin_of = _bins(by, by.min(), by.max())
     filled = [part for n in range(_NUM_BINS) if (part := bin_of == n).sum() >= 20]
@@ -244,7 +275,7 @@ def _sensor(
     )
 
 
-def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> tuple[np.ndarray, Estimate]:
+def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> tuple[np.ndarray, Measured]:
     """Correlation of the noise of pixels beside each other, of each image (N,) and of all; 0 for white noise.
 
     If the noise has the spectrum exp(b (cos u + cos v)), neighbours correlate by I_1(b) / I_0(b), and the log
@@ -271,10 +302,10 @@ def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> t
         return np.sign(slope) * i1e(abs(slope)) / i0e(abs(slope))
 
     if not known.any():
-        return np.full(len(images), np.nan), Estimate(math.nan, math.nan, math.nan)
+        return np.full(len(images), np.nan), Measured(math.nan, math.nan, math.nan)
     everything = total[known].sum(0)
     together = float(correlation(everything))
     blocks = [block for block in np.array_split(np.flatnonzero(known), 10) if 0 < len(block) < known.sum()]
     without = np.array([correlation(everything - total[block].sum(0)) for block in blocks])  # the jackknife
     error = 1.96 * math.sqrt(0.9 * np.square(without - without.mean()).sum()) if blocks else math.inf
-    return correlation(total), Estimate(together, max(-1.0, together - error), min(1.0, together + error))
+    return correlation(total), Measured(together, max(-1.0, together - error), min(1.0, together + error))

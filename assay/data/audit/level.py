@@ -3,7 +3,8 @@
 The windows of an image (`windows`) give a first guess s of sigma and a few dozen numbers in units of s: how
 detail and structure grow from its flattest windows to all of them. A small network turns them into the mean
 and the standard deviation of log(sigma / s). It is trained on noisy copies of images whose noise is known:
-of drawn scenes (`scenes`; its weights come with Assay), or of a user's own clean examples, which takes seconds.
+of drawn scenes (`bench/scenes.py`; its weights come with Assay), or of a user's own clean examples, which takes
+seconds.
 """
 
 import math
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.data.audit.windows import flattest, windows
+from assay.errors import AssayError
 
 MIN_SIDE = 8  # pixels; smaller images have too few windows
 _SIDES = (3, 4, 6)
@@ -112,7 +114,7 @@ def train_on_examples(clean: Sequence[Tensor], seed: int = 0, num_draws: int = 6
     """
     unit = float(torch.cat([image.flatten() for image in clean]).double().std())
     if not unit > 0:
-        raise ValueError("the clean examples are all of one value: there is nothing to learn from them")
+        raise AssayError("the clean examples are all of one value", key="clean")
     generator = torch.Generator().manual_seed(seed)
     copies = max(2, num_draws // len(clean))
     inputs, target = noisy_features(clean, (0.01 * unit, 2 * unit), copies, generator, unit)

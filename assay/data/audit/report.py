@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.data.audit.camera import (
-    Estimate,
+    Measured,
     Sensor,
     fit_sensor,
     group_level,
@@ -20,10 +20,13 @@ from assay.data.audit.camera import (
     sensor_from_repeats,
 )
 from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
+from assay.data.levels import Level
 from assay.data.readers import RawImages
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.data.view import check_complete
+from assay.devices import one_thread
+from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series
 from assay.files import csv_cell
 
@@ -53,9 +56,9 @@ class Audit:
     correlation: np.ndarray
     clipped: np.ndarray
     method: str
-    group: Estimate  # the level, if all images share one
+    group: Measured  # the level, if all images share one
     agree: bool  # whether the images' own levels allow that
-    whiteness: Estimate  # correlation of neighbours over all images
+    whiteness: Measured  # correlation of neighbours over all images
     step: float
     values: tuple[float, float, float, float]
     sensor: Sensor | None
@@ -64,29 +67,34 @@ class Audit:
     def rows(self) -> list[tuple[str, str]]:
         """The audit as a table of two columns."""
         lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            width = np.nanmedian(np.where(self.sigma > 0, (self.high - self.low) / 2 / self.sigma, np.nan))
         level = f"{typical:.4g}"
         if highest > lowest:
             level += f" ({lowest:.4g} to {highest:.4g} for 90 % of them)"
-        lowest, low, high, highest = (f"{value:.4g}" for value in self.values)
+        white = self.whiteness
+        darkest, low, high, brightest = (f"{value:.4g}" for value in self.values)
         rows = [
             ("images", f"{len(self.names):,}"),
-            ("values of the pixels", f"{lowest} to {highest} ({low} to {high} for 98 % of them)"),
+            ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98 % of them)"),
             (f"noise level, in {self.units}", level),
-            ("measured", f"{self.method}, each to within {width:.1%} (95 % interval)"),
-            ("if all share one level", f"{_text(self.group)}{'' if self.agree else '; but they differ'}"),
-            ("correlation of neighbours", _text(self.whiteness, ".2f")),
+            ("measured", self.method + self._accuracy()),
+            ("correlation of neighbours", f"{white:.2f}" if white.high - white.low < 1 else _TOO_FEW),
             ("clipped values", f"{self.clipped.mean():.2%}"),
             ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
         ]
-        if self.sensor is None:
-            needed = "flat parts of different brightness, or repeated exposures (`repeats`)"
-            rows.append(("gain and read noise", f"unknown: to measure them takes {needed}"))
-        else:
-            rows.append(("gain (variance per unit of signal)", _text(self.sensor.gain)))
-            rows.append(("variance at value 0 (read noise squared)", _text(self.sensor.offset)))
-        return rows
+        if len(self.names) > 1 and typical > 0:
+            rows.append(("if all share one level", f"{self.group:.4g}" if self.agree else "they do not"))
+        return rows + (self.sensor.rows() if self.sensor is not None else [_NO_SENSOR])
+
+    def _accuracy(self) -> str:
+        """How wide the intervals of most images are."""
+        if not (noisy := self.low > 0).any():
+            return ""
+        factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy])))
+        if factor < 1.5:
+            return f", each to within {factor - 1:.1%} (95 % interval)"
+        return (
+            f", each to within a factor of {factor:.2g}" if factor < 10 else "; these do not tell their level"
+        )
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
@@ -110,8 +118,7 @@ class Audit:
                 "as it is after resizing, sharpening, compression or demosaicing. Training assumes white "
                 "noise, and the true levels are higher than these: use unprocessed images if you can"
             )
-        ratio = self.signal_dependence()
-        if ratio > 1.5 and self.sensor is not None:
+        if self.sensor is not None and (ratio := self.sensor.dependence()) > 1.5:
             gain, offset = self.sensor.gain.value, self.sensor.offset.value
             # Of read noise and the value of no light, only the sum of their effects can be seen.
             rest = f"read_noise = {math.sqrt(offset):.4g}" if offset > 0 else f"black = {-offset / gain:.4g}"
@@ -122,19 +129,21 @@ class Audit:
             )
         return found
 
-    def signal_dependence(self) -> float:
-        """Variance of the noise at the bright end over that at the dark end; 1 if the gain may be zero."""
-        if self.sensor is None or self.sensor.gain.low <= 0:
-            return 1.0
-        dark, bright = self.sensor.mean.min(), self.sensor.mean.max()
-        line = [self.sensor.gain.value * mean + self.sensor.offset.value for mean in (dark, bright)]
-        return line[1] / line[0] if line[0] > 0 else math.inf
+    def compared(self, recorded: np.ndarray) -> tuple[bool, str] | None:
+        """Whether levels (N,) that are recorded for the images are right, in words; None without noisy ones."""
+        if not (noisy := recorded > 0).any():
+            return None
+        share = ((recorded < self.low) | (recorded > self.high))[noisy].mean()
+        medians = np.median(recorded[noisy]), np.median(self.sigma[noisy])
+        text = f"{share:.0%} of the noisy images have a recorded level outside its measured interval"
+        return share <= 0.5, f"{text}; the median is {medians[0]:.4g} as recorded, {medians[1]:.4g} as measured"
 
 
-def _text(estimate: Estimate, form: str = ".4g") -> str:
-    if math.isnan(estimate.value):
-        return "unknown: no flat parts"
-    return f"{estimate.value:{form}} (95 %: {estimate.low:{form}} to {estimate.high:{form}})"
+_TOO_FEW = "unknown: too few flat parts"
+_NO_SENSOR = (
+    "gain and read noise",
+    "unknown: to measure them takes flat parts of different brightness, or repeated exposures (`repeats`)",
+)
 
 
 def audit(
@@ -151,25 +160,22 @@ def audit(
     images have one level, and each is given that of the group.
     """
     if repeats and clean is not None:
-        raise ValueError("repeated exposures need no clean examples: give one of the two")
-    measured = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
+        raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
+    with one_thread():
+        found = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
     if not shared:
-        return measured
-    level = measured.group
-    one = {name: np.full(len(raw.names), getattr(level, key)) for name, key in _SHARED_COLUMNS}
-    return replace(measured, **one)  # type: ignore[arg-type]
-
-
-_SHARED_COLUMNS = (("sigma", "value"), ("low", "low"), ("high", "high"))
+        return found
+    ends = found.group.value, found.group.low, found.group.high
+    sigma, low, high = (np.full(len(raw.names), end) for end in ends)
+    return replace(found, sigma=sigma, low=low, high=high)
 
 
 def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | None) -> Audit:
     examples: list[Tensor] = []
     if clean is not None:
         if len(clean.names) < _MIN_EXAMPLES:
-            raise ValueError(
-                f"{clean.name} has {len(clean.names)} images: give {_MIN_EXAMPLES} clean examples or more"
-            )
+            what = f"{clean.name} has {len(clean.names)} images"
+            raise AssayError(what, key="clean", cure=f"give {_MIN_EXAMPLES} clean examples or more")
         examples = [_image(clean, i) for i in _spread(len(clean.names), _MAX_EXAMPLES)]
         _check_units(raw, clean.name, examples)
     net = train_on_examples(examples) if examples else blind_net()
@@ -184,19 +190,20 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
     sigma, low, high = (torch.cat(column).double().numpy() for column in zip(*levels, strict=True))
     correlation = np.full(len(sigma), np.nan)
     correlation[kept], whiteness = neighbour_correlation(images, sigma[kept].tolist())
+    unclipped, clipped = values.bounds(), values.clipped()
+    known = (sigma > 0) | (clipped == 0)  # parts that are clipped look perfectly flat
     with np.errstate(divide="ignore", invalid="ignore"):
-        deviation = np.nan_to_num(np.log(sigma / np.median(sigma)) / (np.log(high / low) / (2 * 1.96)))
-    unclipped = values.bounds()
+        deviation = np.log(sigma / np.median(sigma[known])) / (np.log(high / low) / (2 * 1.96))
     return Audit(
         names=tuple(raw.names),
         sigma=sigma,
         low=low,
         high=high,
         correlation=correlation,
-        clipped=values.clipped(),
+        clipped=clipped,
         method=f"from {len(examples):,} clean examples" if examples else "from each image alone",
         group=group_level(images, unclipped, examples),
-        agree=bool(np.median(sigma) > 0 and np.square(deviation).mean() < _AGREEMENT),
+        agree=bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         whiteness=whiteness,
         step=values.step,
         values=values.spread(),
@@ -219,10 +226,11 @@ def _check_units(raw: RawImages, clean_name: str, examples: list[Tensor]) -> Non
         for x in (some, examples)
     ]
     if not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
-        raise ValueError(
+        raise AssayError(
             f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples in {clean_name} of about "
-            f"{sizes[1]:.3g}: their units differ; name the values of black and white with `value_range` and "
-            "`clean_range`"
+            f"{sizes[1]:.3g}: their units differ",
+            key="clean_range",
+            cure="name the values of black and white with value_range and clean_range",
         )
 
 
@@ -236,16 +244,13 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
     pixels: list[tuple[np.ndarray, ...]] = []  # of each scene: mean, variance, mean of the pixels around
     for members in scenes.values():
         if len(members) < 2:
-            raise ValueError(
-                f"{raw.names[members[0]]} is alone in its folder: with repeats, each folder holds two or more "
-                "exposures of one scene"
-            )
+            what = "is alone in its folder: with repeats, each holds two or more exposures of one scene"
+            raise AssayError(what, path=raw.names[members[0]], key="repeats")
         stack = [_image(raw, i) for i in members]
         for i, image in zip(members, stack, strict=True):
             if image.shape != stack[0].shape:
-                raise ValueError(
-                    f"{raw.names[i]} and {raw.names[members[0]]} differ in size: repeats have one size"
-                )
+                what = f"differs in size from {raw.names[members[0]]}: repeats have one size"
+                raise AssayError(what, path=raw.names[i], key="repeats")
             values.add(i, image)
         y = torch.stack(stack).double()
         residual, count = y - y.mean(0), len(y)
@@ -277,9 +282,9 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
         correlation=correlation,
         clipped=values.clipped(),
         method=f"from repeated exposures of {len(scenes):,} scene{'s' if len(scenes) > 1 else ''}",
-        group=Estimate(level, level * math.exp(-half), level * math.exp(half)),
+        group=Measured(level, level * math.exp(-half), level * math.exp(half)),
         agree=bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
-        whiteness=Estimate(white, white - 2 / math.sqrt(num_values), white + 2 / math.sqrt(num_values)),
+        whiteness=Measured.around(white, 2 / math.sqrt(num_values)),
         step=values.step,
         values=values.spread(),
         sensor=sensor_from_repeats(mean, variances, around),
@@ -298,7 +303,7 @@ def images_of(store: Store) -> RawImages:
 
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
-    raw = RawImages(store.name, names, store.label.numpy(), (), pixels, sigma, True, has_opacity=False)
+    raw = RawImages(store.name, names, pixels, levels=[Level(level) for level in sigma.tolist()])
     return replace(raw, units="units where black to white is 2") if (low, high) == (-1, 1) else raw
 
 
@@ -320,7 +325,8 @@ class _Values:
             self._kept.append(image.flatten()[:: max(1, image.numel() // 4096)].numpy())
         for row, value in enumerate((image.min(), image.max())):
             self._extreme[row, i] = value
-            self._share[row, i] = (image == value).double().mean()
+            count = int((image == value).sum())
+            self._share[row, i] = count / image.numel() if count > 1 else 0  # every image has a brightest pixel
 
     def bounds(self) -> tuple[float, float]:
         """The lowest and the highest value of all images."""
@@ -333,7 +339,10 @@ class _Values:
 
     def clipped(self) -> np.ndarray:
         """The share (N,) of each image's values that lie at the bounds."""
-        return np.where(self._extreme == np.array(self.bounds())[:, None], self._share, 0).sum(0)
+        low, high = self.bounds()
+        if low == high:
+            return np.zeros(self._share.shape[1])
+        return np.where(self._extreme == np.array([[low], [high]]), self._share, 0).sum(0)
 
 
 def rounding_step(image: Tensor) -> float:
@@ -352,12 +361,10 @@ def _image(raw: RawImages, i: int) -> Tensor:
     """Image (C, H, W), float32, in the units of its file."""
     pixels = raw.load(i)
     if min(pixels.shape[:2]) < MIN_SIDE:
-        raise ValueError(
-            f"{raw.names[i]} has {pixels.shape[0]} x {pixels.shape[1]} pixels: noise is measured in images of "
-            f"{MIN_SIDE} x {MIN_SIDE} and more"
-        )
+        what = f"has {pixels.shape[0]} x {pixels.shape[1]} pixels, too few for noise to be measured"
+        raise AssayError(what, path=raw.names[i], cure=f"give images of {MIN_SIDE} x {MIN_SIDE} and more")
     if not np.isfinite(pixels).all():
-        raise ValueError(f"{raw.names[i]} has pixels that are NaN or infinite: replace them first")
+        raise AssayError("has pixels that are NaN or infinite", path=raw.names[i], cure="replace them first")
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy())
 
 
@@ -381,7 +388,7 @@ def _spread(total: int, count: int) -> list[int]:
 
 
 def write_levels(found: Audit, path: Path) -> None:
-    """A CSV that `assay data pack --sigma-file` takes; levels are in the files' units."""
+    """A CSV for `levels=` of `assay data pack`; levels are in the files' units."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["filename", "sigma", "low", "high", "correlation", "clipped"])

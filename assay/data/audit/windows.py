@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.encode import cosines
+
 _MAX_WINDOWS = 2**16  # of one image; larger images are seen on a coarser grid of windows
 
 
@@ -45,18 +47,9 @@ class Windows:
         return torch.stack(shifted).nanmean(0).flatten(1)
 
 
-@cache
-def _cosines(k: int) -> Tensor:
-    """The orthonormal cosine basis of k values, (k, k), one vector per row."""
-    rows, place = torch.arange(k, dtype=torch.float64)[:, None], torch.arange(k, dtype=torch.float64)
-    basis = torch.cos(math.pi * rows * (2 * place + 1) / (2 * k)) * math.sqrt(2 / k)
-    basis[0] = math.sqrt(1 / k)
-    return basis.float()
-
-
 def lag_one(k: int) -> tuple[Tensor, Tensor]:
     """Which coefficients (k, k) of one channel are fine, and the sum over pixel pairs c(n) c(n + 1) of each."""
-    products = (_cosines(k)[:, 1:] * _cosines(k)[:, :-1]).sum(1)
+    products = (cosines(k)[:, 1:] * cosines(k)[:, :-1]).sum(1)
     return _fine(1, k)[0], products[:, None] + products
 
 
@@ -71,8 +64,8 @@ def windows(x: Tensor, k: int) -> Windows:
     """The k x k windows of images `x` (N, C, H, W)."""
     num_images, num_channels, height, width = x.shape
     stride = _stride(height, width)
-    x = torch.einsum("dc,nchw->ndhw", _cosines(num_channels), x) if num_channels > 1 else x
-    filters = torch.einsum("ai,bj->abij", _cosines(k), _cosines(k)).reshape(k * k, 1, k, k)
+    x = torch.einsum("dc,nchw->ndhw", cosines(num_channels), x) if num_channels > 1 else x
+    filters = torch.einsum("ai,bj->abij", cosines(k), cosines(k)).reshape(k * k, 1, k, k)
     coefficients = F.conv2d(x.reshape(-1, 1, height, width), filters, stride=stride)
     grid = (coefficients.shape[2], coefficients.shape[3])
     coefficients = coefficients.reshape(num_images, num_channels * k * k, -1)

@@ -1,0 +1,200 @@
+"""`assay model`: weights from and for other code and people, and what networks there are."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from assay.checkpoint import (
+    Checkpoint,
+    ExportFormat,
+    export_checkpoint,
+    import_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from assay.cli.evaluate import tune
+from assay.cli.options import Device, open_console, output_argument, output_option
+from assay.data import open_store
+from assay.devices import find_devices
+from assay.errors import AssayError
+from assay.files import check_absent
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Weights from and for other code and people; their average, their sampler; the networks.",
+)
+app.command("tune")(tune)
+Model = Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")]
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        str, typer.Argument(help="EDM's .pkl or .pt, a folder with config.json, or a Hugging Face repository.")
+    ],
+    out: Annotated[
+        Path | None,
+        output_argument("The checkpoint to write. Default: the source's name in the current folder."),
+    ] = None,
+) -> None:
+    """Convert weights of EDM or ambient-laws to a checkpoint. No code in the file is run.
+
+    Example: `assay model import network-snapshot-000123.pkl cifar10.safetensors`
+    """
+    out = out or Path(Path(source).resolve().name.removesuffix(".pkl").removesuffix(".pt") + ".safetensors")
+    check_absent(out)
+    with open_console().status(f"reading {source}"):
+        checkpoint = import_checkpoint(source)
+        save_checkpoint(out, checkpoint.denoiser, checkpoint.config, checkpoint.info)
+    _describe(out, checkpoint)
+
+
+def _describe(path: Path, checkpoint: Checkpoint) -> None:
+    config, num_parameters = checkpoint.config, sum(p.numel() for p in checkpoint.denoiser.parameters())
+    console = open_console()
+    console.print(f"{path}: {config.kind} for {config.image_shape}, {num_parameters:,} parameters")
+    for name, value in checkpoint.info.model_dump(exclude_defaults=True).items():
+        console.print(f"  {name}: {value}")
+
+
+@app.command()
+def export(
+    checkpoint: Model,
+    out: Annotated[Path, output_argument("A .pt file, or a folder for ambient-laws-hf.")],
+    to: Annotated[ExportFormat, typer.Option(help="The code that will read the weights.")],
+) -> None:
+    """Convert a checkpoint to weights for EDM or ambient-laws.
+
+    Example: `assay model export cifar10.safetensors cifar10-hf --to ambient-laws-hf`
+    """
+    export_checkpoint(load_checkpoint(checkpoint), out, to)
+    open_console().print(f"wrote {out} for {to}")
+
+
+@app.command()
+def push(
+    checkpoint: Model,
+    destination: Annotated[str, typer.Argument(help="hf:OWNER/NAME on Hugging Face, or a new folder.")],
+    license: Annotated[str, typer.Option(help="The licence of the weights, e.g. apache-2.0 or cc-by-4.0.")],
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--result", help="A result of `assay evaluate --output`, for the card. Repeatable."),
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="A results.csv; the card says what its noisy images are worth.")
+    ] = None,
+) -> None:
+    """Publish a model with a card that states its data, noise levels, results, prices and licence.
+
+    Hugging Face needs the extra `hub` and a login (`hf auth login`).
+
+    Example: `assay model push runs/mix hf:me/digits-mix --license cc-by-4.0 --result loss.json`
+    """
+    from assay.hub import push as publish
+
+    open_console().print(f"published to {publish(checkpoint, destination, license, results or [], prices)}")
+
+
+@app.command()
+def pull(
+    source: Annotated[
+        str, typer.Argument(help="hf:OWNER/NAME on Hugging Face, or the folder of a published model.")
+    ],
+    out: Annotated[Path, output_argument("The checkpoint to write.", suffix=".safetensors")],
+) -> None:
+    """Fetch a published model, of Assay or of ambient-laws, into a checkpoint.
+
+    Commands that take a checkpoint take `hf:OWNER/NAME` as well, without this step.
+
+    Example: `assay model pull hf:me/digits-mix digits-mix.safetensors`
+    """
+    from assay.hub import pull as fetch
+
+    with open_console().status(f"reading {source}"):
+        fetch(source, out)
+    open_console().print(f"wrote {out}")
+
+
+@app.command()
+def average(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run with train.average_every.")],
+    output: Annotated[Path, output_option("The checkpoint to write.", suffix=".safetensors")],
+    length: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard deviation of the average in time, as a share of the training. Default: 0.1."
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Average over the first steps only. Default: all of them.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Real images not trained on: the length with the best loss on half of them is chosen."
+        ),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Choose the length of the weights' moving average (EMA) after training.
+
+    Examples:
+
+        assay model average runs/mix --held-out stores/test -o runs/mix/average.safetensors
+
+        assay model average runs/mix --length 0.08 -o runs/mix/average.safetensors
+    """
+    from assay.metrics.held_out import choose_average
+    from assay.train.average import average_checkpoint
+
+    console = open_console()
+    if held_out is None:
+        average_checkpoint(run, length or 0.1, output, step)
+        console.print(f"wrote {output}, the average of length {length or 0.1:g}")
+        return
+    if length is not None:
+        raise AssayError("decides the length, and so does --held-out", key="length", cure="give one of them")
+    with console.status("measuring averages of several lengths ..."):
+        found = choose_average(run, open_store(held_out), output, step=step, devices=find_devices(device))
+    for tried, value in zip(found.lengths, found.chosen_by, strict=True):
+        console.print(f"  length {tried:<5g} loss {value:.4f}{'  best' if tried == found.length else ''}")
+    loss = found.best.nats_per_dim
+    console.print(
+        f"wrote {output}, the average of length {found.length:g}: {loss.value:.4g} ± "
+        f"{loss.standard_error:.2g} nats per dimension on the other half of the held-out images"
+    )
+
+
+@app.command("list")
+def list_networks(
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in the training step.")] = 32,
+) -> None:
+    """List the networks with their parameters, operations per image and memory of a training step.
+
+    Costs are computed from shapes, without allocating anything. Presets adapt to other image shapes.
+
+    Example: `assay model list --batch-size 64`
+    """
+    from assay.nets import PRESETS, measure_cost, preset
+
+    table = Table("name", "image", "parameters", "GFLOP", "memory", "for")
+    table.caption = f"GFLOP to evaluate one image; memory of a training step with {batch_size} images"
+    table.columns[0].no_wrap = True
+    for column in table.columns[2:5]:
+        column.justify = "right"
+    console = open_console()
+    for name, chosen in track(PRESETS.items(), "counting", console=console, transient=True):
+        cost = measure_cost(preset(name))
+        table.add_row(
+            name,
+            "x".join(map(str, chosen.image_shape)),
+            f"{cost.num_parameters / 1e6:.1f} M",
+            f"{cost.flops / 1e9:.2f}",
+            f"{cost.step_bytes(batch_size) / 2**30:.2f} GiB",
+            chosen.about,
+        )
+    console.print(table)

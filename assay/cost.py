@@ -1,0 +1,115 @@
+"""What training and sampling cost, in evaluations of the network and in seconds; settings that fit a time.
+
+An evaluation is a forward pass of one image. With a backward pass it counts three times. Operations of an
+evaluation follow from shapes (`assay.nets.measure_cost`), seconds from a few training steps here.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.data import ImageSource, Loader
+from assay.devices import find_device
+from assay.errors import AssayError
+from assay.nets import build_denoiser
+from assay.train.config import RunConfig, TrainConfig, read_config
+from assay.train.folder import read_run
+from assay.train.loop import losses
+from assay.train.optimizer import make_optimizer
+from assay.train.presets import PRESETS, preset_tree, suited_preset
+
+WITH_GRADIENT = 3.0  # evaluations that a forward and a backward pass amount to
+_NUM_TIMED = 3  # steps
+_FEWEST_STEPS = 100  # of a training, however little time there is
+
+
+def training_evaluations(settings: TrainConfig, num_images: int) -> float:
+    """Evaluations of a whole training on `num_images` images, with the consistency loss and all rounds."""
+    walk, learnt = settings.consistency.num_evaluations
+    share = settings.consistency.sub_batch * (1 - settings.consistency.start)
+    more = share * (walk + WITH_GRADIENT * learnt) if settings.consistency.coefficient else 0.0
+    restored = settings.rounds * num_images * restoring_evaluations(settings.restore.num_steps)
+    return settings.total_steps * settings.batch_size * (WITH_GRADIENT + more) + restored
+
+
+def restoring_evaluations(num_steps: int) -> int:
+    """Evaluations of restoring one image: two a step of the flow, and the last prediction."""
+    return 2 * num_steps + 1
+
+
+def seconds_per_evaluation(
+    config: RunConfig, source: ImageSource, device: str = "auto", num_threads: int | None = None
+) -> float:
+    """Seconds of an evaluation: the fastest of a few training steps, without consistency loss.
+
+    A CPU uses `num_threads`, by default as many as torch does now.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        return _fastest_step(config, source, device) / WITH_GRADIENT
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fastest_step(config: RunConfig, source: ImageSource, device: str) -> float:
+    """Seconds that an image takes in a training step."""
+    settings, net, place = config.train, config.net_config(source), find_device(device)
+    denoiser = build_denoiser(net).train().to(place)
+    optimizer = make_optimizer(denoiser, net, settings)
+    loader = Loader(source, min(settings.batch_size, len(source)), augmentation=settings.augment.build())
+    batch, fastest = loader.batch(0).to(place), math.inf
+    for _ in range(_NUM_TIMED):
+        started = time.perf_counter()
+        loss = losses(denoiser, batch, settings, net.sigma_data).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # waits for the device
+        fastest = min(fastest, time.perf_counter() - started)
+    return fastest / len(batch.index)
+
+
+def training_seconds(config: RunConfig, source: ImageSource, device: str = "auto") -> float:
+    """Seconds that a training will take here."""
+    return training_evaluations(config.train, len(source)) * seconds_per_evaluation(config, source, device)
+
+
+def choose_config(
+    tree: Mapping[str, Any],
+    source: ImageSource,
+    preset: str | None = None,
+    minutes: float | None = None,
+    run_dir: Path | None = None,
+    device: str = "auto",
+) -> RunConfig:
+    """The config of `tree`, with a preset where it says nothing: by default one for images of this size.
+
+    With `minutes` it trains for about that long here. A run that has begun in `run_dir` keeps its length.
+    """
+    given = dict(tree.get("train", {}))
+    name = preset or suited_preset(source.image_shape)
+    if name in PRESETS:
+        given.setdefault("batch_size", min(PRESETS[name].train["batch_size"], len(source)))
+
+    def read(**more: int) -> RunConfig:
+        chosen = preset_tree(name, **given, **more)
+        net = tree.get("net", {})
+        return read_config(
+            {**tree, "net": net if "kind" in net else chosen["net"] | net, "train": chosen["train"]}
+        )
+
+    config = read()
+    if minutes is None:
+        return config
+    if "num_steps" in given:
+        raise AssayError("num_steps says already how long to train", key="minutes", cure="give one of both")
+    begun = None if run_dir is None else run_dir / "config.json"
+    if begun is not None and begun.is_file():
+        return read(num_steps=read_run(begun)["config"]["train"]["num_steps"])
+    share = 60 * minutes / training_seconds(config, source, device)
+    return read(num_steps=max(_FEWEST_STEPS, int(config.train.num_steps * share)))

@@ -1,0 +1,175 @@
+"""Pixels of a file -> values of a store: colours, size, depth.
+
+Nothing is guessed, and what would change the noise of a noisy image (resizing, recolouring, rounding to 8
+bits) is rejected.
+"""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from assay.data.store import DType
+from assay.errors import AssayError
+
+MAX_PIXELS = 2**26
+_LUMA = np.array([0.299, 0.587, 0.114])
+_OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1.0)}
+
+
+def _sides(value: Any) -> Any:
+    """`64` or `48x64` -> (H, W)."""
+    parts = str(value).lower().split("x") if isinstance(value, str | int) else value
+    if len(parts) > 2 or not all(str(part).isdecimal() for part in parts):
+        raise AssayError("expected a number of pixels such as 64, or HEIGHTxWIDTH such as 48x64")
+    return int(parts[0]), int(parts[-1])
+
+
+def _of_an_image(size: tuple[int, int]) -> tuple[int, int]:
+    if not 1 <= math.prod(size) <= MAX_PIXELS:
+        raise AssayError(f"an image of a store has 1 to {MAX_PIXELS:,} pixels")
+    return size
+
+
+Pixels = Annotated[tuple[int, int], BeforeValidator(_sides), AfterValidator(_of_an_image)]
+
+
+class PackConfig(BaseModel):
+    """How the images of all sources become a store."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: Pixels | None = Field(
+        None, examples=["64", "48x64"], description="Size in pixels, (H, W). Default: that of the first image."
+    )
+    fit: Literal["exact", "crop", "resize"] = Field(
+        "exact",
+        description="Images of another size: reject them, cut the size out of their centre, or crop them to "
+        "its shape and resize (as EDM's center-crop).",
+    )
+    patch: Pixels | None = Field(
+        None, examples=["64", "48x64"], description="Cut large images into patches of this size, (H, W)."
+    )
+    stride: int | None = Field(None, ge=1, description="Pixels from one patch to the next. Default: its width.")
+    colour: Literal["keep", "grey", "colour"] = Field("keep", description="Make images grey or colour.")
+    dtype: DType | None = Field(
+        None, description="Type of stored values. Default: uint8 if all files have 8 bits, else float32."
+    )
+    classes: bool = Field(False, description="Keep classes, from labels or from the names of subfolders.")
+    skip_bad: bool = Field(False, description="Skip images that cannot be packed, and list them.")
+    overwrite: bool = Field(False, description="Replace a store of this name.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> "PackConfig":
+        if self.fit != "exact" and self.size is None:
+            raise AssayError("is needed to crop or resize images", key="size")
+        if self.stride is not None and self.patch is None:
+            raise AssayError("is the distance of patches", key="stride", cure="give patch too")
+        return self
+
+
+class Layout(NamedTuple):
+    """What the first image decides for all images of a store; `shape` is (C, H, W)."""
+
+    shape: tuple[int, int, int]
+    dtype: DType
+    value_range: tuple[float, float]
+
+    def scaled(self, values: np.ndarray) -> np.ndarray:
+        """Values of the store as images from -1 to 1, float64."""
+        low, high = self.value_range
+        return (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+
+
+def convert(
+    pixels: np.ndarray, value_range: tuple[float, float], noisy: bool, config: PackConfig, layout: Layout | None
+) -> tuple[np.ndarray, Layout]:
+    """Pixels (H, W, C) without opacity, black and white at `value_range` -> values (C, H, W) of the store."""
+    if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+        raise AssayError("has pixels that are NaN or infinite", cure="remove the image or repair it")
+    eight_bit = pixels.dtype == np.uint8
+    size = size_of(pixels.shape, config, layout)
+    values = fit(recolour(pixels, config.colour, noisy), size, config.fit, noisy).transpose(2, 0, 1)
+    dtype = config.dtype or ("uint8" if eight_bit else "float32")
+    if layout is None:
+        kept = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
+        layout = Layout((values.shape[0], *size), dtype, kept)
+    if len(values) != layout.shape[0]:
+        what = f"has {len(values)} channels, the images before it {layout.shape[0]}"
+        raise AssayError(what, key="colour", cure="choose grey or colour")
+    if dtype != layout.dtype:
+        what = "is not 8-bit like the images before it, or the other way round"
+        raise AssayError(what, key="dtype", cure="use float32")
+    return _quantise(values, value_range, noisy, layout), layout
+
+
+def recolour(pixels: np.ndarray, colour: str, noisy: bool) -> np.ndarray:
+    """Grey <-> colour, as asked for."""
+    wanted = {"keep": pixels.shape[2], "grey": 1, "colour": 3}[colour]
+    if wanted == pixels.shape[2]:
+        return pixels
+    if pixels.shape[2] not in (1, 3):
+        what = f"has {pixels.shape[2]} channels, which are neither grey nor colour"
+        raise AssayError(what, key="colour", cure="use keep")
+    if noisy:
+        raise AssayError(
+            f"is noisy, and making it {colour} would change its noise", key="colour", cure="use keep"
+        )
+    if wanted == 3:
+        return pixels.repeat(3, axis=2)
+    grey = (pixels @ _LUMA)[..., None]
+    return (np.rint(grey) if pixels.dtype.kind == "u" else grey).astype(pixels.dtype)
+
+
+def size_of(shape: tuple[int, ...], config: PackConfig, layout: Layout | None) -> tuple[int, int]:
+    """The size that an image of this shape (H, W, ...) gets."""
+    return config.size or (layout.shape[1:] if layout else (shape[0], shape[1]))
+
+
+def fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np.ndarray:
+    """Give (H, W, C) the size asked for."""
+    height, width, num_channels = pixels.shape
+    if (height, width) == size:
+        return pixels
+    what = f"has {height} x {width} pixels, not {size[0]} x {size[1]}"
+    if how == "exact":
+        raise AssayError(what, key="size", cure="give it with fit = crop or fit = resize")
+    scale = 1.0 if how == "crop" else min(height / size[0], width / size[1])
+    if scale != 1 and noisy:
+        raise AssayError(
+            f"{what}; it is noisy, and resizing would change its noise", key="fit", cure="use crop"
+        )
+    box = round(size[0] * scale), round(size[1] * scale)
+    top, left = (height - box[0]) // 2, (width - box[1]) // 2
+    if top < 0 or left < 0:
+        raise AssayError(f"{what}: too few to cut that out", key="size", cure="choose a smaller one")
+    cropped = pixels[top : top + box[0], left : left + box[1]]
+    if box == size:
+        return cropped
+    channels = [Image.fromarray(cropped[..., c].astype(np.float32)) for c in range(num_channels)]
+    scaled = np.stack([np.asarray(c.resize(size[::-1], Image.Resampling.LANCZOS)) for c in channels], 2)
+    if pixels.dtype.kind == "u":
+        scaled = np.rint(scaled).clip(0, np.iinfo(pixels.dtype).max)
+    return scaled.astype(pixels.dtype)
+
+
+def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool, layout: Layout) -> np.ndarray:
+    """(C, H, W) pixels -> the store's dtype and value range."""
+    if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
+        return values
+    low, high = value_range
+    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+    if layout.dtype != "uint8":
+        with np.errstate(over="ignore"):
+            kept = x.astype(layout.dtype)
+        if not np.isfinite(kept).all():
+            what = f"has values up to {np.abs(x).max():.3g} where white is 1, too large for {layout.dtype}"
+            raise AssayError(what, key="dtype", cure="check range, or use float32")
+        return kept
+    if noisy:
+        what = "is noisy, and 8 bits would round and clip its noise"
+        raise AssayError(what, key="dtype", cure="use float32")
+    black, white = layout.value_range
+    return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)

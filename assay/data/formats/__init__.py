@@ -1,0 +1,1 @@
+"""The formats that Assay reads, one module each; `assay.data.readers` finds every `FORMAT` here."""

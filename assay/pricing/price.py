@@ -1,0 +1,399 @@
+"""One answer: what a noisy image is worth by level, and one price for each goal, from the same law.
+
+Three goals, each a metric: structure, the held-out loss above the noise level; everything, that loss down to
+one grey step; looks, FD. Results with a `levels.csv` have all three and the worth curve; a table of
+results has those that its columns allow. A price has a verdict of three kinds: an estimate with its interval,
+one end of it ("at least", "at most"), or undecided, with the reason and what would decide it.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from assay.errors import AssayError, about
+from assay.figure import draw
+from assay.outcome import FD, HELD_OUT_LOSS, Metric, Outcome, read_outcomes
+from assay.pricing.law import Law, fit_laws, interval
+from assay.pricing.paper import PAPER
+from assay.pricing.quote import Quote, quoted_at
+from assay.pricing.results import Array, Goal, LevelResults, Measured, read_levels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Verdict = Literal["estimate", "at least", "at most", "undecided"]
+_MOST_FACTOR = 10.0  # between the ends of an interval that is an estimate
+_LEAST_RATE = 1.5  # "at least" this many says something
+_MOST_RATE = 30.0  # "at most" this many says something
+_STEPS = np.geomspace(0.003, 0.5, 12)  # deviations of a worth curve from one band to the next
+
+
+@dataclass(frozen=True)
+class Price:
+    """The worth of a noisy image of a level for a goal, with its interval within [0, 1].
+
+    `limited` is how many times the training steps it would take to see what data is worth; 0 if data is the
+    limit. `assumed` says that no configuration ran twice, see `law`.
+    """
+
+    goal: Goal
+    metric: str
+    sigma: float
+    worth: float
+    low: float
+    high: float
+    confidence: float
+    num_runs: int
+    num_blocks: int
+    assumed: bool
+    lack_of_fit: float | None
+    limited: float = 0.0
+
+    @property
+    def rate(self) -> tuple[float, float, float]:
+        """The replacement rate, noisy images per clean one, and its interval; infinite where w may be 0."""
+        rate, low, high = (1 / w if w > 0 else math.inf for w in (self.worth, self.high, self.low))
+        return rate, low, high
+
+    @property
+    def verdict(self) -> Verdict:
+        """What kind of answer this is."""
+        _, low, high = self.rate
+        if self.limited or self.high == 0:
+            return "undecided"
+        if high <= _MOST_FACTOR * low:
+            return "estimate"
+        if low >= _LEAST_RATE:
+            return "at least"
+        return "at most" if high <= _MOST_RATE else "undecided"
+
+    def blocks_for(self, factor: float) -> int:
+        """About how many more blocks bring the ends of the interval within a factor of each other."""
+        if self.low > 0 and self.high <= factor * self.low:
+            return 0
+        width, middle = self.high - self.low, max(self.worth, self.high / 4, 0.02)
+        wanted = middle * 2 * (factor - 1) / (factor + 1)
+        return max(1, math.ceil(self.num_blocks * ((width / wanted) ** 2 - 1) - 1e-6))
+
+
+@dataclass(frozen=True)
+class WorthCurve:
+    """Worth by level of noisy images of one noise level, arrays (B,) by band; `quoted` if there is a quote.
+
+    `limited` are the bands where training, not data, is the limit.
+    """
+
+    sigma: float
+    levels: Array
+    worth: Array
+    low: Array
+    high: Array
+    limited: Array
+    quoted: Array | None = None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """All that the results of one data set say about the worth of noisy images."""
+
+    dataset: str
+    confidence: float
+    prices: tuple[Price, ...]
+    curves: tuple[WorthCurve, ...]
+    measured: Mapping[Goal, Measured]
+    laws: Mapping[Goal, Law]
+    bands: tuple[Law, ...] = ()
+    band_levels: Array = field(default_factory=lambda: np.empty(0))
+    quote: Quote | None = None
+    from_paper: bool = False
+
+    def __repr__(self) -> str:
+        from assay.pricing.words import price_lines
+
+        return "\n".join(price_lines(self))
+
+    def of(self, goal: Goal, sigma: float | None = None) -> Price:
+        """The price for a goal at a noise level, by default the highest."""
+        found = [price for price in self.prices if price.goal == goal and sigma in (None, price.sigma)]
+        if not found:
+            have = ", ".join(f"{price.goal} at {price.sigma:g}" for price in self.prices)
+            raise AssayError(f"{self.dataset} has no price for {goal}; it has {have}", key="goal")
+        return found[-1]
+
+    def plot(self) -> "Image":
+        """The worth curve with its bands, the quote beside it; or the results with their law."""
+        from assay.pricing.words import price_panels
+
+        return draw(price_panels(self))
+
+
+def price(
+    table: Path | str | Any = PAPER,
+    dataset: str | None = None,
+    num_images: float | None = None,
+    confidence: float = 0.95,
+    quote: Quote | None = None,
+) -> Prices:
+    """How many noisy images replace a clean one, from results such as a study's folder or `results.csv`.
+
+    `table` is a path, a DataFrame or a mapping of columns; without one the paper's tables are used, CIFAR-10
+    unless `dataset` names another. `num_images` is the size of the data set if the table gives fractions.
+    `quote`, of its clean images, is drawn beside the measured curve.
+
+    >>> prices = assay.price()
+    >>> prices.of("looks", 0.2).verdict
+    'estimate'
+    >>> rate, low, high = prices.of("looks", 0.2).rate          # noisy images per clean one
+    >>> picture = prices.plot()
+    """
+    if isinstance(table, str | Path) and Path(table) == PAPER:
+        dataset = dataset or "cifar10"
+    found = price_all(table, dataset, num_images, confidence, quote)
+    if len(found) > 1:
+        names = ", ".join(each.dataset for each in found)
+        raise AssayError(f"there are several data sets ({names})", key="dataset", cure="choose one of them")
+    return found[0]
+
+
+def price_all(
+    table: Path | str | Any,
+    dataset: str | None = None,
+    num_images: float | None = None,
+    confidence: float = 0.95,
+    quote: Quote | None = None,
+) -> list[Prices]:
+    """The same for each data set of a table."""
+    with about(table if isinstance(table, str | Path) else None):
+        outcomes, levels = read_results(table, num_images)
+        is_paper = isinstance(table, str | Path) and Path(table).resolve() == PAPER.resolve()
+        names = dict.fromkeys(
+            [*(each.configuration.dataset for each in outcomes), *(each.dataset for each in levels)]
+        )
+        if dataset is not None and dataset not in names:
+            raise AssayError(f"has no data set {dataset!r}; it has {', '.join(names)}", key="dataset")
+        found = []
+        for name in [dataset] if dataset is not None else names:
+            chosen = [each for each in outcomes if each.configuration.dataset == name]
+            by_level = next((each for each in levels if each.dataset == name), None)
+            prices = price_results(chosen, by_level, confidence, quote)
+            found.append(Prices(**(vars(prices) | {"from_paper": is_paper})))
+        return found
+
+
+def price_results(
+    outcomes: Iterable[Outcome],
+    levels: LevelResults | None = None,
+    confidence: float = 0.95,
+    quote: Quote | None = None,
+) -> Prices:
+    """Prices of one data set, from its outcomes and, where there are any, its results by level."""
+    outcomes, prices, curves = list(outcomes), list[Price](), list[WorthCurve]()
+    measured: dict[Goal, Measured] = {}
+    laws: dict[Goal, Law] = {}
+    bands: list[Law] = []
+    if levels is not None:
+        levels = levels.with_clean()
+        goals = [levels.total("structure", sigma) for sigma in levels.sigmas] + [levels.total("everything")]
+        each_band = [levels.band(band) for band in range(len(levels.centres))]
+        fitted = fit_laws([*goals, *each_band])
+        bands = fitted[len(goals) :]
+        for which, (goal, law) in enumerate(zip(goals, fitted, strict=False)):
+            last = which == len(goals) - 1
+            above = levels.centres > (0.0 if last else levels.sigmas[which])
+            for level in range(len(levels.sigmas)) if last else (which,):
+                limited = _limited(levels, law, level, above)
+                prices.append(_price(goal, law, level, confidence, limited))
+            measured[goal.goal], laws[goal.goal] = goal, law
+        curves = _curves(levels, bands, confidence, quote)
+    for goal_name, metric in _goals(outcomes, bool(laws)):
+        results = measure(outcomes, goal_name, metric)
+        (law,) = fit_laws([results], relative=goal_name == "looks")
+        measured[goal_name], laws[goal_name] = results, law
+        for level in range(len(results.sigmas)):
+            if goal_name != "structure" or level == len(results.sigmas) - 1:
+                prices.append(_price(results, law, level, confidence, 0.0))
+    if not measured:
+        raise AssayError("no result has a held-out loss or an FD", key="table")
+    name = next(iter(measured.values())).dataset
+    centres = np.empty(0) if levels is None else levels.centres
+    return Prices(name, confidence, tuple(prices), tuple(curves), measured, laws, tuple(bands), centres, quote)
+
+
+def _goals(outcomes: list[Outcome], have_levels: bool) -> list[tuple[Goal, Metric]]:
+    """The goals that a table has columns for."""
+    known: list[tuple[Goal, Metric]] = [("looks", FD)]
+    if not have_levels:
+        known = [("everything", HELD_OUT_LOSS), *known]
+    return [(goal, each) for goal, each in known if any(each.value(one) is not None for one in outcomes)]
+
+
+def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured:
+    """The outcomes of one data set that a price compares, as arrays.
+
+    These have a value by the metric, clean images, full sampling, no consistency loss and no rounds; and the
+    table `clean_mix` where there is one.
+    """
+    kept = [each for each in outcomes if metric.value(each) is not None and each.configuration.num_clean > 0]
+    plain = ("full", False, 0)
+    kept = [
+        e
+        for e in kept
+        if (e.configuration.sampling, e.configuration.consistency, e.configuration.rounds) == plain
+    ]
+    if any(each.configuration.table == "clean_mix" for each in kept):
+        kept = [each for each in kept if each.configuration.table == "clean_mix"]
+    if not kept:
+        what = f"no result with clean images and full sampling has a value by {metric.name}"
+        raise AssayError(what, key="table")
+    for what, values in (
+        ("num_images", {each.evaluation.num_images for each in kept}),
+        ("metric", {metric.title(each) for each in kept}),
+    ):
+        if len(values) > 1:
+            listed = " and ".join(map(str, sorted(values, key=str)))
+            raise AssayError(
+                f"results differ in how they were measured: {listed}",
+                key=what,
+                cure="keep those measured alike",
+            )
+    settings = [each.configuration for each in kept]
+    sigmas = sorted({level for setting in settings for level in setting.levels})
+    repeats: dict[object, int] = {}
+    blocks = []
+    for setting in settings:
+        repeats[setting.without_seed] = repeats.get(setting.without_seed, -1) + 1
+        blocks.append(repeats[setting.without_seed] if setting.seed is None else setting.seed)
+    return Measured(
+        settings[0].dataset, goal, metric.title(kept[0]), np.array(sigmas), np.array(blocks),
+        np.array([setting.num_clean for setting in settings]),
+        np.array([[dict(setting.noisy).get(level, 0.0) for level in sigmas] for setting in settings]),
+        np.array([metric.value(each) for each in kept], float),
+        np.array([metric.error(each) or 0.0 for each in kept], float),
+    )  # fmt: skip
+
+
+def read_results(
+    table: Path | str | Any, num_images: float | None = None
+) -> tuple[list[Outcome], list[LevelResults]]:
+    """Outcomes and results by level of a folder, a file, a DataFrame or columns."""
+    if not isinstance(table, str | Path):
+        columns = {str(name): list(values) for name, values in dict(table).items()}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "table.csv"
+            rows = [
+                ",".join(columns),
+                *(",".join(map(_cell, row)) for row in zip(*columns.values(), strict=True)),
+            ]
+            path.write_text("\n".join(rows) + "\n")
+            return list(read_outcomes(path, num_images).values()), []
+    path = Path(table)
+    folder_of = path if path.is_dir() else path.parent
+    results, levels = folder_of / "results.csv", folder_of / "levels.csv"
+    if not path.is_dir() and path.name != "levels.csv":
+        results, levels = path, levels if path.name == "results.csv" else path.with_suffix(".levels.csv")
+    by_level = read_levels(levels) if levels.exists() and "level_low" in _first_line(levels) else []
+    tables = {each.table for each in by_level}
+    by_level = [each for each in by_level if "clean_mix" not in tables or each.table == "clean_mix"]
+    if by_level and not results.exists():
+        return [], by_level
+    return list(read_outcomes(results, num_images).values()), by_level
+
+
+def _first_line(path: Path) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.readline()
+
+
+def _cell(value: object) -> str:
+    return "" if value is None or value != value else str(value).replace(",", " ")
+
+
+def _price(results: Measured, law: Law, level: int, confidence: float, limited: float) -> Price:
+    worth, low, high = (float(end[level]) for end in interval(law.worth, confidence))
+    return Price(
+        results.goal, results.metric, float(results.sigmas[level]), worth, low, high, confidence, law.num_runs,
+        law.num_blocks, not law.repeated, law.lack_of_fit, limited,
+    )  # fmt: skip
+
+
+def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_]) -> float:
+    """How many times the steps it would take if training is the limit in these bands (B,), else 0.
+
+    It is where most runs are best at their last stop and either more clean images do not help or noisy ones
+    harm. Where runs did stop early, stops grow as the number of images.
+    """
+    step, last = levels.step[:, bands], levels.last_step[:, None]
+    late = step >= last
+    harm = interval(law.worth)[2][level] == 0
+    if late.mean() < 0.5 or not (law.gain < 0.9 or harm):
+        return 0.0
+    size = levels.num_clean + levels.num_noisy.sum(1)
+    if late.all():
+        return 4.0
+    pace = np.median((step / size[:, None])[~late])
+    return float(np.clip(np.ceil(pace * size.max() / levels.last_step.max()), 2, 10))
+
+
+def _curves(levels: LevelResults, bands: list[Law], confidence: float, quote: Quote | None) -> list[WorthCurve]:
+    mean, deviation = (np.array([f(law.worth, axis=0) for law in bands]) for f in (np.mean, np.std))  # (B, S)
+    related = correlations(levels)
+    found = []
+    for level, sigma in enumerate(levels.sigmas):
+        worth, error = smooth(mean[:, level], deviation[:, level], related)
+        wide = -norm.ppf((1 - confidence) / 2) * error
+        only = np.eye(len(bands), dtype=bool)
+        limited = np.array(
+            [bool(_limited(levels, law, level, one)) for law, one in zip(bands, only, strict=True)]
+        )
+        ends = (worth - wide).clip(0, 1), (worth + wide).clip(0, 1)
+        quoted = None if quote is None else quoted_at(quote, float(sigma), levels.centres)
+        found.append(WorthCurve(float(sigma), levels.centres, worth.clip(*ends), *ends, limited, quoted))
+    return found
+
+
+def correlations(levels: LevelResults) -> Array:
+    """Correlation (B, B) of the errors of bands, by their distance, from what configurations leave over."""
+    counts = np.column_stack([levels.num_clean, levels.num_noisy])
+    which = np.unique(counts, axis=0, return_inverse=True)[1].reshape(-1)
+    own = np.eye(which.max() + 1)[which]
+    rest = levels.loss - own @ (own.T @ levels.loss / own.sum(0)[:, None])
+    size = np.sqrt(np.square(rest).mean(0))
+    num = len(size)
+    if not size.all():  # no configuration ran twice
+        return np.asarray(0.5 ** np.abs(np.subtract.outer(np.arange(num), np.arange(num))))
+    found = rest.T @ rest / len(rest) / np.outer(size, size)
+    by_distance = [float(np.diagonal(found, k).mean().clip(0, 0.95)) for k in range(num)]
+    by_distance[0] = 1.0
+    related = np.array(by_distance)[np.abs(np.subtract.outer(np.arange(num), np.arange(num)))]
+    value, vector = np.linalg.eigh(related)
+    related = (vector * value.clip(1e-3)) @ vector.T
+    return np.asarray(related / np.sqrt(np.outer(np.diag(related), np.diag(related))))
+
+
+def smooth(mean: Array, deviation: Array, related: Array) -> tuple[Array, Array]:
+    """A curve (B,) that walks at random from band to band, from estimates with correlated errors.
+
+    The size of the steps is averaged over its posterior. Returns the curve and its standard deviation.
+    """
+    num, error = len(mean), np.maximum(deviation, 1e-6)
+    noise = related * np.outer(error, error)
+    walk = np.minimum.outer(np.arange(num), np.arange(num)).astype(float)
+    weights, means, squares = [], [], []
+    for step in _STEPS:
+        prior = step**2 * walk + 1.0  # the first band may be anything
+        gain = np.linalg.solve(prior + noise, prior).T
+        root = np.linalg.cholesky(prior + noise)
+        weights.append(-np.log(np.diag(root)).sum() - 0.5 * np.square(np.linalg.solve(root, mean)).sum())
+        means.append(gain @ mean)
+        squares.append(np.diag(prior - gain @ prior).clip(0) + means[-1] ** 2)
+    weight = np.exp(np.array(weights) - max(weights))
+    weight /= weight.sum()
+    curve = weight @ np.array(means)
+    return curve, np.sqrt((weight @ np.array(squares) - curve**2).clip(1e-12))

@@ -1,0 +1,207 @@
+"""A quote: what noisy images will be worth, from the spectrum of clean images alone, before any training.
+
+Let images be Gaussian with mean mu and covariance Sigma, of eigenvalues lambda, and let a learner estimate both
+by maximum likelihood from n_clean clean images and n_k noisy ones at each level sigma_k. Write
+
+    g_ik = lambda_i / (lambda_i + sigma_k^2),        the share of the variance of mode i that is image.
+
+A clean image carries Fisher information 1 / (lambda_i lambda_j) on entry (i, j) of Sigma, in its own basis, and
+a noisy one 1 / ((lambda_i + sigma^2)(lambda_j + sigma^2)): it counts as w_ij = g_i g_j clean ones (far out as
+sigma^-4, the paper's n_d), and as g_i for entry i of the mean. So the estimate has the errors
+
+    E dSigma_ij^2 = (1 + [i = j]) lambda_i lambda_j / n_ij,    n_ij = n_clean + sum_k g_ik g_jk n_k,
+    E dmu_i^2     = lambda_i / n_i,                            n_i  = n_clean + sum_k g_ik n_k.
+
+At level s = sigma_t^2 the best denoiser is mu + Sigma (Sigma + s)^-1 (x_t - mu). An error dSigma changes it by
+s (Sigma + s)^-1 dSigma (Sigma + s)^-1 (x_t - mu), and x_t has covariance Sigma + s; an error dmu by
+s (Sigma + s)^-1 dmu. So the mean squared error exceeds the smallest possible one, to first order, by
+
+    excess(s) = sum_ij c_ij / n_ij + sum_i c_i / n_i,
+    c_ij = (1 + [i = j]) s^2 lambda_i lambda_j / ((lambda_i + s)^2 (lambda_j + s)),
+    c_i  = s^2 lambda_i / (lambda_i + s)^2,
+
+and the held-out loss by the integral of excess / s over log sigma_t. The worth of a noisy image, at a level or
+for a goal, is the w with which n_clean + w n_noisy clean images alone have the same excess. It depends on the
+ratio of noisy to clean images, not on their number, and little on that.
+
+Levels that vary from pixel to pixel mix the modes of different images differently; a map is taken as noisy
+images at its pixels' levels, in proportion to their number, which is exact if modes are local and shift-free.
+
+The eigenvalues are variances of an eighth of the images along the eigenvectors of the others, each eighth in
+turn: those of a sample covariance spread too far when images are few. Variance outside of the vectors' span is
+shared by the modes that are left. Of images above 3,072 values, patches are used.
+
+Real images are not Gaussian and networks are not maximum likelihood, so a quote states its accuracy:
+`SPREAD`, from the comparison with measured curves in bench/quote.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from assay.data import ImageSource
+from assay.errors import AssayError
+from assay.pricing.results import GREY_STEP, Array, Goal
+
+SPREAD = 0.37  # standard deviation of log(log w measured / log w quoted)
+_HIGHEST_LEVEL = 80.0
+_MAX_VALUES, _MAX_IMAGES, _MAX_MODES = 3072, 4000, 160
+_LEAST_IMAGES, _NUM_PARTS, _FEW_VALUES = 16, 8, 1024
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Worth by level of noisy images of each of `sigmas` (S,), for a mix with `share` clean images.
+
+    `levels` (L,) are sigma_t, `worth` (S, L) the closed form there. `modes` are the eigenvalues and how many
+    modes each stands for, of images with `num_values` values; `num_images` of them were read.
+    """
+
+    sigmas: Array
+    levels: Array
+    worth: Array
+    modes: tuple[Array, Array]
+    share: float
+    num_images: int
+    num_values: int
+
+    def __repr__(self) -> str:
+        from assay.pricing.words import quote_lines
+
+        return "\n".join(quote_lines(self))
+
+    def goal(self, goal: Goal, sigma: ArrayLike) -> tuple[float, float, float]:
+        """The worth of a noisy image for structure or everything, and its 95 % interval.
+
+        `sigma` is its level, or the levels of many images, or of the pixels of a map: then it is an average.
+        """
+        levels, count = np.unique(np.asarray(sigma, float).round(6), return_counts=True)
+        cost = _costs(self.modes, _grid(float(np.median(levels)) if goal == "structure" else GREY_STEP))
+        return interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
+
+    def excess(
+        self, num_clean: ArrayLike, num_noisy: ArrayLike, sigmas: ArrayLike, goal: Goal, power: Array
+    ) -> Array:
+        """Excess loss (R, m) in nats of mixes (m,), (m, V) at levels (V,), with worths w^power (R,)."""
+        levels = np.asarray(sigmas, float)
+        low = levels.max() if goal == "structure" else GREY_STEP
+        cost, least = _costs(self.modes, _grid(low)), 1.0  # no fewer than one image: no pole at none
+        information = _information(self.modes, levels)  # (V, k, k + 1)
+        found = np.empty((len(power), len(np.atleast_1d(num_clean))))
+        for r, exponent in enumerate(power):
+            effective = np.tensordot(np.asarray(num_noisy, float), information**exponent, 1)
+            size = np.asarray(num_clean, float)[:, None, None] + effective
+            found[r] = (cost / np.maximum(size, least)).sum((1, 2)) / self.num_values
+        return found
+
+
+def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: float = 0.1) -> Quote:
+    """What noisy images will be worth: from clean images alone, in seconds.
+
+    `images` are a source, of which the clean ones are used, or an array (N, ...) scaled to [-1, 1]; `sigma` is
+    a noise level or several, e.g. of several vendors. `share` of the images in the mix are clean.
+
+    >>> from sklearn.datasets import load_digits
+    >>> quoted = assay.quote(load_digits().images / 8 - 1, 0.2)
+    >>> worth, low, high = quoted.goal("structure", 0.2)
+    """
+    levels = np.unique(np.atleast_1d(np.asarray(sigma, float)))
+    if not (np.isfinite(levels) & (levels > 0)).all() or not levels.size:
+        raise AssayError(f"{levels} are not levels above 0", key="sigma")
+    if not 0 < share < 1:
+        raise AssayError(f"{share:g} is not a share between 0 and 1", key="share")
+    x = _read(images)
+    modes, at = spectrum(x), np.geomspace(GREY_STEP, 20.0, 48)
+    costs = [_costs(modes, np.array([level])) for level in at]
+    worth = [[_worth(cost, modes, np.array([s]), np.ones(1), share) for cost in costs] for s in levels]
+    return Quote(levels, at, np.array(worth), modes, share, len(x), x.shape[1])
+
+
+def interval(worth: float, spread: float = SPREAD, deviations: float = 1.96) -> tuple[float, float, float]:
+    """A quoted worth with its 95 % interval: log w is right up to a factor exp(+-1.96 spread)."""
+    low, high = (worth ** np.exp(sign * deviations * spread) for sign in (1, -1))
+    return worth, float(low), float(high)
+
+
+def spectrum(x: Array) -> tuple[Array, Array]:
+    """Eigenvalues of the covariance of images (N, d), and how many modes each stands for; at most 160."""
+    part = np.arange(len(x)) % (_NUM_PARTS if x.shape[1] <= _FEW_VALUES else 2)
+    found = []
+    for which in np.unique(part):
+        one, other = x[part != which], x[part == which] - x[part != which].mean(0)
+        vectors = np.linalg.svd(one - one.mean(0), full_matrices=False)[2][: min(len(one) - 1, x.shape[1])]
+        along, left = np.square(other @ vectors.T).mean(0), x.shape[1] - len(vectors)
+        rest = max(np.square(other).sum(1).mean() - along.sum(), 0.0)
+        found.append(np.append(along, np.full(left, rest / max(left, 1))))
+    eigenvalues = np.maximum(np.sort(np.mean(found, 0))[::-1], 1e-9)
+    first = min(_MAX_MODES // 2, len(eigenvalues))
+    edges = np.unique(
+        np.r_[np.arange(first), np.geomspace(first, len(eigenvalues), _MAX_MODES // 2).astype(int)]
+    )
+    edges = edges[edges < len(eigenvalues)]
+    count = np.diff(np.append(edges, len(eigenvalues)))
+    return np.add.reduceat(eigenvalues, edges) / count, count.astype(float)
+
+
+def _read(images: ImageSource | NDArray[np.generic]) -> Array:
+    """Clean images, or patches of them, as (N, d)."""
+    if isinstance(images, ImageSource):
+        clean = torch.nonzero((images.sigma_tn == 0) & ~images.incomplete)[:, 0]
+        chosen = clean[torch.linspace(0, max(len(clean) - 1, 0), min(len(clean), _MAX_IMAGES)).long()]
+        x = images.read(chosen).numpy() if len(chosen) else np.empty((0, *images.image_shape))
+    else:
+        x = np.asarray(images)[:: max(1, len(images) // _MAX_IMAGES)]
+    if len(x) < _LEAST_IMAGES:
+        what = f"{len(x)} clean images are too few for a spectrum"
+        raise AssayError(what, key="images", cure=f"give {_LEAST_IMAGES} or more")
+    if x.dtype.kind != "f" or not np.isfinite(x).all() or np.abs(x).max() > 4:
+        what = f"values of type {x.dtype} from {x.min():g} to {x.max():g}"
+        raise AssayError(what, key="images", cure="scale them to [-1, 1] as floats")
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    if flat.shape[1] <= _MAX_VALUES:
+        return flat
+    channels = x.shape[1] if x.ndim == 4 else 1
+    x = x.reshape(len(x), channels, *x.shape[-2:])
+    side = min(int(np.sqrt(_MAX_VALUES / channels)), *x.shape[-2:])
+    rng, parts = np.random.default_rng(0), []
+    for image in x:
+        top, left = (rng.integers(size - side + 1) for size in x.shape[-2:])
+        parts.append(image[:, top : top + side, left : left + side].reshape(-1))
+    return np.stack(parts).astype(np.float64)
+
+
+def _grid(low: float) -> Array:
+    return np.geomspace(low, _HIGHEST_LEVEL, 40)
+
+
+def _costs(modes: tuple[Array, Array], levels: Array) -> Array:
+    """c_ij / s summed over levels, with c_i of the mean as a last column (k, k + 1), by groups of modes."""
+    value, count = modes
+    total = np.zeros((len(value), len(value) + 1))
+    for s in np.square(levels):
+        one, two = value / (value + s) ** 2, value / (value + s)
+        pairs = count[:, None] * count + np.diag(count)
+        total += s * np.column_stack([pairs * one[:, None] * two, count * one])
+    return total
+
+
+def _information(modes: tuple[Array, Array], sigmas: Array) -> Array:
+    """w_ij of levels (V,) with g_i as a last column (V, k, k + 1)."""
+    g = modes[0] / (modes[0] + np.square(sigmas)[:, None])
+    return np.concatenate([g[:, :, None] * g[:, None], g[:, :, None]], 2)
+
+
+def _worth(cost: Array, modes: tuple[Array, Array], sigmas: Array, part: Array, share: float) -> float:
+    """The w with sum c / (share + w (1 - share)) = sum c / (share + w_ij (1 - share))."""
+    each = np.tensordot(part, _information(modes, sigmas), 1)
+    excess = (cost / (share + (1 - share) * each)).sum() / cost.sum()
+    return float((1 / excess - share) / (1 - share))
+
+
+def quoted_at(found: Quote, sigma: float, levels: Sequence[float] | Array) -> Array:
+    """The quote's curve at other levels, by log sigma_t."""
+    which = int(np.abs(np.log(found.sigmas / sigma)).argmin())
+    return np.interp(np.log(levels), np.log(found.levels), found.worth[which])

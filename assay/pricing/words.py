@@ -1,0 +1,269 @@
+"""A price in words, as rows of a table and as figures; commands and reports show these and compute nothing."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from assay.figure import COLOURS, Panel, Series
+from assay.outcome import read_outcomes
+from assay.pricing.law import Law
+from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
+from assay.pricing.plan import Plan
+from assay.pricing.price import Price, Prices
+from assay.pricing.quote import Quote, interval
+from assay.pricing.results import Goal, Measured
+
+GOALS: dict[Goal, str] = {
+    "structure": "structure, the levels above the noise",
+    "everything": "everything, down to one grey step",
+    "looks": "how samples look",
+}
+_UNLIKELY = 0.01  # a lack of fit that counts
+_ASSUMED = "no configuration ran twice, so the scatter around the law is taken for the error of a run"
+_WORTH = "worth of a noisy image, in clean ones"
+Sheet = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
+
+
+def amount(price: Price) -> str:
+    """The replacement rate with its interval: "3.1 (2.4 to 4.2)", "at least 12", "undecided"."""
+    rate, low, high = price.rate
+    match price.verdict:
+        case "estimate":
+            return f"{rate:.3g} ({low:.3g} to {high:.3g})"
+        case "at least":
+            return f"at least {low:.3g}"
+        case "at most":
+            return f"at most {high:.3g}"
+    return "undecided"
+
+
+def reason(price: Price) -> str:
+    """Why a price is undecided, and what would decide it."""
+    if price.limited:
+        return f"training, not data, is the limit here; about {price.limited:.0f} times the steps would show it"
+    if price.high == 0:
+        return (
+            "the mixes did worse than their clean images alone, so noisy images took training from clean ones; "
+            "train longer, with the same number of draws at every level"
+        )
+    more = price.blocks_for(4.0)
+    runs = math.ceil(more * price.num_runs / max(price.num_blocks, 1))
+    ends = _ends(*price.rate[1:])
+    return f"{ends} of them may replace a clean one; about {more} more blocks ({runs:,} runs) would decide"
+
+
+def sentence(price: Price) -> str:
+    """The price in a sentence, with its interval and the number of runs."""
+    noisy, goal = f"noisy images at noise {price.sigma:g}", f"For {GOALS[price.goal]} ({price.metric}), "
+    sure = f"{price.confidence:.0%} interval, {price.num_runs} runs"
+    sure += f" in {price.num_blocks} blocks" * (price.num_blocks > 1) + f"; {_ASSUMED}" * price.assumed
+    if price.verdict == "undecided":
+        return f"{goal}what {noisy} are worth is undecided: {reason(price)} ({sure})."
+    number, _, ends = amount(price).partition(" (")
+    ends = f"{ends.rstrip(')')}: " if ends else ""
+    return f"{goal}{number} {noisy} replace a clean one ({ends}{sure})."
+
+
+def headline(prices: Prices) -> str:
+    """One sentence to act on: the decided price at the highest noise, structure before looks."""
+    order = {"structure": 0, "looks": 1, "everything": 2}
+    return sentence(min(prices.prices, key=lambda p: (p.verdict == "undecided", order[p.goal], -p.sigma)))
+
+
+def price_lines(prices: Prices) -> list[str]:
+    """At most three lines, one for each goal: the rate at each noise level."""
+    lines = []
+    for goal in GOALS:
+        if found := [price for price in prices.prices if price.goal == goal]:
+            each = ", ".join(f"{amount(price)} at noise {price.sigma:g}" for price in found)
+            metric = found[0].metric if goal == "looks" else "held-out loss"
+            lines.append(f"{prices.dataset}, for {goal} ({metric}): noisy images per clean one {each}")
+    return lines
+
+
+def doubts(prices: Prices) -> list[str]:
+    """What a reader must know: reasons for what is undecided, assumptions, and where the law does not fit."""
+    open_ones = [price for price in prices.prices if price.verdict == "undecided"]
+    said = [f"For {price.goal} at noise {price.sigma:g}: {reason(price)}." for price in open_ones]
+    for goal, law in prices.laws.items():
+        if not law.repeated:
+            said.append(f"For {goal}, {_ASSUMED}.")
+        elif law.lack_of_fit is None:
+            said.append(f"For {goal}, there are too few configurations to test the scaling law.")
+        else:
+            fits = "does not fit" if law.lack_of_fit < _UNLIKELY else "fits"
+            said.append(f"For {goal}, the scaling law {fits} (p = {law.lack_of_fit:.2g} for lack of fit).")
+    if limited := sorted({f"{c.levels[b]:.2g}" for c in prices.curves for b in np.flatnonzero(c.limited)}):
+        said.append(f"Training, not data, is the limit at the levels {', '.join(limited)}.")
+    return said
+
+
+def extremes(prices: Prices) -> list[str]:
+    """What the law says of the paper's two extreme mixes, which no fit has seen."""
+    said = []
+    for each in read_outcomes(PAPER).values() if prices.from_paper else ():
+        if each.configuration.table == "extreme" and each.configuration.dataset == prices.dataset:
+            setting, law = each.configuration, prices.laws["looks"]
+            levels, counts = np.transpose(setting.noisy)
+            shown = f"beyond the noise levels of the fit, {law.sigmas[-1]:g} at most"
+            if levels.max() <= law.sigmas[-1]:
+                values = law.values(law.size([setting.num_clean], [counts], levels))[:, 0]
+                low, middle, high = np.quantile(values, [0.025, 0.5, 0.975])
+                shown = f"predicted {middle:.3g} ({low:.3g} to {high:.3g})"
+            said.append(f"Not in the fit, {setting}: measured {each.evaluation.fd:.3g}, {shown}.")
+    return said
+
+
+def price_rows(prices: Prices) -> list[dict[str, Any]]:
+    """One flat row for each goal and noise level; the pairs' bounds and the paper's boxes as cross-checks."""
+    bounds = {goal: pair_bounds(measured) for goal, measured in prices.measured.items()}
+    rows = []
+    for price in prices.prices:
+        rate, low, high = price.rate
+        least, most = bounds[price.goal][price.sigma]
+        row: dict[str, Any] = {
+            "dataset": prices.dataset, "goal": price.goal, "metric": price.metric, "sigma": price.sigma,
+            "verdict": price.verdict, "rate": rate, "rate_low": low, "rate_high": high, "worth": price.worth,
+            "worth_low": price.low, "worth_high": price.high, "lack_of_fit": price.lack_of_fit,
+            "num_runs": price.num_runs, "num_blocks": price.num_blocks,
+            "pairs_low": 1 / most if most > 0 else math.inf, "pairs_high": 1 / least if least > 0 else math.inf,
+        }  # fmt: skip
+        if prices.from_paper and (box := PAPER_BOXES.get((prices.dataset, price.sigma))):
+            row |= {"box_low": box[0], "box_high": box[1]}
+        rows.append(row)
+    return rows
+
+
+def detail_table(prices: Prices) -> Sheet:
+    """The table behind `--details`."""
+    header = ["goal", "noise", "noisy per clean", "worth", "by pairs alone"] + [
+        "paper's box"
+    ] * prices.from_paper
+    rows = []
+    for row, price in zip(price_rows(prices), prices.prices, strict=True):
+        worth = f"{price.worth:.3g} ({price.low:.3g} to {price.high:.3g})"
+        cells = [
+            price.goal,
+            f"{price.sigma:g}",
+            amount(price),
+            worth,
+            _ends(row["pairs_low"], row["pairs_high"]),
+        ]
+        box = _ends(row["box_low"], row["box_high"]) if "box_low" in row else "-"
+        rows.append((*cells, *[box] * prices.from_paper))
+    return tuple(header), rows
+
+
+def _ends(low: float, high: float) -> str:
+    if low > high or math.isinf(low):
+        return "contradictory"
+    return f"{low:.4g} to {high:.4g}" if math.isfinite(high) else f"{low:.4g} or more"
+
+
+def quote_lines(quote: Quote) -> list[str]:
+    """A quote in three lines for each noise level; the last says whether a study would pay."""
+    goals: tuple[Goal, ...] = ("structure", "everything")
+    lines = []
+    for sigma in quote.sigmas.tolist():
+        for goal in goals:
+            worth, low, high = quote.goal(goal, sigma)
+            rate = f"{1 / worth:.3g} noisy images at noise {sigma:g} replace a clean one"
+            lines.append(
+                f"For {GOALS[goal]}: about {rate} ({1 / high:.2g} to {1 / low:.2g} in 95 % of quotes)."
+            )
+        _, low, high = quote.goal("structure", sigma)
+        advice = f"If that range matters, run a study: it narrows a factor of {high / low:.2g} to about two."
+        if high < 0.02 or low > 0.8:
+            advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
+        lines.append(advice)
+    return lines
+
+
+def quote_rows(quote: Quote) -> list[dict[str, Any]]:
+    """One flat row for each noise level and goal."""
+    goals: tuple[Goal, ...] = ("structure", "everything")
+    rows = []
+    for sigma, goal in itertools.product(quote.sigmas.tolist(), goals):
+        worth, low, high = quote.goal(goal, sigma)
+        row = {"goal": goal, "sigma": sigma, "rate": 1 / worth, "rate_low": 1 / high, "rate_high": 1 / low}
+        rows.append(row | {"worth": worth, "worth_low": low, "worth_high": high})
+    return rows
+
+
+def price_panels(prices: Prices) -> list[Panel]:
+    """The worth curve; without results by level, each metric against the clean images, with its law."""
+    if not prices.curves:
+        return [_law_panel(prices.dataset, prices.measured[goal], law) for goal, law in prices.laws.items()]
+    panel = Panel(f"{prices.dataset}: worth by level", "level sigma_t", _WORTH, log_x=True)
+    for which, curve in enumerate(prices.curves):
+        colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:g}"
+        known = np.where(curve.limited, np.nan, curve.worth)
+        panel.series.append(Series("", "band", curve.levels, curve.worth, curve.low, curve.high, colour))
+        panel.series.append(Series(name, "line", curve.levels, known, colour=colour))
+        if curve.quoted is not None:
+            panel.series.append(Series(f"{name}, quoted", "dashed", curve.levels, curve.quoted, colour=colour))
+    return [panel]
+
+
+def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
+    unit = "clean images"
+    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_x=True, log_y=True)
+    total = measured.num_noisy.sum(1)
+    for which, sigma in enumerate([0.0, *measured.sigmas]):
+        rows = total == 0 if not sigma else (total > 0) & (measured.num_noisy[:, which - 1] == total)
+        order = np.flatnonzero(rows)[np.argsort(measured.num_clean[rows])]
+        x, colour = measured.num_clean[order], COLOURS[which % len(COLOURS)]
+        fitted = np.median(law.values(law.size(x, measured.num_noisy[order], measured.sigmas)), 0)
+        name = f"noise {sigma:g}" if sigma else "clean only"
+        panel.series.append(Series(name, "points", x, measured.value[order], colour=colour))
+        panel.series.append(Series("", "line", x, fitted, colour=colour))
+    return panel
+
+
+def quote_panels(quote: Quote) -> list[Panel]:
+    """The quoted worth by level, with its stated accuracy."""
+    panel = Panel("quoted worth by level", "level sigma_t", _WORTH, log_x=True)
+    for which, (sigma, worth) in enumerate(zip(quote.sigmas, quote.worth, strict=True)):
+        colour, (low, high) = (
+            COLOURS[(which + 1) % len(COLOURS)],
+            np.transpose([interval(w)[1:] for w in worth]),
+        )
+        panel.series.append(Series("", "band", quote.levels, worth, low, high, colour))
+        panel.series.append(Series(f"noise {sigma:g}", "line", quote.levels, worth, colour=colour))
+    return [panel]
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What to buy, and how sure that is."""
+    best = plan.mixes[0]
+    counts = zip(plan.names, best.counts, plan.count_intervals, strict=True)
+    bought = [
+        (f"{count:,.0f} {name}", f"{a:,.0f} to {b:,.0f} {name}") for name, count, (a, b) in counts if b >= 0.5
+    ]
+    result = f"{plan.metric} {best.value:.4g} ({best.low:.4g} to {best.high:.4g})"
+    return [
+        f"Buy {', '.join(what for what, _ in bought)} for {best.cost:,.2f}: {result}.",
+        f"The best mix lies within {', '.join(ends for _, ends in bought)} ({plan.confidence:.0%}).",
+        *(f"Note: {note}." for note in plan.notes),
+    ]
+
+
+def plan_table(plan: Plan) -> Sheet:
+    """The best few mixes, their predicted results, and the chance that each is best."""
+    header = (*plan.names, "cost", plan.metric, f"{plan.confidence:.0%}", "chance to be best")
+    rows = [
+        (*(f"{count:,.0f}" for count in mix.counts), f"{mix.cost:,.2f}", f"{mix.value:.4g}",
+         f"{mix.low:.4g} to {mix.high:.4g}", f"{mix.chance:.0%}")
+        for mix in plan.mixes
+    ]  # fmt: skip
+    return header, rows
+
+
+def plan_rows(plan: Plan) -> list[dict[str, Any]]:
+    """One flat row for each of the best few mixes."""
+    return [
+        dict(zip(plan.names, mix.counts, strict=True)) | {k: v for k, v in vars(mix).items() if k != "counts"}
+        for mix in plan.mixes
+    ]

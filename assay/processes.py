@@ -1,0 +1,126 @@
+"""Worker processes that end when the process that started them ends for any reason.
+
+A worker imports torch for seconds before its first line of work. So this file imports nothing large and is
+what a new process runs first: not the program that started it, as `multiprocessing` would.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_SECONDS_TO_SAVE = 3.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last that is heard of a worker: its process has ended, by itself or killed."""
+
+    exit_code: int
+
+
+class Workers:
+    """Processes at work for this one, and what they say. Leaving the block ends them.
+
+    They see the end of their connection, and have `patience` seconds to save before they are killed (None: as
+    long as they need).
+    """
+
+    def __init__(self, patience: float | None = None) -> None:
+        self.patience = patience
+        self.processes: dict[Connection, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self, function: Callable[..., None], *arguments: object, environment: Mapping[str, str] | None = None
+    ) -> Connection:
+        """Run `function(connection, *arguments)` in a new process; returns our end of the connection.
+
+        `environment` adds variables to those that it inherits.
+        """
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-P", __file__, str(os.getpid()), str(theirs.fileno())]
+            variables = {**os.environ, **(environment or {})}
+            files = [theirs.fileno()]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, env=variables)
+        self.processes[ours] = process
+        with suppress(OSError):  # it has died already: `heard` will tell
+            ours.send(sys.path)
+            ours.send((function, arguments))
+        return ours
+
+    def heard(self, seconds: float = 0.2) -> Iterator[tuple[Connection, Any]]:
+        """What workers said, waiting for at most `seconds`; an `Ended` is the last of each."""
+        for connection in wait(list(self.processes), timeout=seconds):
+            assert isinstance(connection, Connection)
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                message = Ended(self.processes.pop(connection).wait())
+                connection.close()
+            yield connection, message
+
+    def tell_all(self, message: object) -> None:
+        """Send a message to every worker that lives."""
+        for connection in self.processes:
+            with suppress(OSError):
+                connection.send(message)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for connection in self.processes:
+            connection.close()
+        for process in self.processes.values():
+            try:
+                process.wait(self.patience)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _run() -> None:
+    """The life of a worker: its arguments are the parent's process number and the connection's descriptor."""
+    parent, descriptor = map(int, sys.argv[1:])
+    end_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches everyone; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(EOFError), Connection(descriptor) as connection:
+        sys.path[:] = connection.recv()
+        function, arguments = connection.recv()  # imports all that the function needs
+        function(connection, *arguments)
+
+
+def end_with(parent: int) -> None:
+    """End this process soon after its parent ends.
+
+    On Linux the kernel kills it at once, even if it is stopped; elsewhere a thread notices, and leaves it
+    some seconds to save.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # gone before the kernel was told
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(_SECONDS_TO_SAVE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _run()

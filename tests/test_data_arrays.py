@@ -1,0 +1,94 @@
+"""Arrays from memory: their scale, shape and levels are checked; images in both halves of a split are found."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from assay.data import split_held_out
+from assay.data.arrays import from_arrays
+from assay.data.overlap import check_overlap, find_overlap
+from assay.data.store import PackedImage, write_store
+from assay.errors import AssayError
+
+RNG = np.random.default_rng(0)
+BYTES = RNG.integers(0, 256, (20, 16, 16), dtype=np.uint8)
+UNIT = RNG.random((20, 16, 16))
+
+
+def test_the_default_range_is_that_of_the_type() -> None:
+    assert torch.equal(from_arrays(BYTES).x_tn, from_arrays(BYTES, value_range=(0, 255)).x_tn)
+    assert from_arrays(BYTES).physical_range == (0, 255) and from_arrays(2 * UNIT - 1).physical_range == (-1, 1)
+
+
+def test_channels_may_be_last() -> None:
+    colour = RNG.random((5, 16, 12, 3))
+    for images in (colour, colour.transpose(0, 3, 1, 2)):
+        assert from_arrays(images, value_range=(0, 1)).image_shape == (3, 16, 12)
+    last = from_arrays(colour, value_range=(0, 1)).x_tn
+    np.testing.assert_allclose(last.numpy(), 2 * colour.transpose(0, 3, 1, 2) - 1, atol=1e-6)
+    assert from_arrays(UNIT[..., None], value_range=(0, 1)).image_shape == (1, 16, 16)
+    assert from_arrays(np.zeros((2, 12, 5, 5))).image_shape == (12, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "key"),
+    [
+        (BYTES, {"value_range": (-1, 1)}, "value_range"),
+        (BYTES.astype(np.float32), {}, "value_range"),
+        (BYTES.astype(np.float32), {"value_range": (0, 1)}, "value_range"),
+        (BYTES.astype(np.int64), {}, "value_range"),
+        (UNIT, {"value_range": (0, 255)}, "value_range"),
+        (UNIT, {"value_range": (1, 0)}, "value_range"),
+        (np.ma.masked_less(UNIT, 0.1), {}, "images"),
+        (np.where(UNIT < 0.1, np.nan, UNIT), {}, "images"),
+        (UNIT[0], {}, "images"),
+        (UNIT[:0], {}, "images"),
+        (UNIT.astype(complex), {}, "images"),
+        (UNIT, {"sigma": 1e-300}, "sigma"),
+        (UNIT, {"sigma": [0.1, 0.2]}, "sigma"),
+        (UNIT, {"label": [0.5] * 20}, "label"),
+        (UNIT, {"label": [-2] * 20}, "label"),
+    ],
+)
+def test_what_cannot_be_right_is_rejected(images: np.ndarray, options: dict[str, Any], key: str) -> None:
+    with pytest.raises(AssayError) as caught:
+        from_arrays(images, **options)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("images", "options"),
+    [
+        (UNIT + 5 * RNG.normal(size=UNIT.shape), {"value_range": (0, 1), "sigma": 5.0}),  # buried in noise
+        (RNG.normal(size=UNIT.shape), {}),  # standardised
+        (UNIT / 16, {"value_range": (0, 1)}),  # 12 bits in 16
+        (np.zeros((4, 8, 8)), {"sigma": 0.1}),
+        (np.ma.masked_less(UNIT, -1), {"value_range": (0, 1)}),  # nothing is masked
+    ],
+)
+def test_what_may_be_right_is_accepted(images: np.ndarray, options: dict[str, Any]) -> None:
+    assert len(from_arrays(images, **options)) == len(images)
+
+
+def test_stores_take_no_level_that_would_be_lost(tmp_path: Any) -> None:
+    image = PackedImage("a", np.zeros((1, 4, 4), np.float32), 1e-300, -1)
+    with pytest.raises(AssayError) as caught:
+        write_store(tmp_path / "store", "store", [image], (1, 4, 4), "float32", (-1, 1), ())
+    assert caught.value.key == "sigma" and not (tmp_path / "store").exists()
+
+
+def test_images_on_both_sides_of_a_split_are_found() -> None:
+    images = RNG.random((200, 12, 12))
+    training = from_arrays(images[:150], value_range=(0, 1))
+    found = find_overlap(training, from_arrays(images[150:], value_range=(0, 1)))
+    assert (found.num_images, found.num_same, found.num_near, found.pair) == (50, 0, 0, None)
+    mixed = np.concatenate([images[150:], images[7:9], images[20:25] + 0.002])
+    found = find_overlap(training, from_arrays(mixed, value_range=(0, 1)))
+    assert (found.num_same, found.num_near, found.pair) == (2, 5, (7, 50))
+    with pytest.warns(UserWarning, match="2 of the 57"), pytest.warns(UserWarning, match="5 of the 57"):
+        check_overlap(training, from_arrays(mixed, value_range=(0, 1)))
+    with pytest.raises(AssayError) as caught:
+        check_overlap(*split_held_out(from_arrays(np.repeat(images[:3], 20, 0), value_range=(0, 1)), 12))
+    assert caught.value.key == "data.held_out"

@@ -1,0 +1,151 @@
+"""Mistakes of scale, unit and copying are told, with what was stated and found; right data pass quietly."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage.data import astronaut
+
+from assay.data.convert import PackConfig
+from assay.data.export import names_like
+from assay.data.pack import pack
+from assay.data.spec import SourceSpec, read_sources
+from assay.errors import AssayError
+from tests.errors import rejects
+
+
+def crops(sigma: float = 0.0) -> np.ndarray:
+    """Parts (24, 32, 32) of a photograph, 0 to 255, with noise."""
+    grey = astronaut().mean(2)
+    parts = [grey[y : y + 32, x : x + 32] for y in range(0, 384, 96) for x in range(0, 384, 64)]
+    return np.stack(parts) + sigma * np.random.default_rng(0).normal(size=(24, 32, 32))
+
+
+def told(path: Path, values: np.ndarray, **settings: Any) -> str:
+    """The warnings of packing an array."""
+    np.save(path / "scans.npy", values)
+    spec = SourceSpec(path=str(path / "scans.npy"), **settings)
+    return "\n".join(pack(spec, path / f"store{len(list(path.iterdir()))}").warnings)
+
+
+def test_right_data_pass_quietly(tmp_path: Path) -> None:
+    assert told(tmp_path, crops().astype(np.float32), range=(0, 255)) == ""
+    assert told(tmp_path, np.rint(crops()).astype(np.uint8)) == ""
+    for sigma in (4.0, 20.0, 60.0):
+        for unit in (1.0, 255.0):
+            values = (crops(sigma) / unit).astype(np.float32)
+            text = told(tmp_path, values, range=(0, 255 / unit), sigma=sigma / unit)
+            assert "measures" not in text and "between" not in text and "copies" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "numbers"),
+    [
+        (crops(20).astype(np.float32), {"range": (0, 1), "sigma": 20}, ["between", " 0 and 1:"]),
+        ((crops() / 255).astype(np.float32), {"range": (0, 255)}, ["between", " 0 and 255:"]),
+        (np.rint(16 * crops()).astype(np.uint16), {}, [" 0 and 65535:", "0,4095"]),  # 12 bits in 16
+        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 0.157}, ["0.157", "19.7"]),  # scaled units
+        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 5}, ["5", "19.6"]),
+        (crops(20).astype(np.float32), {"range": (0, 255)}, ["clean", "19.7"]),  # the level was forgotten
+        (np.rint(crops()[:1]).astype(np.uint8).repeat(60, 0), {}, ["59 of the 60"]),
+    ],
+)
+def test_mistakes_of_scale_are_told(
+    tmp_path: Path, values: np.ndarray, settings: Any, numbers: list[str]
+) -> None:
+    text = told(tmp_path, values, **settings)
+    assert all(number in text for number in numbers), text
+
+
+def test_noisy_8_bit_files_are_told_with_the_share_that_is_stored(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(1, 255, (3, 6, 6), dtype=np.uint8)
+    pixels[:, ::3] = 0  # a third of the pixels are black
+    np.save(tmp_path / "a.npy", pixels)
+    spec = SourceSpec(path=str(tmp_path / "a.npy"), sigma=12)
+    for config in (
+        PackConfig(),
+        PackConfig(size=(3, 2), fit="crop"),
+    ):  # of what is stored, not of what was cut off
+        found = pack(spec, tmp_path / f"store{config.fit}", config).warnings
+        assert "3 noisy" in found[0] and "33.3%" in found[0]
+
+
+def test_sources_are_read_from_words_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = read_sources(
+        ["clean/", "a,b/:sigma=38,range=-1--0.5", r"C:\scans:levels=C:\l,1.csv"], "range=0,255,gain=2"
+    )
+    assert found[0] == SourceSpec(path="clean/", range=(0, 255), gain=2)
+    assert found[1] == SourceSpec(path="a,b/", sigma=38, range=(-1, -0.5))  # own noise, not that of the sensor
+    assert found[2] == SourceSpec(path=r"C:\scans", levels=Path(r"C:\l,1.csv"), range=(0, 255))
+    assert read_sources(["hf:me/data:test", "s3://b/c?d=e"]) == [
+        SourceSpec(path="hf:me/data:test"),
+        SourceSpec(path="s3://b/c?d=e"),
+    ]
+    Path("odd:sigma=3").mkdir()
+    assert read_sources(["odd:sigma=3"]) == [SourceSpec(path="odd:sigma=3")]
+    Path("sub").mkdir()
+    text = '[all]\nrange = [0, 10]\n[[source]]\npath = "a/"\n[[source]]\npath = "hf:x"\nlevels = "l.csv"\n'
+    Path("sub/sources.toml").write_text("\ufeff" + text, encoding="utf-8")
+    assert read_sources(["sub/sources.toml"], "scaled=true") == [
+        SourceSpec(path="sub/a", range=(0, 10), scaled=True),
+        SourceSpec(path="hf:x", range=(0, 10), scaled=True, levels=Path("sub/l.csv")),
+    ]
+    for wrong, key in {"a:sgima=3": "sgima", "a:sigma=-1": "sigma", "a:range=5,1": "range"}.items():
+        with pytest.raises(AssayError) as caught:
+            read_sources([wrong])
+        assert (caught.value.path, caught.value.key) == ("a", key)
+    for text in (
+        "[[source]]\nsigma = 1\n",
+        "source = 3\n",
+        "[[source]\n",
+        '[[source]]\npath = "a"\nsgima = 1\n',
+    ):
+        Path("sub/sources.toml").write_text(text)
+        with pytest.raises(AssayError):
+            read_sources(["sub/sources.toml"])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "classes"),
+    [
+        (lambda i: f"n0{1440764 + i % 3}/n0{1440764 + i % 3}_{i}.JPEG", {"classes": True}, 3),  # ImageNet
+        (lambda i: f"{i:05d}.jpg", {}, 0),  # CelebA-HQ
+    ],
+)
+def test_folders_of_the_papers_data_sets(
+    tmp_path: Path, make: Any, options: dict[str, Any], classes: int
+) -> None:
+    """Packed as studies/paper says: the centre square, resized, as EDM's tool makes it."""
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        file = tmp_path / "in" / make(i)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        height, width = (
+            (1024, 1024) if not classes else (int(rng.integers(70, 300)), int(rng.integers(70, 300)))
+        )
+        colour = rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
+        Image.fromarray(colour).resize((width, height)).save(file, "JPEG")
+    config = PackConfig(size=64, fit="resize", **options)  # type: ignore[arg-type]
+    store = pack(SourceSpec(path=str(tmp_path / "in")), tmp_path / "store", config).store
+    assert store.image_shape == (3, 64, 64) and store.num_classes == classes
+    for i, name in enumerate(store.source_names(range(6))):
+        pixels = np.asarray(Image.open(tmp_path / "in" / name))
+        side = min(pixels.shape[:2])
+        top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
+        square = Image.fromarray(pixels[top : top + side, left : left + side])
+        expected = np.asarray(square.resize((64, 64), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
+        found = np.load(tmp_path / "store/images.npy")[i]
+        difference = np.abs(found.astype(int) - expected)  # Pillow rounds between its two passes
+        assert difference.max() <= 4 and difference.mean() < 0.2
+    with rejects(key="size"):  # a window of 64 x 64 is not what EDM trains on
+        pack(SourceSpec(path=str(tmp_path / "in")), tmp_path / "exact", PackConfig(size=(64, 64)))
+
+
+def test_denoised_files_are_named_like_their_sources() -> None:
+    assert names_like(["cells/a.tif", "cells/b 2.PNG", "x.fits.gz"]) == ["cells-a", "cells-b 2", "x"]
+    assert names_like(["s.npy[3]", "s.npy[10]", "p.png[0,64]"]) == ["s-000003", "s-000010", "p-0-64"]
+    assert names_like(["a.png", "a.jpg", "."]) == ["000000-a", "000001-a", "000002"]  # each once
+    assert names_like(["../..\\x\u2028y.png"]) == ["x-y"]
