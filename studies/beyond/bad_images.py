@@ -19,19 +19,18 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from assay.data import open_store
+from assay.data import ImageSource, open_store
 from assay.data.arrays import from_arrays
 from assay.data.known import get_once
-from assay.data.store import ImageSource
 from assay.data.view import Joined, View, simulate
 from assay.metrics import evaluate, load_extractor, reference_from_images
 from assay.metrics.annotate import annotate
-from assay.metrics.evaluate import with_stopping
+from assay.metrics.evaluate import with_band_losses
 from assay.metrics.generated import sample_checkpoint
-from assay.metrics.score import find_stopping, stopping_steps
-from assay.outcome import Outcome, Setting, save_outcome, with_paired_errors, write_outcomes
+from assay.metrics.held_out import losses_by_band, stopping_steps
+from assay.outcome import Configuration, Outcome, save_outcome, write_outcomes
 from assay.train import read_config, train
-from assay.train.run import snapshot_path
+from assay.train.folder import snapshot_path
 
 NUM_CLEAN, NUM_BAD, NUM_STEPS, NOISE = 200, 1800, 2000, 0.3
 LADDER = (200, 500, 1000, 2000)  # clean images alone
@@ -90,29 +89,29 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
         for kind, table, source, level in arms:
             name = f"{kind} {table} {len(source)} {seed}"
             tree = {"data": {"store": "unused"}, "net": {"preset": "mlp", "width": 128, "num_blocks": 3}}
-            pairing = "sigma_first" if kind.endswith("sigma first") else "image_first"
+            pairing = "level_first" if kind.endswith("sigma first") else "image_first"
             config = read_config({**tree, "train": {**TRAIN, "seed": seed, "pairing": pairing}})
             folder, steps = out / "runs" / name, stopping_steps(NUM_STEPS)
             if not (folder / "outcome.json").exists():
                 trained = train(config, folder, source, snapshot_steps=steps)
                 snapshots = {step: snapshot_path(folder, step) for step in steps[:-1]}
-                scored = find_stopping({**snapshots, NUM_STEPS: trained.checkpoint}, held_out)
+                losses = losses_by_band({**snapshots, NUM_STEPS: trained.checkpoint}, held_out)
                 samples, settings = sample_checkpoint(trained.checkpoint, 3000)
                 measured = evaluate(samples, reference, extractor, 1000, 3, sampler=settings).evaluation
-                setting = Setting(
+                setting = Configuration(
                     table=table,
                     num_clean=NUM_CLEAN if kind else len(source),
                     noisy=((round(level, 4), NUM_BAD),) if kind else (),
                     seed=seed,
                 )
-                made = Outcome(setting=setting, evaluation=with_stopping(measured, scored, NOISE))
+                made = Outcome(configuration=setting, evaluation=with_band_losses(measured, losses, NOISE))
                 save_outcome(folder / "outcome.json", made)
             made = Outcome.model_validate_json((folder / "outcome.json").read_text())
             for dataset in [kind] if kind else kinds:  # clean images alone are compared with every kind
-                of_kind = made.setting.model_copy(update={"dataset": dataset})
-                found.append(made.model_copy(update={"setting": of_kind}))
-            print(f"{name}: FD {made.evaluation.fd:.2f}, score {made.evaluation.score:.3f}", flush=True)
-            outcomes = sorted(with_paired_errors(found), key=lambda each: each.setting)
+                of_kind = made.configuration.model_copy(update={"dataset": dataset})
+                found.append(made.model_copy(update={"configuration": of_kind}))
+            print(f"{name}: FD {made.evaluation.fd:.2f}, loss {made.evaluation.held_out_loss:.3f}", flush=True)
+            outcomes = sorted(found, key=lambda each: each.configuration)
             write_outcomes(out / "bad_images.csv", outcomes)
 
 

@@ -1,14 +1,14 @@
-"""Missing pixels: loops that complete the images, beside imputation by the mean and ambient masking.
+"""Missing pixels: rounds that complete the images, beside imputation by the mean and ambient masking.
 
     python studies/beyond/masks.py OUT [SEED ...]       writes OUT/masks.csv after every model
 
 Of every digit a random half, or three quarters, of the pixels is missing; the others have noise of 0.02. All
 methods take 4,500 steps.
 
-loops     `train.loops = 3`: complete the images, first by a Gaussian, then by the posterior of the model, and
+rounds     `train.rounds = 3`: complete the images, first by a Gaussian, then by the posterior of the model, and
           train on
 mean      missing pixels get the mean of their place, and the images are trained on as if they were clean
-no loops  `assay train` on the same store: pixels that are missing have no part in the loss
+no rounds  `assay train` on the same store: pixels that are missing have no part in the loss
 ambient   Ambient Diffusion (Daras et al. 2023): a tenth of the pixels seen is hidden from a network that knows
           the mask, and predicts all that were seen; samples with one mask per image, or with none
 """
@@ -25,15 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from assay.checkpoint import load_checkpoint
-from assay.data import open_store, split_held_out
+from assay.data import ImageSource, open_store, split_held_out
 from assay.data.arrays import from_arrays
 from assay.data.known import get_once
-from assay.data.store import ImageSource, PackedImage, Store, write_store
+from assay.data.store import PackedImage, Store, write_store
 from assay.denoise import Denoiser
 from assay.loss import edm_weight
 from assay.metrics import evaluate, load_extractor, reference_from_images
 from assay.metrics.generated import Samples
-from assay.metrics.score import ScoreConfig, score, stopping_steps
+from assay.metrics.held_out import HeldOutConfig, held_out_loss, stopping_steps
 from assay.nets import build_denoiser
 from assay.noise import per_image
 from assay.train import read_config, train
@@ -93,11 +93,11 @@ class Study:
         self.x, self.rows = training.read(torch.arange(len(training))), list[dict[str, str]]()
         self.out, self.table, self.column, self.num_steps = out, table, column, num_steps
 
-    def fit(self, name: str, source: ImageSource, seed: int, loops: int = 0) -> dict[int, Denoiser]:
-        """Models after some steps of training, by step; with loops as many steps in all."""
+    def fit(self, name: str, source: ImageSource, seed: int, rounds: int = 0) -> dict[int, Denoiser]:
+        """Models after some steps of training, by step; with rounds as many steps in all."""
         steps = stopping_steps(self.num_steps)
-        first = self.num_steps * 2 // (2 + loops)  # a loop is half as long as the first training
-        chosen = {**TRAIN, "num_steps": first, "loops": loops, "seed": seed}
+        first = self.num_steps * 2 // (2 + rounds)  # a loop is half as long as the first training
+        chosen = {**TRAIN, "num_steps": first, "rounds": rounds, "seed": seed}
         config = read_config({"data": {"store": "unused"}, "net": NET, "train": chosen})
         folder = self.out / "runs" / name
         final = train(config, folder, source, snapshot_steps=steps).checkpoint
@@ -120,17 +120,24 @@ class Study:
             writer.writerows(self.rows)
 
     def measures(self, method: str, after: Mapping[int, Denoiser]) -> dict[str, str]:
-        """FD and its relatives after the last step; scores at the best stopping time and after the last."""
-        final, quick = after[self.num_steps], ScoreConfig(num_levels=16)
+        """FD and its relatives after the last step; losses at the best stopping time and after the last."""
+        final, quick = after[self.num_steps], HeldOutConfig(num_bands=16)
         first, second = (torch.arange(start, len(self.held_out), 2) for start in (0, 1))
         samples = Samples(method, final, self.held_out.image_shape, 3000)
         found = evaluate(samples, self.reference, self.extractor, 1000, 3).evaluation
-        best = min(after, key=lambda step: score(after[step], self.held_out, quick, first).nats_per_dim.value)
+        best = min(
+            after, key=lambda step: held_out_loss(after[step], self.held_out, quick, first).nats_per_dim.value
+        )
         value, last = (
-            score(after[step], self.held_out, index=second).nats_per_dim for step in (best, self.num_steps)
+            held_out_loss(after[step], self.held_out, index=second).nats_per_dim
+            for step in (best, self.num_steps)
         )
         row = {"fd": found.fd, "fd_std": found.fd_std, "precision": found.precision, "recall": found.recall}
-        row |= {"score": value.value, "score_error": value.standard_error, "score_final": last.value}
+        row |= {
+            "held_out_loss": value.value,
+            "held_out_loss_error": value.standard_error,
+            "held_out_loss_final": last.value,
+        }
         return {key: f"{number:.4g}" for key, number in row.items() if number is not None}
 
 
@@ -181,11 +188,11 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
             masked = with_masks(out / f"masks {name}", filled, seen)
             ambient = cache(partial(train_ambient, y, seen.float(), seed))
             methods: dict[str, Callable[[], Mapping[int, Denoiser]]] = {
-                "loops": partial(study.fit, f"loops {name}", masked, seed, LOOPS),
+                "rounds": partial(study.fit, f"rounds {name}", masked, seed, LOOPS),
                 "mean": partial(study.fit, f"mean {name}", from_arrays(filled), seed),
                 "ambient, no mask": ambient,
                 "ambient, one mask": partial(with_part, ambient, 0.9 * (1 - rate)),
-                "no loops": partial(study.fit, f"plain {name}", masked, seed),
+                "no rounds": partial(study.fit, f"plain {name}", masked, seed),
             }
             for method, trained in methods.items():
                 study.measure(method, f"{rate}", seed, trained)

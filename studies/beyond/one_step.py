@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from one_step import OneStep, distil, noised_distance
 
 from assay.checkpoint import load_checkpoint
+from assay.data import ImageSource
 from assay.metrics import evaluate, load_extractor, reference_from_images
-from assay.metrics.extract import Images
 from assay.metrics.generated import sample_checkpoint
 from assay.sample import SampleConfig
 from assay.train import read_config, train
@@ -51,7 +51,7 @@ def measure(out: Path, name: str, seed: int) -> list[dict[str, Any]]:
     simulated = {"clean_fraction": 0.0, "sigma": NOISE}
     settings = {**TRAIN, "num_steps": TEACHER_STEPS[name], "seed": seed}
     config = read_config({"data": {**DATA[name], **simulated}, "net": NET, "train": settings})
-    files = config.data.resolved(out / "stores")
+    files = config.data.prepared(out / "stores")
     source = files.open()
     clean = files.model_copy(update=dict.fromkeys(simulated)).open()
     extractor = load_extractor("classifier", out / "shared", reference=clean)
@@ -62,7 +62,9 @@ def measure(out: Path, name: str, seed: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     known = {(row["method"], row["step"]): row for row in rows}
 
-    def add(method: str, step: int, evaluations: int, images: Images, noised: float, seconds: float) -> None:
+    def add(
+        method: str, step: int, evaluations: int, images: ImageSource, noised: float, seconds: float
+    ) -> None:
         found = evaluate(images, reference, extractor, 1000, 3).evaluation
         cells = {key: getattr(found, key) for key in MEASURES} | {"fd_noised": noised, "train_seconds": seconds}
         row = {"data": name, "seed": seed, "method": method, "step": step, "evaluations": evaluations}

@@ -1,4 +1,4 @@
-"""Images seen through a known operator: loops that undo it, beside training on the images as they are.
+"""Images seen through a known operator: rounds that undo it, beside training on the images as they are.
 
     python studies/beyond/operators.py OUT [SEED ...]       writes OUT/operators.csv after every model
 
@@ -8,7 +8,7 @@ k-space  half of the lines of k-space were measured on average, random ones of e
          with the mean; the others are 0
 blur     a quarter of each pixel is its own, the rest comes from the eight around it; borders wrap around
 
-loops    `train.loops = 3`: undo the operator, first by a Gaussian, then by the posterior of the model, and
+rounds    `train.rounds = 3`: undo the operator, first by a Gaussian, then by the posterior of the model, and
          train on
 as is    the images are trained on as if they were clean
 """
@@ -61,8 +61,8 @@ def main(out: Path, seeds: tuple[int, ...], num_steps: int = NUM_STEPS) -> None:
             y = convolution(kernel)(study.x) + NOISE * torch.randn(study.x.shape, generator=generator)
             name = f"{operator} {seed}"
             store = with_kernels(out / name, y, kernel)
-            for method, source, loops in (("loops", store, LOOPS), ("as is", from_arrays(y), 0)):
-                trained = partial(study.fit, f"{method} {name}", source, seed, loops)
+            for method, source, rounds in (("rounds", store, LOOPS), ("as is", from_arrays(y), 0)):
+                trained = partial(study.fit, f"{method} {name}", source, seed, rounds)
                 study.measure(method, operator, seed, trained)
 
 
