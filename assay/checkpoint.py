@@ -280,14 +280,15 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
     """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is rejected."""
     channels, height, width = config.image_shape
-    if not isinstance(config, UNetConfig | ADMConfig) or height != width:
-        kind = config.model_dump().get("kind")
-        raise AssayError(f"EDM has no network of kind {kind} for {height} x {width} pixels", key="to")
+    if not isinstance(config, UNetConfig | ADMConfig) or height != width or config.encoder != "pixels":
+        what = f"EDM has no network of kind {config.kind} for {height} x {width} {config.encoder}"
+        raise AssayError(what, key="to")
     if isinstance(config, UNetConfig) and config.resample_with != "block":
         raise AssayError(
             f"EDM's networks resample with blocks, this one with {config.resample_with} layers", key="to"
         )
-    arguments = config.model_dump(mode="json", exclude={"kind", "image_shape", "num_classes", "resample_with"})
+    ours = {"kind", "image_shape", "num_classes", "resample_with", "encoder"}
+    arguments = config.model_dump(mode="json", exclude=ours)
     model_type = next(name for name, kind in _MODEL_TYPES.items() if isinstance(config, kind))
     shape = dict(img_resolution=height, img_channels=channels, label_dim=config.num_classes)
     return {**shape, "use_fp16": False, "model_type": model_type, **arguments}

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.noise import check_pixels, check_shape, check_sigma, per_image, same_axes
 
@@ -61,12 +62,16 @@ class Preconditioned(nn.Module):
     """A network F behind EDM's preconditioning, so that input, output and target have unit variance.
 
     The network is called as `model(x, c_noise, label, augment_label)`. It is named `model`, as in
-    published checkpoints, whose weights therefore load without renaming.
+    published checkpoints, whose weights therefore load without renaming. An `encoder` stands before and after
+    it (see `assay.encode`).
     """
 
-    def __init__(self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0, encoder: Encoder | None = None
+    ) -> None:
         super().__init__()
         self.model = model
+        self.encoder = encoder or Encoder()
         self.sigma_data = sigma_data
         self.num_classes = num_classes
 
@@ -81,7 +86,8 @@ class Preconditioned(nn.Module):
         c_out = sigma_t * self.sigma_data / total.sqrt()
         c_in = 1 / total.sqrt()
         c_noise = sigma_t.log() / 4
-        output = self.model(per_image(c_in, x_t) * x_t, c_noise.to(x_t.dtype), label, augment_label)
+        z = self.encoder.encode(per_image(c_in, x_t) * x_t)
+        output = self.encoder.decode(self.model(z, c_noise.to(x_t.dtype), label, augment_label))
         return per_image(c_skip, x_t) * x_t + per_image(c_out, x_t) * output.to(x_t.dtype)
 
 

@@ -53,7 +53,7 @@ class _Lines:
             return
         self.last[name] = now
         left = (now - began) * (total - done) / max(done - start, 1e-9)
-        parts = [f"{done / total:.0%}", f"{done:g} of {total:g}", f"{duration(left)} left", note]
+        parts = [f"{done / max(total, 1):.0%}", f"{done:g} of {total:g}", f"{duration(left)} left", note]
         text = f"{name}: " + ", ".join(part for part in parts if part)
         if self.console.is_jupyter:
             print("\r" + text.ljust(60), end="" if done < total else "\n")

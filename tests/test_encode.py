@@ -1,16 +1,22 @@
 """Encoders: orthonormal, so that noise of sigma in pixels is noise of sigma in coefficients, exactly."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from assay.data import Augmentation, Encoded, Loader, simulate
-from assay.data.arrays import from_arrays
-from assay.denoise import GaussianDenoiser
-from assay.encode import BlockCosines, InPixels
-from assay.errors import AssayError
-from assay.metrics.held_out import held_out_loss
+import assay
+from assay.checkpoint import export_checkpoint
+from assay.denoise import GaussianDenoiser, Preconditioned
+from assay.encode import BlockCosines
+from assay.nets import build_denoiser, measure_cost
+from assay.train import read_config
+from tests.commands import failing, run
+from tests.errors import rejected
+
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (64, 8, 8))
 
 
 @pytest.mark.parametrize(("side", "shape"), [(1, (1, 3, 4)), (2, (3, 4, 6)), (4, (2, 8, 4))])
@@ -30,41 +36,58 @@ def test_coefficients_are_means_and_differences_of_blocks() -> None:
     a, b, c, d = x[..., ::2, ::2], x[..., ::2, 1::2], x[..., 1::2, ::2], x[..., 1::2, 1::2]
     haar = torch.cat([a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d], 1) / 2
     torch.testing.assert_close(z, haar)
-    with pytest.raises(AssayError):
+    with rejected("net.encoder"):
         BlockCosines(3).shape((1, 4, 4))
 
 
-def test_a_model_of_coefficients_is_a_model_of_images() -> None:
-    """The exact denoisers of a Gaussian in both coordinates agree, and so do their losses."""
+def test_the_exact_denoiser_of_coefficients_is_that_of_images() -> None:
+    """E[x_0 | x_t] = E^T E[z_0 | z_t], here of a Gaussian."""
     generator, encoder = torch.Generator().manual_seed(0), BlockCosines(2)
     mean, factors = torch.rand(1, 4, 4, generator=generator), torch.randn(5, 1, 4, 4, generator=generator) / 4
-    x = mean + torch.einsum("nk,kchw->nchw", torch.randn(400, 5, generator=generator), factors)
-    images = from_arrays((x + 0.1 * torch.randn(x.shape, generator=generator)).numpy())
     of_pixels = GaussianDenoiser(mean, factors, torch.full((1, 4, 4), 0.01))
     encoded = encoder.encode(mean[None])[0], encoder.encode(factors)
     of_coefficients = GaussianDenoiser(*encoded, torch.full((4, 2, 2), 0.01))
-    sigma = torch.linspace(0.05, 3, 400)
-    found = InPixels(of_coefficients, encoder)(images.read(torch.arange(400)), sigma)
-    torch.testing.assert_close(found, of_pixels(images.read(torch.arange(400)), sigma), atol=1e-4, rtol=0)
-    losses = [
-        held_out_loss(denoiser, source).nats_per_dim
-        for denoiser, source in ((of_pixels, images), (of_coefficients, Encoded(images, encoder)))
-    ]
-    error = math.hypot(*(loss.standard_error for loss in losses))
-    assert abs(losses[0].value - losses[1].value) < 3 * error
+    x_t, sigma = torch.randn(400, 1, 4, 4, generator=generator), torch.linspace(0.05, 3, 400)
+    found = encoder.decode(of_coefficients(encoder.encode(x_t), sigma))
+    torch.testing.assert_close(found, of_pixels(x_t, sigma), atol=1e-4, rtol=0)
 
 
-def test_encoded_sources_keep_levels_and_noise() -> None:
-    encoder = BlockCosines(2)
-    pixels = torch.rand(50, 6, 6, generator=torch.Generator().manual_seed(0))
-    images = from_arrays(pixels.numpy(), value_range=(0, 1))
-    noisy = simulate(images, 0.2, 0.3)
-    encoded = Encoded(noisy, encoder)
-    assert encoded.image_shape == (4, 3, 3) and torch.equal(encoded.sigma_tn, noisy.sigma_tn)
-    batch, plain = Loader(encoded, 16).batch(3), Loader(noisy, 16).batch(3)
-    assert torch.equal(batch.index, plain.index) and torch.equal(batch.sigma_t, plain.sigma_t)
-    torch.testing.assert_close(encoder.decode(batch.x_tn), plain.x_tn)
-    assert encoded.fingerprint != noisy.fingerprint
-    with pytest.raises(AssayError) as caught:
-        Loader(encoded, 16, augmentation=Augmentation(flip_x=True))
-    assert caught.value.key == "augment"
+@pytest.mark.parametrize("preset", ["mlp", "unet-tiny", "dit-small"])
+def test_a_network_of_coefficients_is_preconditioned_as_one_of_pixels(preset: str) -> None:
+    images = assay.from_arrays(IMAGES)
+    config = read_config({"data": {"store": "-"}, "net": {"preset": preset, "encoder": "dct"}}).net_config(
+        images
+    )
+    inner = config.for_coefficients()
+    assert config.image_shape == (1, 8, 8) and inner.image_shape == (4, 4, 4)
+    denoiser, encoder = build_denoiser(config, seed=3), config.make_encoder()
+    for weight in denoiser.parameters():
+        torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(weight.numel()))
+    x_t, sigma_t = images.read(torch.arange(5)), torch.linspace(0.1, 2, 5)
+    of_coefficients = Preconditioned(denoiser.model, config.sigma_data)
+    expected = encoder.decode(of_coefficients(encoder.encode(x_t), sigma_t))
+    torch.testing.assert_close(denoiser(x_t, sigma_t), expected, atol=1e-5, rtol=1e-5)
+    assert denoiser.state_dict().keys() == build_denoiser(inner).state_dict().keys()
+    assert measure_cost(config) == measure_cost(inner)
+
+
+def test_a_model_of_coefficients_is_saved_loaded_measured_and_makes_images(tmp_path: Path) -> None:
+    images = assay.simulate(assay.from_arrays(IMAGES, name="mine"), clean_fraction=0.5, sigma=0.3)
+    net = {"preset": "mlp", "width": 16, "num_blocks": 1, "encoder": "dct"}
+    settings = {"num_steps": 3, "batch_size": 16, "augment": {"flip_x": True, "shift": 2}, "progress": False}
+    model = assay.fit(images, tmp_path / "run", net=net, **settings)
+    again = assay.load(model.save(tmp_path / "saved.safetensors"))
+    assert again.checkpoint.config.encoder == "dct"
+    found = again.sample(3, num_steps=3)
+    assert found.shape == (3, 1, 8, 8) and torch.equal(found, model.sample(3, num_steps=3))
+    assert again.denoise(images.read(torch.arange(2)), 0.3).shape == (2, 1, 8, 8)
+    assert again.held_out_loss(assay.part(images, noisy=0)).nats_per_dim.value > 0
+    assert again.evaluate(images, 40, "pixels", tmp_path / "cache", num_steps=2).fd > 0
+    run("sample", tmp_path / "run", "-o", tmp_path / "images.npy", "--seeds", "0-2", "--num-steps", 2)
+    assert np.load(tmp_path / "images.npy").shape[:3] == (3, 8, 8)
+    with rejected("to"):
+        export_checkpoint(again.checkpoint, tmp_path / "edm", "ambient-laws-hf")
+    assay.from_arrays(IMAGES[:, 1:]).save(tmp_path / "odd")
+    for store, encoder in ((tmp_path / "odd", "dct"), ("digits", "jpeg")):
+        arguments = ["train", store, "--set", f"net.encoder={encoder}", "-o", tmp_path / "no", "--dry-run"]
+        assert failing(*arguments).key == "net.encoder"

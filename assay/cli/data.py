@@ -1,5 +1,6 @@
 """`assay data`: pack images into stores, get known data sets, show what a store contains, measure noise."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,7 +8,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from assay.cli.options import advance, open_console, open_progress, output_option, takes
+from assay.cli.options import open_console, output_option, takes
 from assay.data import Store, open_store
 from assay.data.audit import Audit, audit, audit_panels, images_of, in_range, write_levels
 from assay.data.convert import PackConfig
@@ -24,6 +25,7 @@ from assay.figure import save_png
 from assay.files import check_absent, write_whole
 from assay.metrics.annotate import annotate as run_annotate
 from assay.metrics.annotate import write_annotations
+from assay.progress import open_progress
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Stores of images, each with its noise level."
@@ -82,10 +84,10 @@ def pack(
         seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
     opened = read_sources(sources, shared)
-    with open_progress() as bar:
-        tell = advance(bar, "packing")
+    with open_progress() as tell:
+        packing = partial(tell, "packing")
         if shards is None:
-            reports = [pack_images(opened, output, config, tell)]
+            reports = [pack_images(opened, output, config, packing)]
         else:
             part, _, num_shards = shards.rpartition("/")
             if not (part or "1").isdecimal() or not num_shards.isdecimal():
@@ -93,7 +95,7 @@ def pack(
                     f"expected a number such as 64, or a part such as 3/64 (given: {shards})", key="shards"
                 )
             only = int(part) if part else None
-            reports = pack_shards(opened, output, int(num_shards), only, config, tell)
+            reports = pack_shards(opened, output, int(num_shards), only, config, packing)
     for report in reports:
         _print_report(report)
 
@@ -127,8 +129,8 @@ def get(
         assay data get cifar10 --size 16 --class automobile --num-images 2000 -o stores/cars
     """
     check_absent(output)  # before any long work
-    with open_progress() as bar:
-        report = get_known(name, output, split, source, advance(bar, name), size, classes or (), num_images)
+    with open_progress() as tell:
+        report = get_known(name, output, split, source, partial(tell, name), size, classes or (), num_images)
     _print_report(report)
 
 
@@ -185,8 +187,8 @@ def show(
             console.print(f"{count:,} images {what}.")
     if png is not None:
         picture = noise_picture(opened, tuple(noise or ()))
-        with write_whole(png) as partial:
-            picture.save(partial, format="PNG")
+        with write_whole(png) as unfinished:
+            picture.save(unfinished, format="PNG")
         console.print(f"wrote {png}")
 
 
@@ -248,8 +250,8 @@ def noise(
         raise AssayError(what, key="range", cure="give it for both")
     if pair and clean_pair and examples:
         examples = in_range(examples, clean_pair, pair)
-    with open_progress() as bar:
-        found = audit(raw, examples, repeats, shared, advance(bar, "measuring"))
+    with open_progress() as tell:
+        found = audit(raw, examples, repeats, shared, partial(tell, "measuring"))
     console = open_console()
     table = Table("", "", box=None, show_header=False)
     for title, text in found.rows():
@@ -259,8 +261,8 @@ def noise(
         console.print(f"warning: {warning}", style="yellow", markup=False)
     _print_stated(raw, found)
     if levels is not None:
-        with write_whole(levels) as partial:
-            write_levels(found, partial)
+        with write_whole(levels) as unfinished:
+            write_levels(found, unfinished)
         console.print(f"wrote {levels}")
     if png is not None:
         save_png(audit_panels(found), png)
@@ -304,8 +306,8 @@ def annotate(
     Then: `assay data pack blurred/:levels=annotations.jsonl -o stores/usable`
     """
     bad = open_store(store)
-    with open_progress() as bar:
-        found = run_annotate(bad, open_store(clean), num_steps, seed=seed, progress=advance(bar, "annotating"))
+    with open_progress() as tell:
+        found = run_annotate(bad, open_store(clean), num_steps, seed=seed, progress=partial(tell, "annotating"))
     write_annotations(output, bad, found.levels if each else np.full(len(bad), found.level))
     console = open_console()
     table = Table("noise level", "AUC")

@@ -1,23 +1,17 @@
 """`assay evaluate`, with `compare`, `gather` and `reference` under it, and `assay model tune`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from assay.cli.options import (
-    Device,
-    advance,
-    open_console,
-    open_progress,
-    output_option,
-    takes,
-)
-from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, Phases, measure, open_reference
+from assay.cli.options import Device, open_console, output_option, takes
+from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, measure, open_reference
+from assay.progress import open_progress
 from assay.sample import SampleConfig
 
 if TYPE_CHECKING:
@@ -101,8 +95,8 @@ def evaluate(
     from assay.devices import find_devices
     from assay.metrics.evaluate import save_evaluation
 
-    with open_progress() as bar:
-        found = measure(path, config, sample, nearest, cache, find_devices(device), _phases(bar))
+    with open_progress() as tell:
+        found = measure(path, config, sample, nearest, cache, find_devices(device), tell)
     console = open_console()
     if found.fd is not None:
         _print_distance(console, found)
@@ -194,8 +188,8 @@ def reference(
     from assay.devices import find_devices
     from assay.metrics.statistics import save_statistics
 
-    with open_progress() as bar:
-        found = open_reference(store, config, cache, find_devices(device), _phases(bar)).statistics
+    with open_progress() as tell:
+        found = open_reference(store, config, cache, find_devices(device), tell).statistics
     save_statistics(output, found, edm_names)
     open_console().print(f"{output}: {len(found.mean)} features of {found.num_images:,} images")
 
@@ -228,10 +222,10 @@ def tune(
     from assay.metrics.tune import tune as run_tuning
 
     store, console, name = open_store(held_out), open_console(), config.extractor or "classifier"
-    with open_progress() as bar:
+    with open_progress() as tell:
         devices = find_devices(device)
         network = load_extractor(name, cache, config.weights, store, devices, config.batch_size)
-        found = run_tuning(checkpoint, store, network, sample, num_images, advance(bar, "tuning"))
+        found = run_tuning(checkpoint, store, network, sample, num_images, partial(tell, "tuning"))
     table = Table("solver", "steps", "churn", "truncated", network.metric, "samples")
     for trial in sorted(found.trials, key=lambda trial: (-trial.num_images, trial.fd)):
         tried = trial.sample
@@ -244,15 +238,6 @@ def tune(
         f"On fresh seeds and images: {found.fd:.4g} with the chosen sampler, {found.fd_before:.4g} before. "
         f"wrote {path}"
     )
-
-
-def _phases(bar: Progress) -> Phases:
-    lines: dict[str, Any] = {}
-
-    def show(phase: str, done: int, total: int) -> None:
-        lines.setdefault(phase, advance(bar, phase))(done, total)
-
-    return show
 
 
 def _print_held_out_loss(console: Console, found: "Evaluation") -> None:

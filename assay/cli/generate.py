@@ -1,5 +1,6 @@
 """`assay sample` and `assay denoise`: images from a checkpoint."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,9 +11,7 @@ from assay.cli.options import (
     Device,
     Devices,
     Tuned,
-    advance,
     open_console,
-    open_progress,
     output_option,
     parse_devices,
     parse_pair,
@@ -28,6 +27,7 @@ from assay.generate import (
     restore_store,
     sample_to_files,
 )
+from assay.progress import open_progress
 from assay.sample import SampleConfig
 
 _MAX_SEEDS = 10_000_000  # of one job
@@ -72,7 +72,7 @@ def sample(
         assay sample runs/mix --seeds 0-99 -o samples.tif --dtype uint16
     """
     console = open_console()
-    with open_progress(console) as bar:
+    with open_progress(not console.quiet) as tell:
         done = sample_to_files(
             checkpoint,
             output,
@@ -83,7 +83,7 @@ def sample(
             parse_pair(physical_range, "physical_range"),
             batch_size,
             (device, parse_devices(devices)),
-            advance(bar, "sampling"),
+            partial(tell, "sampling"),
         )
     console.print(f"{done.num_images} images in {done.path}")
 
@@ -128,15 +128,15 @@ def denoise(
         assay denoise runs/mix stores/scans -o stores/scans-restored --restore flow
     """
     console = open_console()
-    with open_progress(console) as bar:
+    with open_progress(not console.quiet) as tell:
         if restore is None:
-            on, tell = (device, parse_devices(devices)), advance(bar, "denoising")
-            done = denoise_to_files(checkpoint, store, output, config, files, batch_size, on, tell)
+            on, denoising = (device, parse_devices(devices)), partial(tell, "denoising")
+            done = denoise_to_files(checkpoint, store, output, config, files, batch_size, on, denoising)
             words = f"{done.num_images} images in {done.path}"
         else:
             steps = config.model_dump(include=config.model_fields_set & {"num_steps"})
-            how, tell = RestoreConfig(method=restore, keep=keep, **steps), advance(bar, "restoring")
-            made = restore_store(checkpoint, store, output, how, config.seed, batch_size, device, tell)
+            how, restoring = RestoreConfig(method=restore, keep=keep, **steps), partial(tell, "restoring")
+            made = restore_store(checkpoint, store, output, how, config.seed, batch_size, device, restoring)
             words = f"{int((made.usable_from > 0).sum())} of {len(made)} images restored in {made.path}"
     console.print(words)
 

@@ -12,7 +12,6 @@ import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from assay.errors import AssayError, explained
 
@@ -177,32 +176,3 @@ def open_console(**settings: Any) -> Console:
     """Standard output; silent in all but the first process of a job on several devices."""
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     return Console(quiet=rank != "0", highlight=False, soft_wrap=True, **settings)
-
-
-def open_progress(console: Console | None = None, *more: Any) -> Progress:
-    """A bar with a count and the time left, on standard error by default."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, *more, console=console or Console(stderr=True))
-
-
-def count(bar: Progress, name: str, total: int) -> Callable[[int], None]:
-    """A callback for images done since the last call; the line appears with the first call."""
-    done, show = 0, advance(bar, name)
-
-    def add(num_images: int) -> None:
-        nonlocal done
-        done += num_images
-        show(done, total)
-
-    return add
-
-
-def advance(bar: Progress, name: str) -> Callable[[int, int], None]:
-    """A callback (done, total) that moves a line of the bar; the line appears with the first call."""
-    tasks: list[Any] = []
-
-    def update(done: int, total: int) -> None:
-        tasks.extend([] if tasks else [bar.add_task(name, total=total)])
-        bar.update(tasks[0], completed=done, total=total)
-
-    return update

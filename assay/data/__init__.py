@@ -5,12 +5,11 @@ from assay.data.loader import Batch, Loader
 from assay.data.shards import open_store
 from assay.data.source import ImageSource
 from assay.data.store import Store
-from assay.data.view import Encoded, Joined, Restored, View, part, raised, simulate, split_held_out, usable
+from assay.data.view import Joined, Restored, View, part, raised, simulate, split_held_out, usable
 
 __all__ = [
     "Augmentation",
     "Batch",
-    "Encoded",
     "ImageSource",
     "Joined",
     "Loader",

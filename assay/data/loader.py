@@ -122,8 +122,6 @@ class Loader:
         self.seed = seed
         self.pairing = pairing
         self.augmentation = Augmentation() if augmentation is None else augmentation
-        if not source.is_pixels and self.augmentation != Augmentation():
-            raise AssayError(f"{source.name} are coefficients, which cannot be augmented", key="augment")
         self._mine = slice(rank, None, world_size)  # of the positions in the global batch
         self._world_size = world_size
         self._num_blocks = _NUM_BLOCKS if batch_size * math.prod(source.image_shape) > _SMALL_BATCH else 1

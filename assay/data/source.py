@@ -48,7 +48,6 @@ class ImageSource(ABC):
     )
     has_map: bool = False  # whether `read_map` finds something
     num_raised: int = 0  # how many views have added noise
-    is_pixels: bool = True  # whether neighbours are, so that images can be flipped and shifted
 
     @abstractmethod
     def __len__(self) -> int:

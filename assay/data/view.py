@@ -23,7 +23,6 @@ from torch import Tensor
 
 from assay.data.source import ImageSource, joined_groups, no_kernel
 from assay.data.store import Store
-from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.files import content_hash
 
@@ -238,33 +237,6 @@ class Restored(ImageSource):
         x, sigma_tn = self.source.read(index), own.where(~twin, self.twins.sigma_tn[index])
         x[twin] = self.twins.read(index[twin])
         return x, sigma_tn
-
-
-class Encoded(ImageSource):
-    """The coefficients of a source's images, to train a model on (see `assay.encode`); noise stays as it is."""
-
-    is_pixels = False
-
-    def __init__(self, source: ImageSource, encoder: Encoder) -> None:
-        check_complete(source, "have no coefficients: encode complete images")
-        self.source, self.encoder = with_uniform_noise(source), encoder
-        self.described_like(source).image_shape = encoder.shape(source.image_shape)
-        self.physical_range, self.group = None, source.group
-        self.sigma_tn, self.label, self.usable_from = source.sigma_tn, source.label, source.usable_from
-        self.lowest_level = source.lowest_level
-        self.fingerprint = content_hash(source.fingerprint, encoder.name)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def read(self, index: Tensor) -> Tensor:
-        """`index` (B,) -> the coefficients (B, C, H, W)."""
-        return self.encoder.encode(self.source.read(index))
-
-    def read_at(self, index: Tensor, sigma_t: Tensor) -> tuple[Tensor, Tensor]:
-        """`index` and `sigma_t` (B,) -> the coefficients (B, C, H, W) of what to train on, their noise (B,)."""
-        x, sigma_tn = self.source.read_at(index, sigma_t)
-        return self.encoder.encode(x), sigma_tn
 
 
 def simulate(

@@ -10,14 +10,16 @@ networks, so that their state dicts load without renaming.
 
 import math
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, Strict
 from torch import Tensor, nn
 
+from assay.encode import Encoder
 from assay.errors import AssayError
+from assay.registry import find
 
 Direction = Literal["up", "down"]
 Size = Annotated[int, Field(ge=1)]
@@ -43,6 +45,11 @@ class BaseConfig(BaseModel):
     augment_dim: int = Field(
         0, ge=0, description="Inputs that describe the augmentation, 0 for none. Follows from train.augment."
     )
+    encoder: str = Field(
+        "pixels",
+        description="What the network sees: pixels, dct (the cosine transform of 2 x 2 blocks, which halves "
+        "the sides), or an encoder of your own (`assay.encode`).",
+    )
     sigma_data: float = Field(0.5, gt=0, description="Standard deviation of the data in EDM's preconditioning.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
     label_dropout: float = Field(
@@ -52,6 +59,18 @@ class BaseConfig(BaseModel):
     @abstractmethod
     def build(self) -> nn.Module:
         """A new network, called as `assay.denoise.Preconditioned` says."""
+
+    def make_encoder(self) -> Encoder:
+        """The encoder that `encoder` names."""
+        found: Encoder = find(Encoder, self.encoder, "net.encoder")()
+        return found
+
+    def for_coefficients(self) -> Self:
+        """The same config for images of the shape that the network sees."""
+        shape = self.make_encoder().shape(self.image_shape)
+        if shape == self.image_shape:
+            return self
+        return type(self).model_validate({**self.model_dump(), "image_shape": shape, "encoder": "pixels"})
 
     def least_tensors(self) -> int:
         """How many tensors it has at least, known before it is built: a damaged file may ask for too many."""

@@ -23,6 +23,7 @@ from assay.data.config import DataConfig
 from assay.data.loader import Pairing
 from assay.denoise import Denoiser
 from assay.devices import Strategy
+from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.files import content_hash, sha256
 from assay.generate import RestoreConfig
@@ -334,15 +335,16 @@ class RunConfig(Strict):
             "augment_dim": NUM_AUGMENT_LABELS if self.train.augment.geometric > 0 else 0,
         }
         suited = {} if "kind" in self.net else PRESETS[suited_preset(source.image_shape)].net
-        keys = {**suited, **self.net}
+        keys: dict[str, Any] = {**suited, **self.net}
         name = keys.pop("preset", None)
+        encoder = find(Encoder, str(keys.get("encoder", "pixels")), "net.encoder")()
         if taken := fixed.keys() & keys.keys():
             raise AssayError(
                 "follows from the data and from [train]", key=f"net.{min(taken)}", cure="leave it out"
             )
         if self.train.class_conditional and source.num_classes == 0:
             raise AssayError(f"the images of {source.name} have no classes", key="train.class_conditional")
-        base = {} if name is None else preset(name, source.image_shape).model_dump()
+        base = {} if name is None else preset(name, encoder.shape(source.image_shape)).model_dump()
         tree = {**base, **fixed, **keys}
         kind = net_kind(tree)
         try:

@@ -151,10 +151,11 @@ def _check_network(config: NetConfig) -> None:
     And a module that was passed in and gives something else than an image.
     """
     if isinstance(config, PassedConfig):
-        x = torch.zeros(2, *config.image_shape)
+        inner = config.for_coefficients()
+        x = torch.zeros(2, *inner.image_shape)
         label = torch.zeros(2, dtype=torch.long) if config.num_classes else None
         with decoding(config.name, "see how assay.denoise.Preconditioned calls a network"), torch.no_grad():
-            shape = config.build()(x, torch.zeros(2), label, None).shape
+            shape = inner.build()(x, torch.zeros(2), label, None).shape
         if shape != x.shape:
             raise AssayError(f"{config.name} gives {tuple(shape)} for images {tuple(x.shape)}", key="net")
     try:
