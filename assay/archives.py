@@ -29,7 +29,7 @@ MAX_RATIO = 100
 PICKLE_OPCODES = 2_000_000
 PICKLE_DEPTH = 100  # of containers in containers; a network has about 20
 PICKLE_VALUES = 2_000_000  # counted as if every shared container were written out where it occurs
-PICKLE_INT_BYTES = 16
+PICKLE_INT_BITS = 128
 MAX_DIMENSIONS = 8  # of a tensor or an array
 
 
@@ -114,24 +114,18 @@ def read_tar(path: Path, names: set[str]) -> dict[str, bytes]:
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a zip archive whose directory is whole; members are compared with it as they are read."""
     with decoding(path, "copy or make the zip again"):
-        archive = zipfile.ZipFile(path)
-        check_packed(archive, path.stat().st_size)
-        for name in archive.namelist():
-            check_member_name(path, name)
+        archive, size = zipfile.ZipFile(path), path.stat().st_size
+        for info in archive.infolist():
+            check_member_name(path, info.filename)
+            if info.compress_size > size:  # zipfile would set that memory aside
+                raise ValueError(f"its member {info.filename} claims {info.compress_size:,} of {size:,} bytes")
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - 2**16 - 22))
+            file.seek(max(0, size - 2**16 - 22))
             end = file.read().rpartition(b"PK\x05\x06")[2]
         (declared,) = struct.unpack("<H", end[6:8])
         if declared not in (len(archive.namelist()), 2**16 - 1):  # the latter: written elsewhere
             raise ValueError(f"it declares {declared} members and lists {len(archive.namelist())}")
     return archive
-
-
-def check_packed(archive: zipfile.ZipFile, size: int) -> None:
-    """Reject a zip archive of `size` bytes whose members claim more: zipfile would set that memory aside."""
-    for info in archive.infolist():
-        if info.compress_size > size:
-            raise ValueError(f"its member {info.filename} claims {info.compress_size:,} of {size:,} bytes")
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -149,9 +143,6 @@ def read_npy(
     """The array of a .npy file, memory-mapped."""
     with decoding(path, cure):
         with open(path, "rb") as file:
-            if file.read(6) != b"\x93NUMPY":
-                raise ValueError("it is not a .npy file")
-            file.seek(0)
             shape, order, dtype = _npy_header(file, path.stat().st_size)
             offset = file.tell()
         if 0 in shape:
@@ -166,29 +157,20 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         for info in archive.infolist():
             check_unpacked(path, info.file_size, info.compress_size)
             with archive.open(info) as member:
-                shape, order, dtype = _npy_header(member, info.file_size)
-                array = np.empty(math.prod(shape), dtype)
-                room = array.view(np.uint8).data
-                while len(room):
-                    data = member.read(min(len(room), 2**20))
-                    if not data:
-                        raise ValueError(f"its member {info.filename} is cut short")
-                    room[: len(data)] = data
-                    room = room[len(data) :]
+                _npy_header(member, info.file_size)
+            with archive.open(info) as member:
+                arrays[info.filename.removesuffix(".npy")] = np.lib.format.read_array(member)
                 member.read(1)  # at the end the checksum is compared
-            arrays[info.filename.removesuffix(".npy")] = array.reshape(shape, order=order)
     return arrays
 
 
 def _npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype]:
     """Shape, order and type of an array whose header is next in `file`, and which must fill `size` bytes."""
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
+    version, known = np.lib.format.read_magic(file), np.lib.format
+    headers = {(1, 0): known.read_array_header_1_0, (2, 0): known.read_array_header_2_0}
+    if version not in headers:
         raise ValueError(f"it has version {version} of the npy format; 1.0 and 2.0 are known")
+    shape, is_fortran, dtype = headers[version](file)
     if dtype.hasobject or dtype.itemsize == 0 or len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError(f"it holds {dtype} {shape}, not a plain array")
     declared, there = math.prod(shape) * dtype.itemsize, size - file.tell()

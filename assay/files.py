@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from filelock import lock_descriptor
+from filelock import FileLock, Timeout
 from pydantic import AfterValidator, ValidationError
 
 from assay.errors import AssayError
@@ -38,27 +38,12 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
     An existing file is replaced. Missing parent directories are made. `flush=False` does not wait for the disk
     (often 10 ms): the process may still be killed at any moment, but a power cut can leave the file empty.
     """
-    path = Path(path)
-    with explain_full_disk(path):
-        partial = path.parent / _PARTIAL / path.name
-        descriptor = _lock_partial(partial)
-        while descriptor is None:  # another process is writing the same target: the last to end wins
-            partial = partial.with_name(f"{secrets.token_hex(4)}-{path.name}")
-            descriptor = _lock_partial(partial)
-        try:
-            os.truncate(partial, 0)  # the leftover of a killed writer
-            yield partial
-            if flush:
-                _flush(partial)
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        finally:
-            _unlock(descriptor)
-            _remove_if_empty(partial.parent)
-        if flush:
-            _flush(path.parent)
+    partial = _partial(Path(path))
+    while (lock := _lock(partial)) is None:  # another process is writing the same target: the last to end wins
+        partial = partial.with_name(f"{secrets.token_hex(4)}-{Path(path).name}")
+    with _replacing(Path(path), partial, lock, flush):
+        partial.touch()
+        yield partial
 
 
 @contextmanager
@@ -69,37 +54,38 @@ def write_whole_directory(path: Path) -> Iterator[Path]:
     the same `path` are removed.
     """
     path = Path(path)
-    partial = path.parent / _PARTIAL / path.name
-    with explain_full_disk(path):
-        check_absent(path)
-        lock = partial.with_name(path.name + _LOCK)
-        descriptor = _lock_partial(lock)
-        if descriptor is None:
-            raise AssayError(
-                "is being written by another process", path=path, cure="wait, or choose another name"
-            )
-        try:
-            check_absent(path)  # it may have appeared while the lock was waited for
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            yield partial
-            for file in partial.rglob("*"):
+    check_absent(path)
+    if (lock := _lock(partial := _partial(path))) is None:
+        raise AssayError("is being written by another process", path=path, cure="wait, or choose another name")
+    with _replacing(path, partial, lock):
+        check_absent(path)  # it may have appeared while the lock was waited for
+        partial.mkdir()
+        yield partial
+
+
+@contextmanager
+def _replacing(path: Path, partial: Path, lock: FileLock, flush: bool = True) -> Iterator[None]:
+    """Remove what a killed writer left at `partial`; at the end that becomes `path`, or vanishes."""
+    try:
+        with explain_full_disk(path):
+            _remove(partial)
+            yield
+            for file in (partial, *partial.rglob("*")) if flush else ():
                 _flush(file)
             os.replace(partial, path)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        finally:
-            lock.unlink(missing_ok=True)
-            _unlock(descriptor)
-            _remove_if_empty(partial.parent)
+    except BaseException:
+        _remove(partial)
+        raise
+    finally:
+        _unlock(lock)
+    if flush:
         _flush(path.parent)
 
 
 def check_absent(path: Path) -> None:
     """Raise an error if `path` exists; what a writer that was killed at the very end left is removed."""
     if path.exists():
-        _remove_leftover(path.parent / _PARTIAL / (path.name + _LOCK))
+        _remove_leftover(_partial(path))
         raise AssayError("exists already", path=path, cure="remove it, or choose another name")
 
 
@@ -110,32 +96,51 @@ def remove_leftovers(folder: Path) -> None:
     """
     for owned in [*Path(folder).rglob(_PARTIAL)]:
         if owned.is_dir() and not owned.is_symlink():
-            for leftover in [*owned.iterdir()]:
-                _remove_leftover(leftover)
-            _remove_if_empty(owned)
+            for name in {entry.name.removesuffix(_LOCK) for entry in owned.iterdir()}:
+                _remove_leftover(owned / name)
 
 
 def _remove_leftover(partial: Path) -> None:
-    """Remove a temporary file that nobody holds, and the directory that it is the lock of."""
-    if partial.is_file() and (descriptor := _lock(partial)) is not None:
-        if partial.name.endswith(_LOCK):
-            shutil.rmtree(partial.with_name(partial.name.removesuffix(_LOCK)), ignore_errors=True)
+    if partial.parent.exists() and (lock := _lock(partial)) is not None:
+        _remove(partial)
+        _unlock(lock)
+
+
+def _remove(partial: Path) -> None:
+    if partial.is_dir():
+        shutil.rmtree(partial, ignore_errors=True)
+    else:
         partial.unlink(missing_ok=True)
-        _unlock(descriptor)
-        _remove_if_empty(partial.parent)
 
 
-def _lock_partial(partial: Path) -> int | None:
-    """Lock a file in the folder of temporary files, which another writer may remove as soon as it is empty."""
+def _partial(path: Path) -> Path:
+    return path.parent / _PARTIAL / path.name
+
+
+def _lock(partial: Path) -> FileLock | None:
+    """Lock a temporary file or directory by a file beside it; None if another writer holds it."""
+    lock = FileLock(f"{partial}{_LOCK}")
     while True:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # another writer removes the folder as soon as it is empty
             partial.parent.mkdir(parents=True, exist_ok=True)
-            return _lock(partial)
+            return lock if _acquire(lock) else None
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
+def _acquire(lock: FileLock) -> bool:
+    """Whether the lock was free. It ends with this process: forked children do not inherit it."""
+    with suppress(Timeout):
+        lock.acquire(timeout=0.02, poll_interval=0.01)  # again, if its last holder has just removed the file
+    return lock.is_locked
+
+
+def _unlock(lock: FileLock) -> None:
+    """Remove the file of a lock, and its folder if that is one of ours and empty."""
+    path = Path(lock.lock_file)
+    path.unlink(missing_ok=True)
+    lock.release()
+    if path.parent.name == _PARTIAL:
+        with suppress(OSError):
+            path.parent.rmdir()
 
 
 @contextmanager
@@ -146,8 +151,8 @@ def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
     `{holder}` becomes that process. A long wait is announced by a warning.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    started, warned = time.monotonic(), False
-    while (descriptor := _lock(path)) is None:
+    lock, started, warned = FileLock(path), time.monotonic(), False
+    while not _acquire(lock):
         waited = time.monotonic() - started
         if waited >= seconds:
             raise AssayError(busy.format(holder=_holder(path)))
@@ -157,54 +162,16 @@ def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
         time.sleep(0.05)
     try:
         with explain_full_disk(path):
-            os.truncate(path, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
-        path.unlink(missing_ok=True)
-        _unlock(descriptor)
+        _unlock(lock)
 
 
 def _holder(path: Path) -> str:
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8") or "another process"
     return "another process"
-
-
-_held: set[int] = set()  # descriptors of locks: a forked child closes them, so that none outlives this process
-
-
-def _close_in_child() -> None:
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _lock(path: Path) -> int | None:
-    """Open or create a file and lock it: its descriptor, or None if another process has it.
-
-    Whoever holds the lock may rename or remove the file; then the lock is on a file that is no longer at
-    `path`, and counts for nothing.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        if not lock_descriptor(descriptor, blocking=False):
-            os.close(descriptor)
-            return None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                _held.add(descriptor)
-                return descriptor
-        os.close(descriptor)
-
-
-def _unlock(descriptor: int) -> None:
-    if descriptor in _held:  # else this is a forked child, which has closed it
-        _held.discard(descriptor)
-        os.close(descriptor)
 
 
 def _flush(path: Path) -> None:
@@ -261,18 +228,14 @@ def reason(error: Exception) -> str:
     return one_line(text)
 
 
-def _printable(text: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
-
-
-Name = Annotated[str, AfterValidator(_printable)]  # one line without control characters, whatever a file says
-
-
 def one_line(text: str) -> str:
     """Text from elsewhere as a message may quote it: on one line, printable, of bounded length."""
     text = " ".join(text[:1000].split())
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+Name = Annotated[str, AfterValidator(one_line)]  # of a class, a data set ..., whatever a file says
 
 
 def read_text(path: Path, cure: str = "save it as UTF-8 text") -> str:

@@ -16,6 +16,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,20 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.archives import (
-    MAX_DIMENSIONS,
-    PICKLE_DEPTH,
-    PICKLE_INT_BYTES,
-    PICKLE_OPCODES,
-    PICKLE_VALUES,
-    check_packed,
-)
+from assay.archives import MAX_DIMENSIONS, PICKLE_DEPTH, PICKLE_INT_BITS, PICKLE_OPCODES, PICKLE_VALUES
 from assay.errors import AssayError
 from assay.files import reason
 
 
 class Refused(Exception):
     """The pickle asks for something that no checkpoint needs."""
+
+
+def _need(allowed: bool, otherwise: str) -> None:
+    if not allowed:
+        raise Refused(otherwise)
 
 
 @dataclass
@@ -66,11 +65,10 @@ def parse_pickle(file: IO[bytes], size: int, where: str | Path) -> Any:
     try:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
-                check_packed(archive, size)
                 content = _read_archive(archive, size)
         else:
             file.seek(0)
-            content = _run(_Bounded(file, size), _Budget(size))
+            content = _Interpreter(_Bounded(file, size)).load()
         _check_tree(content)
         return content
     except Refused as error:
@@ -81,31 +79,25 @@ def parse_pickle(file: IO[bytes], size: int, where: str | Path) -> Any:
         raise AssayError(what, path=where, cure="get it again") from error
 
 
-@dataclass
-class _Budget:
-    """What is left to a pickle and all the pickles inside it."""
+def _read_archive(archive: zipfile.ZipFile, size: int) -> Any:
+    """A `torch.save` archive of `size` bytes: `*/data.pkl` beside `*/data/<key>`, all without compression."""
+    entries, names = archive.infolist(), archive.namelist()
+    programs = [name for name in names if name.endswith("data.pkl")]
+    _need(len(programs) == 1, "it is a zip archive without a data.pkl")
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    _need(stored, "its entries are compressed, which torch.save never does")
+    total = sum(max(entry.file_size, entry.compress_size) for entry in entries)
+    _need(total <= size, "its entries overlap and exceed the file")
+    root = programs[0].removesuffix("data.pkl")
+    little = f"{root}byteorder" not in names or archive.read(f"{root}byteorder") == b"little"
+    _need(little, "its tensors are big-endian")
 
-    storage_bytes: int  # a pickle may not unfold into more than it holds
-    opcodes: int = PICKLE_OPCODES
+    @cache
+    def storage(dtype: torch.dtype, key: str) -> Tensor:
+        return _flat(archive.read(f"{root}data/{key}"), dtype)
 
-
-@dataclass(frozen=True)
-class _Global:
-    """A name that pickles may use, and what it makes here instead."""
-
-    name: str
-    make: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class _StorageType:
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Storage:
-    dtype: torch.dtype
-    data: bytearray
+    program = archive.read(programs[0])
+    return _Interpreter(_Bounded(io.BytesIO(program), len(program)), storage).load()
 
 
 class _Bounded:
@@ -116,29 +108,34 @@ class _Bounded:
 
     def read(self, count: int) -> bytes:
         left = self.size - self.file.tell()
-        if count > left:
-            raise Refused(f"it declares {count} bytes where {left} are left")
+        _need(count <= left, f"it declares {count} bytes where {left} are left")
         return self.file.read(count)
 
     def readline(self) -> bytes:
         return self.file.readline(1000)  # the name of a class
 
 
-ReadStorage = Callable[[str, int], bytearray]
-_OPCODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
-# Opcodes that make plain values and containers, which Python's interpreter may run as they are.
-_PLAIN = """PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 BINFLOAT BINSTRING SHORT_BINSTRING
-    SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_LIST EMPTY_DICT EMPTY_SET
-    EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE MARK BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE GLOBAL
-    STACK_GLOBAL BINPERSID"""
+class _Opcodes(dict[int, Callable[[Any], None]]):
+    """What each opcode does; their uses are counted, and any other is rejected."""
 
+    left = PICKLE_OPCODES
 
-class _Dispatch(dict[int, Callable[[Any], None]]):
-    """What each opcode does, counted; any other is rejected."""
+    def __getitem__(self, code: int) -> Callable[[Any], None]:
+        self.left -= 1
+        _need(self.left >= 0, f"it has more than {PICKLE_OPCODES} opcodes")
+        return super().__getitem__(code)
 
     def __missing__(self, code: int) -> Any:
-        name = next((name for name, known in _OPCODES.items() if known == code), hex(code))
+        name = next((name for name, known in _CODES.items() if known == code), hex(code))
         raise Refused(f"it uses the opcode {name}, which no checkpoint needs")
+
+
+@dataclass(frozen=True)
+class _Global:
+    """A name that pickles may use, and what it makes here instead."""
+
+    name: str
+    make: Callable[..., Any]
 
 
 class _Interpreter(pickle._Unpickler):
@@ -146,28 +143,42 @@ class _Interpreter(pickle._Unpickler):
 
     stack: list[Any]
 
-    def __init__(self, file: _Bounded, budget: _Budget, read_storage: ReadStorage | None = None) -> None:
+    def __init__(
+        self,
+        file: _Bounded,
+        storage: Callable[[torch.dtype, str], Any] | None = None,  # what a reference to one becomes
+        opcodes: _Opcodes | None = None,
+    ) -> None:
         super().__init__(file, encoding="latin1")
-        self.budget, self.read_storage = budget, read_storage
+        self.storage = storage
+        self.dispatch = _Opcodes(_OPCODES) if opcodes is None else opcodes
+        self.load_from_bytes = cache(self._load_from_bytes)  # bytes that are named often are kept once
 
-    def find_class(self, module: str, name: str) -> _Global | _StorageType:
+    def find_class(self, module: str, name: str) -> _Global | torch.dtype:
         key = f"{module}.{name}"
         if module == "torch" and name.removesuffix("Storage") in _STORAGE_DTYPES:
-            return _StorageType(_STORAGE_DTYPES[name.removesuffix("Storage")])
+            return _STORAGE_DTYPES[name.removesuffix("Storage")]
         if key == "torch.storage._load_from_bytes":
-            return _Global(key, lambda data: _load_from_bytes(data, self.budget))
-        if key not in _GLOBALS:
-            raise Refused(f"it asks for {key}, which no checkpoint needs")
+            return _Global(key, self.load_from_bytes)
+        _need(key in _GLOBALS, f"it asks for {key}, which no checkpoint needs")
         return _Global(key, _GLOBALS[key])
 
-    def persistent_load(self, saved_id: Any) -> _Storage:
+    def persistent_load(self, saved_id: Any) -> Any:
         """The values of a tensor, which are elsewhere in the archive."""
-        kind, storage_type, key, _location, numel = saved_id[:5]
-        if kind != "storage" or not isinstance(storage_type, _StorageType) or self.read_storage is None:
+        kind, dtype, key = saved_id[:3]
+        known = kind == "storage" and isinstance(dtype, torch.dtype) and type(key) is str
+        if not known or self.storage is None:
             raise Refused("it refers to something outside the pickle")
-        if type(key) is not str or type(numel) is not int:
-            raise Refused("it refers to a storage without a name and a size")
-        return _Storage(storage_type.dtype, self.read_storage(key, numel * storage_type.dtype.itemsize))
+        return self.storage(dtype, key)
+
+    def _load_from_bytes(self, data: bytes) -> Tensor:
+        """A storage inside a pickle: three header pickles, the reference, its key, a length, the values."""
+        file = _Bounded(io.BytesIO(data), len(data))
+        parts = [_Interpreter(file, lambda dtype, key: dtype, self.dispatch).load() for _ in range(5)]  # type: ignore[arg-type]
+        hidden = "it hides something other than one storage among the bytes of a tensor"
+        _need(isinstance(parts[3], torch.dtype), hidden)
+        (numel,) = struct.unpack("<q", file.read(8))
+        return _flat(file.read(numel * parts[3].itemsize), parts[3])
 
     def call(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
@@ -178,9 +189,7 @@ class _Interpreter(pickle._Unpickler):
     def fill(self, kind: type, values: Iterable[Any]) -> None:
         """Put values into the container on the stack: tensors have an `add` and an `extend` of their own."""
         target = self.stack[-1]
-        name = type(target).__name__
-        if type(target) is not kind:
-            raise Refused(f"it fills a {name} as if it were a {kind.__name__}")
+        _need(type(target) is kind, f"it fills a {type(target).__name__} as if it were a {kind.__name__}")
         getattr(target, "extend" if kind is list else "update")(values)
 
     def take(self, count: int) -> list[Any]:
@@ -188,129 +197,46 @@ class _Interpreter(pickle._Unpickler):
         del self.stack[-count:]
         return values
 
-    def long(self, load: Callable[[Any], None]) -> None:
-        load(self)
-        if self.stack[-1].bit_length() > 8 * PICKLE_INT_BYTES:
-            raise Refused(f"it holds a whole number of {self.stack[-1].bit_length()} bits")
-
     def build(self) -> None:
-        state = self.stack.pop()
-        _build(self.stack[-1], state)
+        """Modules and arrays get their state; a container's extra attributes are dropped."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Plain):
+            target.state = state
+        elif isinstance(target, PlainArray):
+            target.values = _array(*state)
+        elif isinstance(target, np.dtype):
+            _need(type(state) is tuple and ">" not in state[1:2], "it holds big-endian numbers")
+        else:
+            _need(type(target) is dict, f"it changes a {type(target).__name__}")
+
+
+# Opcodes that make plain values and containers, which Python's interpreter may run as they are.
+_PLAIN = """PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINSTRING
+    SHORT_BINSTRING SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_LIST
+    EMPTY_DICT EMPTY_SET EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE MARK BINGET LONG_BINGET BINPUT LONG_BINPUT
+    MEMOIZE GLOBAL STACK_GLOBAL BINPERSID"""
+_CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
+_OPCODES: dict[int, Callable[[Any], None]] = {
+    **{_CODES[name]: pickle._Unpickler.dispatch[_CODES[name]] for name in _PLAIN.split()},
+    _CODES["APPEND"]: lambda self: self.fill(list, self.take(1)),
+    _CODES["APPENDS"]: lambda self: self.fill(list, self.pop_mark()),
+    _CODES["SETITEM"]: lambda self: self.fill(dict, _pairs(self.take(2))),
+    _CODES["SETITEMS"]: lambda self: self.fill(dict, _pairs(self.pop_mark())),
+    _CODES["ADDITEMS"]: lambda self: self.fill(set, map(_key, self.pop_mark())),
+    _CODES["REDUCE"]: _Interpreter.call,
+    _CODES["NEWOBJ"]: _Interpreter.call,
+    _CODES["BUILD"]: _Interpreter.build,
+}
 
 
 def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(map(_key, values[::2]), values[1::2], strict=True))
 
 
-def _counted(run: Callable[[Any], None]) -> Callable[[Any], None]:
-    def counted(self: _Interpreter) -> None:
-        self.budget.opcodes -= 1
-        if self.budget.opcodes < 0:
-            raise Refused(f"it has more than {PICKLE_OPCODES} opcodes")
-        run(self)
-
-    return counted
-
-
-_PYTHONS = pickle._Unpickler.dispatch
-_OURS: dict[str, Callable[[Any], None]] = {
-    **{name: _PYTHONS[_OPCODES[name]] for name in _PLAIN.split()},
-    "LONG1": lambda self: self.long(_PYTHONS[_OPCODES["LONG1"]]),
-    "LONG4": lambda self: self.long(_PYTHONS[_OPCODES["LONG4"]]),
-    "FROZENSET": lambda self: self.append(frozenset(map(_key, self.pop_mark()))),
-    "APPEND": lambda self: self.fill(list, self.take(1)),
-    "APPENDS": lambda self: self.fill(list, self.pop_mark()),
-    "SETITEM": lambda self: self.fill(dict, _pairs(self.take(2))),
-    "SETITEMS": lambda self: self.fill(dict, _pairs(self.pop_mark())),
-    "ADDITEMS": lambda self: self.fill(set, map(_key, self.pop_mark())),
-    "REDUCE": _Interpreter.call,
-    "NEWOBJ": _Interpreter.call,
-    "BUILD": _Interpreter.build,
-}
-_Interpreter.dispatch = _Dispatch({_OPCODES[name]: _counted(run) for name, run in _OURS.items()})
-
-
-def _run(file: _Bounded, budget: _Budget, read_storage: ReadStorage | None = None) -> Any:
-    """The value of one pickle, which begins where the file stands."""
-    return _Interpreter(file, budget, read_storage).load()
-
-
 def _key(value: Any) -> Any:
     """A key or a member of a set: hashing nested tuples would take time exponential in their depth."""
-    if not isinstance(value, str | int | float | None):
-        raise Refused(f"it uses a {type(value).__name__} as a key")
+    _need(isinstance(value, str | int | float | None), f"it uses a {type(value).__name__} as a key")
     return value
-
-
-def _build(target: Any, state: Any) -> None:
-    """BUILD: modules and arrays get their state; a container's extra attributes are dropped."""
-    if isinstance(target, Plain):
-        target.state = state
-    elif isinstance(target, PlainArray):
-        _version, shape, dtype, is_fortran, data = state
-        data = data.encode("latin1") if isinstance(data, str) else data  # of Python 2
-        if not isinstance(dtype, _Dtype) or dtype.name != "u1" or is_fortran or type(data) is not bytes:
-            raise Refused("it holds a numpy array of other than bytes in C order")
-        _check_sizes(shape)
-        if math.prod(shape) != len(data):
-            raise Refused(f"it declares an array of shape {shape} and holds {len(data)} bytes")
-        target.values = np.frombuffer(data, np.uint8).reshape(shape)
-    elif isinstance(target, _Dtype):
-        if type(state) is not tuple or ">" in state[1:2]:
-            raise Refused("it holds big-endian numbers")
-    elif type(target) is not dict:
-        raise Refused(f"it changes a {type(target).__name__}")
-
-
-def _load_from_bytes(data: bytes, budget: _Budget) -> _Storage:
-    """A storage inside a pickle: three header pickles, the reference, its key, a length, the values."""
-    budget.storage_bytes -= len(data)
-    if budget.storage_bytes < 0:
-        raise Refused("it repeats its tensors until they exceed the file")
-    file = _Bounded(io.BytesIO(data), len(data))
-    for _ in range(3):
-        _run(file, budget)
-    sizes: list[int] = []
-    values = bytearray()
-
-    def read_later(_key: str, size: int) -> bytearray:
-        sizes.append(size)
-        return values
-
-    storage = _run(file, budget, read_later)
-    _run(file, budget)
-    if not isinstance(storage, _Storage) or len(sizes) != 1:
-        raise Refused("it hides something other than one storage among the bytes of a tensor")
-    (numel,) = struct.unpack("<q", file.read(8))
-    if numel * storage.dtype.itemsize != sizes[0]:
-        raise Refused(f"it declares a storage of {sizes[0]} bytes for {numel} values")
-    values += file.read(sizes[0])
-    return storage
-
-
-def _read_archive(archive: zipfile.ZipFile, archive_size: int) -> Any:
-    """A `torch.save` archive: `*/data.pkl` beside `*/data/<key>`, all stored without compression."""
-    programs = [name for name in archive.namelist() if name.endswith("data.pkl")]
-    if len(programs) != 1:
-        raise Refused("it is a zip archive without a data.pkl")
-    root = programs[0].removesuffix("data.pkl")
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-        raise Refused("its entries are compressed, which torch.save never does")
-    if sum(entry.file_size for entry in archive.infolist()) > archive_size:
-        raise Refused("its entries overlap and exceed the file")
-    if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") != b"little":
-        raise Refused("its tensors are big-endian")
-    storages: dict[str, bytearray] = {}
-
-    def read_storage(key: str, size: int) -> bytearray:
-        if key not in storages:
-            storages[key] = bytearray(archive.read(f"{root}data/{key}"))
-        if len(storages[key]) != size:
-            raise Refused(f"it declares a storage of {size} bytes and holds {len(storages[key])}")
-        return storages[key]
-
-    program = archive.read(programs[0])
-    return _run(_Bounded(io.BytesIO(program), len(program)), _Budget(archive_size), read_storage)
 
 
 def _check_tree(root: Any) -> None:
@@ -319,29 +245,18 @@ def _check_tree(root: Any) -> None:
     A hundred lists that each hold the one before twice are a few hundred bytes in a file, and endless to
     whoever compares or prints them.
     """
-    sizes: dict[int, int] = {}  # of finished containers, by identity
-    above: set[int] = set()  # containers around the present one
-
-    def size(value: Any) -> int:
-        inside = _children(value)
-        if inside is None or id(value) in sizes:
-            return sizes.get(id(value), 1)
-        if id(value) in above:
-            raise Refused("it holds a container that contains itself")
-        if len(above) == PICKLE_DEPTH:
-            raise Refused(f"it nests containers more than {PICKLE_DEPTH} deep")
-        above.add(id(value))
-        total = 1 + sum(map(size, inside))
-        above.remove(id(value))
-        if total > PICKLE_VALUES:
-            raise Refused(f"it holds more than {PICKLE_VALUES} values")
-        sizes[id(value)] = total
-        return total
-
-    size(root)
+    waiting, num_values = [(root, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        num_values += 1
+        _need(depth <= PICKLE_DEPTH, f"it nests containers more than {PICKLE_DEPTH} deep, or in themselves")
+        _need(num_values <= PICKLE_VALUES, f"it holds more than {PICKLE_VALUES} values")
+        if type(value) is int:
+            _need(value.bit_length() <= PICKLE_INT_BITS, f"it holds a number of {value.bit_length()} bits")
+        waiting += [(child, depth + 1) for child in _children(value)]
 
 
-def _children(value: Any) -> Iterable[Any] | None:
+def _children(value: Any) -> Iterable[Any]:
     match value:
         case list() | tuple():
             return value
@@ -349,58 +264,60 @@ def _children(value: Any) -> Iterable[Any] | None:
             return value.values()
         case Plain():
             return value.class_name, value.state
-    return None
+    return ()
 
 
 def _check_sizes(*sizes: Any) -> None:
     for size in sizes:
-        if type(size) is not tuple or len(size) > MAX_DIMENSIONS:
-            raise Refused("it declares an array without a shape")
-        if not all(type(n) is int and n >= 0 for n in size):
-            raise Refused("it declares an array with sizes that are no whole numbers >= 0")
+        is_shape = type(size) is tuple and len(size) <= MAX_DIMENSIONS
+        _need(is_shape, "it declares an array without a shape")
+        whole = all(type(n) is int and n >= 0 for n in size)
+        _need(whole, "it declares an array with sizes that are no whole numbers >= 0")
 
 
-def _rebuild_tensor(storage: _Storage, offset: int, size: Any, stride: Any, *_unused: Any) -> Tensor:
-    if not isinstance(storage, _Storage):
+def _flat(data: bytes, dtype: torch.dtype) -> Tensor:
+    """The values of a storage, to be cut into tensors."""
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
+def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_unused: Any) -> Tensor:
+    if not isinstance(storage, Tensor):
         raise Refused("it declares a tensor that is not made of a storage")
     _check_sizes((offset,), size, stride)
-    numel, held = math.prod(size), len(storage.data) // storage.dtype.itemsize
+    numel, held = math.prod(size), storage.numel()
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    if numel == 0:
-        return torch.empty(size, dtype=storage.dtype)
-    if numel > held or last >= held:
-        raise Refused(f"it declares a tensor of shape {size}, of which it holds {held} values")
-    return torch.frombuffer(storage.data, dtype=storage.dtype).as_strided(size, stride, offset)
+    fits = numel == 0 or (numel <= held and last < held)
+    _need(fits, f"it declares a tensor of shape {size}, of which it holds {held} values")
+    return storage.as_strided(size, stride, offset) if numel else torch.empty(size, dtype=storage.dtype)
 
 
-@dataclass(frozen=True)
-class _Dtype:
-    """numpy's dtype by its short name."""
-
-    name: str
-
-
-def _dtype(name: Any, *_unused: Any) -> _Dtype:
-    if name not in ("f4", "f8", "i4", "i8", "b1", "u1"):
-        raise Refused("it holds numbers of an unknown type")
-    return _Dtype(name)
+def _array(_version: Any, shape: Any, dtype: Any, is_fortran: Any, data: Any) -> np.ndarray:
+    data = data.encode("latin1") if isinstance(data, str) else data  # of Python 2
+    plain = isinstance(dtype, np.dtype) and dtype == np.uint8 and not is_fortran and type(data) is bytes
+    _need(plain, "it holds a numpy array of other than bytes in C order")
+    _check_sizes(shape)
+    _need(math.prod(shape) == len(data), f"it declares an array of shape {shape} and holds {len(data)} bytes")
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _scalar(dtype: _Dtype, data: Any) -> Any:
-    if not isinstance(dtype, _Dtype) or type(data) is not bytes:
-        raise Refused("it holds a numpy scalar that is not made of a type and bytes")
-    return np.frombuffer(data, dtype.name, count=1)[0].item()
+def _dtype(name: Any, *_unused: Any) -> np.dtype:
+    _need(name in ("f4", "f8", "i4", "i8", "b1", "u1"), "it holds numbers of an unknown type")
+    return np.dtype(name)
+
+
+def _scalar(dtype: Any, data: Any) -> Any:
+    made = isinstance(dtype, np.dtype) and type(data) is bytes
+    _need(made, "it holds a numpy scalar that is not made of a type and bytes")
+    return np.frombuffer(data, dtype, count=1)[0].item()
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1" or len(text) > 16:
-        raise Refused("it encodes text, where only numbers are encoded")
+    _need(encoding == "latin1" and len(text) <= 16, "it encodes text, where only numbers are encoded")
     return text.encode("latin1")
 
 
 def _persistent(meta: Any) -> Plain:
-    if type(meta["class_name"]) is not str:
-        raise Refused("it holds an object whose class has no name")
+    _need(type(meta["class_name"]) is str, "it holds an object whose class has no name")
     return Plain(meta["class_name"], meta["state"])
 
 

@@ -85,7 +85,7 @@ def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
         (folder / "file").write_text("y")
         remove_leftovers(tmp_path)
         assert sorted(os.listdir(tmp_path)) == [".assay-partial", ".lock", "deep"]
-        assert sorted(os.listdir(tmp_path / ".assay-partial")) == ["c.txt", "d", "d.lock"]
+        assert sorted(os.listdir(tmp_path / ".assay-partial")) == ["c.txt", "c.txt.lock", "d", "d.lock"]
     assert sorted(os.listdir(tmp_path)) == ["c.txt", "d", "deep"] and not os.listdir(tmp_path / "deep")
     deep.mkdir()
     (deep / "a.txt").write_text("the leftover of a killed writer, longer than what comes")

@@ -101,13 +101,13 @@ def hostile(marker: Path) -> dict[str, tuple[Any, str]]:
         "huge storage": (Calls(load, huge_storage), "bytes"),
         "huge bytes": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.", f"{1 << 40} bytes"),
         "huge memo": (b"\x80\x02}r\xff\xff\xff\xffcos\nsystem\n.", "os.system"),
-        "same storage over and over": ([Calls(load, many) for _ in range(9)], "exceed"),
+        "same storage over and over": ([Calls(load, many) for _ in range(9)], "holds a list"),  # kept once
         # Each of a few hundred bytes; read naively they take time or memory exponential in their size.
         "nested keys": (b"\x80\x04}(" + DOUBLING + b"K\x01u.", "tuple as a key"),
-        "nested set": (b"\x80\x04(" + DOUBLING + b"\x91.", "tuple as a key"),
+        "nested set": (b"\x80\x04\x8f(" + DOUBLING + b"\x90.", "tuple as a key"),
         "nested values": (b"\x80\x04}X\x03\x00\x00\x00ema" + DOUBLING + b"s.", "values"),
         "deep": (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "deep"),
-        "contains itself": (b"\x80\x04]\x94h\x00a.", "contains itself"),
+        "contains itself": (b"\x80\x04]\x94h\x00a.", "themselves"),
         "many opcodes": (b"\x80\x04(" + b"N" * 2_000_001 + b"t.", "opcodes"),
         "long number": (b"\x80\x04\x8b" + struct.pack("<i", 999) + b"\x7f" * 999 + b".", "bits"),
         "tensor as a set": (b"\x80\x04" + program(tensor(0, 1, 1)) + b"(K\x01\x90.", "fills a Tensor"),
