@@ -84,17 +84,15 @@ class Checkpoint:
             return denoiser
         if sample.guide is None:
             if not self.config.num_classes or not self.config.label_dropout:
-                what = f"was trained without {'label_dropout' if self.config.num_classes else 'classes'}"
+                what = "the model was trained without classes, or without label_dropout"
                 cure = "give `guide`, the checkpoint of a weaker model"
-                raise AssayError(
-                    f"the model {what}, so it knows no image without class", key="guidance", cure=cure
-                )
+                raise AssayError(what, key="guidance", cure=cure)
             return Guided(denoiser, sample.guidance)
         guide = load_checkpoint(sample.guide)
-        for name in ("image_shape", "num_classes"):
-            theirs, ours = getattr(guide.config, name), getattr(self.config, name)
-            if theirs != ours and not (name == "num_classes" and theirs == 0):
-                raise AssayError(f"has {name} = {theirs}, the model {ours}", path=sample.guide, key="guide")
+        theirs, ours = guide.config, self.config
+        if theirs.image_shape != ours.image_shape or theirs.num_classes not in (0, ours.num_classes):
+            what = "has another image shape or other classes than the model"
+            raise AssayError(what, path=sample.guide, key="guide", cure="give a model of the same data")
         return Guided(denoiser, sample.guidance, guide.denoiser.to(device).eval())
 
 
@@ -130,11 +128,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _HEADER not in metadata:
         cure = "use `assay model import` for foreign weights"
         raise AssayError("was not written by Assay", path=path, cure=cure)
-    cure = "restore it, or make it again"
-    with decoding(path, cure):
+    with decoding(path, "restore it, or make it again"):
         header = json.loads(metadata[_HEADER])
         if header.pop(_CHECKSUM, None) != _digest(tensors, header):
-            raise AssayError("is damaged: its checksum does not match", cure=cure)
+            raise AssayError("is damaged: its checksum does not match")
     return tensors, header
 
 
@@ -167,16 +164,15 @@ def find_checkpoint(path: Path) -> Path:
     """The file itself, the final checkpoint of a run folder, or the weights of a published model."""
     if (repository := hub_name(path)) is not None:
         return _download(repository, WEIGHTS_NAME)
-    if (path / WEIGHTS_NAME).is_file():
-        return path / WEIGHTS_NAME
-    final = path / "snapshots" / "final.safetensors"
-    if not path.is_dir() or final.exists():
-        return final if path.is_dir() else path
-    if snapshots := sorted(final.parent.glob("*.safetensors")):
-        cure = f"resume it with `assay train`, or give one of its snapshots, the last is {snapshots[-1]}"
-        raise AssayError("is a run that has not finished", path=path, cure=cure)
-    cure = "give a .safetensors file, or the folder of a finished run"
-    raise AssayError(f"is a folder without {final.relative_to(path)}", path=path, cure=cure)
+    if not path.is_dir():
+        return path
+    snapshots = sorted((path / "snapshots").glob("*.safetensors"))
+    for final in (path / WEIGHTS_NAME, path / "snapshots" / "final.safetensors"):
+        if final.is_file():
+            return final
+    what = "is a run that has not finished" if snapshots else "is a folder without snapshots/final.safetensors"
+    cure = f"resume it, or give its last snapshot, {snapshots[-1]}" if snapshots else "give a finished run"
+    raise AssayError(what, path=path, cure=cure)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -188,9 +184,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if path.name == WEIGHTS_NAME and not _is_ours(path):
         if repository is not None:
             _download(repository, "config.json")
-        if not (path.parent / "config.json").is_file():
-            what = "has no header of Assay's, and no config.json is beside it, as ambient-laws has"
-            raise AssayError(what, path=path, cure="get it again")
         return _import_directory(path.parent, repository or path.resolve().parent.name)
     weights, header = load_tensors(path)
     if header.get("format_version") != FORMAT_VERSION:
@@ -256,23 +249,17 @@ _MODEL_TYPES: dict[str, type[UNetConfig] | type[ADMConfig]] = {
 
 def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConfig | ADMConfig:
     """The config for flat arguments of `EDMPrecond`, with EDM's defaults; errors say `where` they stand."""
-    given = dict(arguments)
-    for unused in ("use_fp16", "sigma_min", "sigma_max"):  # how EDM runs and samples, not what the network is
-        given.pop(unused, None)
+    unused = ("use_fp16", "sigma_min", "sigma_max")  # how EDM runs and samples, not what the network is
+    given = {key: value for key, value in arguments.items() if key not in unused}
     model_type = given.pop("model_type", "DhariwalUNet")
-    if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
+    if str(model_type) not in _MODEL_TYPES:
         cure = f"give one of {', '.join(_MODEL_TYPES)}"
         raise AssayError(f"{one_line(repr(model_type))} is not known", path=where, key="model_type", cure=cure)
-    if ours := given.keys() & {"image_shape", "num_classes"}:
-        raise AssayError(
-            "is no argument of EDM's", path=where, key=min(ours), cure="give img_resolution, label_dim"
-        )
-    if lacking := {"img_resolution", "img_channels"} - given.keys():
-        raise AssayError("is missing", path=where, key=min(lacking), cure="add it to the network's arguments")
-    resolution = given.pop("img_resolution")
-    given |= dict(image_shape=(given.pop("img_channels"), resolution, resolution))
+    with decoding(where, "write all arguments of the network to it"):
+        resolution, num_classes = given.pop("img_resolution"), given.pop("label_dim", 0)
+        given["image_shape"] = (given.pop("img_channels"), resolution, resolution)
     try:
-        return _MODEL_TYPES[model_type].model_validate(given | dict(num_classes=given.pop("label_dim", 0)))
+        return _MODEL_TYPES[model_type].model_validate(given | dict(num_classes=num_classes))
     except ValidationError as error:
         raise explained(error, path=where) from error
 
@@ -280,13 +267,12 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
     """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is rejected."""
     channels, height, width = config.image_shape
-    if not isinstance(config, UNetConfig | ADMConfig) or height != width or config.encoder != "pixels":
-        what = f"EDM has no network of kind {config.kind} for {height} x {width} {config.encoder}"
-        raise AssayError(what, key="to")
-    if isinstance(config, UNetConfig) and config.resample_with != "block":
-        raise AssayError(
-            f"EDM's networks resample with blocks, this one with {config.resample_with} layers", key="to"
-        )
+    published = isinstance(config, ADMConfig) or (
+        isinstance(config, UNetConfig) and config.resample_with == "block"
+    )
+    if not published or height != width or config.encoder != "pixels":
+        what = f"EDM has no network of this kind ({config.kind}) for {height} x {width} {config.encoder}"
+        raise AssayError(what, key="to", cure="train one of the presets named ddpmpp, ncsnpp or adm")
     ours = {"kind", "image_shape", "num_classes", "resample_with", "encoder"}
     arguments = config.model_dump(mode="json", exclude=ours)
     model_type = next(name for name, kind in _MODEL_TYPES.items() if isinstance(config, kind))
@@ -320,11 +306,8 @@ def _import_directory(directory: Path, name: str) -> Checkpoint:
     """The files of an ambient-laws repository."""
     config_path, weights_path = directory / "config.json", directory / WEIGHTS_NAME
     config = config_from_edm(_read_json(config_path), config_path)
-    return Checkpoint(
-        _fill(config, _read_safetensors(weights_path)[0], weights_path, config_path),
-        config,
-        info_from_name(name),
-    )
+    denoiser = _fill(config, _read_safetensors(weights_path)[0], weights_path, config_path)
+    return Checkpoint(denoiser, config, info_from_name(name))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -367,7 +350,7 @@ def _import_pickle(path: Path) -> Checkpoint:
         with decoding(path, "it is not laid out as EDM does; get it again"):
             arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
             arguments |= network.state["_init_kwargs"]
-            weights = dict(_tensors(network, "", set()))
+            weights = dict(_tensors(network, ""))
         config = config_from_edm(arguments, path)
     elif content and all(isinstance(value, Tensor) for value in content.values()):
         config_path = path.with_suffix(".json")
@@ -395,18 +378,14 @@ def _info_from_snapshot(path: Path, content: dict[str, Any]) -> CheckpointInfo:
     return CheckpointInfo(**known)
 
 
-def _tensors(module: Plain, prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(module: Plain, prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Names and values of a module's parameters and buffers, as its state dict would have them."""
-    if id(module) in seen:
-        raise AssayError(f"the module {prefix!r} occurs twice: not a tree of layers")
-    seen.add(id(module))
-    for values in (module.state["_parameters"], module.state["_buffers"]):
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                yield f"{prefix}{name}", value
+    for name, value in {**module.state["_parameters"], **module.state["_buffers"]}.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{name}", value
     for name, child in module.state["_modules"].items():
         if isinstance(child, Plain):
-            yield from _tensors(child, f"{prefix}{name}.", seen)
+            yield from _tensors(child, f"{prefix}{name}.")
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -427,33 +406,27 @@ def _fill(
     config: NetConfig, weights: Mapping[str, Tensor], path: Path, config_path: Path | None = None
 ) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
-    said_by = config_path or path
-    if config.least_tensors() > len(weights):  # before building them takes for ever
-        what = (
-            f"describes a network of at least {config.least_tensors()} tensors, but {path} has {len(weights)}"
-        )
-        raise AssayError(what, path=said_by, cure="get them again")
-    with decoding(said_by, "no network can be built from its config; correct it"), torch.device("meta"):
+    cure = "no network can be built from its config; correct it"
+    with decoding(config_path or path, cure), torch.device("meta"):
         denoiser = build_denoiser(config)  # also sizes that overflow fail
-    if problem := _misfit(config, weights, denoiser.state_dict()):
+    if problem := _misfit(weights, denoiser.state_dict()):
         other = "" if config_path is None else f", or {config_path.name}, which describes it"
         raise AssayError(problem, path=path, cure=f"get it again{other}")
     denoiser.load_state_dict({key: weights[key].float() for key in denoiser.state_dict()}, assign=True)
     return channels_last(denoiser).eval()
 
 
-def _misfit(config: NetConfig, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """The first weight that is not as the config's network has it."""
-    constants = config.constants()
+def _misfit(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """The first weight that is not as the network has it: on the meta device only constants have values."""
     for key, slot in expected.items():
         if key not in weights:
             return f"{key} is missing"
-        value, constant = weights[key], constants.get(key.rpartition(".")[2])
+        value = weights[key]
         if value.shape != slot.shape:
             return f"{key} has shape {tuple(value.shape)}; its config says {tuple(slot.shape)}"
         if not value.is_floating_point() or not bool(value.isfinite().all()):
             return f"{key} has values that are not finite numbers"
-        if constant is not None and not torch.allclose(value.float(), constant):
+        if not slot.is_meta and not torch.allclose(value.float(), slot):
             return f"{key} is not what its config says"
     unknown = next((key for key in weights if key not in expected), None)
     return None if unknown is None else f"{one_line(unknown)} has no place in the network of its config"

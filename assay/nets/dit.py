@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from assay.errors import AssayError
-from assay.nets.layers import BaseConfig, Network, PositionalEmbedding
+from assay.nets.layers import MOST_BLOCKS, BaseConfig, Network, PositionalEmbedding
 
 
 class TokenConfig(BaseConfig):
@@ -27,11 +27,7 @@ class TokenConfig(BaseConfig):
     output_weights = ("token_out.weight", "position")
 
     width: int = Field(192, ge=4, description="Features per token.")
-    num_blocks: int = Field(8, ge=1, description="Blocks.")
-
-    def least_tensors(self) -> int:
-        """One for each block."""
-        return self.num_blocks
+    num_blocks: int = Field(8, ge=1, le=MOST_BLOCKS, description="Blocks.")
 
 
 class DiTConfig(TokenConfig):
@@ -49,9 +45,9 @@ class DiTConfig(TokenConfig):
         if self.width % self.channels_per_head or self.width % 4:
             raise AssayError(f"{self.width} is no multiple of channels_per_head and of 4", key="width")
 
-    def build(self) -> "DiT":
+    def build(self) -> "TokenNetwork":
         """The network."""
-        return DiT(self)
+        return TokenNetwork(self, (self.patch, self.patch), self.width // self.channels_per_head)
 
 
 class MLPConfig(TokenConfig):
@@ -64,9 +60,9 @@ class MLPConfig(TokenConfig):
         if self.width % 2:
             raise AssayError(f"{self.width} is odd", key="width", cure="give an even number")
 
-    def build(self) -> "MLP":
+    def build(self) -> "TokenNetwork":
         """The network."""
-        return MLP(self)
+        return TokenNetwork(self, self.image_shape[1:], num_heads=0)
 
 
 class TokenBlock(nn.Module):
@@ -98,86 +94,57 @@ class TokenBlock(nn.Module):
 
 
 class TokenNetwork(Network):
-    """Embeds the conditions, runs the blocks and reads the image off the tokens; subclasses cut and join."""
+    """Cuts images into patches, one token each, embeds the conditions, runs the blocks and joins the patches.
 
-    def __init__(self, config: TokenConfig, token_size: int, num_heads: int) -> None:
+    With attention each token has a learned position, which starts as sines of row and column.
+    """
+
+    def __init__(self, config: TokenConfig, patch: tuple[int, int], num_heads: int) -> None:
         super().__init__(config)
-        width = config.width
+        width, (channels, *sides) = config.width, config.image_shape
+        self.rows, self.columns = (side // length for side, length in zip(sides, patch, strict=True))
+        self.patch = patch
         self.map_noise = PositionalEmbedding(width, max_period=100)
         self.map_label = nn.Linear(config.num_classes, width, bias=False) if config.num_classes else None
         self.map_augment = nn.Linear(config.augment_dim, width, bias=False) if config.augment_dim else None
         self.map_layer0 = nn.Linear(width, width)
         self.map_layer1 = nn.Linear(width, width)
-        self.token_in = nn.Linear(token_size, width)
+        self.token_in = nn.Linear(channels * math.prod(patch), width)
         self.blocks = nn.ModuleList(
             TokenBlock(width, num_heads, config.dropout) for _ in range(config.num_blocks)
         )
         self.adapt = nn.Linear(width, width * 2)
-        self.token_out = nn.Linear(width, token_size)
+        self.token_out = nn.Linear(width, channels * math.prod(patch))
         self.apply(_initialise)
+        if num_heads:
+            self.position = nn.Parameter(_grid_position(self.rows, self.columns, width))
+        self.has_position = num_heads > 0
 
-    def run(
-        self, patches: Tensor, c_noise: Tensor, label: Tensor | None, augment_label: Tensor | None
+    def forward(
+        self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
-        """`patches` (B, N, token_size) -> (B, N, token_size)."""
+        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
+        self.check(x, augment_label)
+        cut = x.reshape(len(x), x.shape[1], self.rows, self.patch[0], self.columns, self.patch[1])
+        grid = cut.permute(0, 2, 4, 1, 3, 5)
+        tokens = self.token_in(grid.flatten(3).flatten(1, 2))
+        if self.has_position:
+            tokens = tokens + self.position
+        emb = self.embed(c_noise, label, augment_label)
+        for block in self.blocks:
+            tokens = block(tokens, emb)
+        patches = self.token_out(_adapt(tokens, *self.adapt(emb)[:, None].chunk(2, dim=-1)))
+        return patches.view(grid.shape).permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+
+    def embed(self, c_noise: Tensor, label: Tensor | None, augment_label: Tensor | None) -> Tensor:
+        """(B,) -> (B, width): noise level, class and augmentation."""
         # log(sigma) / 4 spans about -1.6 .. 1.1: angles up to tens of radians tell its levels apart.
         emb = self.map_noise(32 * c_noise)
         if self.map_label is not None:
             emb = emb + self.map_label(self.class_vector(label, emb))
         if self.map_augment is not None and augment_label is not None:
             emb = emb + self.map_augment(augment_label.to(emb.dtype))
-        emb = F.silu(self.map_layer1(F.silu(self.map_layer0(emb))))
-        tokens = self.embed(patches)
-        for block in self.blocks:
-            tokens = block(tokens, emb)
-        return self.token_out(_adapt(tokens, *self.adapt(emb)[:, None].chunk(2, dim=-1)))
-
-    def embed(self, patches: Tensor) -> Tensor:
-        """`patches` (B, N, token_size) -> `tokens` (B, N, width)."""
-        return self.token_in(patches)
-
-
-class DiT(TokenNetwork):
-    """The transformer: one token per patch, with a learned position that starts as sines of row and column."""
-
-    config: DiTConfig
-
-    def __init__(self, config: DiTConfig) -> None:
-        channels, height, width = config.image_shape
-        super().__init__(config, channels * config.patch**2, config.width // config.channels_per_head)
-        self.position = nn.Parameter(
-            _grid_position(height // config.patch, width // config.patch, config.width)
-        )
-
-    def embed(self, patches: Tensor) -> Tensor:
-        """`patches` (B, N, token_size) -> `tokens` (B, N, width)."""
-        return self.token_in(patches) + self.position
-
-    def forward(
-        self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
-    ) -> Tensor:
-        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x, augment_label)
-        patch, (channels, height, width) = self.config.patch, self.config.image_shape
-        grid = x.reshape(-1, channels, height // patch, patch, width // patch, patch).permute(0, 2, 4, 1, 3, 5)
-        patches = self.run(grid.flatten(3).flatten(1, 2), c_noise, label, augment_label)
-        return patches.view(grid.shape).permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
-
-
-class MLP(TokenNetwork):
-    """The whole image as one token, no attention."""
-
-    config: MLPConfig
-
-    def __init__(self, config: MLPConfig) -> None:
-        super().__init__(config, math.prod(config.image_shape), num_heads=0)
-
-    def forward(
-        self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
-    ) -> Tensor:
-        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x, augment_label)
-        return self.run(x.reshape(len(x), 1, -1), c_noise, label, augment_label).view(x.shape)
+        return F.silu(self.map_layer1(F.silu(self.map_layer0(emb))))
 
 
 def _adapt(tokens: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from assay.errors import AssayError
 from assay.registry import find
 
 Direction = Literal["up", "down"]
+MOST_BLOCKS = 200  # in a level of a network: a damaged config is not built for ever
 Size = Annotated[int, Field(ge=1)]
 Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
 
@@ -71,14 +72,6 @@ class BaseConfig(BaseModel):
         if shape == self.image_shape:
             return self
         return type(self).model_validate({**self.model_dump(), "image_shape": shape, "encoder": "pixels"})
-
-    def least_tensors(self) -> int:
-        """How many tensors it has at least, known before it is built: a damaged file may ask for too many."""
-        return 1
-
-    def constants(self) -> dict[str, Tensor]:
-        """The buffers that follow from the config, by the ends of their names."""
-        return {}
 
 
 class Network(nn.Module):
@@ -161,8 +154,11 @@ class GroupNorm(nn.GroupNorm):
 
 
 def resample_kernel(taps: tuple[int, ...]) -> Tensor:
-    """The separable smoothing filter (1, 1, K, K) of 1-d `taps`, with sum 1."""
-    line = torch.tensor(taps, dtype=torch.float32)
+    """The separable smoothing filter (1, 1, K, K) of 1-d `taps`, with sum 1.
+
+    It has values also on the meta device: with these, what a checkpoint says of them is compared.
+    """
+    line = torch.tensor(taps, dtype=torch.float32, device="cpu")
     return (line.outer(line) / line.sum() ** 2)[None, None]
 
 
@@ -171,7 +167,7 @@ def resample(x: Tensor, kernel: Tensor, direction: Direction, box: bool) -> Tens
     if box:
         return F.avg_pool2d(x, 2) if direction == "down" else F.interpolate(x, scale_factor=2.0, mode="nearest")
     num_channels, padding = x.shape[1], (kernel.shape[-1] - 1) // 2
-    kernel = kernel.to(x.dtype).expand(num_channels, 1, -1, -1)
+    kernel = kernel.to(x).expand(num_channels, 1, -1, -1)
     if direction == "down":
         return F.conv2d(x, kernel, stride=2, padding=padding, groups=num_channels)
     return F.conv_transpose2d(x, 4 * kernel, stride=2, padding=padding, groups=num_channels)
@@ -240,7 +236,7 @@ class ConvDown(nn.Conv2d):
 
 def _compose(weight: Tensor, kernel: Tensor) -> Tensor:
     """Convolving with `weight` (O, I, J, J) and with `kernel` (1, 1, K, K) as one: (O, I, J+K-1, J+K-1)."""
-    kernel = kernel.to(weight.dtype).flip(2, 3)
+    kernel = kernel.to(weight).flip(2, 3)
     flat = F.conv2d(weight.flatten(0, 1)[:, None], kernel, padding=kernel.shape[-1] - 1)
     return flat[:, 0].unflatten(0, weight.shape[:2])
 

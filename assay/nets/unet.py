@@ -11,7 +11,7 @@ joining it on the way up:
 """
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from assay.errors import AssayError
 from assay.nets.layers import (
+    MOST_BLOCKS,
     BaseConfig,
     Block,
     ConvDown,
@@ -30,23 +31,26 @@ from assay.nets.layers import (
     PositionalEmbedding,
     Resample,
     ResampleConv,
-    resample_kernel,
 )
 
-_CHANNELS = "Channels at the finest level."
-_MULT = "Multiples of model_channels, one per level, finest first."
-_BLOCKS = "Blocks per level."
-_ATTENTION = "Levels that get attention, by the longer side of their images in pixels."
+Channels = Annotated[int, Field(ge=1, description="Channels at the finest level.")]
+Multiples = Annotated[
+    Ints, Field(min_length=1, max_length=16, description="Multiples of model_channels per level, finest first.")
+]
+Blocks = Annotated[int, Field(ge=1, le=MOST_BLOCKS, description="Blocks per level.")]
+Attention = Annotated[
+    Ints, Field(description="Levels that get attention, by the longer side of their images in pixels.")
+]
 
 
 class PyramidConfig(BaseConfig):
     """What the two U-Nets have in common; names as in EDM, whose defaults each of them keeps."""
 
-    model_channels: int = Field(ge=1, description=_CHANNELS)
-    channel_mult: Ints = Field(min_length=1, description=_MULT)
+    model_channels: Channels
+    channel_mult: Multiples
     channel_mult_emb: int = Field(4, ge=1, description="Channels of the embedding, times model_channels.")
-    num_blocks: int = Field(ge=1, description=_BLOCKS)
-    attn_resolutions: Ints = Field(description=_ATTENTION)
+    num_blocks: Blocks
+    attn_resolutions: Attention
     dropout: float = Field(0.10, ge=0, lt=1, description="Probability of dropout.")
 
     def model_post_init(self, context: Any, /) -> None:
@@ -63,14 +67,6 @@ class PyramidConfig(BaseConfig):
     def build(self) -> "UNet":
         """The network."""
         return UNet(self)
-
-    def least_tensors(self) -> int:
-        """One for each block."""
-        return self.num_blocks * len(self.channel_mult)
-
-    def constants(self) -> dict[str, Tensor]:
-        """The filter that halves and doubles images."""
-        return {"resample_filter": resample_kernel((1, 1))}
 
     @property
     def noise_channels(self) -> int:
@@ -95,10 +91,10 @@ class UNetConfig(PyramidConfig):
 
     output_weights = ("aux_conv.weight",)
     kind: Literal["unet"] = Field("unet", description="DDPM++, NCSN++ and the lean U-Nets.")
-    model_channels: int = Field(128, ge=1, description=_CHANNELS)
-    channel_mult: Ints = Field((1, 2, 2, 2), min_length=1, description=_MULT)
-    num_blocks: int = Field(4, ge=1, description=_BLOCKS)
-    attn_resolutions: Ints = Field((16,), description=_ATTENTION)
+    model_channels: Channels = 128
+    channel_mult: Multiples = (1, 2, 2, 2)
+    num_blocks: Blocks = 4
+    attn_resolutions: Attention = (16,)
     embedding_type: Literal["positional", "fourier"] = Field(
         "positional", description="How the noise level is embedded."
     )
@@ -118,13 +114,8 @@ class UNetConfig(PyramidConfig):
         """Reject filters that do not halve and double exactly."""
         super().model_post_init(context)
         if len(self.resample_filter) % 2 or not sum(self.resample_filter):
-            raise AssayError(
-                f"{self.resample_filter} cannot halve images", key="resample_filter", cure="give an even number"
-            )
-
-    def constants(self) -> dict[str, Tensor]:
-        """The filter that halves and doubles images."""
-        return {"resample_filter": resample_kernel(self.resample_filter)}
+            what = f"{self.resample_filter} cannot halve images"
+            raise AssayError(what, key="resample_filter", cure="give an even number")
 
     @property
     def noise_channels(self) -> int:
@@ -137,10 +128,10 @@ class ADMConfig(PyramidConfig):
 
     output_weights = ("out_conv.weight",)
     kind: Literal["adm"] = Field("adm", description="ADM, the U-Net of class-conditional ImageNet.")
-    model_channels: int = Field(192, ge=1, description=_CHANNELS)
-    channel_mult: Ints = Field((1, 2, 3, 4), min_length=1, description=_MULT)
-    num_blocks: int = Field(3, ge=1, description=_BLOCKS)
-    attn_resolutions: Ints = Field((32, 16, 8), description=_ATTENTION)
+    model_channels: Channels = 192
+    channel_mult: Multiples = (1, 2, 3, 4)
+    num_blocks: Blocks = 3
+    attn_resolutions: Attention = (32, 16, 8)
 
 
 class UNet(Network):
