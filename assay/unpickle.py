@@ -151,7 +151,7 @@ class _Interpreter(pickle._Unpickler):
     ) -> None:
         super().__init__(file, encoding="latin1")
         self.storage = storage
-        self.dispatch = _Opcodes(_OPCODES) if opcodes is None else opcodes
+        self.dispatch = _Opcodes(_OPCODES) if opcodes is None else opcodes  # type: ignore[misc]
         self.load_from_bytes = cache(self._load_from_bytes)  # bytes that are named often are kept once
 
     def find_class(self, module: str, name: str) -> _Global | torch.dtype:
