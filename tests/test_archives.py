@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from assay.archives import FREE_BYTES, MAX_RATIO, check_unpacked, read_npy, read_npz, read_tar
-from assay.data.formats.idx import read_idx
+from assay.data.formats.arrays import read_idx
 from assay.data.readers import read_any
 from assay.files import decoding
 from tests.errors import rejects

@@ -25,7 +25,7 @@ from assay.cli import app
 from assay.data import open_store, part, simulate, usable
 from assay.data.convert import PackConfig
 from assay.data.decode import decode_image
-from assay.data.formats.cifar10 import CLASSES
+from assay.data.formats.datasets import CLASSES
 from assay.data.known import get
 from assay.data.pack import pack
 from assay.data.readers import RawImages, read_any

@@ -137,7 +137,7 @@ def test_shards_of_other_contents_or_settings_are_not_mixed(tmp_path: Path, what
 def test_images_read_from_files_are_those_of_the_mapping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, float32 = read_any(str(arrays(tmp_path))), PackConfig(dtype="float32")
+    source, float32 = SourceSpec(path=str(arrays(tmp_path))), PackConfig(dtype="float32")
     plain = pack(source, tmp_path / "plain").store
     sharp = pack(source, tmp_path / "sharp", float32).store
     pack_shards(source, tmp_path / "store", 3)
@@ -169,7 +169,7 @@ def test_patches_of_a_picture_stay_in_one_shard(tmp_path: Path) -> None:
 
 
 def test_damaged_and_unlike_shards_are_noticed(tmp_path: Path) -> None:
-    pack_shards(read_any(str(arrays(tmp_path))), tmp_path / "store", 2)
+    pack_shards(SourceSpec(path=str(arrays(tmp_path))), tmp_path / "store", 2)
     images = tmp_path / "store/shard-00002-of-00002/images.npy"
     opened = open_store(tmp_path / "store")
     opened.read(torch.arange(23))
@@ -229,7 +229,7 @@ def test_a_store_elsewhere_is_copied_as_it_is_read(
 
 def test_shards_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    pack_shards(read_any(str(arrays(tmp_path))), tmp_path / "store", 3)
+    pack_shards(SourceSpec(path=str(arrays(tmp_path))), tmp_path / "store", 3)
     plain = pack(read_any(str(tmp_path / "images.npy")), tmp_path / "plain").store
     assert_same(open_store(f"file://{tmp_path}/store"), plain)
 

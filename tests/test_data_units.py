@@ -91,7 +91,7 @@ def test_the_way_back_is_the_inverse(sensor: tuple[float, float, float], counts:
 
 def test_settings_that_make_no_sensor() -> None:
     for wrong in ((0, 1, 0.0), (0, 1, -1), (0, 1, math.nan), (0, 1, 1, -1), (0, 1, 1, 0, 2), (1, 0, 1)):
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(ValueError):
             Stabilised(*wrong)
 
 

@@ -17,6 +17,7 @@ from assay.data.levels import Level
 from assay.data.pack import PackReport, pack_shards
 from assay.data.pack import pack as pack_images
 from assay.data.readers import RawImages, open_images
+from assay.data.shards import is_store
 from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.spec import SourceSpec, read_sources
 from assay.data.units import Stabilised, black_and_white
@@ -84,16 +85,15 @@ def pack(
         seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
     opened = read_sources(sources, shared)
+    part, _, num_shards = (shards or "").rpartition("/")
+    if not (part or "1").isdecimal() or not (num_shards.isdecimal() or shards is None):
+        what = f"expected a number such as 64, or a part such as 3/64 (given: {shards})"
+        raise AssayError(what, key="shards")
     with open_progress() as tell:
         packing = partial(tell, "packing")
         if shards is None:
             reports = [pack_images(opened, output, config, packing)]
         else:
-            part, _, num_shards = shards.rpartition("/")
-            if not (part or "1").isdecimal() or not num_shards.isdecimal():
-                raise AssayError(
-                    f"expected a number such as 64, or a part such as 3/64 (given: {shards})", key="shards"
-                )
             only = int(part) if part else None
             reports = pack_shards(opened, output, int(num_shards), only, config, packing)
     for report in reports:
@@ -244,22 +244,16 @@ def noise(
     """
 
     raw, pair = _open_measured(source)
-    examples, clean_pair = (None, None) if clean is None else _open_measured(clean)
-    if (pair is None) != (clean_pair is None) and examples is not None:
+    examples, clean_pair = (None, pair) if clean is None else _open_measured(clean)
+    if (pair is None) != (clean_pair is None):
         what = "brings clean examples to the units of the images"
         raise AssayError(what, key="range", cure="give it for both")
     if pair and clean_pair and examples:
         examples = in_range(examples, clean_pair, pair)
     with open_progress() as tell:
         found = audit(raw, examples, repeats, shared, partial(tell, "measuring"))
+    _print_audit(found, raw)
     console = open_console()
-    table = Table("", "", box=None, show_header=False)
-    for title, text in found.rows():
-        table.add_row(title, text)
-    console.print(table)
-    for warning in found.warnings():
-        console.print(f"warning: {warning}", style="yellow", markup=False)
-    _print_stated(raw, found)
     if levels is not None:
         with write_whole(levels) as unfinished:
             write_levels(found, unfinished)
@@ -269,18 +263,25 @@ def noise(
         console.print(f"wrote {png}")
 
 
-def _print_stated(raw: RawImages, found: Audit) -> None:
-    """How many recorded levels lie outside their measured intervals."""
+def _print_audit(found: Audit, raw: RawImages) -> None:
+    """What was measured, and how many recorded levels lie outside their measured intervals."""
     console = open_console()
+    table = Table("", "", box=None, show_header=False)
+    for title, text in found.rows():
+        table.add_row(title, text)
+    console.print(table)
+    warnings = found.warnings()
     stated = np.array([level.sigma for level in raw.levels or () if isinstance(level, Level)])
     if len(stated) == len(found.low) and (compared := found.compared(stated)) is not None:
         is_right, text = compared
-        console.print(text if is_right else f"warning: {text}", style=None if is_right else "yellow")
+        console.print(text) if is_right else warnings.append(text)
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
 
 
 def _open_measured(text: str) -> tuple[RawImages, tuple[float, float] | None]:
     """The images of a store or a source, and the range that the source states."""
-    if (Path(text) / "meta.json").is_file():
+    if is_store(Path(text)):
         return images_of(open_store(text)), None
     (spec,) = read_sources([text])
     return open_images(spec), spec.range
@@ -320,27 +321,20 @@ def annotate(
 
 def _print_report(report: PackReport) -> None:
     console, store = open_console(), report.store
-    for problem in [*report.skipped.values()][:_NUM_SHOWN]:
-        console.print(f"skipped: {problem}", style="yellow", markup=False)
-    if len(report.skipped) > _NUM_SHOWN:
-        console.print(f"skipped: {len(report.skipped) - _NUM_SHOWN:,} more", style="yellow")
-    for warning in report.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+    problems = [f"skipped: {problem}" for problem in report.skipped.values()]
+    more = [f"skipped: {len(problems) - _NUM_SHOWN:,} more"] if len(problems) > _NUM_SHOWN else []
+    for text in [*problems[:_NUM_SHOWN], *more, *(f"warning: {warning}" for warning in report.warnings)]:
+        console.print(text, style="yellow", markup=False)
     text = f"{store.path}: {len(store):,} images of {' x '.join(map(str, store.image_shape))}"
     levels = store.sigma_tn[store.sigma_tn > 0]
-    num_annotated = int((store.usable_from > store.sigma_tn).sum())
-    text += f", {len(levels):,} of them noisy" if len(levels) else ""
-    text += (
-        f", {num_annotated:,} of them usable only above a higher level than their noise"
-        if num_annotated
-        else ""
-    )
     if len(levels):
         ends = levels.min().item(), levels.max().item()
-        text += f" (sigma {levels_text(*ends)} where black to white is 2"
+        text += f", {len(levels):,} of them noisy (sigma {levels_text(*ends)} where black to white is 2"
         if isinstance(store.meta.physical_range, tuple):
             half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
             text += f", {levels_text(half * ends[0], half * ends[1], '.4g')} in the files' units"
         text += ")"
-    text += f", {len(report.skipped):,} skipped" if report.skipped else ""
+    if num_annotated := int((store.usable_from > store.sigma_tn).sum()):
+        text += f", {num_annotated:,} of them usable only above a higher level than their noise"
+    text += f", {len(problems):,} skipped" if problems else ""
     console.print(text, markup=False)

@@ -107,16 +107,13 @@ def convert(
 
 def recolour(pixels: np.ndarray, colour: str, noisy: bool) -> np.ndarray:
     """Grey <-> colour, as asked for."""
-    wanted = {"keep": pixels.shape[2], "grey": 1, "colour": 3}[colour]
-    if wanted == pixels.shape[2]:
+    num_channels = pixels.shape[2]
+    wanted = {"keep": num_channels, "grey": 1, "colour": 3}[colour]
+    if wanted == num_channels:
         return pixels
-    if pixels.shape[2] not in (1, 3):
-        what = f"has {pixels.shape[2]} channels, which are neither grey nor colour"
-        raise AssayError(what, key="colour", cure="use keep")
-    if noisy:
-        raise AssayError(
-            f"is noisy, and making it {colour} would change its noise", key="colour", cure="use keep"
-        )
+    if noisy or num_channels not in (1, 3):
+        what = f"has {num_channels} channels{' and noise, which would change' if noisy else ''}"
+        raise AssayError(f"cannot be made {colour}: it {what}", key="colour", cure="use keep")
     if wanted == 3:
         return pixels.repeat(3, axis=2)
     grey = (pixels @ _LUMA)[..., None]
@@ -133,18 +130,15 @@ def fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np.
     height, width, num_channels = pixels.shape
     if (height, width) == size:
         return pixels
-    what = f"has {height} x {width} pixels, not {size[0]} x {size[1]}"
-    if how == "exact":
-        raise AssayError(what, key="size", cure="give it with fit = crop or fit = resize")
-    scale = 1.0 if how == "crop" else min(height / size[0], width / size[1])
-    if scale != 1 and noisy:
-        raise AssayError(
-            f"{what}; it is noisy, and resizing would change its noise", key="fit", cure="use crop"
-        )
+    scale = min(height / size[0], width / size[1]) if how == "resize" else 1.0
     box = round(size[0] * scale), round(size[1] * scale)
     top, left = (height - box[0]) // 2, (width - box[1]) // 2
-    if top < 0 or left < 0:
-        raise AssayError(f"{what}: too few to cut that out", key="size", cure="choose a smaller one")
+    what = f"has {height} x {width} pixels, not {size[0]} x {size[1]}"
+    if how == "exact" or top < 0 or left < 0:
+        raise AssayError(what, key="size", cure="give one that fits into the images, with fit = crop or resize")
+    if scale != 1 and noisy:
+        what = f"{what}; it is noisy, and resizing would change its noise"
+        raise AssayError(what, key="fit", cure="use crop")
     cropped = pixels[top : top + box[0], left : left + box[1]]
     if box == size:
         return cropped
@@ -161,15 +155,12 @@ def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool,
         return values
     low, high = value_range
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
-    if layout.dtype != "uint8":
-        with np.errstate(over="ignore"):
-            kept = x.astype(layout.dtype)
-        if not np.isfinite(kept).all():
-            what = f"has values up to {np.abs(x).max():.3g} where white is 1, too large for {layout.dtype}"
-            raise AssayError(what, key="dtype", cure="check range, or use float32")
-        return kept
-    if noisy:
-        what = "is noisy, and 8 bits would round and clip its noise"
-        raise AssayError(what, key="dtype", cure="use float32")
-    black, white = layout.value_range
-    return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
+    if layout.dtype == "uint8" and not noisy:
+        black, white = layout.value_range
+        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = x.astype(layout.dtype)
+    if layout.dtype == "uint8" or not np.isfinite(kept).all():
+        why = "is noisy" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
+        raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
+    return kept

@@ -10,7 +10,6 @@ import math
 import struct
 import warnings
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -31,9 +30,9 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
     with decoding(where, "get it again"):
         if data[:8] == _PNG:
-            header = _check_png(data)
-            if header.depth == 16 and header.num_channels > 1:
-                return native(_deep_png(data, header, where))
+            header, packed = _read_png(data)
+            if header[2] == 16 and header[3] in _CHANNELS:
+                return native(_deep_png(header, packed, where))
         image = _open_image(data, where)
         if image is None:
             return native(_read_tiff(data, where))
@@ -127,29 +126,20 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
             raise AssayError(f"holds {len(file.pages)} pictures", cure="save them as one file each")
         page, axes = file.pages[0], file.series[0].axes
         check_unpacked(where, math.prod(page.shape) * (page.dtype.itemsize if page.dtype else 1), len(data))
-        if axes not in ("YX", "YXS", "SYX") or (len(axes) == 3 and page.shape[axes.index("S")] > 4):
-            raise AssayError(f"has the axes {axes} {page.shape}", cure="save it as plain TIFF or PNG")
-        pixels = page.asarray()
+        is_plain = axes in ("YX", "YXS", "SYX") and (len(axes) == 2 or page.shape[axes.index("S")] <= 4)
+        pixels = page.asarray() if is_plain else np.empty(0)
         if pixels.ndim != len(axes):  # tifffile gives nothing where it cannot tell how pixels are stored
-            raise AssayError(f"has pixels of shape {pixels.shape}", cure="save it as plain TIFF or PNG")
+            raise AssayError(f"has the axes {axes} {page.shape}", cure="save it as plain TIFF or PNG")
     return np.moveaxis(pixels, 0, -1) if axes == "SYX" else pixels
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {2: 3, 4: 2, 6: 4}  # of PNGs that are not grey, by their type of colour
 
 
-@dataclass(frozen=True)
-class _PngHeader:
-    width: int
-    height: int
-    depth: int
-    num_channels: int
-    is_interlaced: bool
-
-
-def _check_png(data: bytes) -> _PngHeader:
-    """Compare the checksum of every chunk, which Pillow does not for the pixels, and read the header."""
-    at, kind = len(_PNG), b""
+def _read_png(data: bytes) -> tuple[tuple[int, ...], bytes]:
+    """Header and packed pixels of a PNG, every checksum compared, which Pillow does not do for pixels."""
+    at, kind, packed = len(_PNG), b"", []
     while kind != b"IEND":
         if at + 12 > len(data):
             raise ValueError("it is cut short")
@@ -157,34 +147,27 @@ def _check_png(data: bytes) -> _PngHeader:
         kind, end = data[at + 4 : at + 8], at + 8 + length
         if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
             raise ValueError(f"the checksum of its chunk {kind!r} is wrong")
+        packed += [data[at + 8 : end]] if kind == b"IDAT" else []
         at = end + 4
     if data[12:16] != b"IHDR" or len(data) < 33:
         raise ValueError("it has no header")
-    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
-    return _PngHeader(width, height, depth, {2: 3, 4: 2, 6: 4}.get(colour, 1), bool(interlaced))
+    return struct.unpack(">IIBBBBB", data[16:29]), b"".join(packed)
 
 
-def _deep_png(data: bytes, header: _PngHeader, where: str) -> np.ndarray:
+def _deep_png(header: tuple[int, ...], packed: bytes, where: str) -> np.ndarray:
     """16-bit colour PNGs (H, W, 2 .. 4), which Pillow cuts down to 8 bits.
 
     Each byte is stored as its difference from a prediction by its neighbours left, above and above
     left. All bytes on an anti-diagonal can be restored at once, which numpy does fast enough.
     """
-    width, height, num_channels = header.width, header.height, header.num_channels
-    if header.is_interlaced:
-        raise AssayError("is an interlaced 16-bit PNG", cure="save it without interlacing")
-    if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise AssayError(f"unpacks to too many pixels ({width} x {height})", cure="make it smaller first")
-    stride = 2 * num_channels
+    width, height, _, colour, _, _, is_interlaced = header
+    if is_interlaced or width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
+        what = f"is a 16-bit PNG that is interlaced, or has too many pixels ({width} x {height})"
+        raise AssayError(what, cure="save it without interlacing, or make it smaller first")
+    stride = 2 * _CHANNELS[colour]
     expected = height * (1 + width * stride)
-    check_unpacked(where, expected, len(data))
-    chunks, at = [], len(_PNG)
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        if data[at + 4 : at + 8] == b"IDAT":
-            chunks.append(data[at + 8 : at + 8 + length])
-        at += 12 + length
-    unpacked = zlib.decompressobj().decompress(b"".join(chunks), expected + 1)
+    check_unpacked(where, expected, len(packed))
+    unpacked = zlib.decompressobj().decompress(packed, expected + 1)
     lines = np.frombuffer(unpacked, np.uint8).reshape(height, 1 + width * stride)
     kind = lines[:, 0]
     if kind.max(initial=0) > 4:
@@ -200,4 +183,4 @@ def _deep_png(data: bytes, header: _PngHeader, where: str) -> np.ndarray:
         paeth = np.choose(far.argmin(0), [left, above, corner])  # the first of equals, as the standard asks
         guess = np.choose(kind[row, None], [np.zeros_like(left), left, above, (left + above) >> 1, paeth])
         out[row + 1, column + 1] = (coded[row, column] + guess) & 255
-    return out[1:, 1:].astype(np.uint8).copy().view(">u2").reshape(height, width, num_channels)
+    return out[1:, 1:].astype(np.uint8).copy().view(">u2").reshape(height, width, -1)

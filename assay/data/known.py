@@ -11,9 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from assay.data.convert import PackConfig
-from assay.data.formats.cifar10 import read_cifar10
-from assay.data.formats.idx import read_idx
-from assay.data.formats.npy import stacked
+from assay.data.formats.arrays import read_idx, stacked
+from assay.data.formats.datasets import read_cifar10
 from assay.data.pack import PackReport, Progress, pack
 from assay.data.readers import RawImages
 from assay.errors import AssayError
@@ -76,19 +75,18 @@ def get_once(
     parts = [name, *classes, *([f"{size}x{size}"] if size else []), *([str(num_images)] if num_images else [])]
     path = folder / "-".join(parts)
     ending = "" if fewest is not None else f"-{num_following}"
-    following = folder / f"{path.name}-held-out{ending}" if num_following else None
-    if not path.exists() or (following is not None and not following.exists()):
-        raw = _load(name)  # type: ignore[arg-type]
-        if not path.exists():
-            _pack(_part(raw, classes, num_images), path, size)
-        if following is not None and not following.exists():
-            if fewest is not None:
-                num_there = len(_part(raw, classes, None).names) - (num_images or 0)
-                if num_there < fewest:
-                    return path, None
-                num_following = min(num_following, num_there)
-            _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
-    return path, following
+    following = path.with_name(f"{path.name}-held-out{ending}") if num_following else path
+    if path.exists() and following.exists():
+        return path, following if num_following else None
+    raw = _load(name)  # type: ignore[arg-type]
+    if not path.exists():
+        _pack(_part(raw, classes, num_images), path, size)
+    if fewest is not None:
+        num_there = len(_part(raw, classes, None).names) - (num_images or 0)
+        num_following = min(num_following, num_there) if num_there >= fewest else 0
+    if num_following and not following.exists():
+        _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
+    return path, following if num_following else None
 
 
 def _load(name: KnownName, split: Split | None = None, archive: Path | None = None) -> RawImages:
@@ -126,9 +124,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start:
     chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()
     num_there = len(chosen) - start
     if num_images is not None and not 1 <= num_images <= num_there:
-        what = f"{num_images} images asked for, of {num_there} in {raw.name}" + " of these classes" * bool(
-            classes
-        )
+        what = f"{num_images} images asked for, of {num_there} in {', '.join([raw.name, *classes])}"
         raise AssayError(what, key="num_images", cure="ask for fewer")
     chosen = chosen[start : None if num_images is None else start + num_images]
     assert raw.label is not None
@@ -154,9 +150,7 @@ def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
     folders = [folder] if folder is not None else [_EMBEDDED, _DEBIAN]
     found = next((folder / file for folder in folders if (folder / file).exists()), None)
     if found is None:
-        cure = (
-            "install Debian's package (apt-get install dataset-fashion-mnist), or name the folder that holds it"
-        )
+        cure = "install Debian's package dataset-fashion-mnist, or name the folder that holds it"
         raise AssayError(f"has no {file}", path=folders[-1], key="source", cure=cure)
     return replace(read_idx(found), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
 

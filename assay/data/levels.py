@@ -16,11 +16,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from assay.errors import AssayError
-from assay.files import csv_text, decoding, one_line
+from assay.files import csv_text, decoding, one_line, read_text
 
+MIN_LEVEL = 1e-6  # of noise, where black to white is 2
 _SIGMA = {"sigma": False, "sigma_tn": True}  # whether a key is always in units of images from -1 to 1
 _USABLE = {"usable_from": False, "sigma_min": True, "annotation": True}
 
@@ -31,7 +32,7 @@ class Level(NamedTuple):
     Each in the units of the files, or of images from -1 to 1 if scaled.
     """
 
-    sigma: float
+    sigma: float = 0.0
     usable_from: float | None = None  # the same as sigma
     scaled: bool = False
     usable_scaled: bool = False
@@ -42,21 +43,14 @@ class Level(NamedTuple):
         The one place where levels are converted, and checked to be levels.
         """
         factor = 2 / (high - low)
-        sigma = self.sigma * (1 if self.scaled else factor)
-        if self.usable_from is None:
-            usable_from = sigma
-        else:
+        sigma = usable_from = self.sigma * (1 if self.scaled else factor)
+        if self.usable_from is not None:
             usable_from = self.usable_from * (1 if self.usable_scaled else factor)
-        if not 0 <= sigma < math.inf or not 0 <= usable_from < math.inf:
-            wrong = self.sigma if not 0 <= sigma < math.inf else self.usable_from
-            raise AssayError(f"has a noise level of {wrong:g}", cure="give a finite number >= 0")
-        if 0 < sigma < 1e-9:  # would pass for clean, or for a typing error of it
-            raise AssayError(f"has a noise level of {self.sigma:g}", cure="give 0 for a clean image")
-        if usable_from < sigma * (1 - 1e-9):
-            raise AssayError(
-                f"has noise of {sigma:g} and cannot be usable from {usable_from:g} (black to white is 2)",
-                cure="give a level that is not below its noise",
-            )
+        is_level = sigma == 0 or sigma >= MIN_LEVEL  # less would pass for clean, or is a typing error
+        if not is_level or not sigma * (1 - 1e-9) <= usable_from < math.inf:
+            what = f"has noise of {sigma:g} and is usable from {usable_from:g}, where black to white is 2"
+            cure = "give finite numbers >= 0: 0 for a clean image, and usable_from not below its noise"
+            raise AssayError(what, cure=cure)
         return sigma, max(sigma, usable_from)
 
 
@@ -66,54 +60,47 @@ def read_levels(path: Path, names: Sequence[str], scaled: bool = False) -> list[
     File names are relative to the source; the last part alone will do if no two images share it. Lines of
     images that are not in the source do not matter. `scaled`: all levels are for images from -1 to 1.
     """
-    number = {name: i for i, name in enumerate(names)}
+    number = {name: [i] for i, name in enumerate(names)}
     by_last_part: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         by_last_part.setdefault(PurePosixPath(name).name, []).append(i)
+    cure = "write one line with one level for each image (0 if it is clean), and folders where names repeat"
     found: dict[int, Level | AssayError] = {}
     for line, row in _rows(path):
         name = str(row["filename"])
-        images = [number[name]] if name in number else by_last_part.get(name, [])
+        images = number.get(name) or by_last_part.get(name, [])
         for i in images:
-            if len(images) > 1:
-                what = f"line {line}: {len(images)} images are called {one_line(name)}"
-                found[i] = AssayError(what, path=path, cure="write their folders too")
-            elif i in found:
-                what = f"line {line}: {one_line(name)} has another line"
-                found[i] = AssayError(what, path=path, cure="keep one of them")
-            else:
-                found[i] = _level_of(row, path, line, scaled)
+            try:
+                if len(images) > 1 or i in found:
+                    raise ValueError("is ambiguous or has another line")
+                found[i] = _level_of(row, scaled)
+            except (TypeError, ValueError, OverflowError) as error:
+                found[i] = AssayError(one_line(f"line {line}: {name}: {error}"), path=path, cure=cure)
     return [
-        found.get(i)
-        or AssayError(f"has no sigma for {one_line(name)}", path=path, cure="add a line (0 if it is clean)")
+        found.get(i) or AssayError(f"has no sigma for {one_line(name)}", path=path, cure=cure)
         for i, name in enumerate(names)
     ]
 
 
-def _level_of(row: dict[str, object], path: Path, line: int, scaled: bool) -> Level | AssayError:
-    """The level of a row; an error where it has none."""
-    numbers, units = [], []
-    for keys in (_SIGMA, _USABLE):
-        given = [key for key in keys if row.get(key) not in (None, "")]
-        try:
-            if len(given) > 1:
-                raise AssayError(f"{given[0]} and {given[1]} are the same")
-            numbers.append(float(row[given[0]]) if given else None)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError) as error:
-            what = one_line(f"line {line}: {row['filename']}: {error}")
-            return AssayError(what, path=path, cure="write one number for each")
-        units.append(scaled or (bool(given) and keys[given[0]]))
-    if numbers == [None, None]:
-        known = ", ".join((*_SIGMA, *_USABLE))
-        what = f"line {line}: {one_line(str(row['filename']))} has no level"
-        return AssayError(what, path=path, cure=f"write one of {known}")
-    return Level(numbers[0] or 0.0, numbers[1], *units)
+def _level_of(row: dict[str, Any], scaled: bool) -> Level:
+    sigma, is_scaled = _given(row, _SIGMA, scaled)
+    usable_from, is_usable_scaled = _given(row, _USABLE, scaled)
+    if sigma is None and usable_from is None:
+        raise ValueError(f"has none of {', '.join((*_SIGMA, *_USABLE))}")
+    return Level(sigma or 0.0, usable_from, is_scaled, is_usable_scaled)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+def _given(row: dict[str, Any], keys: dict[str, bool], scaled: bool) -> tuple[float | None, bool]:
+    """The number under one of these keys, and whether it is for images from -1 to 1."""
+    given = {key: float(row[key]) for key in keys if row.get(key) not in (None, "")}
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are the same")
+    return next(((number, scaled or keys[key]) for key, number in given.items()), (None, scaled))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of a CSV or JSONL by their numbers; each row has a `filename`."""
-    with decoding(path, "save it as UTF-8 text, CSV or JSONL"):
-        text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path, "save it as UTF-8 text, CSV or JSONL")
     if path.suffix.lower() in (".jsonl", ".json"):
         for line, content in enumerate(text.split("\n"), 1):
             if content.strip():
@@ -122,22 +109,13 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                     row["filename"]
                 yield line, row
         return
-    with decoding(path, "correct it"):
-        reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
-        columns = [column.strip() for column in next(reader, [])]
-        if "filename" not in columns or not {*_SIGMA, *_USABLE} & set(columns):
-            raise AssayError(
-                f"has the columns {one_line(', '.join(columns))}",
-                cure="name filename and sigma in its first line",
-            )
-        if repeated := {column for column in columns if column and columns.count(column) > 1}:
-            raise AssayError(f"has two columns {one_line(repeated.pop())}", cure="keep one of them")
-        for cells in reader:
-            if len(cells) > len(columns):
-                raise AssayError(
-                    f"line {reader.line_num} has {len(cells)} cells for {len(columns)} columns",
-                    cure="write decimals with a point",
-                )
-            row = dict(zip(columns, cells, strict=False))
-            if cells:
-                yield reader.line_num, {**row, "filename": csv_text(row.get("filename", ""))}
+    with decoding(path, "name filename and sigma once in its first line; write decimals with a point"):
+        reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+        columns = reader.fieldnames = [column.strip() for column in reader.fieldnames or ()]
+        used = [column for column in columns if column in ("filename", *_SIGMA, *_USABLE)]
+        if "filename" not in columns or len(used) < 2 or len(set(used)) < len(used):
+            raise ValueError(f"it has the columns {', '.join(columns)}")
+        for row in reader:
+            if None in row:
+                raise ValueError(f"line {reader.line_num} has more cells than the {len(columns)} columns")
+            yield reader.line_num, {**row, "filename": csv_text(row["filename"] or "")}

@@ -4,7 +4,7 @@ Each image leaves a `Note`; `Notes` turns them into sentences that name what was
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +18,22 @@ _NUM_MEASURED = 16  # images of each source whose noise is measured
 _USED = 1 / 8  # of the range from black to white that all images of a source should use
 _NOISE_OF_CLEAN = 0.05  # the noise, where black to white is 2, that an image called clean should not have
 
+# What images may have, and what to say of the `num` that do: the values that were noted are `mean` on average.
+FAINT, CLIPPED, KERNEL, FLATTENED, OPAQUE, DARK = "faint clipped kernel flattened opaque dark".split()
+_SENTENCES = {
+    DARK: "about {mean:.1%} of the noisy pixels have a mean below {fewest:.1f} photons: their stabilised noise "
+    "differs from its level by more than 3 %",
+    CLIPPED: "{num:,} noisy images come from 8-bit files: rounding to 256 steps and clipping at black and "
+    "white ({mean:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
+    "originals if you have them.",
+    FAINT: "{num:,} noisy images vary less by their content than by their noise: is `sigma` (or are `gain`, "
+    "`read_noise` and `black`) in the units of the files, and `range` right?",
+    KERNEL: "{num:,} images have a kernel that sums to {mean:.4g} on average, not to 1: divide it by its sum, "
+    "unless the optics also lose light",
+    FLATTENED: "{num:,} images have a channel of opacity, which was laid on white",
+    OPAQUE: "{num:,} images have a channel of opacity, which was left out: nothing is transparent",
+}
+
 
 @dataclass(frozen=True)
 class Note:
@@ -28,18 +44,15 @@ class Note:
     values: tuple[float, float, float]  # lowest, mean and highest
     black_and_white: tuple[float, float]
     content: int  # a hash
-    is_faint: bool = False  # its content varies less than its noise
-    opacity: str = ""  # what became of it
-    clipped: float | None = None  # share of values at the ends, of noisy 8-bit files
-    kernel_sum: float | None = None  # if it is not 1
-    dark: float | None = None  # share of pixels with too few photons
-    is_deep: bool = False  # a 16-bit file without a range
-    measured: tuple[float, float, float] | None = None  # its noise and 95 % interval, where black to white is 2
+    is_deep: bool  # a 16-bit file without a range
+    found: dict[str, float]  # what of the above, with a number
+    measured: tuple[float, float, float] | None  # its noise and 95 % interval, where black to white is 2
 
 
-def measure(x: np.ndarray) -> tuple[float, float, float] | None:
-    """The noise of an image (C, H, W) and its 95 % interval, quickly; None if it is too small."""
-    if min(x.shape[1:]) < MIN_SIDE:
+def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float] | None:
+    """The noise of image i (C, H, W) of a source and its 95 % interval, quickly; None for most, or if small."""
+    chosen = np.linspace(0, num_images - 1, min(num_images, _NUM_MEASURED)).round()  # evenly spread
+    if i not in chosen or min(x.shape[1:]) < MIN_SIDE:
         return None
     found = blind_net().levels(torch.from_numpy(x.astype(np.float32))[None])
     return float(found.sigma), float(found.low), float(found.high)
@@ -62,6 +75,13 @@ class _Seen:
     num_beyond: int = 0
     last: Note | None = None
     levels: list[tuple[float, float, float, float]] = field(default_factory=list)  # stated, measured, interval
+
+    def add(self, note: Note) -> None:
+        """Take in the note of one of its images."""
+        self.lowest, self.highest = min(self.lowest, note.values[0]), max(self.highest, note.values[2])
+        self.num_beyond += _is_beyond(note)
+        self.last = note
+        self.levels += [(note.sigma, *note.measured)] if note.measured else []
 
     def warnings(self, in_files: bool) -> list[str]:
         """What of its values and levels looks wrong."""
@@ -95,66 +115,29 @@ class Notes:
     def __init__(self, sources: Sequence[str], sensor: Stabilised | None) -> None:
         self.sensor = sensor
         self._sources = [_Seen(name) for name in sources]
-        self._num_images = self._num_faint = 0
+        self._num_images = 0
         self._contents: set[int] = set()
-        self._clipped: list[float] = []
-        self._dark: list[float] = []
-        self._sums: list[float] = []
-        self._opacity: Counter[str] = Counter()
+        self._found: dict[str, list[float]] = defaultdict(list)
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
-        seen = self._sources[note.source]
-        seen.lowest, seen.highest = min(seen.lowest, note.values[0]), max(seen.highest, note.values[2])
-        seen.num_beyond += _is_beyond(note)
-        seen.last = note
-        if note.measured is not None:
-            seen.levels.append((note.sigma, *note.measured))
+        self._sources[note.source].add(note)
         self._num_images += 1
-        self._num_faint += note.is_faint
         self._contents.add(note.content)
-        for value, values in (
-            (note.clipped, self._clipped),
-            (note.dark, self._dark),
-            (note.kernel_sum, self._sums),
-        ):
-            values.extend([] if value is None else [value])
-        self._opacity.update([note.opacity] if note.opacity else [])
+        for what, value in note.found.items():
+            self._found[what].append(value)
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
-        found = [text for source in self._sources for text in source.warnings(self.sensor is None)]
-        if self.sensor is not None and any(self._dark):
-            found.append(
-                f"about {np.mean(self._dark):.1%} of the noisy pixels have a mean below "
-                f"{self.sensor.smallest_count():.1f} photons: their stabilised noise differs from its level by "
-                "more than 3 %"
-            )
-        if self._clipped:
-            found.append(
-                f"{len(self._clipped):,} noisy images come from 8-bit files: rounding to 256 steps and "
-                f"clipping at black and white ({np.mean(self._clipped):.1%} of their values) break the "
-                "Gaussian noise that training assumes. Pack the float originals if you have them."
-            )
-        if self._num_faint:
-            check = "is `sigma`" if self.sensor is None else "are `gain`, `read_noise` and `black`"
-            found.append(
-                f"{self._num_faint:,} noisy images vary less by their content than by their noise: {check} in "
-                "the units of the files, and `range` right?"
-            )
-        if self._sums:
-            ends = sorted({f"{end:.4g}" for end in (min(self._sums), max(self._sums))}, key=float)
-            found.append(
-                f"{len(self._sums):,} images have a kernel that sums to {' to '.join(ends)}, not to 1: divide "
-                "it by its sum, unless the optics also lose light"
-            )
-        for what, count in self._opacity.items():
-            found.append(f"{count:,} images have a channel of opacity, which was {what}")
+        told = [text for source in self._sources for text in source.warnings(self.sensor is None)]
+        fewest = self.sensor.smallest_count() if self.sensor else 0.0
+        for what, sentence in _SENTENCES.items():
+            values = self._found[what]
+            if values and (what != DARK or any(values)):
+                told.append(sentence.format(num=len(values), mean=np.mean(values), fewest=fewest))
         if num_copies := self._num_images - len(self._contents):
-            found.append(
-                f"{num_copies:,} of the {self._num_images:,} images are copies of others: leave them out"
-            )
-        return found
+            told.append(f"{num_copies:,} of the {self._num_images:,} images are copies: leave them out")
+        return told
 
 
 def _is_wrong(sigma: float, measured: float, low: float, high: float) -> bool:
@@ -169,8 +152,3 @@ def _is_beyond(note: Note) -> bool:
     if note.sigma > 0:
         return abs(note.values[1] - middle) > 0.75 * span
     return max(note.values[2] - middle, middle - note.values[0]) > span
-
-
-def chosen(num_images: int) -> set[int]:
-    """The images of a source whose noise is measured, evenly spread."""
-    return set(np.linspace(0, num_images - 1, min(num_images, _NUM_MEASURED)).round().astype(int).tolist())

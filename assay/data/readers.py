@@ -4,19 +4,19 @@ A reader returns `RawImages`: the columns at once, the pixels one image at a tim
 (H, W, C) as it is in the file: uint8, uint16 or float32. In a picture file the last of 2 or 4 channels is the
 opacity; in an array every channel is a channel. `load(i)` is the same without opacity, flattened on white.
 
-Each format is a module of `assay.data.formats` with a `FORMAT`; a package of yours adds one by an entry point
-of the group `assay.formats` that names a `Format`. A folder that is of no format holds files: pictures, or
-those of one scientific format.
+The formats are in `assay.data.formats`; a package of yours adds one by an entry point of the group
+`assay.formats` that names a `Format`. A folder that is of no format holds files: pictures, or those of one
+format.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from pkgutil import iter_modules
 
 import numpy as np
 
@@ -89,11 +89,9 @@ class Format:
 @cache
 def formats() -> tuple[Format, ...]:
     """All formats: those of entry points, which come first, and our own."""
-    found = [entry.load() for entry in entry_points(group="assay.formats")]
-    package = import_module("assay.data.formats")
-    for module in iter_modules(package.__path__, f"{package.__name__}."):
-        found.append(import_module(module.name).FORMAT)
-    return tuple(found)
+    package = "assay.data.formats"
+    ours = [import_module(f"{package}.{name}").FORMATS for name in import_module(package).MODULES]
+    return *(entry.load() for entry in entry_points(group="assay.formats")), *chain(*ours)
 
 
 def read_any(source: str, **settings: object) -> RawImages:
@@ -110,18 +108,15 @@ def open_images(spec: SourceSpec) -> RawImages:
                 return format.open(path, spec)
     if path.is_dir():
         return _open_folder(path, spec)
-    if not path.exists():
-        raise AssayError("does not exist", path=path, cure="give a folder, a file, or hf:NAME")
+    what = "is none of the formats Assay reads" if path.exists() else "does not exist"
     known = ", ".join(format.name for format in formats())
-    raise AssayError(
-        "is none of the formats Assay reads", path=path, cure=f"give a folder of images, or {known}"
-    )
+    raise AssayError(what, path=path, cure=f"give a folder of images, {known}, or hf:NAME")
 
 
 def _open_folder(path: Path, spec: SourceSpec) -> RawImages:
     """The files of a folder and those below it: pictures, or files of one format; hidden ones do not count."""
     from assay.data.formats.pictures import open_pictures
-    from assay.data.formats.tiff import is_stack
+    from assay.data.formats.scientific import is_stack
 
     files = sorted(file for file in path.rglob("[!.]*"))
     pictures = [file for file in files if file.suffix.lower() in PICTURES and file.is_file()]
@@ -140,23 +135,20 @@ def _open_folder(path: Path, spec: SourceSpec) -> RawImages:
     if not found:
         return open_pictures(path, pictures)
     ((name, of_one),) = found.items()
-    format = next(format for format in formats() if format.name == name)
-    return _joined(path, of_one, [_open_file(format, file, spec) for file in of_one])
-
-
-def _open_file(format: Format, file: Path, spec: SourceSpec) -> RawImages:
-    assert format.in_folder is not None
-    with decoding(file, "check that the file is whole, or leave it out"):
-        return format.in_folder(file, spec)
+    open_one = next(format.in_folder for format in formats() if format.name == name)
+    raws = []
+    for file in of_one:
+        with decoding(file, "check that the file is whole, or leave it out"):
+            raws.append(open_one(file, spec))  # type: ignore[misc]
+    return _joined(path, of_one, raws)
 
 
 def _joined(folder: Path, files: list[Path], raws: list[RawImages]) -> RawImages:
     """The images of several files; those of one file stay one group."""
     place = [(raw, k) for raw in raws for k in range(len(raw.names))]
-    names: list[str] = []
-    for file, raw in zip(files, raws, strict=True):
-        above = file.parent.relative_to(folder)
-        names += [(PurePosixPath(above.as_posix()) / name).as_posix() for name in raw.names]
+    above = [PurePosixPath(file.parent.relative_to(folder).as_posix()) for file in files]
+    names = [(up / name).as_posix() for up, raw in zip(above, raws, strict=True) for name in raw.names]
+    levels = [Level() if raw.levels is None else raw.levels[k] for raw, k in place]
 
     def pixels(i: int) -> np.ndarray:
         raw, k = place[i]
@@ -166,17 +158,13 @@ def _joined(folder: Path, files: list[Path], raws: list[RawImages]) -> RawImages
         raw, k = place[i]
         if raw.sigma_map is not None:
             return raw.sigma_map(k)
-        level = raw.levels[k] if raw.levels is not None else Level(0.0)
-        if isinstance(level, AssayError):
-            raise level
-        return np.full((*raw.pixels(k).shape[:2], 1), level.sigma)
+        return np.full((*raw.pixels(k).shape[:2], 1), levels[i].sigma)  # type: ignore[union-attr]
 
     group = np.repeat(np.arange(len(raws)), [len(raw.names) for raw in raws])
+    joined = RawImages(folder.name, names, pixels, group=group)
     if any(raw.sigma_map is not None for raw in raws):
-        return RawImages(folder.name, names, pixels, sigma_map=sigma_map, group=group)
-    levels = [level for raw in raws for level in raw.levels or [Level(0.0)] * len(raw.names)]
-    stated = any(raw.levels is not None for raw in raws)
-    return RawImages(folder.name, names, pixels, levels=levels if stated else None, group=group)
+        return replace(joined, sigma_map=sigma_map)
+    return replace(joined, levels=levels) if any(raw.levels is not None for raw in raws) else joined
 
 
 def printable(name: str) -> str:
@@ -184,23 +172,18 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def numbered_classes(
-    labels: Sequence[int] | np.ndarray, where: str | Path, num_images: int
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Check that labels are one per image, 0 .. K - 1 without gaps (or -1); classes are called by number."""
+def numbered_classes(raw: RawImages, labels: Sequence[int] | np.ndarray | None, where: str | Path) -> RawImages:
+    """The images with classes called by number, 0 .. K - 1 without gaps, -1 for none; or without classes."""
+    if labels is None:
+        return replace(raw, label=None, class_names=())
     label = np.asarray(labels)
-    if label.shape != (num_images,) or label.dtype.kind not in "iu":
-        raise AssayError(
-            f"has labels {label.dtype} {label.shape}", path=where, cure=f"give whole numbers ({num_images},)"
-        )
-    label = label.astype(np.int64)
     present = np.unique(label[label != -1])
-    gaps = np.flatnonzero(present != np.arange(len(present)))
-    if len(gaps):
-        problem = f"go down to {present[0]}" if present[0] < 0 else f"skip {gaps[0]}"
-        cure = f"number the classes 0 .. {len(present) - 1} without gaps"
-        raise AssayError(f"has labels that {problem}", path=where, cure=cure)
-    return label, tuple(str(number) for number in present)
+    is_whole = label.shape == (len(raw.names),) and label.dtype.kind in "iu"
+    if not is_whole or not np.array_equal(present, np.arange(len(present))):
+        what = f"has labels {label.dtype} {label.shape}, which are not classes or leave some out"
+        cure = f"give whole numbers ({len(raw.names)},) from 0 without gaps, -1 for none"
+        raise AssayError(what, path=where, cure=cure)
+    return replace(raw, label=label.astype(np.int64), class_names=tuple(map(str, present)))
 
 
 def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
@@ -209,17 +192,18 @@ def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
     (H, W) or (C, H, W) is for all; (N, H, W) and (N, C, H, W) have one for each of N images, in their order.
     """
     maps = read_npy(path)
-    shapes = (
-        "give one level per pixel, (H, W) or (C, H, W), or one map for each image, (N, H, W) or (N, C, H, W)"
-    )
     num_images, num_channels = len(raw.names), raw.pixels(0).shape[2]
-    what = f"holds {maps.dtype} {maps.shape} for {num_images} images of {num_channels} channels"
     for_each = maps.ndim == 4 or (maps.ndim == 3 and len(maps) == num_images)
     is_ambiguous = maps.ndim == 3 and num_images == num_channels > 1
-    if maps.dtype.kind not in "fiu" or maps.ndim not in (2, 3, 4) or is_ambiguous:
-        raise AssayError(what, path=path, key="map", cure=shapes)
-    if for_each and len(maps) != num_images:
-        raise AssayError(what, path=path, key="map", cure=shapes)
+    if (
+        maps.dtype.kind not in "fiu"
+        or maps.ndim not in (2, 3, 4)
+        or is_ambiguous
+        or (for_each and len(maps) != num_images)
+    ):
+        what = f"holds {maps.dtype} {maps.shape} for {num_images} images of {num_channels} channels"
+        cure = "give one level per pixel, (H, W) or (C, H, W), or N such maps, one for each image"
+        raise AssayError(what, path=path, key="map", cure=cure)
 
     def sigma_map(i: int) -> np.ndarray:
         levels = np.asarray(maps[i] if for_each else maps, dtype=np.float32)
@@ -230,50 +214,32 @@ def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
 
 def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
     """Patches (H, W) of large images, every `stride` pixels; those of one image are one group."""
-    height, width = size
-    corners: list[tuple[int, int, int]] = []
-    sizes: list[Size] = []
-    for i in range(len(raw.names)):
-        shape = raw.pixels(i).shape
-        sizes.append((shape[0], shape[1]))
-        if shape[0] < height or shape[1] < width:
-            what = f"has {shape[0]} x {shape[1]} pixels, fewer than a patch of {height} x {width}"
-            raise AssayError(
-                what, path=raw.names[i], key="patch", cure="choose smaller patches, or leave it out"
-            )
-        tops, lefts = (range(0, all_ - mine + 1, stride) for all_, mine in zip(shape, size, strict=False))
-        corners += [(i, y, x) for y in tops for x in lefts]
-    image = np.array([i for i, _, _ in corners])
-    last: dict[int, np.ndarray] = {}  # the image whose patches are being cut
-
-    def pixels(k: int) -> np.ndarray:
-        i, y, x = corners[k]
-        whole = last.get(i)
-        if whole is None:
-            whole = raw.pixels(i)
-            last.clear()
-            last[i] = whole
-        return whole[y : y + height, x : x + width]
-
+    sizes: list[Size] = [raw.pixels(i).shape[:2] for i in range(len(raw.names))]  # type: ignore[misc]
+    for name, shape in zip(raw.names, sizes, strict=True):
+        if shape[0] < size[0] or shape[1] < size[1]:
+            what = f"has {shape[0]} x {shape[1]} pixels, fewer than a patch of {size[0]} x {size[1]}"
+            raise AssayError(what, path=name, key="patch", cure="choose smaller patches, or leave it out")
+    corners = [
+        (i, y, x)
+        for i, (height, width) in enumerate(sizes)
+        for y in range(0, height - size[0] + 1, stride)
+        for x in range(0, width - size[1] + 1, stride)
+    ]
+    whole = lru_cache(1)(raw.pixels)  # the image whose patches are being cut
     whole_map, of_whole = raw.sigma_map, raw.operator
 
-    def sigma_map(k: int) -> np.ndarray:
+    def cut(read: Callable[[int], np.ndarray], k: int) -> np.ndarray:
         i, y, x = corners[k]
-        assert whole_map is not None
-        return whole_map(i)[y : y + height, x : x + width]
+        return read(i)[y : y + size[0], x : x + size[1]]
 
-    def operator(k: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
-        i = corners[k][0]
-        assert of_whole is not None
-        return of_whole(i, sizes[i], size)
-
+    image = np.array([i for i, _, _ in corners])
     return replace(
         raw,
-        sigma_map=None if whole_map is None else sigma_map,
-        operator=None if of_whole is None else operator,
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
+        pixels=lambda k: cut(whole, k),
+        sigma_map=whole_map and (lambda k: cut(whole_map, k)),
+        operator=of_whole and (lambda k, before, size: of_whole(image[k], sizes[image[k]], size)),
         label=None if raw.label is None else raw.label[image],
-        pixels=pixels,
         levels=None if raw.levels is None else [raw.levels[i] for i in image],
         group=image if raw.group is None else raw.group[image],
     )

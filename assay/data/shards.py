@@ -56,11 +56,9 @@ class ShardedStore(Joined, Store):
 
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
-        ends, names = self._ends.numpy(), []
-        for i in np.asarray(index, dtype=np.int64) % len(self):
-            which = int(np.searchsorted(ends, i, side="right"))
-            names += self._shards[which].source_names([int(i) - int(ends[which]) + len(self._shards[which])])
-        return names
+        ends, at = self._ends.numpy(), np.asarray(index, dtype=np.int64) % len(self)
+        which = np.searchsorted(ends, at, side="right")
+        return [self._shards[w].source_names([int(i - ends[w])])[0] for w, i in zip(which, at, strict=True)]
 
     def verify(self) -> None:
         """Compare every file with its checksum; raises an error about the first that has changed."""
@@ -79,7 +77,7 @@ def address_of(path: Path | str) -> str | None:
 
 def is_store(path: Path) -> bool:
     """Whether this names a store: a folder with one, or an address."""
-    return address_of(path) is not None or any((path / file).is_file() for file in ("meta.json", _SHARDS))
+    return address_of(path) is not None or (path / "meta.json").is_file() or (path / _SHARDS).is_file()
 
 
 def shard_path(path: Path, number: int, num_shards: int) -> Path:
@@ -93,25 +91,18 @@ def declare_job(path: Path, settings: str, files: Sequence[Path]) -> None:
     The contents of `files`, which may be folders, count. Whoever comes first reads them; later ones compare
     names, sizes and times, and read the contents only where these differ.
     """
-    record = path / _JOB
+    record, every = path / _JOB, [file for each in files for file in (each, *sorted(each.rglob("*")))]
     with hold_lock(path / ".job.lock", "{holder} is reading the same sources", seconds=math.inf):
-        looks = content_hash([_look(file) for file in files])
-        known = read_json(record) if record.exists() else None
-        if known is not None and (known.get("settings"), known.get("looks")) == (settings, looks):
+        looks = content_hash([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in every])
+        known = read_json(record) if record.exists() else {}
+        if (known.get("settings"), known.get("looks")) == (settings, looks):
             return
-        contents = content_hash(*files)
-        if known is None:
-            with write_whole(record) as partial:
-                partial.write_text(json.dumps({"settings": settings, "contents": contents, "looks": looks}))
-        elif (known.get("settings"), known.get("contents")) != (settings, contents):
+        job = {"settings": settings, "contents": content_hash(*files)}
+        if known and not job.items() <= known.items():
             what = "has shards of other images or settings"
             raise AssayError(what, path=path, key="shards", cure="remove it, or choose another name")
-
-
-def _look(path: Path) -> list[list[object]]:
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        with write_whole(record) as partial:
+            partial.write_text(json.dumps({**job, "looks": looks}))
 
 
 def join_shards(path: Path, name: str, num_shards: int) -> Store | None:

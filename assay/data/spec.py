@@ -19,6 +19,7 @@ In Python they are `SourceSpec(path="noisy/", sigma=38, range=(0, 255))`.
 import re
 import tomllib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,7 @@ from assay.data.units import Stabilised
 from assay.errors import AssayError, explained
 from assay.files import decoding
 
+FILES = ("path", "levels", "map", "kernel", "kspace")  # settings that name one
 _NUMBER = r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*"
 _NOISE, _OPERATORS = ("sigma", "levels", "map", "noise"), ("kernel", "kspace", "downsampled")  # one of each
 
@@ -132,26 +134,16 @@ class SourceSpec(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> "SourceSpec":
-        for keys in (_NOISE, _OPERATORS):
-            given = [key for key in keys if getattr(self, key) is not None]
-            if len(given) > 1:
-                raise AssayError(f"cannot be combined with {given[0]}", key=given[1], cure="give one")
-        if self.gain is None:
-            if self.read_noise or self.black:
-                raise AssayError("read_noise and black describe a sensor that counts photons", key="gain")
-            return self
-        if self.range is None:
-            raise AssayError("a sensor's values of black and white are needed", key="range")
-        if self.sigma or any(getattr(self, key) is not None for key in _NOISE[1:]):
-            raise AssayError(
-                "the noise is given twice, as a level and as a sensor's",
-                key="gain",
-                cure="leave out one, or give sigma = 0 for clean images",
-            )
-        if any(getattr(self, key) is not None for key in _OPERATORS):
-            raise AssayError("no kernel describes stabilised images", key="gain", cure="leave it out")
-        if not max(self.range[0], self.black) < self.range[1]:
-            raise AssayError(f"is not below white ({self.range[1]:g})", key="black")
+        given = [key for key in (*_NOISE, *_OPERATORS) if getattr(self, key) is not None]
+        pairs = [(a, b) for keys in (_NOISE, _OPERATORS) for a, b in pairwise(k for k in given if k in keys)]
+        if self.gain is not None:  # with which a sigma of 0 says that images are clean
+            pairs += [("gain", key) for key in given if getattr(self, key) != 0]
+        if pairs:
+            raise AssayError(f"cannot be combined with {pairs[0][0]}", key=pairs[0][1], cure="give one")
+        if self.gain is None and (self.read_noise or self.black):
+            raise AssayError("read_noise and black describe a sensor that counts photons", key="gain")
+        if self.gain is not None and (self.range is None or self.black >= self.range[1]):
+            raise AssayError("a sensor's values of black and, above it, white are needed", key="range")
         return self
 
     @property
@@ -173,7 +165,7 @@ def read_sources(words: Sequence[str], shared: str | None = None) -> list[Source
         if word.endswith(".toml"):
             found += _from_toml(Path(word), for_all)
             continue
-        path, _, settings = word, "", ""
+        path, settings = word, ""
         if not Path(word).exists() and (colon := re.search(r":(?=[a-z_]+=)", word)):
             path, settings = word[: colon.start()], word[colon.end() :]
         found.append(_spec({"path": path, **_settings(settings)}, for_all))
@@ -183,12 +175,10 @@ def read_sources(words: Sequence[str], shared: str | None = None) -> list[Source
 def _settings(text: str) -> dict[str, Any]:
     """`sigma=38,range=0,255` -> {"sigma": "38", "range": "0,255"}: a comma before KEY= separates."""
     pairs = [part.partition("=") for part in re.split(r",(?=[a-z_]+=)", text) if part]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise AssayError(f"expected KEY=VALUE, not {key!r}")
-    if len({key for key, _, _ in pairs}) < len(pairs):
-        raise AssayError(f"a setting is given twice in {text!r}")
-    return {key: value for key, _, value in pairs}
+    found = {key: value for key, equals, value in pairs if equals}
+    if len(found) < len(pairs):
+        raise AssayError(f"expected KEY=VALUE,... with each key once, not {text!r}")
+    return found
 
 
 def _from_toml(file: Path, for_all: dict[str, Any]) -> list[SourceSpec]:
@@ -198,12 +188,9 @@ def _from_toml(file: Path, for_all: dict[str, Any]) -> list[SourceSpec]:
             raise AssayError("expected [[source]] for each source, and [all] for what they share")
 
         def here(settings: dict[str, Any]) -> dict[str, Any]:
-            paths = ("path", "levels", "map", "kernel", "kspace")
-            is_local = {
-                key: key in paths and not str(value).startswith("hf:") for key, value in settings.items()
-            }
-            return {
-                key: str(file.parent / value) if is_local[key] else value for key, value in settings.items()
+            local = {key: file.parent / value for key, value in settings.items() if key in FILES}
+            return settings | {
+                key: str(p) for key, p in local.items() if not str(settings[key]).startswith("hf:")
             }
 
         shared = {**for_all, **here(tree.get("all", {}))}

@@ -15,35 +15,35 @@ the exact unbiased inverse of Makitalo and Foi (2013).
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from assay.errors import AssayError
 
 _TABULATED = 100.0  # counts up to which E f is summed; above, four terms of its expansion are exact to 1e-5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Stabilised:
     """The units of a sensor that counts: black and white of the files (`low`, `high`), and its noise."""
 
     low: float
     high: float
-    gain: float  # of the value, per photon
-    read_noise: float = 0.0  # standard deviation, in the units of the files
+    gain: float = Field(gt=0)  # of the value, per photon
+    read_noise: float = Field(0.0, ge=0)  # standard deviation, in the units of the files
     black: float = 0.0  # the value of no light
 
-    def __post_init__(self) -> None:
-        if not 0 < self.gain < math.inf:
-            raise AssayError(f"expected a finite number > 0 (given: {self.gain:g})", key="gain")
-        if not 0 <= self.read_noise < math.inf:
-            raise AssayError(f"expected a finite number >= 0 (given: {self.read_noise:g})", key="read_noise")
-        if not -math.inf < max(self.low, self.black) < self.high < math.inf:
+    @model_validator(mode="after")
+    def _check_ends(self) -> Self:
+        if not max(self.low, self.black) < self.high:
             what = f"expected low ({self.low:g}) and black ({self.black:g}) below high ({self.high:g})"
             raise AssayError(what, key="black")
+        return self
 
     @property
     def sigma_tn(self) -> float:
@@ -114,11 +114,9 @@ def black_and_white(physical_range: PhysicalRange) -> tuple[float, float]:
 
 def as_plain(physical_range: PhysicalRange | None) -> Any:
     """As JSON holds it."""
-    return (
-        asdict(physical_range)
-        if isinstance(physical_range, Stabilised)
-        else physical_range and list(physical_range)
-    )
+    if isinstance(physical_range, Stabilised):
+        return asdict(physical_range)
+    return None if physical_range is None else list(physical_range)
 
 
 class _Table(NamedTuple):

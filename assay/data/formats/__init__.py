@@ -1,1 +1,3 @@
-"""The formats that Assay reads, one module each; `assay.data.readers` finds every `FORMAT` here."""
+"""The formats that images are read from: each module has `FORMATS`, tried in this order."""
+
+MODULES = ("datasets", "scientific", "arrays", "pictures")

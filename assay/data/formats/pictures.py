@@ -17,63 +17,57 @@ from assay.errors import AssayError
 from assay.files import decoding, one_line
 
 _LABELS = "dataset.json"
-_NO_IMAGES = f"holds no images ({', '.join(sorted(PICTURES))})"
 
 
 def open_pictures(path: Path, files: list[Path]) -> RawImages:
     """The pictures of a folder; those in a folder directly under it belong to the class of that name."""
-    if not files:
-        raise AssayError(_NO_IMAGES, path=path, cure="check the path")
     names = [file.relative_to(path).as_posix() for file in files]
-    if (path / _LABELS).exists():
-        label, class_names = _edm_labels((path / _LABELS).read_bytes(), str(path / _LABELS), names)
-    else:
-        label, class_names = _classes_of(names)
 
     def pixels(i: int) -> np.ndarray:
         return decode_pixels(files[i].read_bytes(), str(files[i]))
 
-    return RawImages(path.name, names, pixels, label, class_names, has_opacity=True)
+    tops = [PurePosixPath(name).parts[0] if "/" in name else None for name in names]
+    class_names = tuple(sorted({top for top in tops if top is not None}))
+    number = {None: -1, **{top: i for i, top in enumerate(class_names)}}
+    label = np.array([number[top] for top in tops], dtype=np.int64)
+    raw = RawImages(path.name, _some(names, path), pixels, label, class_names, has_opacity=True)
+    if not (path / _LABELS).exists():
+        return raw
+    return _with_edm_labels(raw, (path / _LABELS).read_bytes(), str(path / _LABELS))
 
 
 def _open_zip(path: Path, spec: SourceSpec) -> RawImages:
     archive = open_zip(path)
     members = archive.namelist()
     names = sorted(name for name in members if PurePosixPath(name).suffix.lower() in PICTURES)
-    if not names:
-        raise AssayError(_NO_IMAGES, path=path, cure="check the path")
     with decoding(path, "copy or make the zip again"):
         for other in set(members) - set(names):  # an image that has lost its name is among these
             archive.open(other).close()
-    label, class_names = None, tuple[str, ...]()  # EDM's folders are no classes
-    if _LABELS in members:
-        label, class_names = _edm_labels(read_member(archive, _LABELS), f"{path}:{_LABELS}", names)
 
     def pixels(i: int) -> np.ndarray:
         return decode_pixels(read_member(archive, names[i]), f"{path}:{names[i]}")
 
-    return RawImages(path.stem, names, pixels, label, class_names, has_opacity=True)
+    raw = RawImages(path.stem, _some(names, path), pixels, has_opacity=True)  # EDM's folders are no classes
+    if _LABELS not in members:
+        return raw
+    return _with_edm_labels(raw, read_member(archive, _LABELS), f"{path}:{_LABELS}")
 
 
-def _classes_of(names: list[str]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The topmost folder of each name."""
-    tops = [PurePosixPath(name).parts[0] if "/" in name else None for name in names]
-    class_names = tuple(sorted({top for top in tops if top is not None}))
-    number = {top: i for i, top in enumerate(class_names)}
-    return np.array([-1 if top is None else number[top] for top in tops], dtype=np.int64), class_names
+def _some(names: list[str], path: Path) -> list[str]:
+    if not names:
+        what = f"holds no images ({', '.join(sorted(PICTURES))})"
+        raise AssayError(what, path=path, cure="check the path")
+    return names
 
 
-def _edm_labels(text: bytes, where: str, names: list[str]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _with_edm_labels(raw: RawImages, text: bytes, where: str) -> RawImages:
     """`{"labels": [["00000/img00000000.png", 6], ...]}`, or null for none."""
-    with decoding(where, 'write it as EDM does, {"labels": [["file.png", class], ...]}'):
+    with decoding(where, 'write it as EDM does, {"labels": [["file.png", class], ...]}, with all images'):
         pairs = json.loads(text)["labels"]
         labels = {str(name).replace("\\", "/"): int(label) for name, label in pairs or []}
-    if pairs is None:
-        return None, ()
-    if missing := [name for name in names if name not in labels]:
-        what = f"has no label for {one_line(missing[0])} ({len(missing)} in all)"
-        raise AssayError(what, path=where, cure="add it, or remove the image")
-    return numbered_classes([labels[name] for name in names], where, len(names))
+        if missing := [name for name in raw.names if pairs is not None and name not in labels]:
+            raise ValueError(f"{one_line(missing[0])} has no label, {len(missing)} in all")
+    return numbered_classes(raw, None if pairs is None else [labels[name] for name in raw.names], where)
 
 
-FORMAT = Format("a zip of pictures", lambda path: path.is_file() and zipfile.is_zipfile(path), _open_zip)
+FORMATS = (Format("a zip of pictures", lambda p: p.is_file() and zipfile.is_zipfile(p), _open_zip),)
