@@ -214,7 +214,7 @@ def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
 
 def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
     """Patches (H, W) of large images, every `stride` pixels; those of one image are one group."""
-    sizes: list[Size] = [raw.pixels(i).shape[:2] for i in range(len(raw.names))]  # type: ignore[misc]
+    sizes: list[Size] = [raw.pixels(i).shape[:2] for i in range(len(raw.names))]
     for name, shape in zip(raw.names, sizes, strict=True):
         if shape[0] < size[0] or shape[1] < size[1]:
             what = f"has {shape[0]} x {shape[1]} pixels, fewer than a patch of {size[0]} x {size[1]}"

@@ -28,8 +28,8 @@ def open_pictures(path: Path, files: list[Path]) -> RawImages:
 
     tops = [PurePosixPath(name).parts[0] if "/" in name else None for name in names]
     class_names = tuple(sorted({top for top in tops if top is not None}))
-    number = {None: -1, **{top: i for i, top in enumerate(class_names)}}
-    label = np.array([number[top] for top in tops], dtype=np.int64)
+    number = {top: i for i, top in enumerate(class_names)}
+    label = np.array([-1 if top is None else number[top] for top in tops], dtype=np.int64)
     raw = RawImages(path.name, _some(names, path), pixels, label, class_names, has_opacity=True)
     if not (path / _LABELS).exists():
         return raw
