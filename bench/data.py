@@ -1,7 +1,7 @@
 """How fast the loader is: against a plain torch DataLoader, and as a share of a training step.
 
 Bars: at least 3 times the images/s of a plain DataLoader that does the same work on the same arrays
-(32 x 32 colour, simulated noise of its own per image, one core), and never more than 5 % of a training
+(32 x 32 colour, simulated noise of its own per image, one core), and never more than 5% of a training
 step. A store of a million images in 16 shards opens in a second and keeps less than a GB in memory; loading an
 image is compared with a store of 20,000, which stays in memory, and with a plain DataLoader. CPU seconds of one
 thread are measured in turns inside one run and the best of several rounds is taken, since other processes only
@@ -170,7 +170,7 @@ def main() -> None:
         kept = seconds["DataLoader, noisy images kept in memory"] / seconds["assay"]
         print(f"  if its noisy images were kept in memory as ours are: {kept:.1f}")
 
-        print("share of a training step (bar: <= 5 %)")
+        print("share of a training step (bar: <= 5%)")
         for source, net, rounds in ((mixed, "dit-small", 2), (simulate(digits, 0.1, 0.5), "mlp", 8)):
             for title, augmentation in (
                 ("plain", Augmentation()),

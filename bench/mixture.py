@@ -4,8 +4,8 @@
     python bench/mixture.py packages   one of: packages, em, million, growth, npmle, covariances
 
 Times are ratios measured in the same run, beside the W1 error of each method. Instances: k = 3 atoms at
-distance 2 (overlapping) or 8 (well separated) from the origin in random directions, 10 % of the samples with
-noise 1, 90 % with noise 3. The packages come with `pip install -e '.[bench]'`; each runs in a process of its
+distance 2 (overlapping) or 8 (well separated) from the origin in random directions, 10% of the samples with
+noise 1, 90% with noise 3. The packages come with `pip install -e '.[bench]'`; each runs in a process of its
 own, with a limit on time and memory, and what it says when it fails is printed.
 """
 

@@ -80,7 +80,7 @@ def main(cifar10: Path | None) -> None:
         "",
         "`python bench/noise_levels.py` wrote this page. Noise of level sigma (images are from -1 to 1) is",
         f"added to {NUM_NOISY} images, {NUM_SEEDS} times; each time other clean examples are trained on.",
-        "The error is the median of |estimate / sigma - 1|, in brackets the share of 95 % intervals",
+        "The error is the median of |estimate / sigma - 1|, in brackets the share of 95% intervals",
         "that hold the true level. The network that comes with Assay has seen drawn scenes only.",
         "",
         "| images | estimate | " + " | ".join(f"{sigma:g}" for sigma in SIGMAS) + " |",
@@ -134,7 +134,7 @@ def main(cifar10: Path | None) -> None:
     lines += [
         "",
         f"The level that {NUM_GROUP:,} images share: the errors of {NUM_GROUPS} groups, and how many of their",
-        "95 % intervals hold the true level.",
+        "95% intervals hold the true level.",
         "",
         *groups,
         "",

@@ -2,7 +2,7 @@
 
 python bench/pricing.py [TABLES]
 
-Nominal 95 %. Designs with one, some and three runs of each configuration, held-out loss and FD, worths from
+Nominal 95%. Designs with one, some and three runs of each configuration, held-out loss and FD, worths from
 0.03 to 0.9, a truth that the law fits and one whose exponent drifts by a third; then the worth curve.
 """
 

@@ -3,7 +3,7 @@
 python bench/quote.py
 
 The measurements are single trainings from before results by level were kept: two MLPs and a U-Net, worth by
-level as the mean over mixes of 10 to 50 % clean. Studies with a `levels.csv` belong here once they are run.
+level as the mean over mixes of 10 to 50% clean. Studies with a `levels.csv` belong here once they are run.
 """
 
 import gzip
@@ -54,7 +54,7 @@ def main() -> None:
     spread = float(np.sqrt(np.mean(np.square(ratios))))
     print(f"{len(ratios)} points: log(log w measured / log w quoted) {np.mean(ratios):+.2f} +- {spread:.2f}")
     for sign in (-1, 1):
-        print(f"a quote of 0.3 holds from or to {0.3 ** np.exp(sign * 1.96 * spread):.2f} in 95 % of cases")
+        print(f"a quote of 0.3 holds from or to {0.3 ** np.exp(sign * 1.96 * spread):.2f} in 95% of cases")
 
 
 if __name__ == "__main__":

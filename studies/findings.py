@@ -142,7 +142,7 @@ class Claim:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the mean gain, 95 %, not corrected for the number of claims."""
+        """Of the mean gain, 95%, not corrected for the number of claims."""
         reach = student_t.ppf(0.975, len(self.gain) - 1) * self.gain.std(ddof=1) / np.sqrt(len(self.gain))
         return float(self.gain.mean() - reach), float(self.gain.mean() + reach)
 

@@ -62,7 +62,7 @@ def test_rates_prints_intervals_and_draws(tmp_path: Path, d: int, terms: list[st
     options = ["--sigma", "1.5,1.2" if d == 1 else "1.5", "--num-samples", "100,400", "--num-repeats", 2]
     options += ["--num-features", d]
     said = run("rates", *options, "--out", out, "--csv", table)
-    assert "90 % interval" in said and "0.167" in said and "11.4" in said and " to " in said
+    assert "90% interval" in said and "0.167" in said and "11.4" in said and " to " in said
     with Image.open(out) as picture:
         assert picture.width > 500
     with open(table, newline="") as file:

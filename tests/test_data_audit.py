@@ -191,7 +191,7 @@ def test_a_line_through_repeats_is_the_sensor() -> None:
 
 @pytest.mark.parametrize(
     ("gain", "offset", "second"),
-    [((-0.8, 0.3), (400, 50), None), ((2, 0.1), (9, 1), "3 (95 %: 2.828"), ((2, 0.1), (-20, 2), "10")],
+    [((-0.8, 0.3), (400, 50), None), ((2, 0.1), (9, 1), "3 (95%: 2.828"), ((2, 0.1), (-20, 2), "10")],
 )
 def test_gain_and_read_noise_in_words(
     gain: tuple[float, float], offset: tuple[float, float], second: str | None
@@ -327,7 +327,7 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     text = run("noise", tmp_path / "repeats", "--repeats")
     found = re.search(r"gain = ([\d.]+) and read_noise = ([\d.]+)", text)
     assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
-    assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98 % of them\)", text)
+    assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98% of them\)", text)
     assert "`repeats`" in run("noise", tmp_path / "clean")  # no flat parts: how to measure the gain
     sensor = f"range=10,70,gain={found[1]},read_noise={found[2]}"
     packed = run(

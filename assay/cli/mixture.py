@@ -156,7 +156,7 @@ def rates(
 
     All errors are those of the theorem's estimator in the worst case, for atoms in a ball whose radius is the
     clean noise. Above one dimension each term of the theorem is measured: the error of the subspace of the
-    atoms, also as a function of the dimension, and the error inside it. Intervals hold 90 %.
+    atoms, also as a function of the dimension, and the error inside it. Intervals hold 90%.
 
     Example: `assay mixture rates --k 2 --sigma 1.5,2 --out rates.png`
     """
@@ -168,14 +168,14 @@ def rates(
     with Progress(transient=True) as progress:
         task = progress.add_task("measuring", total=1.0)
         result = measure_rates(config, lambda share: progress.update(task, completed=share))
-    curves = Table("curve", "n or d", "error", "exponent", "90 % interval", "theory")
+    curves = Table("curve", "n or d", "error", "exponent", "90% interval", "theory")
     for sign, curve in [(1, each) for each in result.curves] + [(-1, each) for each in result.dimensions]:
         at = f"{curve.num_samples[0]:,.0f} .. {curve.num_samples[-1]:,.0f}"
         low, high = sorted(sign * end for end in curve.slope_interval())
         error, theory = f"{curve.error[0]:.3f} .. {curve.error[-1]:.3f}", sign * curve.theory_slope
         interval = f"{low:.3f} to {high:.3f}"
         curves.add_row(curve.name, at, error, f"{sign * curve.slope:.3f}", interval, _or_dash(theory, ".3f"))
-    rows = Table("noise", "error", "noisy samples for a clean one", "90 % interval", "theory")
+    rows = Table("noise", "error", "noisy samples for a clean one", "90% interval", "theory")
     for row in result.exchanges:
         interval = f"{row.low:,.3g} to {row.high:,.3g}"
         rows.add_row(f"{row.sigma:g}", row.term, f"{row.measured:,.3g}", interval, _or_dash(row.theory, ",.3g"))

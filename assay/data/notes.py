@@ -22,7 +22,7 @@ _NOISE_OF_CLEAN = 0.05  # the noise, where black to white is 2, that an image ca
 FAINT, CLIPPED, KERNEL, FLATTENED, OPAQUE, DARK = "faint clipped kernel flattened opaque dark".split()
 _SENTENCES = {
     DARK: "about {mean:.1%} of the noisy pixels have a mean below {fewest:.1f} photons: their stabilised noise "
-    "differs from its level by more than 3 %",
+    "differs from its level by more than 3%",
     CLIPPED: "{num:,} noisy images come from 8-bit files: rounding to 256 steps and clipping at black and "
     "white ({mean:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
     "originals if you have them.",

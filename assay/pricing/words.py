@@ -171,7 +171,7 @@ def quote_lines(quote: Quote) -> list[str]:
             worth, low, high = quote.goal(goal, sigma)
             rate = f"{1 / worth:.3g} noisy images at noise {sigma:g} replace a clean one"
             lines.append(
-                f"For {GOALS[goal]}: about {rate} ({1 / high:.2g} to {1 / low:.2g} in 95 % of quotes)."
+                f"For {GOALS[goal]}: about {rate} ({1 / high:.2g} to {1 / low:.2g} in 95% of quotes)."
             )
         _, low, high = quote.goal("structure", sigma)
         advice = f"If that range matters, run a study: it narrows a factor of {high / low:.2g} to about two."

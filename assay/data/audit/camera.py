@@ -45,7 +45,7 @@ class Measured:
         return cls(value, value - half, value + half)
 
     def __format__(self, form: str) -> str:
-        return f"{self.value:{form}} (95 %: {self.low:{form}} to {self.high:{form}})"
+        return f"{self.value:{form}} (95%: {self.low:{form}} to {self.high:{form}})"
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ class Audit:
         lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
         level = f"{typical:.4g}"
         if highest > lowest:
-            level += f" ({lowest:.4g} to {highest:.4g} for 90 % of them)"
+            level += f" ({lowest:.4g} to {highest:.4g} for 90% of them)"
         white = self.whiteness
         darkest, low, high, brightest = (f"{value:.4g}" for value in self.values)
         rows = [
             ("images", f"{len(self.names):,}"),
-            ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98 % of them)"),
+            ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98% of them)"),
             (f"noise level, in {self.units}", level),
             ("measured", self.method + self._accuracy()),
             ("correlation of neighbours", f"{white:.2f}" if white.high - white.low < 1 else _TOO_FEW),
@@ -91,7 +91,7 @@ class Audit:
             return ""
         factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy])))
         if factor < 1.5:
-            return f", each to within {factor - 1:.1%} (95 % interval)"
+            return f", each to within {factor - 1:.1%} (95% interval)"
         return (
             f", each to within a factor of {factor:.2g}" if factor < 10 else "; these do not tell their level"
         )
@@ -407,7 +407,7 @@ def audit_panels(found: Audit) -> list[Panel]:
     ends = place[[0, -1]]
     low, high = found.low[order], found.high[order]
     levels = [
-        Series("95 % interval", "band", place, found.sigma[order], low, high, COLOURS[1]),
+        Series("95% interval", "band", place, found.sigma[order], low, high, COLOURS[1]),
         Series("noise level", "line", place, found.sigma[order], colour=COLOURS[1]),
         Series("level of the group", "dashed", ends, [found.group.value] * 2, colour=COLOURS[0]),
     ]
