@@ -1,6 +1,7 @@
 """Prices against exact Gaussian learners, known laws, simulated coverage, and the paper's own numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_a_law_without_noise_is_found_exactly() -> None:
     size = (clean + np.array(noisy).T @ (0.1, 0.4)) / 60
     rng = np.random.default_rng(1)
     value = 2.95 + 0.6 * size**-0.7 + 1e-4 * rng.standard_normal(len(size)) + 0.05 * block
-    (law,) = fit_laws([Measured(**(vars(exact) | {"value": value}))])
+    (law,) = fit_laws([replace(exact, value=value)])
     assert np.median(law.worth, 0) == pytest.approx([0.1, 0.4], rel=0.01)
     assert np.median(law.exponent) == pytest.approx(0.7, rel=0.02)
     assert law.scatter == pytest.approx(1e-4, rel=0.5) and (law.lack_of_fit or 0) > 0.001
@@ -185,11 +186,7 @@ def test_a_law_without_noise_is_found_exactly() -> None:
 def test_a_law_that_does_not_hold_is_said() -> None:
     (table,) = simulate("three", "loss", (0.1, 0.4), 1, 0.0)
     bent = table.value + 0.3 * (table.num_clean == 180)
-    assert (
-        fit_laws([table])[0].lack_of_fit
-        > 0.01
-        > fit_laws([Measured(**(vars(table) | {"value": bent}))])[0].lack_of_fit
-    )  # type: ignore[operator]
+    assert fit_laws([table])[0].lack_of_fit > 0.01 > fit_laws([replace(table, value=bent)])[0].lack_of_fit  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -209,15 +206,17 @@ def test_intervals_stay_within_0_and_1(draws: tuple[float, float], ends: tuple[f
 # Prices and their verdicts.
 
 
-def a_price(worth: float, low: float, high: float, **more: Any) -> Price:
-    known: dict[str, Any] = {
-        "num_runs": 28,
-        "num_blocks": 4,
-        "assumed": False,
-        "lack_of_fit": 0.5,
-        "limited": 0.0,
-    }
-    return Price("structure", "held-out loss", 0.3, worth, low, high, 0.95, **(known | more))
+def a_price(worth: float, low: float, high: float, goal: Any = "structure", limited: float = 0.0) -> Price:
+    (results,) = simulate("one", "fd", (0.5, 0.1), 1, 0.0)
+    return Price(replace(results, goal=goal), a_law(), 0.3, worth, low, high, 0.95, limited)
+
+
+def a_law(worth: tuple[float, ...] = (0.5, 0.1), spread: float = 0.0, share: float = 0.0) -> Law:
+    """A law that is known but for the worths, of 28 runs in 4 blocks."""
+    rng, one = np.random.default_rng(0), np.ones(200)
+    draws = np.clip(np.array(worth) + spread * rng.standard_normal((200, len(worth))), 0, 1)
+    ends = (share, 1.0), (100.0, 1e6)
+    return Law(SIGMAS[: len(worth)], draws, 0.5 * one, 2 * one, 30 * one, 0.0, 0.5, 1.0, 28, 4, True, ends)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +336,7 @@ def test_columns_files_and_usual_names_give_one_price(tmp_path: Path) -> None:
     ]
     (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
     assert price(tmp_path / "mine.csv").of("looks", 0.3).rate == pytest.approx(found.of("looks", 0.3).rate)
-    assert found.of("looks", 0.1).num_blocks == 3
+    assert found.of("looks", 0.1).law.num_blocks == 3
 
 
 def test_all_missing_columns_are_named_at_once() -> None:
@@ -356,7 +355,7 @@ def test_too_few_results_say_what_to_add() -> None:
 
 
 def test_pairs_of_the_papers_table_give_its_boxes() -> None:
-    tables = {each.dataset: pair_bounds(each.measured["looks"]) for each in price_all(PAPER)}
+    tables = {each.dataset: pair_bounds(each.of("looks").results) for each in price_all(PAPER)}
     for (dataset, sigma), box in PAPER_BOXES.items():
         low, high = (1 / end for end in reversed(tables[dataset][sigma]))
         expected = {0.1: (1.75, 2.25), 0.2: (3.5, 4.5)}.get(sigma, box) if dataset == "cifar10" else box
@@ -387,17 +386,8 @@ def test_quote_on_the_command_line(tmp_path: Path) -> None:
 
 def known(worth: tuple[float, ...] = (0.5, 0.1), spread: float = 0.0, share: float = 0.0) -> Prices:
     """Prices by a law that is known but for the worths."""
-    rng = np.random.default_rng(0)
-    draws = np.clip(np.array(worth) + spread * rng.standard_normal((200, len(worth))), 0, 1)
-    one = np.ones(200)
-    law = Law(
-        SIGMAS[: len(worth)], draws, 0.5 * one, 2.0 * one, 30.0 * one, 0.0, 0.5, 1.0, 20, 2, True,
-        ((share, 1.0), (100.0, 1e6)),
-    )  # fmt: skip
-    (measured,) = simulate("one", "fd", (0.5, 0.1), 1, 0.0)
-    found = a_price(worth[0], 0.0, 1.0)
-    price = Price(**(vars(found) | {"goal": "looks", "sigma": 0.1}))
-    return Prices("toy", 0.95, (price,), (), {"looks": measured}, {"looks": law})
+    price = replace(a_price(worth[0], 0.0, 1.0, "looks"), law=a_law(worth, spread, share), sigma=0.1)
+    return Prices("toy", (price,))
 
 
 def test_plan_buys_the_most_effective_images_per_money() -> None:

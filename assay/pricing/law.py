@@ -16,7 +16,7 @@ taken for the error of a run, which is an assumption, and is stated.
 Interval. Given beta and w the law is linear, so F, A and the scale are integrated exactly, with flat priors on
 the value at the smallest and the largest clean-only size; what is left, beta and the worths, is sampled by an
 affine-invariant ensemble (Goodman and Weare, 2010). Priors are weak: beta within a factor of 4 of 0.7, w from a
-little below 0 to a little above 1 with a density falling as (|w| + 0.1)^-1/2. Worths outside of [0, 1] exist in
+little below 0 to a little above 1 with a density falling as 1 / (|w| + 0.1). Worths outside of [0, 1] exist in
 the sampling only, so that estimates near an end are not bent away from it; intervals are cut to [0, 1], and one
 that reaches 0 spends its 5 % on the other end. Simulations in tests/test_pricing.py and bench/pricing.py count
 how often intervals hold the truth.
@@ -144,11 +144,15 @@ class _Design:
         num_runs = self.of_run.sum(0)
         means, known = values @ self.of_run / num_runs, errors @ self.of_run / num_runs
         unit = means if relative else np.ones_like(means)
-        scaled, known = values / (unit @ self.of_run.T), known / unit
         spread = np.maximum(_SCALE * np.ptp(means, axis=1), 1e-12 * np.abs(means).max(1)) / unit.mean(1)
-        prior = _SCALE_DF * np.maximum(spread**2, np.square(known).mean(1))
-        problem = _Problem(self, unit, scaled, np.eye(len(self.of_run)))
+        prior = _SCALE_DF * np.maximum(spread**2, np.square(known / unit).mean(1))
+        problem = _Problem(self, unit, values / (unit @ self.of_run.T), np.eye(len(self.of_run)))
         rough = np.median(problem.sample(prior, seed, _NUM_WALKERS // 2, 60), 1)
+        if relative:  # to the law, not to results: one that happens to be low would count for more
+            _, _, last, slope, _ = problem.project(rough[:, None])
+            unit = (last + slope * self.columns(rough)).clip(means / 2, means * 2)
+        scaled, known = values / (unit @ self.of_run.T), known / unit
+        problem = _Problem(self, unit, scaled, np.eye(len(self.of_run)))
         rise = np.zeros_like(means) if relative else self.columns(rough).clip(0, 2)
         covariance = self._variances(scaled, problem.slopes(rough), prior, known, rise)
         problem = _Problem(self, unit, scaled, np.asarray(np.linalg.inv(covariance)))
@@ -270,7 +274,7 @@ class _Problem:
         falling = stdtr(df, slope / np.sqrt(variance * total / df))
         value = -0.5 * np.log(determinant) - df / 2 * np.log(total) + np.log(np.maximum(falling, 1e-12))
         value -= 0.5 * np.square((theta[..., 0] - np.log(_BETA)) / _BETA_SPREAD)
-        value -= 0.5 * np.log(np.abs(worth) + 0.1).sum(-1)
+        value -= np.log(np.abs(worth) + 0.1).sum(-1)
         return np.where(inside, value, -np.inf)
 
     def sample(self, prior: Array, seed: int, num_walkers: int, num_steps: int) -> Array:

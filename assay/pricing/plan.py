@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from assay.errors import AssayError
 from assay.files import decoding, reason
-from assay.pricing.law import Law
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
 
@@ -116,9 +115,8 @@ def plan(
     if (budget is None) == (target is None):
         raise AssayError("give either a budget or a target", key="budget")
     if not offers or have_clean < 0 or (budget is not None and not 0 <= budget < math.inf):
-        raise AssayError(
-            "a plan needs vendors, and a budget and numbers of images of at least 0", key="vendors"
-        )
+        what = "a plan needs vendors, and a budget and numbers of images of at least 0"
+        raise AssayError(what, key="vendors")
     forecast = forecast_of(source, goal)
     if budget is None:
         assert target is not None
@@ -150,19 +148,18 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
             return source.excess(clean, noisy, sigmas, chosen, power)
 
         return Forecast("excess loss", closed_form, 0.0, math.inf)
-    goal = goal or ("looks" if "looks" in source.laws else "everything")
+    goal = goal or ("looks" if any(price.goal == "looks" for price in source.prices) else "everything")
     price = source.of(goal)
-    law = source.laws[goal]
-    laws: list[Law] = [law]
-    if source.bands and goal != "looks":
+    law, laws = price.law, [price.law]
+    if source.curves and goal != "looks":
         low = price.sigma if goal == "structure" else 0.0
-        laws = [band for band, level in zip(source.bands, source.band_levels, strict=True) if level > low]
+        laws = [band for band, level in zip(source.bands, source.curves[0].levels, strict=True) if level > low]
     thin = slice(None, None, max(1, len(law.floor) // _MAX_DRAWS))
 
     def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
-    return Forecast(price.metric, by_law, law.seen[0][0], law.seen[1][1])
+    return Forecast(price.results.metric, by_law, law.seen[0][0], law.seen[1][1])
 
 
 def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_share: float) -> Array:
@@ -213,17 +210,8 @@ def _best(
     price = np.array([offer.price for offer in offers])
     first = int(middle.argmin())
     others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i] > 0]
-    mixes = [
-        Mix(
-            tuple(counts[i].tolist()),
-            float(counts[i] @ price),
-            float(middle[i]),
-            float(low[i]),
-            float(high[i]),
-            float(chance[i]),
-        )
-        for i in [first, *others[: _NUM_SHOWN - 1]]
-    ]
+    numbers = np.column_stack([counts @ price, middle, low, high, chance])
+    mixes = [Mix(tuple(counts[i].tolist()), *numbers[i].tolist()) for i in [first, *others[: _NUM_SHOWN - 1]]]
     return Plan(
         tuple(offer.title for offer in offers), forecast.metric, tuple(mixes),
         tuple((float(a), float(b)) for a, b in ends.T), confidence, have_clean,

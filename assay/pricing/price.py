@@ -8,8 +8,8 @@ one end of it ("at least", "at most"), or undecided, with the reason and what wo
 
 import math
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,22 +39,23 @@ _STEPS = np.geomspace(0.003, 0.5, 12)  # deviations of a worth curve from one ba
 class Price:
     """The worth of a noisy image of a level for a goal, with its interval within [0, 1].
 
-    `limited` is how many times the training steps it would take to see what data is worth; 0 if data is the
-    limit. `assumed` says that no configuration ran twice, see `law`.
+    `results` are what it was read from, by `law`. `limited` is how many times the training steps it would take
+    to see what data is worth; 0 if data is the limit.
     """
 
-    goal: Goal
-    metric: str
+    results: Measured
+    law: Law
     sigma: float
     worth: float
     low: float
     high: float
     confidence: float
-    num_runs: int
-    num_blocks: int
-    assumed: bool
-    lack_of_fit: float | None
     limited: float = 0.0
+
+    @property
+    def goal(self) -> Goal:
+        """What the noisy images are for."""
+        return self.results.goal
 
     @property
     def rate(self) -> tuple[float, float, float]:
@@ -80,7 +81,7 @@ class Price:
             return 0
         width, middle = self.high - self.low, max(self.worth, self.high / 4, 0.02)
         wanted = middle * 2 * (factor - 1) / (factor + 1)
-        return max(1, math.ceil(self.num_blocks * ((width / wanted) ** 2 - 1) - 1e-6))
+        return max(1, math.ceil(self.law.num_blocks * ((width / wanted) ** 2 - 1) - 1e-6))
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,9 @@ class Prices:
     """All that the results of one data set say about the worth of noisy images."""
 
     dataset: str
-    confidence: float
     prices: tuple[Price, ...]
-    curves: tuple[WorthCurve, ...]
-    measured: Mapping[Goal, Measured]
-    laws: Mapping[Goal, Law]
-    bands: tuple[Law, ...] = ()
-    band_levels: Array = field(default_factory=lambda: np.empty(0))
-    quote: Quote | None = None
+    curves: tuple[WorthCurve, ...] = ()
+    bands: tuple[Law, ...] = ()  # of the levels of a curve
     from_paper: bool = False
 
     def __repr__(self) -> str:
@@ -182,8 +178,7 @@ def price_all(
         for name in [dataset] if dataset is not None else names:
             chosen = [each for each in outcomes if each.configuration.dataset == name]
             by_level = next((each for each in levels if each.dataset == name), None)
-            prices = price_results(chosen, by_level, confidence, quote)
-            found.append(Prices(**(vars(prices) | {"from_paper": is_paper})))
+            found.append(replace(price_results(chosen, by_level, confidence, quote), from_paper=is_paper))
         return found
 
 
@@ -194,36 +189,28 @@ def price_results(
     quote: Quote | None = None,
 ) -> Prices:
     """Prices of one data set, from its outcomes and, where there are any, its results by level."""
-    outcomes, prices, curves = list(outcomes), list[Price](), list[WorthCurve]()
-    measured: dict[Goal, Measured] = {}
-    laws: dict[Goal, Law] = {}
+    outcomes, found = list(outcomes), list[Price]()
+    curves: tuple[WorthCurve, ...] = ()
     bands: list[Law] = []
     if levels is not None:
         levels = levels.with_clean()
         goals = [levels.total("structure", sigma) for sigma in levels.sigmas] + [levels.total("everything")]
-        each_band = [levels.band(band) for band in range(len(levels.centres))]
-        fitted = fit_laws([*goals, *each_band])
+        fitted = fit_laws([*goals, *(levels.band(band) for band in range(len(levels.centres)))])
         bands = fitted[len(goals) :]
-        for which, (goal, law) in enumerate(zip(goals, fitted, strict=False)):
-            last = which == len(goals) - 1
-            above = levels.centres > (0.0 if last else levels.sigmas[which])
-            for level in range(len(levels.sigmas)) if last else (which,):
+        for which, (results, law) in enumerate(zip(goals, fitted, strict=False)):
+            everything = results.goal == "everything"
+            above = levels.centres > (0.0 if everything else levels.sigmas[which])
+            for level in range(len(levels.sigmas)) if everything else (which,):
                 limited = _limited(levels, law, level, above)
-                prices.append(_price(goal, law, level, confidence, limited))
-            measured[goal.goal], laws[goal.goal] = goal, law
-        curves = _curves(levels, bands, confidence, quote)
-    for goal_name, metric in _goals(outcomes, bool(laws)):
-        results = measure(outcomes, goal_name, metric)
-        (law,) = fit_laws([results], relative=goal_name == "looks")
-        measured[goal_name], laws[goal_name] = results, law
-        for level in range(len(results.sigmas)):
-            if goal_name != "structure" or level == len(results.sigmas) - 1:
-                prices.append(_price(results, law, level, confidence, 0.0))
-    if not measured:
+                found.append(_price(results, law, level, confidence, limited))
+        curves = tuple(_curves(levels, bands, confidence, quote))
+    for goal, metric in _goals(outcomes, bool(found)):
+        results = measure(outcomes, goal, metric)
+        (law,) = fit_laws([results], relative=goal == "looks")
+        found += [_price(results, law, level, confidence, 0.0) for level in range(len(results.sigmas))]
+    if not found:
         raise AssayError("no result has a held-out loss or an FD", key="table")
-    name = next(iter(measured.values())).dataset
-    centres = np.empty(0) if levels is None else levels.centres
-    return Prices(name, confidence, tuple(prices), tuple(curves), measured, laws, tuple(bands), centres, quote)
+    return Prices(found[0].results.dataset, tuple(found), curves, tuple(bands))
 
 
 def _goals(outcomes: list[Outcome], have_levels: bool) -> list[tuple[Goal, Metric]]:
@@ -317,10 +304,7 @@ def _cell(value: object) -> str:
 
 def _price(results: Measured, law: Law, level: int, confidence: float, limited: float) -> Price:
     worth, low, high = (float(end[level]) for end in interval(law.worth, confidence))
-    return Price(
-        results.goal, results.metric, float(results.sigmas[level]), worth, low, high, confidence, law.num_runs,
-        law.num_blocks, not law.repeated, law.lack_of_fit, limited,
-    )  # fmt: skip
+    return Price(results, law, float(results.sigmas[level]), worth, low, high, confidence, limited)
 
 
 def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_]) -> float:

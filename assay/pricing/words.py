@@ -49,16 +49,17 @@ def reason(price: Price) -> str:
             "train longer, with the same number of draws at every level"
         )
     more = price.blocks_for(4.0)
-    runs = math.ceil(more * price.num_runs / max(price.num_blocks, 1))
+    runs = math.ceil(more * price.law.num_runs / max(price.law.num_blocks, 1))
     ends = _ends(*price.rate[1:])
     return f"{ends} of them may replace a clean one; about {more} more blocks ({runs:,} runs) would decide"
 
 
 def sentence(price: Price) -> str:
     """The price in a sentence, with its interval and the number of runs."""
-    noisy, goal = f"noisy images at noise {price.sigma:g}", f"For {GOALS[price.goal]} ({price.metric}), "
-    sure = f"{price.confidence:.0%} interval, {price.num_runs} runs"
-    sure += f" in {price.num_blocks} blocks" * (price.num_blocks > 1) + f"; {_ASSUMED}" * price.assumed
+    law, noisy = price.law, f"noisy images at noise {price.sigma:g}"
+    goal = f"For {GOALS[price.goal]} ({price.results.metric}), "
+    sure = f"{price.confidence:.0%} interval, {law.num_runs} runs"
+    sure += f" in {law.num_blocks} blocks" * (law.num_blocks > 1) + f"; {_ASSUMED}" * (not law.repeated)
     if price.verdict == "undecided":
         return f"{goal}what {noisy} are worth is undecided: {reason(price)} ({sure})."
     number, _, ends = amount(price).partition(" (")
@@ -78,7 +79,7 @@ def price_lines(prices: Prices) -> list[str]:
     for goal in GOALS:
         if found := [price for price in prices.prices if price.goal == goal]:
             each = ", ".join(f"{amount(price)} at noise {price.sigma:g}" for price in found)
-            metric = found[0].metric if goal == "looks" else "held-out loss"
+            metric = found[0].results.metric if goal == "looks" else "held-out loss"
             lines.append(f"{prices.dataset}, for {goal} ({metric}): noisy images per clean one {each}")
     return lines
 
@@ -87,7 +88,7 @@ def doubts(prices: Prices) -> list[str]:
     """What a reader must know: reasons for what is undecided, assumptions, and where the law does not fit."""
     open_ones = [price for price in prices.prices if price.verdict == "undecided"]
     said = [f"For {price.goal} at noise {price.sigma:g}: {reason(price)}." for price in open_ones]
-    for goal, law in prices.laws.items():
+    for goal, law in {price.goal: price.law for price in prices.prices}.items():
         if not law.repeated:
             said.append(f"For {goal}, {_ASSUMED}.")
         elif law.lack_of_fit is None:
@@ -105,7 +106,7 @@ def extremes(prices: Prices) -> list[str]:
     said = []
     for each in read_outcomes(PAPER).values() if prices.from_paper else ():
         if each.configuration.table == "extreme" and each.configuration.dataset == prices.dataset:
-            setting, law = each.configuration, prices.laws["looks"]
+            setting, law = each.configuration, prices.of("looks").law
             levels, counts = np.transpose(setting.noisy)
             shown = f"beyond the noise levels of the fit, {law.sigmas[-1]:g} at most"
             if levels.max() <= law.sigmas[-1]:
@@ -118,16 +119,15 @@ def extremes(prices: Prices) -> list[str]:
 
 def price_rows(prices: Prices) -> list[dict[str, Any]]:
     """One flat row for each goal and noise level; the pairs' bounds and the paper's boxes as cross-checks."""
-    bounds = {goal: pair_bounds(measured) for goal, measured in prices.measured.items()}
     rows = []
     for price in prices.prices:
         rate, low, high = price.rate
-        least, most = bounds[price.goal][price.sigma]
+        least, most = pair_bounds(price.results)[price.sigma]
         row: dict[str, Any] = {
-            "dataset": prices.dataset, "goal": price.goal, "metric": price.metric, "sigma": price.sigma,
+            "dataset": prices.dataset, "goal": price.goal, "metric": price.results.metric, "sigma": price.sigma,
             "verdict": price.verdict, "rate": rate, "rate_low": low, "rate_high": high, "worth": price.worth,
-            "worth_low": price.low, "worth_high": price.high, "lack_of_fit": price.lack_of_fit,
-            "num_runs": price.num_runs, "num_blocks": price.num_blocks,
+            "worth_low": price.low, "worth_high": price.high, "lack_of_fit": price.law.lack_of_fit,
+            "num_runs": price.law.num_runs, "num_blocks": price.law.num_blocks,
             "pairs_low": 1 / most if most > 0 else math.inf, "pairs_high": 1 / least if least > 0 else math.inf,
         }  # fmt: skip
         if prices.from_paper and (box := PAPER_BOXES.get((prices.dataset, price.sigma))):
@@ -138,19 +138,13 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
 
 def detail_table(prices: Prices) -> Sheet:
     """The table behind `--details`."""
-    header = ["goal", "noise", "noisy per clean", "worth", "by pairs alone"] + [
-        "paper's box"
-    ] * prices.from_paper
+    header = ["goal", "noise", "noisy per clean", "worth", "by pairs alone"]
+    header += ["paper's box"] * prices.from_paper
     rows = []
     for row, price in zip(price_rows(prices), prices.prices, strict=True):
         worth = f"{price.worth:.3g} ({price.low:.3g} to {price.high:.3g})"
-        cells = [
-            price.goal,
-            f"{price.sigma:g}",
-            amount(price),
-            worth,
-            _ends(row["pairs_low"], row["pairs_high"]),
-        ]
+        pairs = _ends(row["pairs_low"], row["pairs_high"])
+        cells = [price.goal, f"{price.sigma:g}", amount(price), worth, pairs]
         box = _ends(row["box_low"], row["box_high"]) if "box_low" in row else "-"
         rows.append((*cells, *[box] * prices.from_paper))
     return tuple(header), rows
@@ -195,7 +189,8 @@ def quote_rows(quote: Quote) -> list[dict[str, Any]]:
 def price_panels(prices: Prices) -> list[Panel]:
     """The worth curve; without results by level, each metric against the clean images, with its law."""
     if not prices.curves:
-        return [_law_panel(prices.dataset, prices.measured[goal], law) for goal, law in prices.laws.items()]
+        by_goal = {price.goal: price for price in prices.prices}
+        return [_law_panel(prices.dataset, price.results, price.law) for price in by_goal.values()]
     panel = Panel(f"{prices.dataset}: worth by level", "level sigma_t", _WORTH, log_x=True)
     for which, curve in enumerate(prices.curves):
         colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:g}"
@@ -226,10 +221,8 @@ def quote_panels(quote: Quote) -> list[Panel]:
     """The quoted worth by level, with its stated accuracy."""
     panel = Panel("quoted worth by level", "level sigma_t", _WORTH, log_x=True)
     for which, (sigma, worth) in enumerate(zip(quote.sigmas, quote.worth, strict=True)):
-        colour, (low, high) = (
-            COLOURS[(which + 1) % len(COLOURS)],
-            np.transpose([interval(w)[1:] for w in worth]),
-        )
+        colour = COLOURS[(which + 1) % len(COLOURS)]
+        low, high = np.transpose([interval(w)[1:] for w in worth])
         panel.series.append(Series("", "band", quote.levels, worth, low, high, colour))
         panel.series.append(Series(f"noise {sigma:g}", "line", quote.levels, worth, colour=colour))
     return [panel]

@@ -89,7 +89,7 @@ def to_halve(opened: OpenStudy, price: Price) -> tuple[int, float]:
         (each.train_seconds or 0) + (each.sample_seconds or 0) + (each.held_out_loss_seconds or 0)
         for _, each in opened.outcomes()
     ]
-    return 3 * price.num_blocks, 3 * sum(spent)
+    return 3 * price.law.num_blocks, 3 * sum(spent)
 
 
 def goal_prices(opened: OpenStudy) -> tuple[Price, ...]:
