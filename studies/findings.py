@@ -24,9 +24,19 @@ from scipy.stats import t as student_t
 from assay.figure import Panel, save_png
 from assay.mixture.rates import Curve
 from assay.outcome import Outcome, read_outcomes
-from assay.pricing import LevelResults, Prices, Quote, price, price_results, quote, read_levels
+from assay.pricing import (
+    PAPER,
+    LevelResults,
+    Prices,
+    Quote,
+    price,
+    price_all,
+    price_results,
+    quote,
+    read_levels,
+)
 from assay.pricing.quote import quoted_at
-from assay.pricing.words import amount, price_panels
+from assay.pricing.words import amount, detail_table, price_panels
 from assay.study import open_study
 
 HERE = Path(__file__).parent
@@ -35,6 +45,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs/findings.md",
     ROOT / "docs/galaxies.md",
+    HERE / "README.md",
     *sorted(HERE.glob("*/README.md")),
 ]
 STUDIES = {
@@ -44,7 +55,10 @@ STUDIES = {
     "cifar10": "CIFAR-10, 32x32",
     "galaxies": "galaxies, 16x16",
 }
+HEADLINE = "demo"  # the study that page one quotes
+ABOUT_HEADLINE = "2,000 pictures of clothes at 8x8 pixels, with a small MLP"
 ERROR_RATE = 0.05  # of the whole family of claims
+NO_RESULTS = "*No results yet.*"
 Array = NDArray[np.float64]
 
 
@@ -99,12 +113,18 @@ def write_quotes() -> None:
 
 
 def answer() -> str:
-    """The headline of page one."""
-    looks, structure = (demo_prices().of(goal) for goal in ("looks", "structure"))
+    """The headline of page one: how samples look first, structure beside it; it reads well with any verdict."""
+    prices = demo_prices() if HEADLINE == "demo" else prices_of(HEADLINE)
+    sigma = prices.prices[0].sigma
+    looks, structure = (prices.of(goal, sigma) for goal in ("looks", "structure"))
+    first = f"**{amount(looks)}** noisy images replace a clean one"
+    if looks.verdict == "undecided":
+        first = "how many noisy images replace a clean one is undecided"
     return (
-        f"On small pictures of clothes (8x8, 2,000 images, an MLP), {amount(looks)} images at noise "
-        f"{looks.sigma:g} replace a\nclean one for samples that look right, and {amount(structure)} for "
-        f"structure (95% intervals; {looks.num_runs} and {structure.num_runs} trainings)."
+        f"Measured on {ABOUT_HEADLINE}, at noise {sigma:g}:\n"
+        f"{first} if you want samples that look right,\n"
+        f"and **{amount(structure)}** if you want the right structure "
+        f"(95% intervals; {looks.law.num_runs} and {structure.law.num_runs} trainings)."
     )
 
 
@@ -114,16 +134,51 @@ def demo_prices() -> Prices:
     return price(HERE / "demo")
 
 
-def replacement() -> str:
-    """Noisy images per clean one: every study, noise level and goal."""
+def replacement(only: str = "") -> str:
+    """Noisy images per clean one: every noise level and goal of every study, or of one."""
     rows = []
-    priced = {"demo": demo_prices()} | {study: prices_of(study) for study in measured_studies()}
-    for study, prices in priced.items():
+    for study in [only] if only else ["demo", *measured_studies()]:
+        if study != "demo" and study not in measured_studies():
+            continue
+        prices = demo_prices() if study == "demo" else prices_of(study)
         for sigma in dict.fromkeys(each.sigma for each in prices.prices):
             mine = {each.goal: amount(each) for each in prices.prices if each.sigma == sigma}
             cells = [mine.get(goal, "") for goal in ("structure", "everything", "looks")]
             rows.append((STUDIES[study], f"{sigma:g}", *cells))
     return markdown(("images", "noise", "structure", "everything", "looks"), rows)
+
+
+def pending() -> str:
+    """Which registered studies have no results yet: the one place that says so."""
+    missing = [title for name, title in STUDIES.items() if name != "demo" and name not in measured_studies()]
+    if not missing:
+        return "All registered studies have been run to the end."
+    return f"Registered, with results still to come: {'; '.join(missing)}."
+
+
+def registered() -> str:
+    """The sections of the findings that come from the registered studies, as far as they have results."""
+    if not measured_studies():
+        return pending()
+    parts = [
+        pending(),
+        "## Worth by noise level",
+        "What a noisy image is worth at each noise level of the model, with its 95% band (solid), and what a\n"
+        "quote predicts (dashed):",
+        "![Worth of a noisy image by noise level, for each study](worth.png)",
+        "## The paper's claims",
+        "Each claim is tested on differences within blocks. All tests are corrected together by Holm's method\n"
+        "at 5%.",
+        claims(),
+        "## The share of clean images",
+        "Worth for structure, from mixes with few clean images and with three times as many:",
+        shares(),
+        "## Quotes",
+        "How far the quoted worth is from the measured one, and how well quotes predict the held-out loss of\n"
+        "mixes before any noisy image is seen:",
+        quoted(),
+    ]
+    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True)
@@ -142,7 +197,7 @@ class Claim:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the mean gain, 95%, not corrected for the number of claims."""
+        """The 95% interval of the mean gain, not corrected for the number of claims."""
         reach = student_t.ppf(0.975, len(self.gain) - 1) * self.gain.std(ddof=1) / np.sqrt(len(self.gain))
         return float(self.gain.mean() - reach), float(self.gain.mean() + reach)
 
@@ -183,7 +238,7 @@ def claims_of(study: str) -> list[Claim]:
     early, late = (
         (by_block(total, a, None) - by_block(total, b, None)) / (b - a) for a, b in (sizes[:2], sizes[-2:])
     )
-    found.append(Claim(study, f"a clean image adds more at {sizes[0]:g} than at {sizes[-2]:g}", early - late))
+    found.append(Claim(study, f"one more clean image helps more at {sizes[0]:g} than at {sizes[-2]:g}", early - late))
     return found
 
 
@@ -207,8 +262,9 @@ def claims() -> str:
         low, high = claim.interval
         gain = f"{claim.gain.mean():.3g} ({low:.3g} to {high:.3g})"
         rows.append((STUDIES[claim.study], claim.words, verdict, gain))
-    header = ("images", "claim", "verdict", "gain (95%, uncorrected)")
-    return f"{len(family)} claims, corrected together by Holm's method.\n\n" + markdown(header, rows)
+    counts = {verdict: sum(row[2] == verdict for row in rows) for verdict in ("holds", "fails", "undecided")}
+    total = f"{counts['holds']} claims hold, {counts['fails']} fail and {counts['undecided']} are undecided."
+    return f"{total}\n\n" + markdown(("images", "claim", "verdict", "gain (95%, uncorrected)"), rows)
 
 
 def shares() -> str:
@@ -255,9 +311,9 @@ def quoted() -> str:
     header = (
         "images",
         "noise",
-        "worth, root mean square difference",
-        "error of the predicted gain, mean",
-        "largest",
+        "quoted and measured worth differ by (root mean square)",
+        "predicted gain is off by (mean)",
+        "at most",
     )
     return markdown(header, rows)
 
@@ -285,6 +341,8 @@ def predicted(study: str, sigma: float) -> Array:
 
 def costs(study: str) -> str:
     """What a study took."""
+    if study not in measured_studies():
+        return NO_RESULTS
     found = outcomes_of(study)
     trained = [each.train_seconds or 0 for each in found]
     rest = sum((each.sample_seconds or 0) + (each.held_out_loss_seconds or 0) for each in found)
@@ -308,6 +366,17 @@ def noise(study: str) -> str:
     return markdown(("in ADU", "`assay data noise`", "truth", "measured (95%)", "error"), rows)
 
 
+def published() -> str:
+    """What the paper's tables give, by the scaling law and by comparing pairs of runs."""
+    titles = {"cifar10": "CIFAR-10", "celeba_hq": "CelebA-HQ", "imagenet": "ImageNet"}
+    rows = [
+        (titles[prices.dataset], noise, amount, pairs, box)
+        for prices in price_all(PAPER)
+        for _, noise, amount, _, pairs, box in detail_table(prices)[1]
+    ]
+    return markdown(("images", "noise", "scaling law (95%)", "pairs of runs", "paper's box"), rows)
+
+
 def rates() -> str:
     """Measured exponents of the mixture estimators beside the theory's."""
     with open(HERE / "mixture-rates" / "results.csv", newline="") as file:
@@ -319,11 +388,14 @@ def rates() -> str:
         theory = 0.5 if "separated" in name else 1 / 6
         slope = Curve(name, np.array(size), np.array(error), theory).slope
         rows.append((name, f"{size[0]:,.0f} to {size[-1]:,.0f}", f"{slope:.3f}", f"{theory:.3f}"))
-    return markdown(("samples", "n", "b measured, error ~ n^-b", "b in theory"), rows)
+    return markdown(("samples", "n", "measured exponent b, error ~ n^-b", "in theory"), rows)
 
 
 def markdown(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table."""
+    """A table; a sentence if it is empty."""
+    rows = list(rows)
+    if not rows:
+        return NO_RESULTS
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else f"|{'|'.join(line)}|" for line in lines)
 
@@ -335,7 +407,8 @@ def worth_panels() -> list[Panel]:
 
 
 BLOCKS: dict[str, Callable[..., str]] = {
-    block.__name__: block for block in (answer, replacement, claims, shares, quoted, costs, noise, rates)
+    block.__name__: block
+    for block in (answer, replacement, pending, registered, costs, noise, published, rates)
 }
 
 

@@ -213,7 +213,7 @@ def test_page_opens_at_any_width_and_prints(
         ink, ground = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
         assert abs(ink - ground) > 500 and (ground > ink) == (scheme == "light")
         page.emulate_media(media="print")
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 250, 248)"
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         page.close()
 
 

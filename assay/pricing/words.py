@@ -21,7 +21,7 @@ GOALS: dict[Goal, str] = {
     "looks": "how samples look",
 }
 _UNLIKELY = 0.01  # a lack of fit that counts
-_ASSUMED = "no configuration ran twice, so the scatter around the law is taken for the error of a run"
+_ASSUMED = "no configuration was repeated, so the scatter around the law stands for the error of a run"
 _WORTH = "worth of a noisy image, in clean ones"
 Sheet = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
 
@@ -58,13 +58,12 @@ def sentence(price: Price) -> str:
     """The price in a sentence, with its interval and the number of runs."""
     law, noisy = price.law, f"noisy images at noise {price.sigma:g}"
     goal = f"For {GOALS[price.goal]} ({price.results.metric}), "
-    sure = f"{price.confidence:.0%} interval, {law.num_runs} runs"
+    number, _, ends = amount(price).partition(" (")
+    sure = f"{price.confidence:.0%} interval{f' {ends[:-1]}' if ends else ''}, {law.num_runs} runs"
     sure += f" in {law.num_blocks} blocks" * (law.num_blocks > 1) + f"; {_ASSUMED}" * (not law.repeated)
     if price.verdict == "undecided":
         return f"{goal}what {noisy} are worth is undecided: {reason(price)} ({sure})."
-    number, _, ends = amount(price).partition(" (")
-    ends = f"{ends.rstrip(')')}: " if ends else ""
-    return f"{goal}{number} {noisy} replace a clean one ({ends}{sure})."
+    return f"{goal}{number} {noisy} replace a clean one ({sure})."
 
 
 def headline(prices: Prices) -> str:
@@ -80,7 +79,7 @@ def price_lines(prices: Prices) -> list[str]:
         if found := [price for price in prices.prices if price.goal == goal]:
             each = ", ".join(f"{amount(price)} at noise {price.sigma:g}" for price in found)
             metric = found[0].results.metric if goal == "looks" else "held-out loss"
-            lines.append(f"{prices.dataset}, for {goal} ({metric}): noisy images per clean one {each}")
+            lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
     return lines
 
 
@@ -97,7 +96,7 @@ def doubts(prices: Prices) -> list[str]:
             fits = "does not fit" if law.lack_of_fit < _UNLIKELY else "fits"
             said.append(f"For {goal}, the scaling law {fits} (p = {law.lack_of_fit:.2g} for lack of fit).")
     if limited := sorted({f"{c.levels[b]:.2g}" for c in prices.curves for b in np.flatnonzero(c.limited)}):
-        said.append(f"Training, not data, is the limit at the levels {', '.join(limited)}.")
+        said.append(f"Training, not data, is the limit at these noise levels: {', '.join(limited)}.")
     return said
 
 
@@ -164,9 +163,7 @@ def quote_lines(quote: Quote) -> list[str]:
         for goal in goals:
             worth, low, high = quote.goal(goal, sigma)
             rate = f"{1 / worth:.3g} noisy images at noise {sigma:g} replace a clean one"
-            lines.append(
-                f"For {GOALS[goal]}: about {rate} ({1 / high:.2g} to {1 / low:.2g} in 95% of quotes)."
-            )
+            lines.append(f"For {GOALS[goal]}: about {rate} ({1 / high:.2g} to {1 / low:.2g} in 95% of quotes).")
         _, low, high = quote.goal("structure", sigma)
         advice = f"If that range matters, run a study: it narrows a factor of {high / low:.2g} to about two."
         if high < 0.02 or low > 0.8:
@@ -191,7 +188,7 @@ def price_panels(prices: Prices) -> list[Panel]:
     if not prices.curves:
         by_goal = {price.goal: price for price in prices.prices}
         return [_law_panel(prices.dataset, price.results, price.law) for price in by_goal.values()]
-    panel = Panel(f"{prices.dataset}: worth by level", "level sigma_t", _WORTH, log_x=True)
+    panel = Panel(f"{prices.dataset}: worth by level", "noise level", _WORTH, log_x=True)
     for which, curve in enumerate(prices.curves):
         colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:g}"
         known = np.where(curve.limited, np.nan, curve.worth)
@@ -219,7 +216,7 @@ def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
 
 def quote_panels(quote: Quote) -> list[Panel]:
     """The quoted worth by level, with its stated accuracy."""
-    panel = Panel("quoted worth by level", "level sigma_t", _WORTH, log_x=True)
+    panel = Panel("quoted worth by level", "noise level", _WORTH, log_x=True)
     for which, (sigma, worth) in enumerate(zip(quote.sigmas, quote.worth, strict=True)):
         colour = COLOURS[(which + 1) % len(COLOURS)]
         low, high = np.transpose([interval(w)[1:] for w in worth])
