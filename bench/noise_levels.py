@@ -21,7 +21,7 @@ from skimage.restoration import estimate_sigma
 from torch import Tensor
 
 from assay.data.audit.camera import fit_sensor, group_level
-from assay.data.audit.level import _WEIGHTS, Levels, blind_net, fit, noisy_features, train_on_examples
+from assay.data.audit.level import _WEIGHTS, blind_net, fit, noisy_features, train_on_examples
 from assay.data.known import get
 
 SIGMAS = (0.05, 0.1, 0.2, 0.4)
@@ -53,17 +53,16 @@ def patch_pca(x: Tensor, side: int = 5) -> float:
     return math.sqrt(values[-1])
 
 
-def peer(estimate: Callable[[Tensor], float]) -> Callable[[Tensor], Levels]:
-    def levels(x: Tensor) -> Levels:
-        sigma = torch.tensor([estimate(image) for image in x])
-        return Levels(sigma, sigma, sigma)
+def peer(estimate: Callable[[Tensor], float]) -> Callable[[Tensor], Tensor]:
+    def levels(x: Tensor) -> Tensor:
+        return torch.tensor([estimate(image) for image in x]).expand(3, -1)
 
     return levels
 
 
-def cell(found: list[Levels], sigma: float) -> str:
+def cell(found: list[Tensor], sigma: float) -> str:
     """Median error over the images of all seeds, and how many intervals hold the level."""
-    value, low, high = (torch.cat([getattr(each, key) for each in found]) for key in ("sigma", "low", "high"))
+    value, low, high = torch.cat(found, 1)
     error = (value / sigma - 1).abs().median().item()
     inside = ((low <= sigma) & (sigma <= high)).double().mean().item()
     return f"{error:.1%}" if bool((low == high).all()) else f"{error:.1%} ({inside:.0%})"
@@ -101,7 +100,7 @@ def main(cifar10: Path | None) -> None:
             trained = [train_on_examples(examples[seed], seed) for seed in range(NUM_SEEDS)]
             seconds = (time.process_time() - start) / NUM_SEEDS
             wavelet = peer(lambda image: estimate_sigma(image.numpy(), channel_axis=0, average_sigmas=True))
-            methods: dict[str, list[Callable[[Tensor], Levels]]] = {
+            methods: dict[str, list[Callable[[Tensor], Tensor]]] = {
                 "scikit-image's `estimate_sigma` (wavelet)": [wavelet] * NUM_SEEDS,
                 "patch PCA (Chen et al. 2015)": [peer(patch_pca)] * NUM_SEEDS,
                 "Assay, each image alone": [blind_net().levels] * NUM_SEEDS,
@@ -119,18 +118,17 @@ def main(cifar10: Path | None) -> None:
                     cells.append(cell(found, sigma))
                 lines.append(f"| {name} | {title} | " + " | ".join(cells) + " |")
                 print(lines[-1], flush=True)
-            for title, clean in (("alone", [[]] * NUM_GROUPS), (f"with {NUM_CLEAN} clean examples", examples)):
-                cells = []
-                for i, sigma in enumerate(SIGMAS):
-                    errors, inside = [], 0
-                    for k in range(NUM_GROUPS):
-                        many = noisy(every[1000 + k * NUM_GROUP :][:NUM_GROUP], sigma, 100 * k + i)
-                        level = group_level(list(many), clean=clean[k], seed=k)
-                        errors.append(level.value / sigma - 1)
-                        inside += level.low <= sigma <= level.high
-                    cells.append(f"{min(errors):+.2%} to {max(errors):+.2%} ({inside} of {NUM_GROUPS})")
-                groups.append(f"| {name}, {title} | " + " | ".join(cells) + " |")
-                print(groups[-1], flush=True)
+            cells = []
+            for i, sigma in enumerate(SIGMAS):
+                errors, inside = [], 0
+                for k in range(NUM_GROUPS):
+                    many = noisy(every[1000 + k * NUM_GROUP :][:NUM_GROUP], sigma, 100 * k + i)
+                    level = group_level(list(many))
+                    errors.append(level.value / sigma - 1)
+                    inside += level.low <= sigma <= level.high
+                cells.append(f"{min(errors):+.2%} to {max(errors):+.2%} ({inside} of {NUM_GROUPS})")
+            groups.append(f"| {name} | " + " | ".join(cells) + " |")
+            print(groups[-1], flush=True)
     lines += [
         "",
         f"The level that {NUM_GROUP:,} images share: the errors of {NUM_GROUPS} groups, and how many of their",

@@ -158,14 +158,13 @@ def test_the_gaussian_is_found_from_a_part_of_the_pixels(tmp_path: Path) -> None
 def test_views_keep_pixels_missing_and_scores_reject_them(tmp_path: Path) -> None:
     store = masked(tmp_path / "store", 30)
     levels, every = torch.full((30, *SHAPE), 0.1), torch.arange(30)
-    before = store.read_map(every)
-    assert before is not None
+    before = store.read_levels(every)
     uneven = store_of(
         tmp_path / "uneven", store.read(every), torch.where(before.isinf(), INF, levels * torch.rand(1))
     )
     even = with_uniform_noise(uneven, allow_incomplete=True)
-    after = even.read_map(every)
-    assert after is not None and torch.equal(after.isinf(), before.isinf())
+    after = even.read_levels(every)
+    assert torch.equal(after.isinf(), before.isinf())
     assert torch.equal(after[0][after[0].isfinite()].unique(), even.sigma_tn[:1])
     assert torch.equal(even.read(every)[before.isinf()], store.read(every)[before.isinf()])
     with pytest.raises(ValueError, match="missing pixels"):
@@ -184,8 +183,8 @@ def test_packing_reads_masks_as_infinite_levels(tmp_path: Path) -> None:
 
     store = packed(levels)
     assert store.incomplete.all() and torch.allclose(store.sigma_tn, torch.tensor(0.02))
-    found = store.read_map(torch.arange(4))
-    assert found is not None and torch.equal(found[:, 0].isinf(), torch.from_numpy(levels).isinf())
+    found = store.read_levels(torch.arange(4))
+    assert torch.equal(found[:, 0].isinf(), torch.from_numpy(levels).isinf())
     for bad in (np.where(np.isinf(levels), np.inf, 0), levels * np.inf):  # would be clean; nothing is left
         with rejects("images.npy[0]", "map"):
             packed(bad.astype(np.float32))
@@ -208,8 +207,7 @@ def test_loops_begin_with_a_gaussian_and_resume(tmp_path: Path) -> None:
     first = open_store(tmp_path / "whole/restored-0")
     assert first.meta.restored_from is not None and first.meta.restored_from.checkpoint == "a Gaussian"
     # What was measured with little noise stays, up to that noise.
-    seen = store.read_map(torch.arange(40))
-    assert seen is not None
+    seen = store.read_levels(torch.arange(40))
     difference = (first.read(torch.arange(40)) - store.read(torch.arange(40)))[seen.isfinite()]
     assert difference.square().mean().sqrt() < 2 * NOISE
     source = with_uniform_noise(store, allow_incomplete=True)

@@ -184,7 +184,7 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
     store.verify()
     assert np.load(tmp_path / "store/kernel.npy").shape == (2, SIDE, SIDE)  # equal ones once
     expected = blurs(2)[[0, 1, 0, 1, 0, 1]]
-    assert torch.equal(store.read_kernel(every), expected) and store.read_map(every) is None  # type: ignore[arg-type]
+    assert torch.equal(store.read_kernel(every), expected) and not store.has_map  # type: ignore[arg-type]
     images = [PackedImage(str(i), np.zeros(SHAPE, np.float32), 0.1 * i, -1) for i in range(2)]
     plain = write_store(tmp_path / "plain", "plain", images, SHAPE, "float32", (-1, 1), ())
     assert plain.read_kernel(every[:2]) is None and Joined([plain, plain]).read_kernel(every[:2]) is None
@@ -218,7 +218,7 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
     whole = pack(source, tmp_path / "whole").store
     pack_shards(source, tmp_path / "shards", 2)
     parts = open_store(tmp_path / "shards")
-    for read in (Store.read, Store.read_map, Store.read_kernel):
+    for read in (Store.read, Store.read_levels, Store.read_kernel):
         at = torch.tensor([4, 0, 3])
         assert torch.equal(getattr(parts, read.__name__)(at), read(whole, at))  # type: ignore[arg-type]
 
@@ -270,8 +270,7 @@ def test_maps_of_one_and_of_all_channels_make_one_store(tmp_path: Path) -> None:
         sources.append(SourceSpec(path=str(tmp_path / f"{name}.npy"), range=(0, 1), map=levels))
     for number, order in enumerate((sources, sources[::-1])):
         store = pack(order, tmp_path / f"store{number}").store
-        found = store.read_map(torch.arange(10))
-        assert found is not None
+        found = store.read_levels(torch.arange(10))
         for part, name in zip(found.split(5), list(shapes)[:: 1 - 2 * number], strict=True):
             expected = 2 * torch.from_numpy(np.load(tmp_path / f"{name}-levels.npy"))
             torch.testing.assert_close(part, expected.expand(5, 3, 4, 4))
@@ -321,11 +320,11 @@ def test_packing_keeps_the_model_true(files: np.ndarray, low: int) -> None:
     np.save("images.npy", np.fft.ifft2(np.fft.fft2(kernel) * np.fft.fft2(truth)).real.astype(np.float32))
     np.save("psf.npy", small)
     store, every = packed(kernel="psf.npy", range=(low, 100)).store, torch.arange(4)
-    found, levels = store.read_kernel(every), store.read_map(every)
+    found, levels = store.read_kernel(every), store.read_levels(every)
     assert found is not None and torch.allclose(found, torch.from_numpy(kernel).float())
     x = torch.from_numpy((truth - low) * 2 / (100 - low) - 1).float()[:, None]
     torch.testing.assert_close(store.read(every), convolution(found)(x), atol=1e-5, rtol=1e-4)
-    assert levels is not None and bool(store.incomplete.all())
+    assert bool(store.incomplete.all())
     seen = torch.zeros(6, 8, dtype=torch.bool)
     seen[1:-1, 2:-2] = True  # the kernel reaches one row and two columns far
     assert torch.equal(levels[:, 0].isfinite(), seen.expand(4, 6, 8))
@@ -340,8 +339,8 @@ def test_what_lies_outside_an_image_does_not_matter(files: np.ndarray) -> None:
     np.save("psf.npy", small)
     for config, (height, width) in ((PackConfig(), (6, 8)), (PackConfig(patch=(4, 4)), (4, 4))):
         store = packed(config=config, kernel="psf.npy").store
-        kernel, levels = store.read_kernel(torch.tensor([0])), store.read_map(torch.tensor([0]))
-        assert kernel is not None and levels is not None
+        kernel, levels = store.read_kernel(torch.tensor([0])), store.read_levels(torch.tensor([0]))
+        assert kernel is not None
         x = torch.from_numpy(scene[5 : 5 + height, 5 : 5 + width] / 50 - 1).float()[None, None]
         seen = levels[0, 0].isfinite()
         assert seen.all(0).tolist() == [False] + [True] * (width - 2) + [False]
@@ -361,7 +360,7 @@ def test_packing_kspace(files: np.ndarray) -> None:
     np.save("mask.npy", mask)
     store, every = packed(kspace="mask.npy").store, torch.arange(4)
     kernel = store.read_kernel(every)
-    assert kernel is not None and store.read_map(every) is None
+    assert kernel is not None and not store.has_map
     torch.testing.assert_close(torch.fft.fft2(kernel).real, torch.from_numpy(both).float(), atol=1e-5, rtol=0)
     x = torch.from_numpy(truth / 50 - 1).float()[:, None]
     torch.testing.assert_close(store.read(every), convolution(kernel)(x), atol=1e-5, rtol=1e-4)
@@ -374,8 +373,8 @@ def test_packing_fewer_pixels(files: np.ndarray) -> None:
     np.save("levels.npy", np.where(np.arange(8) == 3, np.inf, 1.0) * np.ones((6, 1)))
     for more in ({}, {"map": "levels.npy"}):
         store, every = packed(downsampled=2, **more).store, torch.arange(4)
-        kernel, levels = store.read_kernel(every), store.read_map(every)
-        assert kernel is not None and levels is not None and store.image_shape == (1, 12, 16)
+        kernel, levels = store.read_kernel(every), store.read_levels(every)
+        assert kernel is not None and store.image_shape == (1, 12, 16)
         seen = torch.zeros(12, 16, dtype=torch.bool)
         seen[::2, ::2] = True
         seen[:, 6] &= not more
@@ -533,4 +532,4 @@ def test_loops_learn_through_kernels_and_resume(tmp_path: Path) -> None:
     name = "snapshots/final.safetensors"
     assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     made = restore_store(whole.checkpoint, store.path, tmp_path / "made", RestoreConfig(num_steps=3))
-    assert made.usable_from.min() == 80 and made.read_map(every) is None and not made.convolved.any()
+    assert made.usable_from.min() == 80 and not made.has_map and not made.convolved.any()

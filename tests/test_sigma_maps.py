@@ -108,8 +108,8 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     levels = maps(200)
     store = mapped_store(tmp_path / "mapped", levels, num_clean=3)
     every = torch.arange(len(store))
-    found = store.read_map(every)
-    assert found is not None and torch.equal(found[3:], torch.from_numpy(levels)) and found[:3].max() == 0
+    found = store.read_levels(every)
+    assert torch.equal(found[3:], torch.from_numpy(levels)) and found[:3].max() == 0
     assert torch.equal(store.sigma_tn[3:], torch.from_numpy(levels).amax((1, 2, 3)))
 
     target = torch.where(store.sigma_tn > 0, 0.8, 0.0)
@@ -117,11 +117,11 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     added = raised.read(every) - store.read(every)
     z = (added / (0.8**2 - found**2).sqrt())[3:]
     assert abs(z.mean()) < 0.05 and abs(z.std() - 1) < 0.03
-    got = raised.read_map(every)
-    assert got is not None and bool((got[3:] == 0.8).all()) and got[:3].max() == 0
+    got = raised.read_levels(every)
+    assert bool((got[3:] == 0.8).all()) and got[:3].max() == 0
 
     even = with_uniform_noise(store)
-    assert even.read_map(every) is None and even.fingerprint != View(store).fingerprint
+    assert not even.has_map and even.fingerprint != View(store).fingerprint
     unit = even.read(every)[3:] / even.sigma_tn[3:, None, None, None]
     assert abs(unit.std() - 1) < 0.03 and torch.equal(even.read(every)[:3], store.read(every)[:3])
 
@@ -134,9 +134,9 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
         (-1, 1),
         (),
     )
-    both = Joined([scalar, store]).read_map(torch.tensor([1, 5]))
-    assert both is not None and bool((both[0] == 0.3).all()) and torch.equal(both[1], found[3])
-    assert scalar.read_map(torch.tensor([0])) is None and with_uniform_noise(scalar) is scalar
+    both = Joined([scalar, store]).read_levels(torch.tensor([1, 5]))
+    assert bool((both[0] == 0.3).all()) and torch.equal(both[1], found[3])
+    assert not scalar.has_map and with_uniform_noise(scalar) is scalar
 
     hot = with_uniform_noise(mapped_store(tmp_path / "hot", levels[:5], quantile=0.5))
     with pytest.raises(ValueError, match="quantile = 1"):
@@ -205,20 +205,20 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scaled = torch.from_numpy(levels / 50)
     for name in ("all", "each"):
         store = open_store(name)
-        found = store.read_map(torch.arange(6))
-        assert found is not None and torch.allclose(found, scaled.expand(6, 1, 8, 8))
+        found = store.read_levels(torch.arange(6))
+        assert torch.allclose(found, scaled.expand(6, 1, 8, 8))
         assert torch.allclose(store.sigma_tn, scaled.max().expand(6))
     run(*of_all.format("map.npy,quantile=0.5").split(), "-o", "patches", "--patch", "4x4")
     store = open_store("patches")
-    found = store.read_map(torch.tensor([1]))
-    assert found is not None and torch.allclose(found[0, 0], scaled[:4, 4:])
+    found = store.read_levels(torch.tensor([1]))
+    assert torch.allclose(found[0, 0], scaled[:4, 4:])
     assert float(store.sigma_tn[1]) == pytest.approx(float(scaled[:4, 4:].flatten().sort().values[7]))
 
     hdus = [fits.PrimaryHDU(frames[0]), fits.ImageHDU(levels, name="ERR")]
     fits.HDUList(hdus).writeto("frame.fits")
     run(*"data pack frame.fits:range=0,100,noise=ERR -o fits".split())
-    found = open_store("fits").read_map(torch.tensor([0]))
-    assert found is not None and torch.allclose(found[0, 0], scaled)
+    found = open_store("fits").read_levels(torch.tensor([0]))
+    assert torch.allclose(found[0, 0], scaled)
 
     assert "6 images have a map of noise levels" in run("data", "show", "all")
 

@@ -139,7 +139,7 @@ class Loader:
         """
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
-        sigma_map = self.source.read_map(index)
+        sigma_map = self.source.read_levels(index) if self.source.has_map else None
         x_tn, sigma_tn = self.source.read_at(index, sigma_t)
         if sigma_map is None:
             x_tn, augment_label = augment(x_tn, sigma_tn, uniform, self.augmentation)

@@ -54,8 +54,8 @@ def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float
     chosen = np.linspace(0, num_images - 1, min(num_images, _NUM_MEASURED)).round()  # evenly spread
     if i not in chosen or min(x.shape[1:]) < MIN_SIDE:
         return None
-    found = blind_net().levels(torch.from_numpy(x.astype(np.float32))[None])
-    return float(found.sigma), float(found.low), float(found.high)
+    sigma, low, high = blind_net().levels(torch.from_numpy(x.astype(np.float32))[None]).flatten().tolist()
+    return sigma, low, high
 
 
 def share_at(x: np.ndarray, ends: tuple[float, float], black_and_white: tuple[float, float]) -> float:

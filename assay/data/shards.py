@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from assay.archives import check_member_name
 from assay.data.blocks import Fetch
@@ -44,10 +43,6 @@ class ShardedStore(Joined, Store):
         metas = [shard.meta for shard in shards]
         counts = {key: sum(getattr(meta, key) for meta in metas) for key in ("num_images", "num_clean")}
         self.meta = metas[0].model_copy(update={**counts, "name": name, "checksums": {}})
-
-    def read_map(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the noise level of each pixel (B, C, H, W), or None if no image has a map."""
-        return super().read_map(index) if self.has_map else None
 
     @property
     def num_mapped(self) -> int:

@@ -6,7 +6,6 @@ Stores, views and `assay.from_arrays` are sources, and so is any class of yours 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Self
 
@@ -43,10 +42,8 @@ class ImageSource(ABC):
     name: str = "images"  # what to call them in reports
     class_names: tuple[str, ...] = ()
     physical_range: PhysicalRange | None = None  # -1 and 1 in the units of the files; None if these differ
-    group: Tensor | None = (
-        None  # (N,) int64; images of one group are held out together, e.g. parts of a picture
-    )
-    has_map: bool = False  # whether `read_map` finds something
+    group: Tensor | None = None  # (N,) int64; images of a group, e.g. parts of a picture, are held out together
+    has_map: bool = False  # whether `read_levels` has several levels for one image
     num_raised: int = 0  # how many views have added noise
 
     @abstractmethod
@@ -119,22 +116,13 @@ class ImageSource(ABC):
         """`index` and `sigma_t` (B,) -> images (B, C, H, W) to train on at these levels, their noise (B,)."""
         return self.read(index), self.sigma_tn[index]
 
-    def read_map(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
-        return None
-
     def read_levels(self, index: Tensor) -> Tensor:
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
-        level = self.sigma_tn[index][:, None, None, None].expand(-1, 1, *self.image_shape[1:])
-        return level if (found := self.read_map(index)) is None else found
+        return self.sigma_tn[index][:, None, None, None].expand(-1, 1, *self.image_shape[1:])
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
         return None
-
-    def chosen(self, index: Tensor) -> "tuple[ImageSource, Tensor]":
-        """The source that the images `index` (B,) are read from, and their numbers there."""
-        return self, index
 
     def on(self, device: torch.device) -> "ImageSource":
         """The same images, made on that device if they are computed."""
@@ -158,17 +146,6 @@ class ImageSource(ABC):
         from assay.data.show import noise_picture
 
         return noise_picture(self)
-
-
-def joined_groups(sources: Sequence[ImageSource]) -> Tensor | None:
-    """The groups of sources taken together (N,), no two of which share one; None if none has groups."""
-    if all(source.group is None for source in sources):
-        return None
-    groups, offset = [], 0
-    for source in sources:
-        groups.append((torch.arange(len(source)) if source.group is None else source.group) + offset)
-        offset = int(groups[-1].max()) + 1
-    return torch.cat(groups)
 
 
 def no_kernel(image_shape: tuple[int, int, int]) -> Tensor:

@@ -30,8 +30,9 @@ as they are first read (`assay.data.blocks`).
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +45,8 @@ from assay.archives import read_npy
 from assay.data.blocks import CURE, Fetch, ImageFile, write_blocks
 from assay.data.source import ImageSource, no_kernel
 from assay.data.units import PhysicalRange
-from assay.errors import AssayError
+from assay.denoise import check_label
+from assay.errors import AssayError, about
 from assay.files import Name, content_hash, decoding, sha256, write_whole_directory
 from assay.noise import check_sigma
 
@@ -52,8 +54,16 @@ DType = Literal["uint8", "float16", "float32"]
 CHECKSUM = "checksum"  # of meta.json, the key in it
 _IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
 _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
-_MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 _MAP, _KERNEL = ("sigma_map.npy", "map_index.npy"), ("kernel.npy", "kernel_index.npy")
+_NUMBERS = {  # the columns of numbers
+    _SIGMA_TN: "float32",
+    _USABLE_FROM: "float32",
+    _LABEL: "int64",
+    _GROUP: "int64",
+    _MAP[1]: "int64",
+    _KERNEL[1]: "int64",
+}
+_MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 
 
 class Parents(BaseModel):
@@ -91,7 +101,7 @@ class Store(ImageSource):
     """
 
     def __init__(self, path: Path, meta: StoreMeta, fetch: Fetch | None = None) -> None:
-        self.path, self.meta, self._names_checked = path, meta, False
+        self.path, self.meta = path, meta
         self.name, self.image_shape, self.class_names = meta.name, meta.image_shape, meta.class_names
         self.physical_range = meta.physical_range or meta.value_range
         for file in meta.checksums:
@@ -101,24 +111,24 @@ class Store(ImageSource):
                 self._compare(file)
         self._images = ImageFile(path / _IMAGES, path / _BLOCKS, fetch)
         self._check_type(_IMAGES, self._images, (len(self), *meta.image_shape), meta.dtype)
-        self._names = self._column(_NAMES, None)
-        self.sigma_tn = torch.from_numpy(self._column(_SIGMA_TN, "float32"))
-        self.label = torch.from_numpy(self._column(_LABEL, "int64"))
-        if _USABLE_FROM in meta.checksums:
-            self.usable_from = torch.from_numpy(self._column(_USABLE_FROM, "float32"))
-        if _GROUP in meta.checksums:
-            self.group = torch.from_numpy(self._column(_GROUP, "int64"))
-        with decoding(path, CURE):
-            _check_columns(self.sigma_tn, self.usable_from, self.label, self.num_classes)
+        found = {
+            file: torch.from_numpy(self._column(file, dtype))
+            for file, dtype in _NUMBERS.items()
+            if file in meta.checksums
+        }
+        self.sigma_tn, self.label, self.group = found[_SIGMA_TN], found[_LABEL], found.get(_GROUP)
+        self.usable_from = found.get(_USABLE_FROM, self.sigma_tn)
         size = meta.image_shape[1:]
-        if _MAP[0] in meta.checksums:
-            self.has_map = True
-            self._maps, self._map_index = self._shared(_MAP, {(1, *size), meta.image_shape}, _is_map)
+        if has_map := _MAP[0] in meta.checksums:
+            self._map_index = found[_MAP[1]]
+            self._maps = self._shared(_MAP[0], self._map_index, {(1, *size), meta.image_shape})
         if _KERNEL[0] in meta.checksums:
-            self._kernels, self._kernel_index = self._shared(_KERNEL, {size}, _is_kernel)
+            self._kernel_index = found[_KERNEL[1]]
+            self._kernels = self._shared(_KERNEL[0], self._kernel_index, {size})
             self.convolved = self._kernel_index >= 0
-            if not bool(self.sigma_tn[self.convolved].all()):
-                raise AssayError("has images that were convolved with a kernel and count as clean", path=path)
+        self.has_map = has_map
+        with decoding(path, CURE):
+            self._check_columns()
         no_contents = (_NAMES, _GROUP, _BLOCKS)
         contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
         self.fingerprint = content_hash(contents, meta.value_range, meta.class_names)
@@ -132,10 +142,10 @@ class Store(ImageSource):
         x = torch.from_numpy(self._images.read(index.numpy())).to(torch.float32)
         return x if (low, high) == (-1, 1) else x.mul_(2 / (high - low)).sub_((high + low) / (high - low))
 
-    def read_map(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), or None if no image has a map."""
+    def read_levels(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
         if not self.has_map:
-            return None
+            return super().read_levels(index)
         return _chosen(self._maps, self._map_index[index], self.sigma_tn[index][:, None, None, None])
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
@@ -153,11 +163,13 @@ class Store(ImageSource):
         varied = torch.tensor([len(levels) > 0 and levels.min() < levels.max() for levels in finite])
         return int(varied[self._map_index[self._map_index >= 0]].sum())
 
+    @cached_property
+    def _names(self) -> np.ndarray:
+        self._compare(_NAMES)
+        return self._column(_NAMES)
+
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
-        if not self._names_checked:
-            self._compare(_NAMES)
-            self._names_checked = True
         return [bytes(name).decode() for name in self._names[list(index)]]
 
     def verify(self) -> None:
@@ -169,7 +181,7 @@ class Store(ImageSource):
         if sha256(self.path / file) != self.meta.checksums[file]:
             raise AssayError("has changed since it was packed", path=self.path / file, cure=CURE)
 
-    def _column(self, file: str, dtype: str | None) -> np.ndarray:
+    def _column(self, file: str, dtype: str | None = None) -> np.ndarray:
         """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
         array = read_npy(self.path / file, "c", CURE)
         self._check_type(file, array, (len(self),), dtype or array.dtype)
@@ -180,18 +192,30 @@ class Store(ImageSource):
             what = f"holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}"
             raise AssayError(what, path=self.path / file, cure=CURE)
 
-    def _shared(
-        self, files: tuple[str, str], shapes: set[tuple[int, ...]], is_valid: Callable[[np.ndarray], bool]
-    ) -> tuple[np.ndarray, Tensor]:
-        """Arrays that several images may share, maps or kernels, and which is whose (N,)."""
-        values = read_npy(self.path / files[0], "c", CURE)
-        index = self._column(files[1], "int64")
-        fits = index.min() >= -1 and 0 <= index.max() < len(values)
-        if not fits or values.dtype != "float32" or values.shape[1:] not in shapes or not is_valid(values):
-            raise AssayError(
-                "does not fit the images, or has impossible values", path=self.path / files[0], cure=CURE
-            )
-        return values, torch.from_numpy(index)
+    def _shared(self, file: str, index: Tensor, shapes: set[tuple[int, ...]]) -> np.ndarray:
+        """Arrays that several images may share, maps or kernels; `index` (N,) says which is whose."""
+        values = read_npy(self.path / file, "c", CURE)
+        is_valid = -1 <= int(index.min()) and 0 <= int(index.max()) < len(values)
+        is_valid = is_valid and values.dtype == "float32" and values.shape[1:] in shapes
+        if is_valid and file == _MAP[0]:
+            is_valid = bool((values >= 0).all())
+        elif is_valid:
+            is_valid = bool(np.isfinite(values).all() and values.any((-2, -1)).all())
+        if not is_valid:
+            what = "does not fit the images, or has impossible values"
+            raise AssayError(what, path=self.path / file, cure=CURE)
+        return values
+
+    def _check_columns(self) -> None:
+        """Reject values that make no sense."""
+        check_sigma("sigma_tn", self.sigma_tn)
+        check_sigma("usable_from", self.usable_from)
+        check_label(self.label, self.num_classes)
+        if bool((wrong := self.usable_from < self.sigma_tn).any()):
+            what = f"image {int(wrong.nonzero()[0])} cannot be usable from a level below its noise"
+            raise AssayError(what, key="usable_from")
+        if not bool(self.sigma_tn[self.convolved].all()):
+            raise AssayError("has images that were convolved with a kernel and count as clean")
 
 
 def _chosen(values: np.ndarray, which: Tensor, default: Tensor) -> Tensor:
@@ -200,32 +224,12 @@ def _chosen(values: np.ndarray, which: Tensor, default: Tensor) -> Tensor:
     return found.where(which.view(-1, *[1] * (found.ndim - 1)) >= 0, default)
 
 
-def _check_columns(sigma_tn: Tensor, usable_from: Tensor, label: Tensor, num_classes: int) -> None:
-    """Reject values that make no sense; all (N,)."""
-    check_sigma("sigma_tn", sigma_tn)
-    check_sigma("usable_from", usable_from)
-    if bool((wrong := usable_from < sigma_tn).any()):
-        at = int(wrong.nonzero()[0])
-        levels = f"{usable_from[at].item():g}, below its noise of {sigma_tn[at].item():g}"
-        raise AssayError(f"image {at} cannot be usable from {levels}", key="usable_from")
-    if not bool(((label >= -1) & (label < num_classes)).all()):
-        raise AssayError(f"labels are not all classes from 0 to {num_classes - 1}, or -1", key="label")
-
-
 def check_levels(levels: np.ndarray) -> None:
     """Reject levels (N,), scaled, so small that an image would count as clean by mistake."""
     if bool((tiny := (levels > 0) & (levels < _MIN_LEVEL)).any()):
         what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
         raise AssayError(what, key="sigma", cure="give 0 for clean images")
     check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
-
-
-def _is_map(values: np.ndarray) -> bool:
-    return bool((values >= 0).all())
-
-
-def _is_kernel(values: np.ndarray) -> bool:
-    return bool(np.isfinite(values).all() and values.any((-2, -1)).all())
 
 
 def open_one(path: Path, fetch: Fetch | None = None) -> Store:
@@ -277,90 +281,64 @@ def write_store(
 
     Whole or absent: on any error nothing stays behind, and leftovers of a killed writer are removed.
     """
-    path = Path(path)
+    rows: list[tuple[float, float, int, int, int, int]] = []
+    names, ranges = [], set()
     with write_whole_directory(path) as partial:
-        writer = _Writer(partial, image_shape, dtype)
+        pixels = _Stack(partial / _IMAGES, {image_shape}, dtype)
+        maps = _Stack(partial / _MAP[0], {(1, *image_shape[1:]), image_shape}, "float32")
+        kernels = _Stack(partial / _KERNEL[0], {image_shape[1:]}, "float32")
         for image in images:
-            writer.add(image)
-        with decoding(path):
-            columns, num_clean = writer.columns(len(class_names))
+            with about(image.name):
+                pixels.add(image.values)
+                shared = maps.number(image.sigma_map), kernels.number(image.kernel)
+            usable_from = image.sigma_tn if image.usable_from is None else image.usable_from
+            rows.append((image.sigma_tn, usable_from, image.label, image.group, *shared))
+            names.append(image.name.encode())
+            ranges.add(image.physical_range)
+        if not rows:
+            raise AssayError("there are no images to store", path=path)
+        columns = dict(zip(_NUMBERS, map(np.array, zip(*rows, strict=True)), strict=True))
+        check_levels(columns[_SIGMA_TN])
+        has_groups = len(set(columns[_GROUP].tolist())) < len(rows) and columns[_GROUP].min() >= 0
+        has_levels = bool((columns[_USABLE_FROM] > columns[_SIGMA_TN]).any())
+        optional = {_USABLE_FROM: has_levels, _GROUP: has_groups}
+        optional |= {_MAP[1]: maps.num_rows > 0, _KERNEL[1]: kernels.num_rows > 0}
         for file, column in columns.items():
-            np.save(partial / file, column)
+            if optional.get(file, True):
+                np.save(partial / file, column.astype(_NUMBERS[file]))
+        np.save(partial / _NAMES, np.array(names, dtype=np.bytes_))
+        for stack in (pixels, maps, kernels):
+            stack.close()
         checksums = {_IMAGES: write_blocks(partial / _IMAGES, partial / _BLOCKS)}
         files = [file.name for file in partial.iterdir() if file.name != _IMAGES]
         meta = StoreMeta(
             name=name,
-            num_images=len(writer.rows),
+            num_images=len(rows),
             image_shape=image_shape,
             dtype=dtype,
             value_range=value_range,
-            physical_range=writer.ranges.pop() if len(writer.ranges) == 1 else None,
+            physical_range=ranges.pop() if len(ranges) == 1 else None,
             class_names=tuple(class_names),
-            num_clean=num_clean,
+            num_clean=int((columns[_USABLE_FROM] == 0).sum()),
             checksums=checksums | {file: sha256(partial / file) for file in files},
             restored_from=restored_from,
         )
         tree = meta.model_dump(mode="json")
         (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: content_hash(tree)}, indent=2) + "\n")
-    return open_one(path)
-
-
-class _Writer:
-    """Writes images, maps and kernels into a folder as they come, and keeps the columns."""
-
-    def __init__(self, folder: Path, image_shape: tuple[int, int, int], dtype: DType) -> None:
-        size = image_shape[1:]
-        self._images = _Stack(folder / _IMAGES, {image_shape}, dtype)
-        self._maps = _Stack(folder / _MAP[0], {(1, *size), image_shape}, "float32", _is_map)
-        self._kernels = _Stack(folder / _KERNEL[0], {size}, "float32", _is_kernel)
-        self.rows: list[tuple[float, float, int, bytes, int, int, int]] = []
-        self.ranges: set[PhysicalRange | None] = set()
-
-    def add(self, image: PackedImage) -> None:
         try:
-            self._images.add(image.values)
-            shared = self._maps.number(image.sigma_map), self._kernels.number(image.kernel)
-        except AssayError as error:  # and no other: a full disk is not a fault of the image
-            error.path = error.path or image.name
+            open_one(partial)  # checks what was written, before it takes its place
+        except AssayError as error:
+            error.path = str(path)
             raise
-        usable_from = image.sigma_tn if image.usable_from is None else image.usable_from
-        self.rows.append((image.sigma_tn, usable_from, image.label, image.name.encode(), image.group, *shared))
-        self.ranges.add(image.physical_range)
-
-    def columns(self, num_classes: int) -> tuple[dict[str, np.ndarray], int]:
-        """The columns by their files, and the number of clean images. No more can be added."""
-        if not self.rows:
-            raise AssayError("there are no images to store")
-        sigmas, usable, labels, names, groups, maps, kernels = zip(*self.rows, strict=True)
-        sigma_tn, usable_from = (np.asarray(column, dtype=np.float32) for column in (sigmas, usable))
-        check_levels(np.asarray(sigmas))
-        found = {_SIGMA_TN: sigma_tn, _LABEL: np.asarray(labels), _NAMES: np.array(names, dtype=np.bytes_)}
-        levels, lowest, label = map(torch.from_numpy, (sigma_tn, usable_from, found[_LABEL]))
-        _check_columns(levels, lowest, label, num_classes)
-        if bool((usable_from > sigma_tn).any()):
-            found[_USABLE_FROM] = usable_from
-        if len(set(groups)) < len(groups) and min(groups) >= 0:
-            found[_GROUP] = np.asarray(groups)
-        self._images.close()
-        for stack, (_, file), which in ((self._maps, _MAP, maps), (self._kernels, _KERNEL, kernels)):
-            if stack.num_rows:
-                found[file] = np.asarray(which)
-                stack.close()
-        return found, int((usable_from == 0).sum())
+    return open_one(path)
 
 
 class _Stack:
     """Writes a .npy file row by row. Not np.memmap: on a full disk writing to a mapping kills the process."""
 
-    def __init__(
-        self,
-        path: Path,
-        shapes: set[tuple[int, ...]],
-        dtype: str,
-        is_valid: Callable[[np.ndarray], bool] = lambda values: True,
-    ) -> None:
+    def __init__(self, path: Path, shapes: set[tuple[int, ...]], dtype: str) -> None:
         """`shapes`: those that a row may have; all have that of the first."""
-        self._path, self._shapes, self._dtype, self._is_valid = path, shapes, dtype, is_valid
+        self._path, self._shapes, self._dtype = path, shapes, dtype
         self._number: dict[str, int] = {}  # by hash
         self.num_rows = 0
 
@@ -368,11 +346,9 @@ class _Stack:
         if values.shape not in self._shapes or values.dtype != self._dtype:
             shapes = " or ".join(map(str, sorted(self._shapes)))
             raise AssayError(f"is {values.dtype} {values.shape}, not {self._dtype} {shapes}")
-        if not self._is_valid(values):
-            raise AssayError("has a map of the noise or a kernel with values that are NaN or out of range")
         if not self.num_rows:
             self._shapes, self._file = {values.shape}, open(self._path, "wb")  # noqa: SIM115
-            self._header_bytes = self._write_header(0)
+            self._write_header()
         self._file.write(values.tobytes())
         self.num_rows += 1
 
@@ -387,12 +363,12 @@ class _Stack:
 
     def close(self) -> None:
         """Write the number of rows into the header, which numpy pads for that."""
-        self._file.seek(0)
-        assert self._write_header(self.num_rows) == self._header_bytes
-        self._file.close()
+        if self.num_rows:
+            self._file.seek(0)
+            self._write_header()
+            self._file.close()
 
-    def _write_header(self, num_rows: int) -> int:
+    def _write_header(self) -> None:
         descr, (shape,) = np.lib.format.dtype_to_descr(np.dtype(self._dtype)), self._shapes
-        header = {"descr": descr, "fortran_order": False, "shape": (num_rows, *shape)}
+        header = {"descr": descr, "fortran_order": False, "shape": (self.num_rows, *shape)}
         np.lib.format.write_array_header_1_0(self._file, header)
-        return self._file.tell()

@@ -15,13 +15,15 @@ epoch, which would leak the clean image.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.source import ImageSource, joined_groups, no_kernel
+from assay.data.source import ImageSource, no_kernel
 from assay.data.store import Store
 from assay.errors import AssayError
 from assay.files import content_hash
@@ -51,7 +53,8 @@ class View(ImageSource):
         self.described_like(source).name = source.name if name is None else name
         if len(index) == 0:
             raise AssayError(f"there are no images in {self.name}", cure="take a larger part")
-        source, index = source.chosen(index)
+        if isinstance(source, View) and not source.num_raised:  # a choice among chosen images
+            source, index = source.source, source.index[index]
         before = source.sigma_tn[index]
         if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
             at = int(wrong.nonzero()[0])
@@ -83,10 +86,6 @@ class View(ImageSource):
     def __len__(self) -> int:
         return len(self.index)
 
-    def chosen(self, index: Tensor) -> tuple[ImageSource, Tensor]:
-        """A choice among images that were only chosen is one of the source's own."""
-        return (self, index) if self.num_raised else (self.source, self.index[index])
-
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32, the same bits whenever it is read."""
         if self._cache is None:
@@ -97,45 +96,40 @@ class View(ImageSource):
             self._known[missing] = True
         return self._cache[index]
 
-    def read_map(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the level of each pixel (B, C or 1, H, W), or None if no image has a map."""
-        if not self.has_map or (before := self.source.read_map(self.index[index])) is None:
-            return None
+    def read_levels(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
+        if not self.has_map:
+            return super().read_levels(index)
+        before, target = self.source.read_levels(self.index[index]), self.sigma_tn[index]
         if self._even:
-            return before.where(before.isinf(), self.sigma_tn[index][:, None, None, None])
-        raised_to = self.sigma_tn[index].where(self._added[index] > 0, 0)
-        return torch.maximum(before, raised_to[:, None, None, None])
+            return before.where(before.isinf(), target[:, None, None, None])
+        return torch.maximum(before, target.where(self._added[index] > 0, 0)[:, None, None, None])
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the kernel of each image (B, H, W), or None if no image of the source has one."""
         return self.source.read_kernel(self.index[index])
 
     def _compute(self, index: Tensor) -> Tensor:
-        x = self.source.read(self.index[index])
-        if (before := self.source.read_map(self.index[index])) is not None:
-            return self._raise_pixels(x, before, index)
-        generator, z = torch.Generator(), torch.empty(self.image_shape)
-        seeds, added = self._seeds[index].tolist(), self._added[index].tolist()
-        for row, (seed, sigma) in enumerate(zip(seeds, added, strict=True)):
-            if sigma > 0:
-                torch.randn(self.image_shape, generator=generator.manual_seed(seed), out=z)
-                x[row].add_(z, alpha=sigma)
+        x, added = self.source.read(self.index[index]), self._added[index]
+        by_pixel = self._added_by_pixel(index).to(x.dtype) if self.source.has_map else None
+        generator = torch.Generator()
+        for row in ((added > 0) | self._even).nonzero()[:, 0].tolist():
+            z = torch.randn(self.image_shape, generator=generator.manual_seed(int(self._seeds[index[row]])))
+            if by_pixel is None:
+                x[row].add_(z, alpha=added[row].item())
+            else:
+                x[row] += by_pixel[row] * z
         return x
 
-    def _raise_pixels(self, x: Tensor, before: Tensor, index: Tensor) -> Tensor:
-        """Add noise to images `x` (B, C, H, W) with maps `before`, each pixel up to its image's target."""
-        target = self.sigma_tn[index]
-        above = (before.isfinite() & (before > target[:, None, None, None])).flatten(1).any(1)
+    def _added_by_pixel(self, index: Tensor) -> Tensor:
+        """How much noise each pixel (B, C or 1, H, W) of images with maps gets, up to their targets."""
+        before, target = self.source.read_levels(self.index[index]), self.sigma_tn[index][:, None, None, None]
+        above = (before.isfinite() & (before > target)).flatten(1).any(1)
         if self._even and bool(above.any()):
             image = f"image {int(self.index[index][above][0])} of {self.source.name}"
             what, cure = f"{image} has pixels with more noise than its level", "pack it with quantile = 1"
             raise AssayError(what, key="quantile", cure=cure)
-        added = (target.double()[:, None, None, None] ** 2 - before.double() ** 2).clamp_min(0).sqrt()
-        generator, raised = torch.Generator(), (self._added[index] > 0) | self._even
-        for row in raised.nonzero()[:, 0].tolist():
-            generator.manual_seed(int(self._seeds[index[row]]))
-            x[row] += added[row].to(x.dtype) * torch.randn(self.image_shape, generator=generator)
-        return x
+        return (target.double() ** 2 - before.double() ** 2).clamp_min(0).sqrt()
 
 
 class Joined(ImageSource):
@@ -165,7 +159,10 @@ class Joined(ImageSource):
         self.usable_from = torch.cat([source.usable_from for source in sources])
         self.label = torch.cat([source.label for source in sources])
         self.num_raised = max(source.num_raised for source in sources)
-        self.group = joined_groups(sources)
+        if any(source.group is not None for source in sources):  # no two sources share one
+            groups = [torch.arange(len(each)) if each.group is None else each.group for each in sources]
+            offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups[:-1])]).tolist()
+            self.group = torch.cat([group + offset for group, offset in zip(groups, offsets, strict=True)])
         self.fingerprint = content_hash([source.fingerprint for source in sources])
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
         self.has_map = any(source.has_map for source in sources)
@@ -176,31 +173,35 @@ class Joined(ImageSource):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32."""
-        return self._gather(index, lambda source, place: source.read(place), self.image_shape)
+        x = torch.empty(len(index), *self.image_shape)
+        for source, mine, place in self._places(index):
+            x[mine] = source.read(place)
+        return x
 
-    def read_map(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the level of each pixel (B, C, H, W)."""
-        return self._gather(index, lambda source, place: source.read_levels(place), self.image_shape)
+    def read_levels(self, index: Tensor) -> Tensor:
+        """`index` (B,) -> the noise level of each pixel (B, C, H, W)."""
+        levels = torch.empty(len(index), *self.image_shape)
+        for source, mine, place in self._places(index):
+            levels[mine] = source.read_levels(place)
+        return levels
 
     def read_kernel(self, index: Tensor) -> Tensor | None:
         """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
+        if not bool(self.convolved.any()):
+            return None
+        kernels = no_kernel(self.image_shape).repeat(len(index), 1, 1)
+        for source, mine, place in self._places(index):
+            if (found := source.read_kernel(place)) is not None:
+                kernels[mine] = found
+        return kernels
 
-        def kernels(source: ImageSource, place: Tensor) -> Tensor:
-            found = source.read_kernel(place)
-            return no_kernel(self.image_shape) if found is None else found
-
-        return self._gather(index, kernels, self.image_shape[1:]) if bool(self.convolved.any()) else None
-
-    def _gather(
-        self, index: Tensor, read: Callable[[ImageSource, Tensor], Tensor], shape: tuple[int, ...]
-    ) -> Tensor:
-        x, index = torch.empty(len(index), *shape), index % len(self)  # -1 is the last
+    def _places(self, index: Tensor) -> Iterator[tuple[ImageSource, Tensor, Tensor]]:
+        """Each source that has some of the images `index` (B,), which of them (B,), their numbers there."""
+        index = index % len(self)  # -1 is the last
         number = torch.bucketize(index, self._ends, right=True)
         for chosen in number.unique().tolist():
-            start = int(self._ends[chosen - 1]) if chosen else 0
-            found = read(self.sources[chosen], index[number == chosen] - start)
-            x[number == chosen] = found.expand(int((number == chosen).sum()), *shape)
-        return x
+            start, mine = int(self._ends[chosen - 1]) if chosen else 0, number == chosen
+            yield self.sources[chosen], mine, index[mine] - start
 
 
 class Restored(ImageSource):
@@ -265,20 +266,12 @@ def simulate(
         first = int(noisy.nonzero()[0])
         what = f"image {first} of {source.name} is noisy already, or usable from {source.usable_from[first]:g}"
         raise AssayError(f"{what}: noise is simulated on clean images only", key="clean_fraction")
-    order = _order(source, seed)
-    level_of = torch.zeros(len(source))
-    cumulative = float(clean_fraction)
-    num_clean = start = count_of(cumulative, len(source))
-    for fraction, level in levels:
-        cumulative += fraction
-        stop = count_of(cumulative, len(source))
-        level_of[order[start:stop]] = level
-        start = stop
-    kept = torch.arange(len(source)) if keep_noisy else order[:num_clean].sort().values
+    ends = [count_of(share, len(source)) for share in accumulate(map(float, fractions))]
     levels_text = ", ".join(f"{fraction:.3g} at sigma {level:g}" for fraction, level in levels if fraction > 0)
     rest = (levels_text or "none") if keep_noisy else "none"
     name = f"{source.name} ({clean_fraction:.3g} clean, noisy: {rest})"
-    return View(source, kept, level_of[kept], seed, name)
+    steps = list(zip(ends, [0.0, *(level for _, level in levels)], strict=True))
+    return _mixed(source, steps if keep_noisy else steps[:1], seed, name)
 
 
 def noised(source: ImageSource, num_clean: int, num_noisy: int, sigma: float, seed: int = 0) -> View:
@@ -287,14 +280,19 @@ def noised(source: ImageSource, num_clean: int, num_noisy: int, sigma: float, se
     The clean ones are those of `part(source, clean=num_clean)`, and the noisy ones follow them in the same
     order: so a ladder of clean sizes and all mixes of one seed are nested.
     """
-    order = _order(source, seed)
-    _size("clean + noisy", num_clean + num_noisy, len(order), f"images of {source.name}")
-    target = torch.zeros(len(order))
-    target[order[num_clean:]] = sigma
-    kept = order[: num_clean + num_noisy].sort().values
-    return View(
-        source, kept, target[kept], seed, f"{source.name} ({num_clean} clean, {num_noisy} at {sigma:g})"
-    )
+    _size("clean + noisy", num_clean + num_noisy, len(source), f"images of {source.name}")
+    name = f"{source.name} ({num_clean} clean, {num_noisy} at {sigma:g})"
+    return _mixed(source, [(num_clean, 0.0), (num_clean + num_noisy, sigma)], seed, name)
+
+
+def _mixed(source: ImageSource, steps: Sequence[tuple[int, float]], seed: int, name: str) -> View:
+    """The first images of a random order; `steps` are (number of images up to here, level of these)."""
+    order, target, start = _order(source, seed), torch.zeros(len(source)), 0
+    for end, level in steps:
+        target[order[start:end]] = level
+        start = end
+    kept = order[:start].sort().values
+    return View(source, kept, target[kept], seed, name)
 
 
 def block_seed(seed: int, block: int) -> int:

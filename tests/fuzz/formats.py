@@ -342,7 +342,7 @@ def _read_store(path: Path) -> Any:
 
 def _store_contents(store: Store) -> Any:
     every = torch.arange(len(store))
-    x, maps = store.read(every), (store.read_map(every), store.read_kernel(every))
+    x, maps = store.read(every), (store.read_levels(every), store.read_kernel(every))
     columns = store.sigma_tn, store.label, store.usable_from, store.group
     names = store.source_names(range(len(store)))
     return x, maps, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint

@@ -27,7 +27,6 @@ _MIN_WINDOWS = 200
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
-_NUM_COPIES = 600  # noisy copies of clean examples
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 
 
@@ -90,8 +89,10 @@ class _Pool:
 
 
 def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) -> _Pool:
+    """The windows without values at the `bounds`; of more images than fit into memory, an even selection."""
+    per_image = min(images[0].shape[-2] * images[0].shape[-1], 2**16)
     columns: list[list[np.ndarray]] = [[], [], [], []]
-    for number, image in enumerate(_even_selection(images)):
+    for number, image in enumerate(images[:: max(1, len(images) * per_image // _MAX_TOTAL)]):
         x, k = (image[:, None], _SIDE) if each_channel else (image[None], _SIDE_SHARED)
         found = windows(x, k)
         whole = unclipped(x, k, bounds)
@@ -102,36 +103,19 @@ def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) 
     return _Pool(*(np.concatenate(column) for column in columns))
 
 
-def _even_selection(images: Sequence[Tensor]) -> Sequence[Tensor]:
-    per_image = min(images[0].shape[-2] * images[0].shape[-1], 2**16)
-    return images[:: max(1, len(images) * per_image // _MAX_TOTAL)]
-
-
-def group_level(
-    images: Sequence[Tensor],
-    bounds: Bounds = (-math.inf, math.inf),
-    clean: Sequence[Tensor] = (),
-    seed: int = 0,
-) -> Measured:
+def group_level(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf)) -> Measured:
     """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
 
-    The texture left in their flattest windows makes it slightly too high. With `clean` examples that is
-    measured, on copies of them with noise of the level found, and divided out.
+    The texture left in their flattest windows makes it slightly too high, which the interval allows for.
     """
     pool = _pool(images, bounds)
     chosen, variance = _flat_windows(pool)
     if variance == 0:
         return Measured(0.0, 0.0, 0.0)
     value = math.sqrt(variance)
-    error = _cluster_error(pool.detail[chosen] - variance, pool.owner[chosen]) / (2 * variance)
-    texture = 0.0 if clean else _TEXTURE
-    if clean:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(2):  # the second time at a level that is nearly right
-            factor, error_there = _texture(clean, value, generator)
-            value = math.sqrt(variance) / factor
-        error = math.hypot(error, error_there)
-    return Measured(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
+    sums = np.bincount(pool.owner[chosen], pool.detail[chosen] - variance)  # images are independent
+    error = math.sqrt(np.square(sums).sum()) / len(chosen) / (2 * variance)
+    return Measured(value, value * math.exp(-1.96 * error - _TEXTURE), value * math.exp(1.96 * error))
 
 
 def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
@@ -149,30 +133,6 @@ def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
             break
         chosen, variance = passed, float(pool.detail[passed].mean())
     return chosen, variance
-
-
-def _texture(clean: Sequence[Tensor], sigma: float, generator: torch.Generator) -> tuple[float, float]:
-    """How many times too high a level of `sigma` is found in images like `clean`, and the error of that.
-
-    The detail of noisy copies is compared with that of their noise in the same windows: what is left is
-    texture, and not the chance that this noise is a little more or less than it should be.
-    """
-    copies = list(clean) * max(1, _NUM_COPIES // len(clean))
-    noise = [sigma * torch.randn(image.shape, generator=generator) for image in copies]
-    everything = (-math.inf, math.inf)
-    pool = _pool([image + z for image, z in zip(copies, noise, strict=True)], everything)
-    chosen, _ = _flat_windows(pool)
-    alone = _pool(noise, everything).detail[chosen]
-    ratio = float(pool.detail[chosen].mean() / alone.mean())
-    owner = pool.owner[chosen] % len(clean)  # copies of one image are not independent
-    error = _cluster_error(pool.detail[chosen] - ratio * alone, owner) / alone.mean()
-    return math.sqrt(ratio), error / (2 * ratio)
-
-
-def _cluster_error(residual: np.ndarray, owner: np.ndarray) -> float:
-    """Standard error of a mean whose independent units are images, from the residuals (L,) of its terms."""
-    sums = np.bincount(np.unique(owner, return_inverse=True)[1], residual)
-    return float(np.sqrt(np.square(sums).sum())) / len(residual)
 
 
 def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf)) -> Sensor | None:
@@ -275,8 +235,8 @@ def _sensor(
     )
 
 
-def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> tuple[np.ndarray, Measured]:
-    """Correlation of the noise of pixels beside each other, of each image (N,) and of all; 0 for white noise.
+def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> Measured:
+    """Correlation of the noise of pixels beside each other; 0 for white noise, NaN without flat parts.
 
     If the noise has the spectrum exp(b (cos u + cos v)), neighbours correlate by I_1(b) / I_0(b), and the log
     of the variance of a coefficient is a line in the lag-one sum of its cosines (`lag_one`), with slope b.
@@ -285,27 +245,26 @@ def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> t
     fine, lag = lag_one(_SIDE)
     slope_of = np.linalg.pinv(np.stack([np.ones(int(fine.sum())), lag[fine].numpy()], 1))[1]
     for share in (0.0, 0.05):  # if hardly any window is that flat, the flattest of each image must do
-        total = np.full((len(images), len(slope_of)), np.nan)
-        for number, (image, level) in enumerate(zip(images, sigma, strict=True)):
+        spectra = []
+        for image, level in zip(images, sigma, strict=True):
             found = windows(image[:, None], _SIDE)
             bound = max(level**2, found.structure.quantile(share).item() if share else 0.0)
             flat = (found.structure < bound).double()
             if level > 0 and flat.sum() >= _MIN_FLAT:
                 energy = found.energy[:, fine.flatten()].double()
-                total[number] = (torch.einsum("cfl,cl->f", energy, flat) / level**2).numpy()
-        known = np.isfinite(total[:, 0])
-        if known.mean() >= 0.05:
+                spectra.append((torch.einsum("cfl,cl->f", energy, flat) / level**2).numpy())
+        if len(spectra) >= 0.05 * len(images):
             break
+    if not spectra:
+        return Measured(math.nan, math.nan, math.nan)
 
-    def correlation(spectrum: np.ndarray) -> np.ndarray:
-        slope = np.log(np.maximum(spectrum, 1e-30)) @ slope_of
-        return np.sign(slope) * i1e(abs(slope)) / i0e(abs(slope))
+    def correlation(spectrum: np.ndarray) -> float:
+        slope = float(np.log(np.maximum(spectrum, 1e-30)) @ slope_of)
+        return math.copysign(i1e(abs(slope)) / i0e(abs(slope)), slope)
 
-    if not known.any():
-        return np.full(len(images), np.nan), Measured(math.nan, math.nan, math.nan)
-    everything = total[known].sum(0)
-    together = float(correlation(everything))
-    blocks = [block for block in np.array_split(np.flatnonzero(known), 10) if 0 < len(block) < known.sum()]
-    without = np.array([correlation(everything - total[block].sum(0)) for block in blocks])  # the jackknife
+    total = np.stack(spectra)
+    together = correlation(total.sum(0))
+    blocks = [block for block in np.array_split(total, 10) if 0 < len(block) < len(total)]
+    without = np.array([correlation(total.sum(0) - block.sum(0)) for block in blocks])  # the jackknife
     error = 1.96 * math.sqrt(0.9 * np.square(without - without.mean()).sum()) if blocks else math.inf
-    return correlation(total), Measured(together, max(-1.0, together - error), min(1.0, together + error))
+    return Measured(together, max(-1.0, together - error), min(1.0, together + error))

@@ -9,7 +9,6 @@ seconds.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,15 +27,6 @@ _FLATTEST = [2 * len(_SHARES) * i for i in range(len(_SIDES))]  # the detail of 
 _NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
 _WEIGHTS = Path(__file__).parent.parent / "embedded" / "noise_level.safetensors"
 _TINY = 1e-24
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Noise levels (N,) with 95 % intervals, in the units of the images."""
-
-    sigma: Tensor
-    low: Tensor
-    high: Tensor
 
 
 def features(x: Tensor, unit: float | None = None) -> tuple[Tensor, Tensor]:
@@ -85,8 +75,8 @@ class LevelNet(nn.Module):
         return 0.1 * mean, self.widen * (log_std.clamp(-3, 5) - 3).exp()
 
     @torch.no_grad()
-    def levels(self, x: Tensor) -> Levels:
-        """The noise levels of images (N, C, H, W)."""
+    def levels(self, x: Tensor) -> Tensor:
+        """The noise levels of images (N, C, H, W) and their 95 % intervals, (3, N): level, low, high."""
         inputs, guess = features(x, self.unit.item() or None)
         mean, std = self(inputs)
         centre = guess + mean
@@ -94,8 +84,7 @@ class LevelNet(nn.Module):
         flat = inputs[:, _FLATTEST].amin(1)
         rounding = (1e-6 * x.flatten(1).abs().amax(1).double()).clamp_min(_TINY).log()
         found = (flat > -5) & (guess + flat > rounding)
-        sigma, low, high = (found * (centre + z * std).exp() for z in (0, -1.96, 1.96))
-        return Levels(sigma, low, high)
+        return torch.stack([found * (centre + z * std).exp() for z in (0, -1.96, 1.96)])
 
 
 @cache

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,6 @@ _AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that m
 class Audit:
     """The noise of N images, in the units of their files; arrays are (N,).
 
-    `correlation` is that of neighbouring pixels' noise, NaN where the image has no flat part to measure it in.
     `clipped` is the share of values at the lowest or the highest value of all images. `step` is the distance
     of neighbouring values (1 for whole numbers), 0 if they are not rounded. `values` are the lowest value,
     those that 1 % and 99 % of the values lie below, and the highest.
@@ -53,7 +53,6 @@ class Audit:
     sigma: np.ndarray
     low: np.ndarray  # of the 95 % interval
     high: np.ndarray
-    correlation: np.ndarray
     clipped: np.ndarray
     method: str
     group: Measured  # the level, if all images share one
@@ -161,16 +160,20 @@ def audit(
     """
     if repeats and clean is not None:
         raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
+    values = _Values(len(raw.names))
     with one_thread():
-        found = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
-    if not shared:
-        return found
-    ends = found.group.value, found.group.low, found.group.high
-    sigma, low, high = (np.full(len(raw.names), end) for end in ends)
-    return replace(found, sigma=sigma, low=low, high=high)
+        found = _from_repeats(raw, values, progress) if repeats else _from_each(raw, clean, values, progress)
+    if shared:
+        ends = found["group"].value, found["group"].low, found["group"].high
+        found["sigma"], found["low"], found["high"] = (np.full(len(raw.names), end) for end in ends)
+    names, step, spread = tuple(raw.names), values.step, values.spread()
+    return Audit(names, clipped=values.clipped(), step=step, values=spread, units=raw.units, **found)
 
 
-def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | None) -> Audit:
+def _from_each(
+    raw: RawImages, clean: RawImages | None, values: "_Values", progress: Progress | None
+) -> dict[str, Any]:
+    """What each image says about its own noise, and all of them together."""
     examples: list[Tensor] = []
     if clean is not None:
         if len(clean.names) < _MIN_EXAMPLES:
@@ -180,36 +183,27 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
         _check_units(raw, clean.name, examples)
     net = train_on_examples(examples) if examples else blind_net()
     kept = _spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
-    looked_at, values, images, levels = set(kept), _Values(len(raw.names)), [], []
+    looked_at, images, levels = set(kept), [], []
     for batch in _batches(raw, progress):
-        found = net.levels(torch.stack([image for _, image in batch]))
-        levels.append((found.sigma, found.low, found.high))
+        levels.append(net.levels(torch.stack([image for _, image in batch])))
         images += [image for i, image in batch if i in looked_at]
         for i, image in batch:
             values.add(i, image)
-    sigma, low, high = (torch.cat(column).double().numpy() for column in zip(*levels, strict=True))
-    correlation = np.full(len(sigma), np.nan)
-    correlation[kept], whiteness = neighbour_correlation(images, sigma[kept].tolist())
-    unclipped, clipped = values.bounds(), values.clipped()
-    known = (sigma > 0) | (clipped == 0)  # parts that are clipped look perfectly flat
+    sigma, low, high = torch.cat(levels, 1).double().numpy()
+    bounds = values.bounds()
+    known = (sigma > 0) | (values.clipped() == 0)  # parts that are clipped look perfectly flat
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = np.log(sigma / np.median(sigma[known])) / (np.log(high / low) / (2 * 1.96))
-    return Audit(
-        names=tuple(raw.names),
-        sigma=sigma,
-        low=low,
-        high=high,
-        correlation=correlation,
-        clipped=clipped,
-        method=f"from {len(examples):,} clean examples" if examples else "from each image alone",
-        group=group_level(images, unclipped, examples),
-        agree=bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
-        whiteness=whiteness,
-        step=values.step,
-        values=values.spread(),
-        sensor=fit_sensor(images, unclipped),
-        units=raw.units,
-    )
+    return {
+        "sigma": sigma,
+        "low": low,
+        "high": high,
+        "method": f"from {len(examples):,} clean examples" if examples else "from each image alone",
+        "group": group_level(images, bounds),
+        "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
+        "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
+        "sensor": fit_sensor(images, bounds),
+    }
 
 
 def in_range(raw: RawImages, its_range: tuple[float, float], wanted: tuple[float, float]) -> RawImages:
@@ -234,23 +228,20 @@ def _check_units(raw: RawImages, clean_name: str, examples: list[Tensor]) -> Non
         )
 
 
-def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
+def _from_repeats(raw: RawImages, values: "_Values", progress: Progress | None) -> dict[str, Any]:
     """What differs between exposures of the same scene is noise."""
     scenes: dict[PurePosixPath, list[int]] = {}
     for i, name in enumerate(raw.names):
         scenes.setdefault(PurePosixPath(name).parent, []).append(i)
     variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
-    values, num_values = _Values(len(raw.names)), 0
     pixels: list[tuple[np.ndarray, ...]] = []  # of each scene: mean, variance, mean of the pixels around
+    num_values = 0
     for members in scenes.values():
-        if len(members) < 2:
-            what = "is alone in its folder: with repeats, each holds two or more exposures of one scene"
-            raise AssayError(what, path=raw.names[members[0]], key="repeats")
         stack = [_image(raw, i) for i in members]
+        if len(stack) < 2 or len({image.shape for image in stack}) > 1:
+            what = "is not one of two or more exposures of one scene and one size"
+            raise AssayError(what, path=raw.names[members[0]], key="repeats", cure="give each scene a folder")
         for i, image in zip(members, stack, strict=True):
-            if image.shape != stack[0].shape:
-                what = f"differs in size from {raw.names[members[0]]}: repeats have one size"
-                raise AssayError(what, path=raw.names[i], key="repeats")
             values.add(i, image)
         y = torch.stack(stack).double()
         residual, count = y - y.mean(0), len(y)
@@ -269,27 +260,20 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> Audit:
         if progress is not None:
             progress(len(pixels), len(scenes))
     mean, variances, around = map(np.concatenate, zip(*pixels, strict=True))
-    sigma = np.sqrt(variance)
+    sigma, level = np.sqrt(variance), math.sqrt(variances.mean())
     relative = error / (2 * np.maximum(variance, 1e-300))
-    level = math.sqrt(variances.mean())
-    half, white = 1.96 / math.sqrt(2 * num_values), float(correlation.mean())
+    half = 1.96 / math.sqrt(2 * num_values)
     deviation = (variance - level**2) / np.maximum(error, 1e-300)
-    return Audit(
-        names=tuple(raw.names),
-        sigma=sigma,
-        low=sigma * np.exp(-1.96 * relative),
-        high=sigma * np.exp(1.96 * relative),
-        correlation=correlation,
-        clipped=values.clipped(),
-        method=f"from repeated exposures of {len(scenes):,} scene{'s' if len(scenes) > 1 else ''}",
-        group=Measured(level, level * math.exp(-half), level * math.exp(half)),
-        agree=bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
-        whiteness=Measured.around(white, 2 / math.sqrt(num_values)),
-        step=values.step,
-        values=values.spread(),
-        sensor=sensor_from_repeats(mean, variances, around),
-        units=raw.units,
-    )
+    return {
+        "sigma": sigma,
+        "low": sigma * np.exp(-1.96 * relative),
+        "high": sigma * np.exp(1.96 * relative),
+        "method": f"from repeated exposures of {len(scenes):,} scene{'s' if len(scenes) > 1 else ''}",
+        "group": Measured(level, level * math.exp(-half), level * math.exp(half)),
+        "agree": bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
+        "whiteness": Measured.around(float(correlation.mean()), 2 / math.sqrt(num_values)),
+        "sensor": sensor_from_repeats(mean, variances, around),
+    }
 
 
 def images_of(store: Store) -> RawImages:
@@ -391,13 +375,10 @@ def write_levels(found: Audit, path: Path) -> None:
     """A CSV for `levels=` of `assay data pack`; levels are in the files' units."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["filename", "sigma", "low", "high", "correlation", "clipped"])
-        for name, *numbers in zip(
-            found.names, found.sigma, found.low, found.high, found.correlation, found.clipped, strict=True
-        ):
-            writer.writerow(
-                [csv_cell(name), *("" if math.isnan(number) else f"{number:.6g}" for number in numbers)]
-            )
+        writer.writerow(["filename", "sigma", "low", "high", "clipped"])
+        columns = found.sigma, found.low, found.high, found.clipped
+        for name, *numbers in zip(found.names, *columns, strict=True):
+            writer.writerow([csv_cell(name), *(f"{number:.6g}" for number in numbers)])
 
 
 def audit_panels(found: Audit) -> list[Panel]:
