@@ -61,7 +61,7 @@ def _fastest_step(config: RunConfig, source: ImageSource, device: str) -> float:
     settings, net, place = config.train, config.net_config(source), find_device(device)
     denoiser = build_denoiser(net).train().to(place)
     optimizer = make_optimizer(denoiser, net, settings)
-    loader = Loader(source, min(settings.batch_size, len(source)), augmentation=settings.augment.build())
+    loader = Loader(source, min(settings.batch_size, len(source)), augmentation=settings.augment)
     batch, fastest = loader.batch(0).to(place), math.inf
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()

@@ -1,26 +1,25 @@
 """Pictures and `assay data`, used as a newcomer would."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from assay.cli import app
 from assay.data import open_store
 from assay.data.picture import captioned_rows, image_grid
 from assay.data.show import noise_histogram
-from assay.errors import AssayError
 from assay.noise import snr_db
+from tests.commands import failing, run
+from tests.errors import rejected
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["data", *map(str, arguments)], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result.output
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_image_grid_places_and_clips() -> None:
@@ -34,22 +33,16 @@ def test_image_grid_places_and_clips() -> None:
 
 def test_image_grid_refuses_what_is_no_image() -> None:
     for shape in ((2, 2, 4, 4), (4, 4), (0, 1, 4, 4)):
-        with pytest.raises(AssayError) as caught:
+        with rejected("images"):
             image_grid(torch.zeros(shape), 2)
-        assert caught.value.key == "images"
 
 
 def test_captioned_rows_keep_the_images() -> None:
-    rows = [
-        ("one\ntwo", torch.full((3, 3, 64, 64), 1.0)),
-        ("a longer caption", torch.full((2, 3, 64, 64), -1.0)),
-    ]
-    picture = np.asarray(captioned_rows(rows))
+    white, black = torch.ones(3, 3, 64, 64), -torch.ones(2, 3, 64, 64)
+    picture = np.asarray(captioned_rows([("one\ntwo", white), ("a longer caption", black)]))
     assert picture.shape[0] == 130 and picture.shape[1] > 3 * 66 - 2
     left = picture.shape[1] - (3 * 66 - 2)
-    assert (
-        picture[66:, left : left + 130].reshape(-1, 3).max(1) == 0
-    ).mean() > 0.97  # two black tiles and a gap
+    assert (picture[66:, left : left + 130].max(2) == 0).mean() > 0.97  # two black tiles and a gap
     assert (picture[:64, :left] < 128).any() and (picture[66:, :left] < 128).any()  # ink of both captions
 
 
@@ -63,89 +56,58 @@ def test_noise_histogram() -> None:
     assert all(a.high < b.low for a, b in zip(bins, bins[1:], strict=False))
 
 
-def test_get_and_show(tmp_path: Path) -> None:
-    assert "1,797 images of 1 x 8 x 8" in run("get", "digits", "-o", tmp_path / "digits")
-    text = run(
-        "show", tmp_path / "digits", "--png", tmp_path / "a.png", "--noise", "0.2", "--noise", 1, "--verify"
-    )
+def test_get_and_show(in_folder: Path) -> None:
+    assert "1,797 images of 1 x 8 x 8" in run(*"data get digits -o digits".split())
+    text = run(*"data show digits --png a.png --noise 0.2 --noise 1 --verify".split())
     assert "digits: 1,797 grey images of 8 x 8, uint8" in text and "checksums are correct" in text
     assert "10 classes: 0 178, 1 182" in text and "clean" in text
-    assert Image.open(tmp_path / "a.png").height == 3 * 66 - 2
-    assert "exists already" in run("get", "digits", "-o", tmp_path / "digits", code=1)
-    assert "give its file with --png" in run("show", tmp_path / "digits", "--noise", "0.2", code=1)
-    assert "is not a store" in run("show", tmp_path, code=1)
+    assert Image.open("a.png").height == 3 * 66 - 2
+    assert failing(*"data get digits -o digits".split()).path == "digits"  # exists already
+    assert failing(*"data show digits --noise 0.2".split()).key == "noise"
+    assert "is not a store" in failing("data", "show", ".").what
 
 
-def test_pack_files_of_mixed_quality(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    lines = ["filename,sigma"]
-    (tmp_path / "in/cells").mkdir(parents=True)
+def test_pack_files_of_mixed_quality(in_folder: Path) -> None:
+    generator, lines = np.random.default_rng(0), ["filename,sigma"]
+    Path("in/cells").mkdir(parents=True)
     for i, sigma in enumerate([0, 0, 0.1, 0.4]):
-        Image.fromarray(generator.normal(0.5, 0.2 + sigma, (8, 8)).astype(np.float32)).save(
-            tmp_path / f"in/cells/{i}.tiff"
-        )
+        values = generator.normal(0.5, 0.2 + sigma, (8, 8)).astype(np.float32)
+        Image.fromarray(values).save(f"in/cells/{i}.tiff")
         lines.append(f"cells/{i}.tiff,{sigma}")
-    (tmp_path / "in/cells/broken.tiff").write_text("oops")
-    (tmp_path / "sigma.csv").write_text("\n".join([*lines, "cells/broken.tiff,0"]))
-    command = [
-        "pack",
-        tmp_path / "in",
-        "-o",
-        tmp_path / "store",
-        "--all",
-        f"levels={tmp_path / 'sigma.csv'},range=0,1,scaled=true",
-        "--classes",
-    ]
-    assert "broken.tiff: is not an image" in run(*command, code=1)
+    Path("in/cells/broken.tiff").write_text("oops")
+    Path("sigma.csv").write_text("\n".join([*lines, "cells/broken.tiff,0"]))
+    command = "data pack in -o store --all levels=sigma.csv,range=0,1,scaled=true --classes".split()
+    assert "broken.tiff" in str(failing(*command).path)
     text = run(*command, "--skip-bad")
-    assert (
-        "skipped: " in text
-        and "0.05 to 0.2 in the files' units), 1 skipped" in text
-        and "4 images of 1 x 8 x 8, 2 of them noisy (sigma 0.1 to 0.4" in text
-    )
-    store = open_store(tmp_path / "store")
+    assert "skipped: " in text and "0.05 to 0.2 in the files' units), 1 skipped" in text
+    assert "4 images of 1 x 8 x 8, 2 of them noisy (sigma 0.1 to 0.4" in text
+    store = open_store("store")
     assert store.sigma_tn.tolist() == pytest.approx([0, 0, 0.1, 0.4]) and store.class_names == ("cells",)
-    assert json.loads((store.path / "meta.json").read_text())["num_clean"] == 2
-    text = run("show", store.path, "--png", tmp_path / "a.png")
+    assert store.meta.num_clean == 2 and store.physical_range == (0, 1)
+    text = run(*"data show store --png a.png".split())
     assert "0.4" in text and "8.6 dB" in text and "20.0 dB" in text
     assert "black and white are 0 and 1 in the files: a sigma of 1 is 0.5 there" in text
-    assert store.physical_range == (0, 1)
-    assert "--png" in run("show", store.path, "--png", tmp_path / "q.txt", code=1)
+    assert "--png" in str(failing(*"data show store --png q.txt".split()))
 
 
-def test_pack_options_reach_the_store(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(0, 256, (3, 12, 10, 3), dtype=np.uint8))
-    options = ["--size", "6x5", "--fit", "crop", "--dtype", "float16"]
-    text = run("pack", f"{tmp_path}/a.npy:sigma=30", "-o", tmp_path / "store", *options)
-    assert (
-        "3 images of 3 x 6 x 5, 3 of them noisy" in text
-        and "warning: 3 noisy images come from 8-bit files" in text
-    )
-    assert open_store(tmp_path / "store").meta.dtype == "float16"
-    run(
-        "pack",
-        tmp_path / "a.npy",
-        "-o",
-        tmp_path / "grey",
-        "--size",
-        "4",
-        "--fit",
-        "resize",
-        "--colour",
-        "grey",
-    )
-    assert open_store(tmp_path / "grey").image_shape == (1, 4, 4)
-    assert "--size: expected a number" in run("pack", "x", "-o", tmp_path / "new", "--size", "4by4", code=1)
-    assert "give one" in run("pack", f"{tmp_path}/a.npy:sigma=1,levels=x", "-o", tmp_path / "new", code=1)
-    assert not (tmp_path / "new").exists()
+def test_pack_options_reach_the_store(in_folder: Path) -> None:
+    np.save("a.npy", np.random.default_rng(0).integers(0, 256, (3, 12, 10, 3), dtype=np.uint8))
+    text = run(*"data pack a.npy:sigma=30 -o store --size 6x5 --fit crop --dtype float16".split())
+    assert "3 images of 3 x 6 x 5, 3 of them noisy" in text
+    assert "warning: 3 noisy images come from 8-bit files" in text
+    assert open_store("store").meta.dtype == "float16"
+    run(*"data pack a.npy -o grey --size 4 --fit resize --colour grey".split())
+    assert open_store("grey").image_shape == (1, 4, 4)
+    assert "size" in str(failing(*"data pack x -o new --size 4by4".split()))
+    assert "give one" in str(failing(*"data pack a.npy:sigma=1,levels=x -o new".split()))
+    assert not Path("new").exists()
 
 
-def test_sources_of_different_units_are_told(tmp_path: Path) -> None:
+def test_sources_of_different_units_are_told(in_folder: Path) -> None:
     rng = np.random.default_rng(0)
     for name, white in (("a", 1.0), ("b", 255.0)):
-        np.save(tmp_path / f"{name}.npy", (white * rng.random((4, 8, 8))).astype(np.float32))
-    sources = (f"{tmp_path}/a.npy:range=0,1", f"{tmp_path}/b.npy:range=0,255")
-    run("pack", *sources, "-o", tmp_path / "both")
-    run("pack", sources[0], "-o", tmp_path / "one")
-    assert "different values of black and white" in run("show", tmp_path / "both")
-    assert "a sigma of 1 is 0.5" in run("show", tmp_path / "one")
+        np.save(f"{name}.npy", (white * rng.random((4, 8, 8))).astype(np.float32))
+    run(*"data pack a.npy:range=0,1 b.npy:range=0,255 -o both".split())
+    run(*"data pack a.npy:range=0,1 -o one".split())
+    assert "different values of black and white" in run("data", "show", "both")
+    assert "a sigma of 1 is 0.5" in run("data", "show", "one")

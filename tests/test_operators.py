@@ -1,4 +1,6 @@
-"""Images seen through kernels: exact on Gaussian data, and known to stores, packing and rounds."""
+"""Incomplete images, with missing pixels or seen through kernels: exact on Gaussian data, and known to stores,
+packing and rounds.
+"""
 
 import json
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from assay.data import Joined, Restored, Store, View, open_store, raised
 from assay.data.convert import PackConfig
@@ -17,24 +20,25 @@ from assay.data.pack import PackReport, pack, pack_shards
 from assay.data.spec import SourceSpec
 from assay.data.store import PackedImage, write_store
 from assay.data.view import with_uniform_noise
-from assay.denoise import GaussianDenoiser, convolution
+from assay.denoise import Conditioned, GaussianDenoiser, convolution
 from assay.errors import AssayError
 from assay.files import content_hash, sha256
 from assay.generate import RestoreConfig, restore, restore_store
 from assay.metrics.held_out import held_out_loss
 from assay.train import read_config, train
 from assay.train.gaussian import fit_gaussian
+from tests.commands import failing, run
 from tests.errors import rejects
-from tests.test_sigma_maps import run
+from tests.stores import stored
 
 SHAPE, SIDE, DIMS, NOISE = (1, 4, 4), 4, 16, 0.05
 INF = float("inf")
 
 
-def gaussian() -> tuple[GaussianDenoiser, Tensor]:
+def gaussian(dtype: torch.dtype = torch.float32) -> tuple[GaussianDenoiser, Tensor]:
     """The denoiser of Gaussian images, and their covariance (D, D)."""
-    factors = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1)) / 2
-    mean, variance = torch.linspace(-0.5, 0.5, DIMS), torch.linspace(0.02, 0.1, DIMS)
+    factors = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1), dtype=dtype) / 2
+    mean, variance = torch.linspace(-0.5, 0.5, DIMS, dtype=dtype), torch.linspace(0.02, 0.1, DIMS, dtype=dtype)
     model = GaussianDenoiser(mean.view(SHAPE), factors, variance.view(SHAPE))
     return model, factors.flatten(1).T @ factors.flatten(1) + variance.diag()
 
@@ -75,13 +79,9 @@ def box() -> Tensor:
     return kernel
 
 
-def store_of(path: Path, y: Tensor, kernel: Tensor, levels: Tensor | None = None) -> Store:
-    maps = [None] * len(y) if levels is None else [each.numpy() for each in levels]
-    images = (
-        PackedImage(str(i), y[i].numpy(), NOISE, -1, sigma_map=maps[i], kernel=kernel[i].numpy())
-        for i in range(len(y))
-    )
-    return write_store(path, path.name, images, SHAPE, "float32", (-1, 1), ())
+DELTA = torch.eye(1, DIMS).view(1, SIDE, SIDE)
+EVERYTHING, EVERY_SECOND, BORDER = (torch.ones(SIDE, SIDE, dtype=torch.bool) for _ in range(3))
+EVERY_SECOND[1::2], EVERY_SECOND[:, 1::2], BORDER[:, 0] = False, False, False
 
 
 def seen_through(path: Path, kernel: Tensor) -> tuple[Store, Tensor]:
@@ -89,7 +89,17 @@ def seen_through(path: Path, kernel: Tensor) -> tuple[Store, Tensor]:
     generator = torch.Generator().manual_seed(5)
     x = draws(len(kernel), generator)
     y = convolution(kernel)(x) + NOISE * torch.randn(x.shape, generator=generator)
-    return store_of(path, y, kernel), x
+    return stored(path, y, NOISE, kernels=kernel), x
+
+
+def masked(path: Path, num: int) -> tuple[Store, Tensor]:
+    """Gaussian images with noise, half of whose pixels are missing, and the images."""
+    generator = torch.Generator().manual_seed(5)
+    seen = torch.rand(num, *SHAPE, generator=generator) >= 0.5
+    seen[:, 0, 0, 0] = True
+    x = draws(num, generator)
+    y = x + NOISE * torch.randn(num, *SHAPE, generator=generator)
+    return stored(path, y.where(seen, 7.0), NOISE, maps=torch.where(seen, NOISE, INF)), x
 
 
 @settings(deadline=None, max_examples=30)
@@ -108,38 +118,79 @@ def test_the_convolution_is_a_circulant_matrix(height: int, width: int, channels
             torch.testing.assert_close(adjoint[n, c].flatten(), matrix.T @ v[n, c].flatten())
 
 
-EVERY_SECOND = torch.zeros(SIDE, SIDE, dtype=torch.bool)
-EVERY_SECOND[::2, ::2] = True
-BORDER = torch.ones(SIDE, SIDE, dtype=torch.bool)
-BORDER[:, 0] = False
+def test_the_gaussian_denoiser_is_exact() -> None:
+    model, cov = gaussian(torch.float64)
+    x_t = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sigma_t = torch.tensor([0.01, 0.3, 1, 5, 80], dtype=torch.float64)
+    mean = model.mean.flatten()
+    for found, x, sigma in zip(model(x_t, sigma_t), x_t, sigma_t, strict=True):
+        gain = cov @ torch.linalg.inv(cov + sigma**2 * torch.eye(DIMS, dtype=torch.float64))
+        torch.testing.assert_close(found.flatten(), mean + gain @ (x.flatten() - mean))
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x: F.avg_pool2d(F.pad(x, [1] * 4, mode="replicate"), 3, stride=1),
+        lambda x: F.avg_pool2d(x, 2, stride=1),
+        lambda x: torch.view_as_real(torch.fft.fft2(x, norm="ortho"))[..., 0],
+    ],
+    ids=["blur", "fewer pixels", "half of the k-space"],
+)
+def test_a_linear_operator_gives_the_gaussian_posterior(operator: Any) -> None:
+    model, cov = gaussian(torch.float64)
+    mean, unit = model.mean.flatten(), torch.eye(DIMS, dtype=torch.float64)
+    matrix = torch.stack([operator(each.view(1, *SHAPE)).flatten() for each in unit], 1)  # (M, D)
+    y = operator(torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    noise = 0.1 + 0.1 * torch.arange(y.numel(), dtype=torch.float64).view_as(y) / y.numel()
+    noise[0, 0, 0, 0] = INF
+    used = noise.flatten().isfinite()
+    a, s = matrix[used], noise.flatten()[used]
+    gain = cov @ a.T @ torch.linalg.inv(a @ cov @ a.T + torch.diag(s**2))
+    mean_y, cov_y = mean + gain @ (y.flatten()[used] - a @ mean), cov - gain @ a @ cov
+    x_t = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for sigma in (0.1, 1.0, 10.0):
+        exact = mean_y + cov_y @ torch.linalg.inv(cov_y + sigma**2 * unit) @ (x_t.flatten() - mean_y)
+        known = Conditioned(model, y, noise, num_steps=24, operator=operator)
+        found = known(x_t, torch.tensor([sigma]).double())
+        torch.testing.assert_close(found.flatten(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_a_derivative_that_is_no_covariance_does_no_harm() -> None:
+    slopes = torch.tensor([0.5, -0.01, 0.3, -0.2, 0.1, 0.0, 0.4, -0.0101] * 2).view(SHAPE)
+    y, noise = torch.ones(2, *SHAPE), torch.full((2, *SHAPE), 0.1)  # noise^2 cancels -0.01: it is singular
+    for num_steps in (1, 2, 5, 20):
+        given = Conditioned(lambda x, sigma, label=None: slopes * x, y, noise, num_steps)
+        assert given(torch.zeros_like(y), torch.ones(2)).abs().max() < 2
 
 
 @pytest.mark.parametrize(
     ("kernel", "seen"),
     [
-        (blurs(2), torch.ones(SIDE, SIDE, dtype=torch.bool)),
+        (blurs(2), EVERYTHING),
         (blurs(2), BORDER),
-        (lines(2), torch.ones(SIDE, SIDE, dtype=torch.bool)),
-        (torch.cat([box(), torch.eye(1, DIMS).view(1, SIDE, SIDE)]), EVERY_SECOND),
-        (torch.eye(1, DIMS).view(1, SIDE, SIDE).repeat(2, 1, 1), torch.ones(SIDE, SIDE, dtype=torch.bool)),
+        (lines(2), EVERYTHING),
+        (torch.cat([box(), DELTA]), EVERY_SECOND),
+        (DELTA.repeat(2, 1, 1), EVERYTHING),
+        (None, EVERY_SECOND),
     ],
-    ids=["blur", "blur without a border", "k-space", "fewer pixels", "identity"],
+    ids=["blur", "blur without a border", "k-space", "fewer pixels", "identity", "missing pixels"],
 )
 def test_restored_images_are_draws_from_the_gaussian_posterior(
-    tmp_path: Path, kernel: Tensor, seen: Tensor
+    tmp_path: Path, kernel: Tensor | None, seen: Tensor
 ) -> None:
     model, cov = gaussian()
     num, generator = 2000, torch.Generator().manual_seed(6)
-    x = draws(2, generator)
-    y = convolution(kernel)(x) + NOISE * torch.randn(x.shape, generator=generator)
-    levels = torch.where(seen, NOISE, INF).expand(2 * num, *SHAPE)
-    many = (each.repeat_interleave(num, 0) for each in (y, kernel))
-    source = store_of(tmp_path / "two", *many, None if bool(seen.all()) else levels)
+    x, operator = draws(2, generator), DELTA.repeat(2, 1, 1) if kernel is None else kernel
+    y = convolution(operator)(x) + NOISE * torch.randn(x.shape, generator=generator)
+    maps = None if bool(seen.all()) else torch.where(seen, NOISE, INF).expand(2 * num, *SHAPE)
+    kernels = None if kernel is None else kernel.repeat_interleave(num, 0)
+    source = stored(tmp_path / "two", y.repeat_interleave(num, 0), NOISE, maps=maps, kernels=kernels)
     made = restore(model, source, tmp_path / "made", "exact", RestoreConfig(num_steps=64), batch_size=1000)
-    assert made.usable_from.min() == 80 and not made.sigma_tn.any()
+    assert made.meta.num_clean == 0 and made.usable_from.min() == 80 and not made.sigma_tn.any()
     for n in range(2):
         drawn = made.read(torch.arange(n * num, (n + 1) * num)).flatten(1)
-        a = circulant(kernel[n])[seen.flatten()]
+        a = circulant(operator[n])[seen.flatten()]
         gain = cov @ a.T @ torch.linalg.inv(a @ cov @ a.T + NOISE**2 * torch.eye(len(a)))
         mean = model.mean.flatten() + gain @ (y[n].flatten()[seen.flatten()] - a @ model.mean.flatten())
         cov_y = cov - gain @ a @ cov
@@ -148,35 +199,68 @@ def test_restored_images_are_draws_from_the_gaussian_posterior(
 
 
 def test_a_kernel_that_does_nothing_changes_nothing_about_missing_pixels(tmp_path: Path) -> None:
-    model, generator = gaussian()[0], torch.Generator().manual_seed(7)
-    y = draws(20, generator)
-    seen = torch.rand(20, *SHAPE, generator=generator) < 0.5
-    levels, kernel = torch.where(seen, NOISE, INF), torch.eye(1, DIMS).view(1, SIDE, SIDE).repeat(20, 1, 1)
-    images = [PackedImage(str(i), y[i].numpy(), NOISE, -1, sigma_map=levels[i].numpy()) for i in range(20)]
-    plain = write_store(tmp_path / "plain", "plain", images, SHAPE, "float32", (-1, 1), ())
-    through = store_of(tmp_path / "through", y, kernel, levels)
+    model, (plain, _) = gaussian()[0], masked(tmp_path / "plain", 20)
+    every = torch.arange(20)
+    maps, kernels = plain.read_levels(every), DELTA.repeat(20, 1, 1)
+    through = stored(tmp_path / "through", plain.read(every), NOISE, maps=maps, kernels=kernels)
     made = [restore(model, each, tmp_path / f"{each.name} made", "exact") for each in (plain, through)]
-    expected, found = (each.read(torch.arange(20)) for each in made)
+    expected, found = (each.read(every) for each in made)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_gaussian_is_found_through_kernels(tmp_path: Path) -> None:
+def test_without_missing_pixels_images_are_restored_as_before(tmp_path: Path) -> None:
+    (model, _), every, generator = gaussian(), torch.arange(40), torch.Generator().manual_seed(2)
+    y = draws(40, generator) + 0.3 * torch.randn(40, *SHAPE, generator=generator)
+    levels = torch.full((40, *SHAPE), 0.3)
+    expected = restore(model, stored(tmp_path / "plain", y, 0.3), tmp_path / "expected", "exact").read(every)
+    mapped = with_uniform_noise(stored(tmp_path / "mapped", y, 0.3, maps=levels), allow_incomplete=True)
+    assert torch.equal(restore(model, mapped, tmp_path / "a", "exact").read(every), expected)
+    # One image with a missing pixel changes nothing for the others.
+    levels[7, 0, 1, 1] = INF
+    mixed = stored(tmp_path / "mixed", y, 0.3, maps=levels)
+    found = restore(model, mixed, tmp_path / "b", "exact").read(every)
+    changed = ((found - expected).abs() > 1e-4).flatten(1).any(1).nonzero()[:, 0].tolist()
+    assert mixed.incomplete.nonzero()[:, 0].tolist() == changed == [7]
+    with rejects(key="keep"):
+        restore(model, mixed, tmp_path / "c", "exact", RestoreConfig(keep=0.5))
+
+
+def test_the_gaussian_is_found_from_incomplete_images(tmp_path: Path) -> None:
     _, cov = gaussian()
-    for name, kernel in (("lines", lines(1500)), ("blur", blurs(1500))):
-        store, x = seen_through(tmp_path / name, kernel)
+
+    def fitted(store: Store) -> tuple[Tensor, Tensor]:
         found = fit_gaussian(store, num_factors=3)
         factors = found.factors.flatten(1)
-        got = factors.T @ factors + found.variance.flatten().diag()
-        assert torch.linalg.norm(got - cov) < 0.1 * torch.linalg.norm(cov), name
-        assert (found.mean - x.mean(0)).abs().max() < 0.05, name
+        return found.mean, factors.T @ factors + found.variance.flatten().diag()
+
+    for store, x in (
+        masked(tmp_path / "masked", 3000),
+        seen_through(tmp_path / "lines", lines(1500)),
+        seen_through(tmp_path / "blur", blurs(1500)),
+    ):
+        mean, got = fitted(store)
+        assert torch.linalg.norm(got - cov) < 0.1 * torch.linalg.norm(cov), store.name
+        assert (mean - x.mean(0)).abs().max() < (0.03 if store.has_map else 0.05), store.name
     # A frequency that the same kernel hides in all images stays unknown, and the others are found.
     mask = torch.ones(SIDE, SIDE)
     mask[2] = 0
-    store, _ = seen_through(tmp_path / "hidden", torch.fft.ifft2(mask).real.expand(1500, SIDE, SIDE))
-    factors = (found := fit_gaussian(store, num_factors=3)).factors.flatten(1)
-    got = factors.T @ factors + found.variance.flatten().diag()
-    seen = circulant(torch.fft.ifft2(mask).real)
+    kernel = torch.fft.ifft2(mask).real
+    _, got = fitted(seen_through(tmp_path / "hidden", kernel.expand(1500, SIDE, SIDE))[0])
+    seen = circulant(kernel)
     assert torch.linalg.norm(seen @ (got - cov) @ seen) < 0.08 * torch.linalg.norm(cov)
+
+
+def test_views_keep_pixels_missing_and_losses_reject_them(tmp_path: Path) -> None:
+    store, every = masked(tmp_path / "store", 30)[0], torch.arange(30)
+    missing = store.read_levels(every).isinf()
+    levels = torch.rand(30, *SHAPE, generator=torch.Generator().manual_seed(0)).where(~missing, INF)
+    uneven = stored(tmp_path / "uneven", store.read(every), 1.0, maps=levels)
+    even = with_uniform_noise(uneven, allow_incomplete=True)
+    after = even.read_levels(every)
+    assert torch.equal(after.isinf(), missing) and bool((after[~missing] == 1).all())
+    assert torch.equal(even.read(every)[missing], store.read(every)[missing])
+    with pytest.raises(AssayError):
+        held_out_loss(gaussian()[0], store)
 
 
 def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
@@ -185,13 +269,11 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
     assert np.load(tmp_path / "store/kernel.npy").shape == (2, SIDE, SIDE)  # equal ones once
     expected = blurs(2)[[0, 1, 0, 1, 0, 1]]
     assert torch.equal(store.read_kernel(every), expected) and not store.has_map  # type: ignore[arg-type]
-    images = [PackedImage(str(i), np.zeros(SHAPE, np.float32), 0.1 * i, -1) for i in range(2)]
-    plain = write_store(tmp_path / "plain", "plain", images, SHAPE, "float32", (-1, 1), ())
+    plain = stored(tmp_path / "plain", np.zeros((2, *SHAPE)), [0, 0.1])
     assert plain.read_kernel(every[:2]) is None and Joined([plain, plain]).read_kernel(every[:2]) is None
     assert Joined([plain, store]).incomplete.tolist() == [False] * 2 + [True] * 6
     found = Joined([plain, store]).read_kernel(torch.tensor([1, 3]))
-    delta = torch.eye(1, DIMS).view(SIDE, SIDE)
-    assert found is not None and torch.equal(found, torch.stack([delta, expected[1]]))
+    assert found is not None and torch.equal(found, torch.stack([DELTA[0], expected[1]]))
     chosen = raised(View(store, torch.tensor([5, 0])), 0.3)
     assert torch.equal(chosen.read_kernel(torch.tensor([0, 1])), expected[[5, 0]])  # type: ignore[arg-type]
     assert bool(chosen.incomplete.all()) and torch.equal(chosen.sigma_tn, torch.full((2,), 0.3))
@@ -199,22 +281,17 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
     for reject in (with_uniform_noise, lambda source: held_out_loss(gaussian()[0], source)):
         with pytest.raises(AssayError):
             reject(store)
-    with pytest.raises(AssayError):
+    with rejects(key="keep"):
         restore(gaussian()[0], store, tmp_path / "kept", "exact", RestoreConfig(keep=0.5))
-
-    for bad in (np.full((SIDE, SIDE), np.nan), np.ones((3, 3))):
-        image = PackedImage("a", np.zeros(SHAPE, np.float32), 0.1, -1, kernel=bad)
-        with pytest.raises(AssayError):
-            write_store(tmp_path / "bad", "bad", [image], SHAPE, "float32", (-1, 1), ())
-    clean = PackedImage("a", np.zeros(SHAPE, np.float32), 0.0, -1, kernel=delta.numpy())
-    with pytest.raises(AssayError):  # counts as clean
-        write_store(tmp_path / "clean", "clean", [clean], SHAPE, "float32", (-1, 1), ())
+    for sigma, kernel in ((0.1, np.full((SIDE, SIDE), np.nan)), (0.1, np.ones((3, 3))), (0.0, DELTA[0])):
+        with pytest.raises(AssayError):  # the last counts as clean
+            stored(tmp_path / "bad", np.zeros((1, *SHAPE)), sigma, kernels=[kernel])
+        assert not (tmp_path / "bad").exists()
 
     np.save(tmp_path / "images.npy", np.random.default_rng(0).uniform(0, 1, (6, 5, 5)).astype(np.float32))
     np.save(tmp_path / "psf.npy", np.full((6, 1, 3), 1 / 3) + np.arange(6)[:, None, None] / 1000)
-    source = SourceSpec(
-        path=str(tmp_path / "images.npy"), sigma=0.01, range=(0, 1), kernel=tmp_path / "psf.npy"
-    )
+    images, psf = str(tmp_path / "images.npy"), tmp_path / "psf.npy"
+    source = SourceSpec(path=images, sigma=0.01, range=(0, 1), kernel=psf)
     whole = pack(source, tmp_path / "whole").store
     pack_shards(source, tmp_path / "shards", 2)
     parts = open_store(tmp_path / "shards")
@@ -242,8 +319,8 @@ def test_stores_views_and_shards_have_kernels(tmp_path: Path) -> None:
 )
 def test_stores_that_make_no_sense_are_rejected(tmp_path: Path, file: str, spoil: Any) -> None:
     """Also if their checksums are right."""
-    levels = torch.full((4, *SHAPE), 0.1)
-    path = store_of(tmp_path / "s", torch.zeros(4, *SHAPE), blurs(2)[[0, 1, 0, 1]], levels).path
+    maps, kernels = torch.full((4, *SHAPE), 0.1), blurs(2)[[0, 1, 0, 1]]
+    path = stored(tmp_path / "s", torch.zeros(4, *SHAPE), NOISE, maps=maps, kernels=kernels).path
     tree = json.loads((path / "meta.json").read_text())
     del tree["checksum"]
     if callable(spoil):
@@ -307,6 +384,29 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def packed(file: str = "images.npy", config: PackConfig | None = None, **settings: Any) -> PackReport:
     settings = {"range": (0, 100), "sigma": None if "map" in settings else 1.0} | settings
     return pack(SourceSpec(path=file, **settings), Path(f"store{len(list(Path().iterdir()))}"), config)
+
+
+def test_packing_reads_masks_as_infinite_levels(files: np.ndarray) -> None:
+    levels = np.where(np.random.default_rng(1).uniform(size=(4, 6, 8)) < 0.75, np.inf, 1.0)
+
+    def packed_with(levels: np.ndarray) -> Store:
+        np.save("maps.npy", levels.astype(np.float32))
+        return packed(map="maps.npy").store
+
+    store = packed_with(levels)
+    assert store.incomplete.all() and torch.allclose(store.sigma_tn, torch.tensor(0.02))
+    assert np.array_equal(store.read_levels(torch.arange(4))[:, 0].isinf(), np.isinf(levels))
+    for bad in (np.where(np.isinf(levels), np.inf, 0), levels * np.inf):  # would be clean; nothing is left
+        with rejects("images.npy[0]", "map"):
+            packed_with(bad)
+    # What fills missing pixels does not matter: neither constants nor 1e5 say anything about the noise.
+    noisy = 50 + 20 * np.random.default_rng(2).normal(size=(4, 30, 40))
+    levels = np.tile(levels, (1, 5, 5))
+    for fill in (50, 1e5):
+        np.save("images.npy", np.where(np.isinf(levels), fill, noisy).astype(np.float32))
+        assert torch.allclose(packed_with(levels * 20).sigma_tn, torch.tensor(0.4))
+        with rejects("images.npy[0]", "sigma"):
+            packed_with(levels * 100)  # noise of 100 where the pixels vary by 20
 
 
 @pytest.mark.parametrize("low", [0, -100])
@@ -451,7 +551,7 @@ def test_the_command_packs_and_shows_kernels(files: np.ndarray) -> None:
     assert open_store("small").image_shape == (1, 18, 24)
     Path("text.npy").write_text("0.1 0.2")
     for wrong in ("kernel=text.npy", "kernel=psf.npy,downsampled=2", "downsampled=2.7", "downsampled=-2"):
-        assert "error" in run(*f"data pack {one},{wrong},range=0,100 -o x".split(), code=1)
+        failing(*f"data pack {one},{wrong},range=0,100 -o x".split())
 
 
 def test_kernels_that_do_not_sum_to_one_are_mentioned(files: np.ndarray) -> None:
@@ -493,33 +593,37 @@ def test_incomplete_images_are_not_compared_denoised_or_measured(files: np.ndarr
     train(read_config({**config, "train": {"num_steps": 1, "batch_size": 8}}), Path("run"))
     for name, option in (("blurred", "sigma=1,kernel=psf.npy"), ("gaps", "map=levels.npy")):
         run(*f"{one},{option} -o {name}".split())
-        found = run(*f"evaluate {name} --reference clean --extractor pixels --cache .".split(), code=1)
-        assert "40 of the 40 images" in found and "cannot be compared" in found
-        found = run(*f"denoise run {name} -o made".split(), code=1)
-        assert "cannot be denoised: complete them with `assay denoise --restore`" in found
-        assert "hold complete images out" in run(*f"evaluate run --held-out {name}".split(), code=1)
-        assert "give complete images" in run(*f"data noise {name}".split(), code=1)
-        assert "cannot be annotated" in run(*f"data annotate {name} --clean clean".split(), code=1)
+        for command, words in (
+            (f"evaluate {name} --reference clean --extractor pixels --cache .", "cannot be compared"),
+            (f"denoise run {name} -o made", "cannot be denoised: complete them with `assay denoise --restore`"),
+            (f"evaluate run --held-out {name}", "hold complete images out"),
+            (f"data noise {name}", "give complete images"),
+            (f"data annotate {name} --clean clean", "cannot be annotated"),
+        ):
+            assert words in (found := str(failing(*command.split()))) and "40 of the 40 images" in found
 
 
-def test_loops_learn_through_kernels_and_resume(tmp_path: Path) -> None:
-    store, x = seen_through(tmp_path / "store", lines(40))
+@pytest.mark.parametrize("kind", ["missing pixels", "k-space"])
+def test_rounds_learn_from_incomplete_images_and_resume(tmp_path: Path, kind: str) -> None:
+    through, every = convolution(lines(40)) if kind == "k-space" else (lambda x: x), torch.arange(40)
+    make = masked if kind == "missing pixels" else lambda path, num: seen_through(path, lines(num))
+    store, x = make(tmp_path / "store", 40)
     net = {"kind": "mlp", "width": 16, "num_blocks": 1}
     settings = {"num_steps": 8, "batch_size": 8, "state_every": 4, "rounds": 1}
     tree: dict[str, Any] = {"data": {"store": str(store.path)}, "net": net, "train": settings}
-    with rejects(key="train.rounds"):
-        train(read_config({**tree, "train": {**settings, "rounds": 0}}), tmp_path / "none")
+    if kind == "k-space":
+        with rejects(key="train.rounds"):
+            train(read_config({**tree, "train": {**settings, "rounds": 0}}), tmp_path / "none")
     config = read_config(tree)
-    whole = train(config, tmp_path / "whole")
-    first, every = open_store(tmp_path / "whole/restored-0"), torch.arange(40)
+    whole, first = train(config, tmp_path / "whole"), open_store(tmp_path / "whole/restored-0")
     assert first.meta.restored_from is not None and first.meta.restored_from.checkpoint == "a Gaussian"
-    # What was measured stays, up to its noise, and the rest is nearer than zeros.
-    through = convolution(lines(40))
-    difference = through(first.read(every)) - store.read(every)
+    # What was measured with little noise stays, up to that noise, and the rest is nearer than what fills it.
+    difference = (through(first.read(every)) - store.read(every))[store.read_levels(every).isfinite()]
     assert difference.square().mean().sqrt() < 2 * NOISE
     assert (first.read(every) - x).square().mean() < 0.7 * (store.read(every) - x).square().mean()
-    twin, sigma_tn = Restored(store, first).read_at(every[:2], torch.tensor([0.01, 50]))
-    assert torch.equal(twin, first.read(every[:2])) and not sigma_tn.any()
+    source = with_uniform_noise(store, allow_incomplete=True)
+    twin, sigma_tn = Restored(source, first).read_at(every[:4], torch.tensor([0.01, 0.3, 3, 50]))
+    assert torch.equal(twin, first.read(every[:4])) and not sigma_tn.any()
     calls = 0
 
     def stop() -> bool:

@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from astropy.io import fits
 
-from assay.cli import app
-from assay.data import Augmentation, Loader, open_store
-from assay.data.store import PackedImage, Store, write_store
+from assay.data import Augmentation, Loader, Store, open_store
 from assay.data.view import Joined, View, with_uniform_noise
 from assay.errors import AssayError
 from assay.loss import ambient_loss
@@ -17,6 +15,9 @@ from assay.metrics.held_out import held_out_loss
 from assay.noise import add_noise
 from assay.train import train
 from assay.train.config import read_config
+from tests.commands import failing, run
+from tests.errors import rejects
+from tests.stores import stored
 
 SHAPE = (1, 4, 4)
 
@@ -28,12 +29,10 @@ def maps(number: int, seed: int = 0, low: float = 0.1, high: float = 0.5) -> np.
 
 def mapped_store(path: Path, levels: np.ndarray, num_clean: int = 0, quantile: float = 1.0) -> Store:
     """Images that are nothing but their noise, each with its map, after clean ones."""
-    rng = np.random.default_rng(1)
-    images = [PackedImage(f"c{n}", np.zeros(SHAPE, np.float32), 0.0, -1) for n in range(num_clean)]
-    for n, each in enumerate(levels):
-        noise = (each * rng.standard_normal(SHAPE)).astype(np.float32)
-        images.append(PackedImage(f"n{n}", noise, float(np.quantile(each, quantile)), -1, sigma_map=each))
-    return write_store(path, path.name, images, SHAPE, "float32", (-1, 1), ())
+    noise = levels * np.random.default_rng(1).standard_normal(levels.shape)
+    values = np.concatenate([np.zeros((num_clean, *SHAPE)), noise])
+    sigma = [0.0] * num_clean + np.quantile(levels, quantile, (1, 2, 3)).tolist()
+    return stored(path, values, sigma, maps=[None] * num_clean + list(levels))
 
 
 def exact_moments(num_dims: int) -> torch.Tensor:
@@ -125,21 +124,13 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     unit = even.read(every)[3:] / even.sigma_tn[3:, None, None, None]
     assert abs(unit.std() - 1) < 0.03 and torch.equal(even.read(every)[:3], store.read(every)[:3])
 
-    scalar = write_store(
-        tmp_path / "scalar",
-        "scalar",
-        [PackedImage(str(n), np.zeros(SHAPE, np.float32), 0.3, -1) for n in range(2)],
-        SHAPE,
-        "float32",
-        (-1, 1),
-        (),
-    )
+    scalar = stored(tmp_path / "scalar", np.zeros((2, *SHAPE)), 0.3)
     both = Joined([scalar, store]).read_levels(torch.tensor([1, 5]))
     assert bool((both[0] == 0.3).all()) and torch.equal(both[1], found[3])
     assert not scalar.has_map and with_uniform_noise(scalar) is scalar
 
     hot = with_uniform_noise(mapped_store(tmp_path / "hot", levels[:5], quantile=0.5))
-    with pytest.raises(ValueError, match="quantile = 1"):
+    with rejects(key="quantile"):
         hot.read(torch.arange(5))
 
 
@@ -148,14 +139,12 @@ def test_equal_maps_are_stored_once(tmp_path: Path) -> None:
     assert np.load(tmp_path / "detector/sigma_map.npy").shape == (2, *SHAPE)
     assert np.load(tmp_path / "detector/map_index.npy").tolist() == [0, 1, 0, 0]
     store.verify()
-    wrong = PackedImage("a", np.zeros(SHAPE, np.float32), 0.1, -1, sigma_map=np.zeros((1, 2, 2)))
     with pytest.raises(AssayError):
-        write_store(tmp_path / "wrong", "wrong", [wrong], SHAPE, "float32", (-1, 1), ())
+        stored(tmp_path / "wrong", np.zeros((1, *SHAPE)), 0.1, maps=np.zeros((1, 1, 2, 2)))
 
 
 def test_a_map_moves_with_its_image(tmp_path: Path) -> None:
-    images = [PackedImage(str(n), each, 0.5, -1, sigma_map=each) for n, each in enumerate(maps(8))]
-    store = write_store(tmp_path / "same", "same", images, SHAPE, "float32", (-1, 1), ())
+    store = stored(tmp_path / "same", maps(8), 0.5, maps=maps(8))
     moves = Augmentation(flip_x=True, flip_y=True, turn=True, shift=2)
     batch = Loader(store, 8, augmentation=moves).batch(3)
     assert batch.sigma_map is not None and torch.equal(batch.x_tn, batch.sigma_map)
@@ -164,34 +153,17 @@ def test_a_map_moves_with_its_image(tmp_path: Path) -> None:
 
 def test_training_and_scoring_with_maps(tmp_path: Path) -> None:
     store = mapped_store(tmp_path / "mapped", maps(40), num_clean=24)
-    tree = {
-        "data": {"store": str(store.path)},
-        "net": {"preset": "mlp", "width": 16, "num_blocks": 1},
-        "train": {
-            "num_steps": 6,
-            "batch_size": 16,
-            "consistency": {"coefficient": 1.0},
-            "augment": {"flip_x": True},
-        },
-    }
-    config = read_config(tree)
-    done = train(config, tmp_path / "run", config.data.open())
-    assert done.finished
+    net, settings = {"preset": "mlp", "width": 16, "num_blocks": 1}, {"num_steps": 6, "batch_size": 16}
+    more = {"consistency": {"coefficient": 1.0}, "augment": {"flip_x": True}}
+    config = read_config({"data": {"store": str(store.path)}, "net": net, "train": {**settings, **more}})
+    assert train(config, tmp_path / "run", config.data.open()).finished
     result = held_out_loss(lambda x, sigma, label=None: torch.zeros_like(x), store)
     # The images are 0, so that this denoiser is exact; only the known part of the residual varies.
     assert abs(result.nats_per_dim.value) < 4 * result.nats_per_dim.standard_error
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-    assert done.exit_code == code, done.output + str(done.exception)
-    return done.output
-
-
 def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the files' units; for all images, for each, and of a FITS extension; patches cut the map, too."""
-    from astropy.io import fits
-
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     levels = rng.uniform(5, 20, (8, 8)).astype(np.float32)  # pixels from 0 to 100: 0.1 to 0.4
@@ -214,8 +186,7 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(found[0, 0], scaled[:4, 4:])
     assert float(store.sigma_tn[1]) == pytest.approx(float(scaled[:4, 4:].flatten().sort().values[7]))
 
-    hdus = [fits.PrimaryHDU(frames[0]), fits.ImageHDU(levels, name="ERR")]
-    fits.HDUList(hdus).writeto("frame.fits")
+    fits.HDUList([fits.PrimaryHDU(frames[0]), fits.ImageHDU(levels, name="ERR")]).writeto("frame.fits")
     run(*"data pack frame.fits:range=0,100,noise=ERR -o fits".split())
     found = open_store("fits").read_levels(torch.tensor([0]))
     assert torch.allclose(found[0, 0], scaled)
@@ -224,7 +195,9 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     np.save("small.npy", levels[:4])
     np.save("dead.npy", np.where(levels == levels.max(), np.inf, levels))
-    for wrong in ("small.npy", "map.npy,sigma=3", "nothing.npy"):
-        run(*of_all.format(wrong).split(), "-o", "x", code=1)
+    for wrong in ("small.npy", "map.npy,sigma=3"):
+        failing(*of_all.format(wrong).split(), "-o", "x")
+    with pytest.raises(FileNotFoundError):
+        failing(*of_all.format("nothing.npy").split(), "-o", "x")
     run(*of_all.format("dead.npy").split(), "-o", "dead")
     assert "6 images have missing pixels" in run("data", "show", "dead")

@@ -18,45 +18,39 @@ has zero labels: the data are assumed to be as likely mirrored, turned or shifte
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from assay.errors import AssayError
+from assay.settings import Strict
 
 NUM_AUGMENT_LABELS = 9
 NUM_UNIFORMS = 18  # random numbers that one image uses up
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """What may be done to images; by default nothing.
+class Augmentation(Strict):
+    """What may be done to images; by default nothing."""
 
-    `flip_x` and `flip_y` mirror half of them, `turn` rotates by 0, 90, 180 or 270 degrees, `shift` moves
-    by up to that number of whole pixels and wraps around. `geometric` is the probability of each operation of
-    EDM's pipe (0.12 there for CIFAR-10), of which noisy images get what is exact; `interpolate_noisy` gives
-    them all of it, the original code's way, which is here to be compared with.
-    """
-
-    flip_x: bool = False
-    flip_y: bool = False
-    turn: bool = False
-    shift: int = 0
-    geometric: float = 0.0
-    interpolate_noisy: bool = False
-
-    def __post_init__(self) -> None:
-        if self.shift < 0 or not 0 <= self.geometric <= 1:
-            what = f"shift = {self.shift}, geometric = {self.geometric}: need shift >= 0, 0 <= geometric <= 1"
-            raise AssayError(what, key="augment")
-
-    @property
-    def moves_pixels(self) -> bool:
-        """Whether any of the whole-pixel moves is on."""
-        return self.flip_x or self.flip_y or self.turn or self.shift > 0
+    flip_x: bool = Field(False, description="Mirror half of the images left to right.")
+    flip_y: bool = Field(False, description="Mirror half of the images top to bottom.")
+    turn: bool = Field(False, description="Rotate images by 0, 90, 180 or 270 degrees.")
+    shift: int = Field(
+        0, ge=0, description="Shift images by up to this number of whole pixels, wrapping around."
+    )
+    geometric: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Probability of each operation of EDM's pipeline; noisy images get those that are exact.",
+    )
+    interpolate_noisy: bool = Field(
+        False,
+        description="Apply geometric to noisy images too, as the original code does. For comparison only.",
+    )
 
 
 def augment(
@@ -69,12 +63,19 @@ def augment(
     if augmentation.turn and x.shape[-1] != x.shape[-2]:
         what = f"images of {x.shape[-2]} x {x.shape[-1]} pixels cannot be turned by 90 degrees"
         raise AssayError(what, key="turn")
-    if augmentation.moves_pixels:
-        x = _move_pixels(x, uniform[:, :5], augmentation)
+    flip_x, flip_y, turn, down, right = uniform[:, :5].unbind(1)
+    most = augmentation.shift
+    moved = _moved(
+        x,
+        (flip_x < 0.5) & augmentation.flip_x,
+        (flip_y < 0.5) & augmentation.flip_y,
+        (turn * 4).long() * augmentation.turn,
+        *((draw * (2 * most + 1)).long() - most for draw in (down, right)),
+    )
     if augmentation.geometric == 0:
-        return x, None
+        return moved, None
     label = x.new_zeros(len(x), NUM_AUGMENT_LABELS)
-    x = x if augmentation.moves_pixels else x.clone()
+    x = moved.clone() if moved is x else moved
     may_interpolate = (sigma_tn == 0) | augmentation.interpolate_noisy
     for pipe, mask in ((_geometric, may_interpolate), (_exact, ~may_interpolate)):
         chosen = mask.nonzero()[:, 0]
@@ -83,33 +84,21 @@ def augment(
     return x, label
 
 
-def _move_pixels(x: Tensor, uniform: Tensor, augmentation: Augmentation) -> Tensor:
-    """Flip, turn and roll: every output pixel is one input pixel."""
-    flip_x, flip_y, turn, down, right = (column.view(-1, 1, 1, 1) for column in uniform.unbind(1))
-    if augmentation.flip_x:
-        x = torch.where(flip_x < 0.5, x.flip(-1), x)
-    if augmentation.flip_y:
-        x = torch.where(flip_y < 0.5, x.flip(-2), x)
-    if augmentation.turn:
-        x = _turned(x, (turn * 4).long())
-    if augmentation.shift:
-        most = augmentation.shift
-        x = _rolled(x, *((draw * (2 * most + 1)).long() - most for draw in (down, right)))
-    return x
+def _moved(x: Tensor, flip_x: Tensor, flip_y: Tensor, quarter: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Images mirrored, rotated by quarter turns, shifted by whole pixels: every output pixel is an input pixel.
 
-
-def _turned(x: Tensor, quarter: Tensor) -> Tensor:
-    """Images rotated by 0 to 3 quarter turns (B, 1, 1, 1); by odd numbers if they are square."""
-    x = torch.where(quarter >= 2, x.flip(-2, -1), x)
-    return torch.where(quarter % 2 == 1, x.rot90(1, (-2, -1)), x) if x.shape[-1] == x.shape[-2] else x
-
-
-def _rolled(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Images shifted by whole pixels, (B, 1, 1, 1) each; what leaves at one side enters at the other."""
+    (B,) each; what leaves at one side enters at the other.
+    """
+    each = (-1, 1, 1, 1)
+    for flipped, axes in ((flip_x, (-1,)), (flip_y, (-2,)), (quarter >= 2, (-2, -1))):
+        if bool(flipped.any()):
+            x = torch.where(flipped.view(each), x.flip(axes), x)
+    if bool((odd := quarter % 2 == 1).any()):
+        x = torch.where(odd.view(each), x.rot90(1, (-2, -1)), x)
     for dimension, shift in ((2, down), (3, right)):
-        length = x.shape[dimension]
-        place = torch.arange(length).view([-1 if d == dimension else 1 for d in range(4)])
-        x = x.gather(dimension, ((place - shift) % length).expand_as(x))
+        if bool(shift.any()):
+            place = torch.arange(x.shape[dimension]).view([-1 if d == dimension else 1 for d in range(4)])
+            x = x.gather(dimension, ((place - shift.view(each)) % x.shape[dimension]).expand_as(x))
     return x
 
 
@@ -124,14 +113,11 @@ def _exact(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, Tens
     normal = torch.special.ndtri(value[:, 6:].clamp_min(2.0**-54))
     pixels = (normal * torch.tensor([width / 8, height / 8])).round().long()
     right, down = torch.where(chance[:, 4:], pixels, 0).unbind(1)
-    each = (-1, 1, 1, 1)
-    x = torch.where(a0.view(each), x.flip(-1), x)
-    x = torch.where(a1.view(each), x.flip(-2), x)
-    x = _rolled(_turned(x, quarter.view(each)), down.view(each), right.view(each))
     cos, sin = torch.tensor([0.0, -1, -2, -1])[quarter], torch.tensor([0.0, 1, 0, -1])[quarter]
     zero = torch.zeros(len(x))
     columns = [a0, a1, zero, cos, sin, zero, zero, right * (8 / width), down * (8 / height)]
-    return x, torch.stack([column.to(x.dtype) for column in columns], 1)
+    label = torch.stack([column.to(x.dtype) for column in columns], 1)
+    return _moved(x, a0, a1, quarter, down, right), label
 
 
 def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, Tensor]:
@@ -162,11 +148,8 @@ def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, 
         @ _rotation(a4)
     )
     offset = -matrix @ torch.stack([a6 * width / 8, a7 * height / 8], 1)[:, :, None]
-    moved = x.clone()
-    flipped = a0 > 0
-    moved[flipped] = moved[flipped].flip(-1)
-    flipped = a1 > 0
-    moved[flipped] = moved[flipped].flip(-2)
+    none = torch.zeros(len(x), dtype=torch.long)
+    moved = _moved(x.clone(), a0 > 0, a1 > 0, none, none, none)
     resampled = (label[:, 2:] != 0).any(1).nonzero()[:, 0]  # flips alone need no interpolation
     if len(resampled):
         # affine_grid counts from the centre to the outermost pixels.

@@ -8,10 +8,10 @@ same batch for any number of them.
 import math
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from operator import itemgetter
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,28 +67,21 @@ class Batch:
         """The batch in pieces of at most `size` images (None: one), without what the consistency loss needs."""
         if size is None or len(self.index) <= size:
             return [self]
-
-        def cut(start: int) -> "Batch":
-            columns: dict[str, Any] = {"augment_label": None}
-            for field in fields(self):
-                column = getattr(self, field.name)
-                if column is not None and not field.name.startswith("walk_"):
-                    columns[field.name] = column[start : start + size]
-            return Batch(**columns)
-
-        return [cut(start) for start in range(0, len(self.index), size)]
+        plain = replace(self, walk_eps=None, walk_uniform=None)
+        return [plain._each(itemgetter(slice(i, i + size))) for i in range(0, len(self.index), size)]
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; to a GPU it is copied from pinned memory, without waiting for the copy."""
         if device.type == "cpu":
             return self
+        if device.type != "cuda":
+            return self._each(lambda column: column.to(device))
+        with torch.cuda.device(device):  # a new thread is on the first GPU
+            return self._each(lambda column: column.pin_memory().to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        on_gpu = device.type == "cuda"
-        with torch.cuda.device(device) if on_gpu else nullcontext():  # a new thread is on the first GPU
-            for name, column in columns.items():
-                if column is not None:
-                    columns[name] = (column.pin_memory() if on_gpu else column).to(device, non_blocking=True)
-        return Batch(**columns)
+        return Batch(**{name: None if column is None else change(column) for name, column in columns.items()})
 
 
 class Loader:

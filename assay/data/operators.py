@@ -39,11 +39,6 @@ def with_kernel(raw: RawImages, path: Path) -> RawImages:
 
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         small = kernels[i % len(kernels)].astype(np.float64)
-        with np.errstate(over="ignore"):
-            largest = np.abs(small).sum().astype(np.float32)  # as the store has it
-        if not 0 < largest < np.inf:
-            what = "has a kernel that is 0 everywhere or too large for float32"
-            raise AssayError(what, path=path, key="kernel", cure="give one that sums to 1, or leave it out")
         if any(mine > whole for mine, whole in zip(small.shape, size, strict=True)):
             what = f"has {_text(size)} pixels, its kernel {_text(small.shape)}"
             raise AssayError(what, path=path, key="kernel", cure="crop the kernel")
@@ -70,9 +65,10 @@ def with_kspace(raw: RawImages, path: Path) -> RawImages:
 
     def operator(i: int, before: Size, size: Size) -> tuple[np.ndarray, np.ndarray]:
         mask = masks[i % len(masks)] > 0
-        if not mask.shape == before == size or not mask.any():
-            what = f"has {_text(before)} pixels, {_text(size)} of them to be packed, and a mask of"
-            what += f" {_text(mask.shape)} that measures {mask.sum()} frequencies"
+        if not mask.shape == before == size:
+            what = (
+                f"has {_text(before)} pixels, {_text(size)} of them to be packed, its mask {_text(mask.shape)}"
+            )
             raise AssayError(what, key="kspace", cure="give a mask of the image's size, and pack whole images")
         mask |= np.roll(mask[::-1, ::-1], 1, (0, 1))
         return np.fft.ifft2(mask).real, np.zeros(size, bool)
@@ -116,12 +112,13 @@ def _read(raw: RawImages, path: Path, key: str) -> np.ndarray:
     found = read_npy(path)
     many = found.reshape(-1, *found.shape[-2:]) if found.ndim in (2, 3) and found.size else found[None]
     if found.dtype.kind not in "fiub" or many.ndim != 3 or len(many) not in (1, len(raw.names)):
-        what = f"holds {found.dtype} {found.shape} for {len(raw.names)} images"
-        raise AssayError(
-            what, path=path, key=key, cure="give numbers (h, w), or (N, h, w) with one for each image"
-        )
-    if not np.isfinite(many).all() or not many.any():
-        raise AssayError("is NaN or infinite, or 0 everywhere", path=path, key=key, cure="correct it")
+        what, cure = f"holds {found.dtype} {found.shape} for {len(raw.names)} images", "give numbers (h, w)"
+        raise AssayError(what, path=path, key=key, cure=f"{cure}, or (N, h, w) with one for each image")
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.abs(many.astype(np.float64)).sum((1, 2)).astype(np.float32)  # as the store has them
+    if not ((sums > 0) & np.isfinite(sums)).all():
+        what = "is NaN or infinite, 0 everywhere, or too large for float32"
+        raise AssayError(what, path=path, key=key, cure="correct it")
     return many
 
 

@@ -46,7 +46,7 @@ from assay.data.blocks import CURE, Fetch, ImageFile, write_blocks
 from assay.data.source import ImageSource, no_kernel
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
-from assay.errors import AssayError, about
+from assay.errors import AssayError
 from assay.files import Name, content_hash, decoding, sha256, write_whole_directory
 from assay.noise import check_sigma
 
@@ -284,28 +284,17 @@ def write_store(
     rows: list[tuple[float, float, int, int, int, int]] = []
     names, ranges = [], set()
     with write_whole_directory(path) as partial:
-        pixels = _Stack(partial / _IMAGES, {image_shape}, dtype)
-        maps = _Stack(partial / _MAP[0], {(1, *image_shape[1:]), image_shape}, "float32")
-        kernels = _Stack(partial / _KERNEL[0], {image_shape[1:]}, "float32")
+        pixels, maps, kernels = (_Stack(partial / file) for file in (_IMAGES, _MAP[0], _KERNEL[0]))
         for image in images:
-            with about(image.name):
-                pixels.add(image.values)
-                shared = maps.number(image.sigma_map), kernels.number(image.kernel)
+            pixels.add(image.values)
+            shared = maps.number(image.sigma_map), kernels.number(image.kernel)
             usable_from = image.sigma_tn if image.usable_from is None else image.usable_from
             rows.append((image.sigma_tn, usable_from, image.label, image.group, *shared))
             names.append(image.name.encode())
             ranges.add(image.physical_range)
-        if not rows:
-            raise AssayError("there are no images to store", path=path)
-        columns = dict(zip(_NUMBERS, map(np.array, zip(*rows, strict=True)), strict=True))
-        check_levels(columns[_SIGMA_TN])
-        has_groups = len(set(columns[_GROUP].tolist())) < len(rows) and columns[_GROUP].min() >= 0
-        has_levels = bool((columns[_USABLE_FROM] > columns[_SIGMA_TN]).any())
-        optional = {_USABLE_FROM: has_levels, _GROUP: has_groups}
-        optional |= {_MAP[1]: maps.num_rows > 0, _KERNEL[1]: kernels.num_rows > 0}
+        columns = _columns(rows)
         for file, column in columns.items():
-            if optional.get(file, True):
-                np.save(partial / file, column.astype(_NUMBERS[file]))
+            np.save(partial / file, column)
         np.save(partial / _NAMES, np.array(names, dtype=np.bytes_))
         for stack in (pixels, maps, kernels):
             stack.close()
@@ -319,7 +308,7 @@ def write_store(
             value_range=value_range,
             physical_range=ranges.pop() if len(ranges) == 1 else None,
             class_names=tuple(class_names),
-            num_clean=int((columns[_USABLE_FROM] == 0).sum()),
+            num_clean=int((columns.get(_USABLE_FROM, columns[_SIGMA_TN]) == 0).sum()),
             checksums=checksums | {file: sha256(partial / file) for file in files},
             restored_from=restored_from,
         )
@@ -333,21 +322,28 @@ def write_store(
     return open_one(path)
 
 
+def _columns(rows: Sequence[tuple[float, float, int, int, int, int]]) -> dict[str, np.ndarray]:
+    """The columns of numbers by their files, without those that say nothing."""
+    check_levels(np.array([row[0] for row in rows]))
+    values = zip(*rows, strict=True)
+    found = {file: np.array(next(values), dtype) for file, dtype in _NUMBERS.items()}
+    said = {_MAP[1]: found[_MAP[1]].max() >= 0, _KERNEL[1]: found[_KERNEL[1]].max() >= 0}
+    said[_USABLE_FROM] = (found[_USABLE_FROM] > found[_SIGMA_TN]).any()
+    said[_GROUP] = len(np.unique(found[_GROUP])) < len(rows) and found[_GROUP].min() >= 0
+    return {file: column for file, column in found.items() if said.get(file, True)}
+
+
 class _Stack:
     """Writes a .npy file row by row. Not np.memmap: on a full disk writing to a mapping kills the process."""
 
-    def __init__(self, path: Path, shapes: set[tuple[int, ...]], dtype: str) -> None:
-        """`shapes`: those that a row may have; all have that of the first."""
-        self._path, self._shapes, self._dtype = path, shapes, dtype
-        self._number: dict[str, int] = {}  # by hash
-        self.num_rows = 0
+    def __init__(self, path: Path) -> None:
+        self._path, self._number, self.num_rows = path, dict[str, int](), 0
 
     def add(self, values: np.ndarray) -> None:
-        if values.shape not in self._shapes or values.dtype != self._dtype:
-            shapes = " or ".join(map(str, sorted(self._shapes)))
-            raise AssayError(f"is {values.dtype} {values.shape}, not {self._dtype} {shapes}")
+        """Write a row; all have the shape and the type of the first."""
         if not self.num_rows:
-            self._shapes, self._file = {values.shape}, open(self._path, "wb")  # noqa: SIM115
+            self._shape, self._dtype = values.shape, values.dtype
+            self._file = open(self._path, "wb")  # noqa: SIM115
             self._write_header()
         self._file.write(values.tobytes())
         self.num_rows += 1
@@ -369,6 +365,6 @@ class _Stack:
             self._file.close()
 
     def _write_header(self) -> None:
-        descr, (shape,) = np.lib.format.dtype_to_descr(np.dtype(self._dtype)), self._shapes
-        header = {"descr": descr, "fortran_order": False, "shape": (self.num_rows, *shape)}
+        descr, shape = np.lib.format.dtype_to_descr(self._dtype), (self.num_rows, *self._shape)
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)

@@ -35,31 +35,6 @@ from assay.settings import Seed, Strict, checked, faults, joined
 from assay.train.presets import PRESETS, suited_preset
 
 
-class AugmentConfig(Strict):
-    """What may be done to images; see `assay.data.Augmentation` for what is safe on noisy ones."""
-
-    flip_x: bool = Field(False, description="Mirror half of the images left to right.")
-    flip_y: bool = Field(False, description="Mirror half of the images top to bottom.")
-    turn: bool = Field(False, description="Rotate images by 0, 90, 180 or 270 degrees.")
-    shift: int = Field(
-        0, ge=0, description="Shift images by up to this number of whole pixels, wrapping around."
-    )
-    geometric: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Probability of each operation of EDM's pipeline; noisy images get those that are exact.",
-    )
-    interpolate_noisy: bool = Field(
-        False,
-        description="Apply geometric to noisy images too, as the original code does. For comparison only.",
-    )
-
-    def build(self) -> Augmentation:
-        """The same in the form that the loader takes."""
-        return Augmentation(**self.model_dump())
-
-
 class ConsistencyConfig(Strict):
     """The consistency loss: below sigma_tn the model learns from its own predictions above it (`assay.loss`).
 
@@ -252,7 +227,7 @@ class TrainConfig(Strict):
         "ambient", description="The loss of each image: ambient, or one of your own (`assay.train.OwnLoss`)."
     )
     class_conditional: bool = Field(False, description="Tell the network the class of each image.")
-    augment: AugmentConfig = Field(AugmentConfig(), description="Augmentation of the images.")
+    augment: Augmentation = Field(Augmentation(), description="Augmentation of the images.")
     consistency: ConsistencyConfig = Field(ConsistencyConfig(), description="The consistency loss.")
 
     log_every: int = Field(100, ge=1, description="Steps between two records of the loss.")

@@ -213,7 +213,7 @@ class Run:
             self.seed,
             settings.noise_distribution(),
             settings.pairing,
-            settings.augment.build(),
+            settings.augment,
             fabric.global_rank,
             fabric.world_size,
         )

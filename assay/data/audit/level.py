@@ -24,6 +24,7 @@ _SIDES = (3, 4, 6)
 _SHARES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 _FIRST_GUESS = 2 * (len(_SHARES) + 2)  # the detail of the flattest 20 % of the 4 x 4 windows
 _FLATTEST = [2 * len(_SHARES) * i for i in range(len(_SIDES))]  # the detail of the flattest windows
+_WIDTH = 48
 _NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
 _WEIGHTS = Path(__file__).parent.parent / "embedded" / "noise_level.safetensors"
 _TINY = 1e-24
@@ -56,13 +57,10 @@ class LevelNet(nn.Module):
     unit: Tensor
     widen: Tensor
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        sizes = [_NUM_FEATURES, width, width, 2]
-        # `fit` draws the weights, from its own generator.
-        first, second, last = (
-            nn.utils.skip_init(nn.Linear, *pair) for pair in zip(sizes, sizes[1:], strict=False)
-        )
+        sizes = (_NUM_FEATURES, _WIDTH), (_WIDTH, _WIDTH), (_WIDTH, 2)
+        first, second, last = (nn.utils.skip_init(nn.Linear, *size) for size in sizes)  # `fit` draws weights
         self.layers = nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), last)
         self.register_buffer("mean", torch.zeros(_NUM_FEATURES))
         self.register_buffer("std", torch.ones(_NUM_FEATURES))
@@ -90,9 +88,8 @@ class LevelNet(nn.Module):
 @cache
 def blind_net() -> LevelNet:
     """The network that comes with Assay, for images of which no clean examples exist."""
-    weights = load_file(_WEIGHTS)
-    net = LevelNet(len(weights["layers.0.bias"]))
-    net.load_state_dict(weights)
+    net = LevelNet()
+    net.load_state_dict(load_file(_WEIGHTS))
     return net.eval()
 
 
@@ -110,7 +107,9 @@ def train_on_examples(clean: Sequence[Tensor], seed: int = 0, num_draws: int = 6
     held_out = torch.arange(len(clean)).repeat_interleave(copies) % 5 == 0
     net = fit(inputs[~held_out], target[~held_out], generator, num_steps=num_draws // 2)
     net.unit.fill_(unit)
-    calibrate(net, inputs[held_out], target[held_out])
+    with torch.no_grad():
+        mean, std = net(inputs[held_out])
+        net.widen.mul_(max(1.0, ((target[held_out] - mean) / std).abs().quantile(0.95).item() / 1.96))
     return net
 
 
@@ -136,11 +135,9 @@ def noisy_features(
     return torch.cat(inputs), torch.cat(targets).float()
 
 
-def fit(
-    inputs: Tensor, target: Tensor, generator: torch.Generator, num_steps: int, width: int = 48
-) -> LevelNet:
+def fit(inputs: Tensor, target: Tensor, generator: torch.Generator, num_steps: int) -> LevelNet:
     """Train a network by the Gaussian likelihood of `target` (N,) given `inputs` (N, F)."""
-    net = LevelNet(width)
+    net = LevelNet()
     for parameter in net.parameters():
         bound = 1 / math.sqrt(parameter.shape[-1])
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
@@ -157,10 +154,3 @@ def fit(
         optimizer.step()
         schedule.step()
     return net.eval()
-
-
-@torch.no_grad()
-def calibrate(net: LevelNet, inputs: Tensor, target: Tensor) -> None:
-    """Widen the intervals of `net` until they cover 95 % of data that it was not trained on."""
-    mean, std = net(inputs)
-    net.widen.mul_(max(1.0, ((target - mean) / std).abs().quantile(0.95).item() / 1.96))
