@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import itemgetter
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,8 +80,8 @@ class Batch:
             return self._each(lambda column: column.pin_memory().to(device, non_blocking=True))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{name: None if column is None else change(column) for name, column in columns.items()})
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: change(each) for name, each in columns.items() if each is not None})
 
 
 class Loader:

@@ -328,7 +328,7 @@ def _columns(rows: Sequence[tuple[float, float, int, int, int, int]]) -> dict[st
     values = zip(*rows, strict=True)
     found = {file: np.array(next(values), dtype) for file, dtype in _NUMBERS.items()}
     said = {_MAP[1]: found[_MAP[1]].max() >= 0, _KERNEL[1]: found[_KERNEL[1]].max() >= 0}
-    said[_USABLE_FROM] = (found[_USABLE_FROM] > found[_SIGMA_TN]).any()
+    said[_USABLE_FROM] = (found[_USABLE_FROM] != found[_SIGMA_TN]).any()
     said[_GROUP] = len(np.unique(found[_GROUP])) < len(rows) and found[_GROUP].min() >= 0
     return {file: column for file, column in found.items() if said.get(file, True)}
 

@@ -54,7 +54,7 @@ class View(ImageSource):
         if len(index) == 0:
             raise AssayError(f"there are no images in {self.name}", cure="take a larger part")
         if isinstance(source, View) and not source.num_raised:  # a choice among chosen images
-            source, index = source.source, source.index[index]
+            index, source = source.index[index], source.source
         before = source.sigma_tn[index]
         if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
             at = int(wrong.nonzero()[0])
