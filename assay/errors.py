@@ -40,6 +40,12 @@ def _rebuilt(kind: type[AssayError], what: str, path: str, key: str, cure: str) 
     return kind(what, path=path, key=key, cure=cure)
 
 
+def check_enough(number: int, least: int, what: str, key: str) -> None:
+    """Reject fewer than `least` of `what`: "clean images of digits"."""
+    if number < least:
+        raise AssayError(f"{number} {what}; at least {least} are needed", key=key, cure="give more images")
+
+
 @contextmanager
 def about(path: Path | str | None) -> Iterator[None]:
     """Errors of ours that name no path are about this one."""

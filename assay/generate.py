@@ -6,9 +6,8 @@ size, and one that was interrupted makes only what is missing.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,7 +20,7 @@ from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
 from assay.data.view import check_complete, image_seeds, stream, with_uniform_noise
 from assay.denoise import Conditioned, Denoiser, convolution
-from assay.devices import NumDevices, find_device, open_fabric
+from assay.devices import find_device, open_fabric
 from assay.errors import AssayError
 from assay.files import sha256
 from assay.noise import per_image
@@ -61,13 +60,18 @@ class FilesConfig(Strict):
     )
 
 
-@dataclass(frozen=True)
-class Generated:
-    """A finished job: where its images are, and how many were made now."""
+class ComputeConfig(Strict):
+    """Where images are computed, and how many at a time."""
 
-    path: Path
-    num_images: int
-    num_made: int
+    batch_size: int = Field(
+        64, ge=1, description="Images computed at a time. Changes the speed, not the result."
+    )
+    device: str = Field(
+        "auto", description="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
+    )
+    devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
+    )
 
 
 def sample_to_files(
@@ -78,28 +82,22 @@ def sample_to_files(
     label: int | None = None,
     files: FilesConfig = FilesConfig(),  # noqa: B008
     physical_range: PhysicalRange | None = None,
-    batch_size: int = 64,
-    devices: tuple[str, NumDevices] = ("auto", "auto"),
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
-) -> Generated:
+) -> int:
     """Generate one image per seed; files are named by seed (see `open_target` for `output` and formats).
 
+    Returns the number of images, those included that were there already.
     `label` generates one class; by default classes are drawn evenly. `physical_range` overrides the one that
-    the checkpoint records. `devices` says where to compute, and on how many.
+    the checkpoint records.
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     num_classes = loaded.config.num_classes
     if label is not None and not 0 <= label < num_classes:
-        what = (
-            f"{label} is not one of its {num_classes} classes"
-            if num_classes
-            else "it was trained without classes"
-        )
-        raise AssayError(
-            what, path=checkpoint, key="label", cure="give a number from 0" if num_classes else None
-        )
+        what = f"{label} is not one of its {num_classes} classes"
+        raise AssayError(what, path=checkpoint, key="label", cure="count from 0, or leave it out for all")
     shape, units = loaded.config.image_shape, physical_range or loaded.info.physical_range
     target = open_target(output, shape[0], units, files.format or "png", files.dtype)
     classes = None
@@ -112,12 +110,12 @@ def sample_to_files(
 
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
-        denoiser = loaded.sampler(sample, on)
-        for batch in sample.generate(denoiser, [seeds[i] for i in mine], shape, of_mine, batch_size, on):
+        denoiser, its_seeds = loaded.sampler(sample, on), [seeds[i] for i in mine]
+        for batch in sample.generate(denoiser, its_seeds, shape, of_mine, compute.batch_size, on):
             yield batch.images
 
     columns = {"seeds": list(seeds)} | ({} if classes is None else {"label": classes.numpy()})
-    return _run(target, job, [f"{seed:06d}" for seed in seeds], columns, make, devices, progress)
+    return _run(target, job, [f"{seed:06d}" for seed in seeds], columns, make, compute, progress)
 
 
 class DenoiseConfig(Strict):
@@ -139,11 +137,10 @@ def denoise_to_files(
     output: Path,
     config: DenoiseConfig = DenoiseConfig(),  # noqa: B008
     files: FilesConfig = FilesConfig(),  # noqa: B008
-    batch_size: int = 64,
-    devices: tuple[str, NumDevices] = ("auto", "auto"),
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
-) -> Generated:
-    """Denoise the images of a store, each from its own noise level, in the store's own units.
+) -> int:
+    """Denoise the images of a store, each from its own noise level, in the store's own units; returns how many.
 
     By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
     `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`). Clean images
@@ -159,22 +156,24 @@ def denoise_to_files(
     noisy = with_uniform_noise(images, config.seed)
     _check_images(loaded, images)
     levels = [level for level, _ in loaded.info.sigma_tn]
-    truncated = SampleConfig(truncate_at=config.truncate_at).for_levels(levels).truncate_at
-    lowest = truncated if isinstance(truncated, float) else SIGMA_MIN
+    stop = SampleConfig(truncate_at=config.truncate_at).for_levels(levels).truncate_at
+    lowest = stop if isinstance(stop, float) else SIGMA_MIN
     label = None
     if num_classes := loaded.config.num_classes:
         label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
-    target = open_target(
-        output, images.image_shape[0], images.physical_range, files.format or "tiff", files.dtype
-    )
+    channels, units = images.image_shape[0], images.physical_range
+    target = open_target(output, channels, units, files.format or "tiff", files.dtype)
     job: dict[str, Any] = {"checkpoint": sha256(checkpoint)[:16], "store": images.fingerprint[:16]}
     job |= {**config.model_dump(), "lowest": lowest} if config.num_samples else {"num_samples": 0}
-    number, draw, seeds = _draws(len(images), max(config.num_samples, 1), config.seed)
+    num_draws, every = max(config.num_samples, 1), torch.arange(len(images))
+    number = every.repeat_interleave(num_draws)  # one position for each image and draw, and a seed
+    streams = [stream(config.seed, "posterior", k).initial_seed() for k in range(num_draws)]
+    seeds = torch.stack([image_seeds(each, every) for each in streams], 1).flatten()
 
     @torch.no_grad()
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         denoiser = loaded.denoiser.to(on).eval()
-        for index, padded in padded_batches(len(mine), batch_size):
+        for index, padded in padded_batches(len(mine), compute.batch_size):
             at = torch.tensor([mine[i] for i in padded])
             x_tn, sigma_tn = noisy.read(number[at]).to(on), images.sigma_tn[number[at]].to(on)
             level = sigma_tn.where(sigma_tn > 0, lowest)  # a clean image goes along, and is put back below
@@ -187,22 +186,10 @@ def denoise_to_files(
             yield x_0.where(per_image(sigma_tn, x_tn) > 0, x_tn)[: len(index)]
 
     sources = images.source_names(range(len(images)))
-    each = names_like(sources)
-    names = [each[i] for i in number.tolist()]
-    if config.num_samples:
-        names = [f"{name}-{k:03d}" for name, k in zip(names, draw.tolist(), strict=True)]
+    draws = [f"-{k:03d}" for k in range(num_draws)] if config.num_samples else [""]
+    names = [name + draw for name in names_like(sources) for draw in draws]
     columns = {"source": [sources[i] for i in number.tolist()], "sigma_tn": images.sigma_tn[number].numpy()}
-    return _run(target, job, names, columns, make, devices, progress)
-
-
-def _draws(num_images: int, num_draws: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One position per image and draw: the image's number, which draw of it, and the seed of that."""
-    number = torch.arange(num_images).repeat_interleave(num_draws)
-    draw = torch.arange(num_draws).repeat(num_images)
-    seeds = torch.empty_like(number)
-    for k in range(num_draws):  # not the seeds of noise that a view may have added to the images
-        seeds[draw == k] = image_seeds(stream(seed, "posterior", k).initial_seed(), number[draw == k])
-    return number, draw, seeds
+    return _run(target, job, names, columns, make, compute, progress)
 
 
 class RestoreConfig(Strict):
@@ -257,9 +244,7 @@ def restore(
     is_noisy, is_incomplete = source.sigma_tn > 0, source.incomplete
     last_level, grid = source.sigma_tn.where(~is_incomplete, SIGMA_MAX), edm_sigmas(config.num_steps, stop_at)
     if config.keep and bool(is_incomplete.any()):
-        what = (
-            f"{source.name} has images with missing pixels or a kernel, which are restored without noise only"
-        )
+        what = f"{source.name} has images with missing pixels or a kernel, which cannot keep noise"
         raise AssayError(what, key="keep", cure="set it to 0")
 
     def restored(mine: Tensor) -> Tensor:
@@ -270,7 +255,9 @@ def restore(
         noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
         if not bool(is_incomplete[mine[0]]):
             return _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)[: len(mine)]
-        given = _given(denoiser, source, padded, x_tn)
+        kernel, levels = source.read_kernel(padded), source.read_levels(padded).to(device)
+        operator = None if kernel is None else convolution(kernel.to(device))
+        given = Conditioned(denoiser, x_tn, levels, operator=operator)
         return solve(given, SIGMA_MAX * noise(), grid, label=classes)[: len(mine)]
 
     def images() -> Iterator[PackedImage]:
@@ -291,13 +278,6 @@ def restore(
     parents = Parents(images=source.fingerprint, checkpoint=checkpoint, method=method)
     name, shape = f"{source.name}, restored", source.image_shape
     return write_store(path, name, images(), shape, "float32", (-1, 1), source.class_names, parents)
-
-
-def _given(denoiser: Denoiser, source: ImageSource, index: Tensor, x_tn: Tensor) -> Conditioned:
-    """The denoiser that knows what was seen of incomplete images, `x_tn` (B, C, H, W)."""
-    kernel, levels = source.read_kernel(index), source.read_levels(index).to(x_tn.device)
-    operator = None if kernel is None else convolution(kernel.to(x_tn.device))
-    return Conditioned(denoiser, x_tn, levels, operator=operator)
 
 
 @torch.no_grad()
@@ -381,17 +361,16 @@ def _run(
     names: Sequence[str],
     columns: Mapping[str, Any],
     make: Callable[[list[int], torch.device], Iterator[Tensor]],
-    devices: tuple[str, NumDevices],
+    compute: ComputeConfig,
     progress: Progress,
-) -> Generated:
+) -> int:
     """Write the images that `make(positions, device)` yields in batches, split over the devices."""
-    fabric = open_fabric(*devices)
+    fabric = open_fabric(compute.device, compute.devices)
     target.check_job(job, names)
     fabric.barrier()  # no device may take another's first images for those of another job
     if fabric.is_global_zero:
         target.write_job(job)
-    missing = target.missing(names)
-    mine = missing[fabric.global_rank :: fabric.world_size]
+    mine = target.missing(names)[fabric.global_rank :: fabric.world_size]
     fabric.barrier()  # all devices list what is missing before any writes
     done = 0
     for images in make(mine, fabric.device):
@@ -402,4 +381,4 @@ def _run(
     fabric.barrier()
     if fabric.is_global_zero:
         target.collect(names, columns)
-    return Generated(target.path, len(names), len(missing))
+    return len(names)

@@ -37,9 +37,8 @@ def push(
     `results` are JSON files of `assay evaluate` and `prices` is a table of results, for the card.
     """
     if "://" in destination:
-        raise AssayError(
-            "is an address", path=destination, key="destination", cure="give hf:OWNER/NAME, or a folder"
-        )
+        cure = "give hf:OWNER/NAME, or a folder"
+        raise AssayError("is an address", path=destination, key="destination", cure=cure)
     loaded, repository = load_checkpoint(checkpoint), hub_name(destination)
     name = repository or Path(destination).resolve().name
     where = f"hf:{repository}" if repository else destination
@@ -57,14 +56,11 @@ def push(
     api, add = hub.HfApi(), hub.CommitOperationAdd
     try:
         api.create_repo(repository, exist_ok=True)
-        done = api.create_commit(
-            repository, [add(*file) for file in files.items()], commit_message=f"Add {name}"
-        )
+        changes = [add(*file) for file in files.items()]
+        done = api.create_commit(repository, changes, commit_message=f"Add {name}")
     except hub.errors.HfHubHTTPError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise AssayError(
-            f"cannot be written ({reason})", path=destination, cure="log in: hf auth login"
-        ) from error
+        what = f"cannot be written ({str(error).strip().splitlines()[-1]})"
+        raise AssayError(what, path=destination, cure="log in: hf auth login") from error
     return str(done.commit_url)
 
 
@@ -105,22 +101,14 @@ def model_card(
         "values of black and white": units and "{:g} and {:g}".format(*units),
         "imported from": info.source,
     }
-    meta = {
-        "license": license,
-        "library_name": "assay",
-        "pipeline_tag": "unconditional-image-generation",
-        "tags": ["diffusion", "noisy-data"],
-    }
+    meta = {"license": license, "library_name": "assay", "tags": ["diffusion", "noisy-data"]}
+    meta["pipeline_tag"] = "unconditional-image-generation"
     parts = ["---", *(f"{key}: {json.dumps(value)}" for key, value in meta.items()), "---"]
     kind, origin = config.model_dump().get("kind"), "imported into" if info.source else "trained with"
     parts += [f"# {_text(name)}", ""]
     parts.append(f"A diffusion model of {shape} images ({kind}, {num_weights:,} weights), {origin} Assay.")
-    parts += [
-        "",
-        "## Data",
-        "",
-        *_table(("what", "value"), [(k, v) for k, v in facts.items() if v is not None]),
-    ]
+    known = [(fact, value) for fact, value in facts.items() if value is not None]
+    parts += ["", "## Data", "", *_table(("what", "value"), known)]
     if info.sigma_tn:
         levels = [("clean" if level == 0 else f"{level:.4g}", f"{share:.4g}") for level, share in info.sigma_tn]
         parts += ["", "Noise levels, for images scaled to [-1, 1]:", ""]
@@ -143,11 +131,8 @@ def _result_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, str, str]
         if found.details is not None:
             against += f", against {found.details.reference}"
         for name, title in titles([found]).items():
-            on = (
-                f"{found.held_out_loss_images:,} held-out images"
-                if name == "held_out_loss" and found.held_out_loss_images
-                else against
-            )
+            is_loss = name == "held_out_loss" and found.held_out_loss_images
+            on = f"{found.held_out_loss_images:,} held-out images" if is_loss else against
             title = {"fd": found.metric, "held_out_loss": "loss, nats per dimension"}.get(name, title)
             rows.append((title, found.cell(name), on))
     return rows

@@ -35,14 +35,14 @@ from assay.data.picture import image_grid
 from assay.errors import AssayError
 from assay.metrics.evaluate import Evaluation, evaluate
 from assay.metrics.extract import load_extractor
-from assay.metrics.generated import Samples
+from assay.metrics.generated import Samples, samples_of
 from assay.metrics.held_out import HeldOutLoss, held_out_loss
 from assay.metrics.reference import reference_from_images
 from assay.nets import NetConfig
 from assay.nets.passed import pass_module
 from assay.progress import open_progress
 from assay.registry import kind_of
-from assay.sample import SampleConfig, SeededNoise, sample_posterior, spread_labels
+from assay.sample import SampleConfig, SeededNoise, sample_posterior
 from assay.train import train
 
 if TYPE_CHECKING:
@@ -83,12 +83,8 @@ class Model:
     def _samples(
         self, num_images: int, seed: int, settings: dict[str, Any], frequencies: list[float] | None = None
     ) -> Samples:
-        config = SampleConfig(**settings).for_levels(level for level, _ in self.checkpoint.info.sigma_tn)
-        label = None
-        if num_classes := self.checkpoint.config.num_classes:
-            label = spread_labels(frequencies or [1.0] * num_classes, range(seed, seed + num_images))
-        shape = self.checkpoint.config.image_shape
-        return Samples(self.name, self.denoiser, shape, num_images, seed, config, label)
+        chosen = SampleConfig(**settings)
+        return samples_of(self.checkpoint, self.name, num_images, seed, chosen, frequencies)
 
     def save(self, path: Path | str) -> Path:
         """Write the model to one .safetensors file, which `assay.load` and every command open.

@@ -56,7 +56,7 @@ def main() -> None:
                 images, settings = sample_checkpoint(checkpoint, args.ranges * args.images, 0, chosen)
                 distances[name] = [
                     frechet_distance(
-                        features_to_statistics(images_to_features(extractor, images, index).features),
+                        features_to_statistics(images_to_features(extractor, images, index)),
                         reference.statistics,
                     )
                     for index in torch.arange(len(images)).split(args.images)

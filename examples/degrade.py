@@ -53,12 +53,12 @@ def distances(
     extractor = load_extractor(extractor_name, cache, reference=source)
     reference = torch.arange(0, len(source), 2)
     other = torch.arange(1, len(source), 2)
-    truth = features_to_statistics(images_to_features(extractor, source, reference).features)
+    truth = features_to_statistics(images_to_features(extractor, source, reference))
 
     def distance(change: Callable[[Tensor], Tensor], index: Tensor, name: str) -> float:
         chosen = index[torch.linspace(0, len(index) - 1, num_images).long()]
         found = images_to_features(extractor, Degraded(source, change, name), chosen)
-        return frechet_distance(features_to_statistics(found.features), truth)
+        return frechet_distance(features_to_statistics(found), truth)
 
     def noised(sigma: float) -> Callable[[Tensor], Tensor]:
         generator = torch.Generator().manual_seed(0)

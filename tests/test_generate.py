@@ -15,10 +15,8 @@ import tifffile
 import torch
 from astropy.io import fits
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
-from assay.cli import app
 from assay.cli.generate import parse_seeds
 from assay.data import Store, open_store
 from assay.data.pack import pack
@@ -28,6 +26,7 @@ from assay.data.spec import SourceSpec
 from assay.data.units import PhysicalRange
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
+from tests.commands import failing, run
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +47,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-
-
-def sample(*arguments: str | Path) -> Result:
-    return invoke("sample", *arguments)
-
-
 def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, tmp_path: Path) -> None:
     path = checkpoints / "classes.safetensors"
     label = spread_labels([1.0] * 4, [3, 8, 10, 14])
@@ -64,8 +55,7 @@ def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, t
         generate(load_checkpoint(path).denoiser.eval(), [3, 8, 10, 14], (1, 8, 8), edm_sigmas(5), label=label)
     )
     for target in ("folder", "images.npz", "grid.png"):
-        done = sample(path, "-o", tmp_path / target, "--seeds", "3,8,10,14", "--num-steps", "5")
-        assert done.exit_code == 0, done.output
+        run("sample", path, "-o", tmp_path / target, "--seeds", "3,8,10,14", "--num-steps", 5)
     pixels = to_uint8(expected.images).permute(0, 2, 3, 1).numpy()
     for seed, image in zip([3, 8, 10, 14], pixels, strict=True):
         np.testing.assert_array_equal(
@@ -80,7 +70,7 @@ def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, t
 
 def test_every_setting_of_a_sampler_is_an_option() -> None:
     for command in (["sample"], ["evaluate", "model"]):
-        text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "300"}).output
+        text = run(*command, "--help")
         assert all(f"--{name.replace('_', '-')}" in text for name in SampleConfig.model_fields)
 
 
@@ -95,25 +85,23 @@ def test_settings_reach_the_grid() -> None:
 def test_truncation_is_suggested_to_noisy_only_models_and_auto_uses_their_level(
     checkpoints: Path, tmp_path: Path
 ) -> None:
-    noisy = checkpoints / "noisy.safetensors"
-    done = sample(noisy, "-o", tmp_path / "full", "--seeds", "0", "--num-steps", "4")
-    assert "truncate_at = auto is" in done.output and "0.3" in done.output
+    noisy, options = checkpoints / "noisy.safetensors", ("--seeds", 0, "--num-steps", 4)
+    output = run("sample", noisy, "-o", tmp_path / "full", *options)
+    assert "truncate_at = auto is" in output and "0.3" in output
     for name, value in [("auto", "auto"), ("number", "0.3")]:
-        done = sample(noisy, "-o", tmp_path / name, "--seeds", "0", "--num-steps", "4", "--truncate-at", value)
-        assert "warning" not in done.output
+        output = run("sample", noisy, "-o", tmp_path / name, *options, "--truncate-at", value)
+        assert "warning" not in output
     images = {p.name: (p / "000000.png").read_bytes() for p in tmp_path.iterdir()}
     assert images["auto"] == images["number"] != images["full"]
-    assert (
-        "--truncate-at"
-        not in sample(checkpoints / "mixed.safetensors", "-o", tmp_path / "m", "--seeds", "0").output
-    )
+    mixed = checkpoints / "mixed.safetensors"
+    assert "truncate_at" not in run("sample", mixed, "-o", tmp_path / "mixed", *options)
 
 
 def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_path: Path) -> None:
     path, whole, parts = checkpoints / "mixed.safetensors", tmp_path / "whole", tmp_path / "parts"
-    assert sample(path, "-o", whole, "--seeds", "0-47", "--num-steps", "40").exit_code == 0
-    arguments = ["sample", str(path), "-o", str(parts)]
-    arguments += ["--seeds", "0-47", "--num-steps", "40", "--batch-size", "4"]
+    job = ["--seeds", "0-47", "--num-steps", "40"]
+    run("sample", path, "-o", whole, *job)
+    arguments = ["sample", str(path), "-o", str(parts), *job, "--batch-size", "4"]
     process = subprocess.Popen(
         [sys.executable, "-c", "from assay.cli import main; main()", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -126,8 +114,7 @@ def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_pa
     process.wait()
     before = {p.name: p.stat().st_mtime_ns for p in parts.glob("??????.png")}
     assert 8 <= len(before) < 48
-    again = sample(*arguments[1:])
-    assert again.exit_code == 0, again.output
+    run(*arguments)
     for image in whole.iterdir():
         assert image.read_bytes() == (parts / image.name).read_bytes()
     assert all((parts / name).stat().st_mtime_ns == when for name, when in before.items())
@@ -135,59 +122,59 @@ def test_an_interrupted_job_makes_only_what_is_missing(checkpoints: Path, tmp_pa
 
 def test_images_of_another_job_are_neither_returned_nor_replaced(checkpoints: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "out", checkpoints / "mixed.safetensors"
-    assert sample(path, "-o", folder, "--seeds", "0-3", "--num-steps", "4").exit_code == 0
+    run("sample", path, "-o", folder, "--seeds", "0-3", "--num-steps", 4)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert read_any(str(folder)).names == [f"00000{seed}.png" for seed in range(4)]
-    for arguments, message in [
-        ((path, "--num-steps", "5"), r"other settings \(num_steps: 4 there, 5 here\); choose another folder"),
-        ((checkpoints / "noisy.safetensors", "--num-steps", "4"), r"\(checkpoint: \w{16} there, \w{16} here\)"),
+    for other, num_steps, message in [
+        (path, 5, r"other settings \(num_steps: 4 there, 5 here\)"),
+        (checkpoints / "noisy.safetensors", 4, r"\(checkpoint: \w{16} there, \w{16} here\)"),
     ]:
-        done = sample(*arguments, "-o", folder, "--seeds", "0-9")
-        assert done.exit_code == 1 and re.search(message, done.output), done.output
+        error = failing("sample", other, "--num-steps", num_steps, "-o", folder, "--seeds", "0-9")
+        assert re.search(message, error.what) and "choose another folder" in (error.cure or "")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     (folder / ".job.json").unlink()
-    done = sample(path, "-o", folder, "--seeds", "2-9", "--num-steps", "4")
-    assert done.exit_code == 1 and "000000.png: exists already" in done.output
+    error = failing("sample", path, "-o", folder, "--seeds", "2-9", "--num-steps", 4)
+    assert error.path == str(folder / "000000.png") and "exists already" in error.what
 
 
 def test_other_files_in_a_folder_are_no_hindrance(checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_text("not of a seed")
-    arguments = (checkpoints / "mixed.safetensors", "-o", tmp_path, "--seeds", "0", "--num-steps", "4")
-    assert sample(*arguments, "--truncate-at", "99").exit_code == 1  # it made no image
-    done = sample(*arguments)
-    assert done.exit_code == 0 and (tmp_path / "000000.png").exists()
+    arguments = ("sample", checkpoints / "mixed.safetensors", "-o", tmp_path, "--seeds", 0, "--num-steps", 4)
+    failing(*arguments, "--truncate-at", 99)  # it made no image
+    run(*arguments)
+    assert (tmp_path / "000000.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "option"),
+    ("words", "key"),
     [
-        (("classes", "--class", "4"), "--class"),
-        (("mixed", "--class", "0"), "--class"),
-        (("mixed", "--seeds", "5-2"), "--seeds"),
-        (("mixed", "--seeds", "0,0"), "--seeds"),
-        (("mixed", "--seeds", "0-99999999999999999999"), "--seeds"),
-        (("mixed", "--seeds", "99999999999999999999"), "--seeds"),
-        (("mixed", "--seeds", "0-99999999"), "--seeds"),
-        (("mixed", "--truncate-at", "soon"), "--truncate-at"),
-        (("mixed", "--truncate-at", "-1"), "--truncate-at"),
-        (("mixed", "--truncate-at", "1000"), "--truncate-at"),
-        (("mixed", "--refine-at", "0.2", "--truncate-at", "0.2"), "--refine-at"),
-        (("mixed", "--sigma-max", "1e39"), "--sigma-max"),
-        (("mixed", "--num-steps", "1"), "--num-steps"),
-        (("mixed", "--churn", "-1"), "--churn"),
-        (("mixed", "--num-extra", "-1"), "--num-extra"),
-        (("mixed", "--devices", "two"), "--devices"),
-        (("mixed", "--devices", "64000"), "devices"),
-        (("mixed", "--device", "cuda:999"), "device"),
-        (("mixed", "--solver", "magic"), "--solver"),
-        (("classes", "--truncate-at", "auto"), "--truncate-at"),
-        (("classes", "--num-extra", "4"), "--refine-at"),
-        (("nothing",), "nothing.safetensors"),
+        ("classes --class 4", "label"),
+        ("mixed --class 0", "label"),
+        ("mixed --seeds 5-2", "seeds"),
+        ("mixed --seeds 0,0", "seeds"),
+        ("mixed --seeds 0-99999999999999999999", "seeds"),
+        ("mixed --seeds 99999999999999999999", "seeds"),
+        ("mixed --seeds 0-99999999", "seeds"),
+        ("mixed --truncate-at soon", "truncate_at"),
+        ("mixed --truncate-at -1", "truncate_at"),
+        ("mixed --truncate-at 1000", "truncate_at"),
+        ("mixed --refine-at 0.2 --truncate-at 0.2", "refine_at"),
+        ("mixed --sigma-max 1e39", "sigma_max"),
+        ("mixed --num-steps 1", "num_steps"),
+        ("mixed --churn -1", "churn"),
+        ("mixed --num-extra -1", "num_extra"),
+        ("mixed --devices two", "devices"),
+        ("mixed --devices -1", "devices"),
+        ("mixed --devices 64000", "devices"),
+        ("mixed --device cuda:999", "device"),
+        ("mixed --solver magic", "solver"),
+        ("classes --truncate-at auto", "truncate_at"),
+        ("classes --num-extra 4", "refine_at"),
     ],
 )
-def test_bad_input_is_named(arguments: tuple[str, ...], option: str, checkpoints: Path, tmp_path: Path) -> None:
-    done = sample(checkpoints / f"{arguments[0]}.safetensors", "-o", tmp_path / "out", *arguments[1:])
-    assert done.exit_code == 1 and option in done.output and "Traceback" not in done.output, done.output
+def test_bad_input_is_named(words: str, key: str, checkpoints: Path, tmp_path: Path) -> None:
+    name, *options = words.split()
+    assert failing("sample", checkpoints / f"{name}.safetensors", "-o", tmp_path / "out", *options).key == key
 
 
 # --- in the units of the data --------------------------------------------------------------------------------
@@ -233,18 +220,15 @@ def test_denoised_images_are_the_posterior_mean_in_every_format(channels: int, t
     }
     for name, suffix in (("npy", "npy"), ("tiff", "tif"), ("fits", "fits")):
         folder, file = tmp_path / name, tmp_path / f"all.{suffix}"
-        assert invoke("denoise", checkpoint, store.path, "-o", folder, "--format", name).exit_code == 0
-        done = invoke("denoise", checkpoint, store.path, "-o", file, "--batch-size", 5)
-        assert done.exit_code == 0 and "12 images" in done.output, done.output
+        run("denoise", checkpoint, store.path, "-o", folder, "--format", name)
+        assert "12 images" in run("denoise", checkpoint, store.path, "-o", file, "--batch-size", 5)
         stack = np.stack([read[name](folder / f"scans-{i:06d}.{suffix}") for i in range(12)])
         assert stack.dtype.newbyteorder("=") == np.float32
         np.testing.assert_allclose(stack.reshape(expected.shape), expected, rtol=1e-5, atol=0.01)
         np.testing.assert_array_equal(read[name](file), stack)
     table = (tmp_path / "npy" / "images.csv").read_text().splitlines()
     assert table[0] == "filename,source,sigma_tn" and table[2].startswith("scans-000001.npy,scans.npy[1],0.05")
-    assert (
-        invoke("denoise", checkpoint, store.path, "-o", tmp_path / "a.npz", "--dtype", "uint16").exit_code == 0
-    )
+    run("denoise", checkpoint, store.path, "-o", tmp_path / "a.npz", "--dtype", "uint16")
     archive = np.load(tmp_path / "a.npz")
     assert archive["images"].dtype == np.uint16 and archive["sigma_tn"].tolist() == store.sigma_tn.tolist()
     np.testing.assert_array_equal(archive["images"], np.rint(expected.clip(0, 65535)))
@@ -253,9 +237,7 @@ def test_denoised_images_are_the_posterior_mean_in_every_format(channels: int, t
 def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: Path) -> None:
     checkpoint, store = gaussian_checkpoint(tmp_path), noisy_store(tmp_path)
     options = ("denoise", checkpoint, store.path, "--num-steps", 24)
-    assert (
-        invoke(*options, "-o", tmp_path / "draws.npy", "--num-samples", 25, "--batch-size", 999).exit_code == 0
-    )
+    run(*options, "-o", tmp_path / "draws.npy", "--num-samples", 25, "--batch-size", 999)
     draws = np.load(tmp_path / "draws.npy").reshape(12, 25, 48)
     mean, sigma = posterior_mean(store).reshape(12, 1, 48), store.sigma_tn.double().numpy()
     spread = np.sqrt(0.25 * sigma**2 / (0.25 + sigma**2)) * 4095 / 2
@@ -265,77 +247,76 @@ def test_posterior_draws_spread_as_the_posterior_and_keep_their_seeds(tmp_path: 
         assert error.mean() == pytest.approx(0, abs=0.08) and error.std() == pytest.approx(1, abs=0.07)
     # Fewer draws, in a folder and in other batches, are the first of these.
     folder = ("-o", tmp_path / "few", "--num-samples", 2, "--format", "npy", "--batch-size", 5)
-    assert invoke(*options, *folder).exit_code == 0
+    run(*options, *folder)
     for i, k in ((1, 0), (1, 1), (11, 1)):
         np.testing.assert_array_equal(np.load(tmp_path / f"few/scans-{i:06d}-{k:03d}.npy").ravel(), draws[i, k])
     assert not np.array_equal(draws[1, 0], draws[1, 1])
-    done = invoke(*options, *folder, "--seed", 1)
-    assert done.exit_code == 1 and "seed: 0 there, 1 here" in done.output
+    assert "seed: 0 there, 1 here" in failing(*options, *folder, "--seed", 1).what
 
 
 def test_samples_are_written_in_the_units_of_the_data(tmp_path: Path) -> None:
     path = gaussian_checkpoint(tmp_path)
-    options = (path, "--seeds", "0-7", "--num-steps", "5")
-    images = next(generate(load_checkpoint(path).denoiser.eval(), range(8), (1, 8, 6), edm_sigmas(5))).images[
-        :, 0
-    ]
+    options, denoiser = (
+        ("sample", path, "--seeds", "0-7", "--num-steps", 5),
+        load_checkpoint(path).denoiser.eval(),
+    )
+    images = next(generate(denoiser, range(8), (1, 8, 6), edm_sigmas(5))).images[:, 0]
     for name, low, high, more in [
         ("own.tif", 0, 4095, ()),
         ("given.tif", -7, 3, ("--range", "-7,3")),
         ("small.npy", -1, 1, ("--range", "-1,1")),
     ]:
-        done = sample(*options, "-o", tmp_path / name, *more)
-        assert done.exit_code == 0, done.output
+        run(*options, "-o", tmp_path / name, *more)
         found = (tifffile.imread if name.endswith("tif") else np.load)(tmp_path / name)
         np.testing.assert_allclose(found, low + (images.numpy() + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)
-    assert sample(*options, "-o", tmp_path / "deep.tif", "--dtype", "uint16").exit_code == 0
+    run(*options, "-o", tmp_path / "deep.tif", "--dtype", "uint16")
     assert tifffile.imread(tmp_path / "deep.tif").dtype == np.uint16
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("words", "named"),
     [
-        (("-o", "x.bmp"), "x.bmp"),
-        (("-o", "x", "--dtype", "float32"), "dtype"),
-        (("-o", "x.npy", "--range", "0,1", "--dtype", "uint16"), "dtype"),
-        (("-o", "x.npy", "--range", "0 1"), "--range"),
-        (("-o", "x.npy", "--range", "1,0"), "--range"),
+        ("-o x.bmp", "x.bmp"),
+        ("-o x --dtype float32", "dtype"),
+        ("-o x.npy --range 0,1 --dtype uint16", "dtype"),
+        ("-o x.npy --range 0;1", "range"),
+        ("-o x.npy --range 1,0", "range"),
     ],
 )
 def test_files_that_cannot_hold_the_images_are_rejected_before_any_work(
-    arguments: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = gaussian_checkpoint(tmp_path)
     monkeypatch.chdir(tmp_path)
-    done = sample(path, *arguments)
-    assert done.exit_code == 1 and named in done.output, done.output
+    assert named in str(failing("sample", path, *words.split()))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_units_must_be_known_and_shapes_must_agree(tmp_path: Path) -> None:
     unknown, store = gaussian_checkpoint(tmp_path, physical_range=None), noisy_store(tmp_path)
-    done = sample(unknown, "-o", tmp_path / "x.npy")
-    assert done.exit_code == 1 and "physical_range" in done.output
+    assert "physical_range" in str(failing("sample", unknown, "-o", tmp_path / "x.npy"))
     other = gaussian_checkpoint(tmp_path, 3)
-    done = invoke("denoise", other, store.path, "-o", tmp_path / "y")
-    assert done.exit_code == 1 and "images of shape (1, 8, 6), the network is for (3, 8, 6)" in done.output
+    error = failing("denoise", other, store.path, "-o", tmp_path / "y")
+    assert "images of shape (1, 8, 6), the network is for (3, 8, 6)" in error.what
     elsewhere = gaussian_checkpoint(tmp_path, physical_range=(0, 1))
-    done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "y")
-    assert done.exit_code == 0 and "(0.0, 4095.0)" in done.output and "mean the same" in done.output
-    done = invoke("denoise", elsewhere, store.path, "-o", tmp_path / "z", "--num-samples", -1)
-    assert done.exit_code == 1 and "--num-samples" in done.output
+    output = run("denoise", elsewhere, store.path, "-o", tmp_path / "y")
+    assert "(0.0, 4095.0)" in output and "mean the same" in output
+    options = ("denoise", elsewhere, store.path, "-o", tmp_path / "z")
+    assert failing(*options, "--num-samples", -1).key == "num_samples"
 
 
 def test_a_run_folder_stands_for_its_final_checkpoint(checkpoints: Path, tmp_path: Path) -> None:
-    final = tmp_path / "run/snapshots/final.safetensors"
+    final, options = (
+        tmp_path / "run/snapshots/final.safetensors",
+        ("sample", tmp_path / "run", "-o", tmp_path / "x"),
+    )
     final.parent.mkdir(parents=True)
-    done = sample(tmp_path / "run", "-o", tmp_path / "x")
-    assert done.exit_code == 1 and "without snapshots/final.safetensors" in done.output
+    assert "without snapshots/final.safetensors" in str(failing(*options))
     shutil.copy(checkpoints / "mixed.safetensors", final.with_name("000000100.safetensors"))
-    done = sample(tmp_path / "run", "-o", tmp_path / "x")
-    assert done.exit_code == 1 and "has not finished" in done.output and "000000100.safetensors" in done.output
+    unfinished = str(failing(*options))
+    assert "has not finished" in unfinished and "000000100.safetensors" in unfinished
     final.with_name("000000100.safetensors").rename(final)
-    assert sample(tmp_path / "run", "-o", tmp_path / "x", "--seeds", "0", "--num-steps", "4").exit_code == 0
+    run(*options, "--seeds", 0, "--num-steps", 4)
 
 
 @pytest.mark.parametrize("restore", ["flow", "sample"])
@@ -350,8 +331,7 @@ def test_a_restored_store_is_the_same_in_every_batch_size(restore: str, tmp_path
     values = []
     for size in (1, 2, 5, 64):
         made = tmp_path / f"made-{size}"
-        done = invoke("denoise", checkpoint, store.path, "-o", made, "--restore", restore, "--batch-size", size)
-        assert done.exit_code == 0, done.output
+        run("denoise", checkpoint, store.path, "-o", made, "--restore", restore, "--batch-size", size)
         values.append(open_store(made).read(torch.arange(12)))
     assert all(torch.equal(value, values[0]) for value in values)
 

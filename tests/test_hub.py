@@ -12,7 +12,6 @@ from threading import Thread
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from assay.checkpoint import (
     Checkpoint,
@@ -22,12 +21,12 @@ from assay.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from assay.cli import app
 from assay.data.known import get
 from assay.hub import model_card, price_sentences, push
 from assay.nets import build_denoiser, preset
 from assay.nets.unet import UNetConfig
 from assay.pricing import PAPER
+from tests.commands import failing, run
 from tests.errors import fault
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -125,12 +124,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
-def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
     hub: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -161,40 +154,22 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
     run("sample", checkpoint, "-o", tmp_path / "own.npz", "--seeds", "0-3", "--num-steps", 2)
     assert (tmp_path / "hub.npz").read_bytes() == (tmp_path / "own.npz").read_bytes()
 
-    for name, message in (
-        ("hf:nobody/nothing", "neither in the local cache nor reachable"),
-        ("hf:forbidden/x", "hf auth login"),
-    ):
-        command = (
-            ["model", "pull", name, str(tmp_path / "x.safetensors")]
-            if "nobody" in name
-            else ["model", "push", str(checkpoint), name, "--license", "mit"]
-        )
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 1 and message in done.output.replace("\n", " ")
+    gone = failing("model", "pull", "hf:nobody/nothing", tmp_path / "x.safetensors")
+    assert "neither in the local cache nor reachable" in gone.what
+    closed = failing("model", "push", checkpoint, "hf:forbidden/x", "--license", "mit")
+    assert "hf auth login" in (closed.cure or "")
 
 
 def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path) -> None:
-    config = UNetConfig(
-        image_shape=(1, 8, 8), model_channels=16, channel_mult=(1,), num_blocks=1, attn_resolutions=()
-    )
+    size = {"image_shape": (1, 8, 8), "model_channels": 16, "channel_mult": (1,), "num_blocks": 1}
+    config = UNetConfig(**size, attn_resolutions=())
     theirs = Checkpoint(build_denoiser(config, 1), config, CheckpointInfo())
     (hub / "giannisdaras").mkdir()
     export_checkpoint(theirs, hub / AMBIENT, "ambient-laws-hf")
     store = get("digits", tmp_path / "digits").store.path
-    common = (
-        "--extractor",
-        "pixels",
-        "--num-images",
-        20,
-        "--num-ranges",
-        1,
-        "--num-steps",
-        2,
-        "--cache",
-        tmp_path / "extractors",
-    )
-    run("evaluate", f"hf:{AMBIENT}", "--reference", store, *common, "-o", tmp_path / "result.json")
+    options = ["--reference", store, "--extractor", "pixels", "--cache", tmp_path / "extractors"]
+    options += ["--num-images", 20, "--num-ranges", 1, "--num-steps", 2]
+    run("evaluate", f"hf:{AMBIENT}", *options, "-o", tmp_path / "result.json")
     sampler = json.loads((tmp_path / "result.json").read_text())["details"]["sampler"]
     assert sampler["info"]["dataset"] == "digits" and sampler["info"]["clean_fraction"] == pytest.approx(0.1)
     assert sampler["info"]["sigma_tn"] == [[0.0, 0.1], [0.2, 0.9]]
@@ -208,8 +183,8 @@ def test_a_folder_serves_as_well(checkpoint: Path, tmp_path: Path) -> None:
     run("model", "push", checkpoint, tmp_path / "shared" / "mix", "--license", "mit")
     assert "under mit" in (tmp_path / "shared/mix/README.md").read_text()
     assert load_checkpoint(tmp_path / "shared/mix").info == load_checkpoint(checkpoint).info
-    again = ["model", "push", str(checkpoint), str(tmp_path / "shared/mix"), "--license", "mit"]
-    assert CliRunner().invoke(app, again).exit_code == 1
+    again = failing("model", "push", checkpoint, tmp_path / "shared/mix", "--license", "mit")
+    assert again.path == str(tmp_path / "shared/mix")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
-from assay.cli import app
 from assay.data import ImageSource, open_store
 from assay.data.arrays import from_arrays
 from assay.data.known import get
 from assay.data.levels import Level, read_levels
-from assay.metrics.annotate import Annotation, _auc, annotate
+from assay.metrics.annotate import Annotation, annotate
+from tests.commands import run
 from tests.errors import rejected
 
 
@@ -52,31 +51,13 @@ def test_noise_is_found_at_its_level_or_above_and_blur_in_order(digits: tuple[Te
     assert strong.levels.max() <= strong.level and strong.levels.mean() > weak.levels.mean()
 
 
-def test_the_auc_is_the_share_of_ordered_pairs() -> None:
-    rng = np.random.default_rng(0)
-    clean, bad = rng.integers(0, 9, 40).astype(float), rng.integers(0, 6, 30).astype(float)
-    pairs = (clean[:, None] > bad) + 0.5 * (clean[:, None] == bad)
-    assert _auc(clean, bad) == pytest.approx(pairs.mean())
-
-
 def test_the_command_writes_what_pack_reads(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     clean, other = digits
     from_arrays(clean).save(tmp_path / "clean")
     from_arrays(blurred(other, 1.0)).save(tmp_path / "bad")
     path = tmp_path / "annotations.jsonl"
-    arguments = [
-        "data",
-        "annotate",
-        tmp_path / "bad",
-        "--clean",
-        tmp_path / "clean",
-        "-o",
-        path,
-        "--num-steps",
-        "20",
-    ]
-    done = CliRunner().invoke(app, [str(part) for part in arguments], env={"COLUMNS": "300"})
-    assert done.exit_code == 0 and "look like clean ones" in done.output, done.output
+    options = ["--clean", tmp_path / "clean", "-o", path, "--num-steps", 20]
+    assert "look like clean ones" in run("data", "annotate", tmp_path / "bad", *options)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     levels = read_levels(path, open_store(tmp_path / "bad").source_names(range(len(other))))
     assert levels == [Level(0.0, line["annotation"], usable_scaled=True) for line in lines]

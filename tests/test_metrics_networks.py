@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from skimage import data
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
@@ -58,7 +59,8 @@ def test_inception_agrees_with_torch_fidelity_block_by_block() -> None:
     for name, block in network.named_children():
         if name != "fc":
             block.register_forward_hook(lambda _, __, x, name=name: outputs.__setitem__(name, x.double()))
-    features, logits = network(torch.from_numpy(golden["images"]).float())
+    features = network(torch.from_numpy(golden["images"]).float())
+    logits = features @ network.fc.weight.T
     assert sorted(outputs) == sorted(key[6:] for key in golden.files if key.startswith("block_"))
     for name, output in outputs.items():
         spread = output.flatten(2).std(2).mean(1)
@@ -81,28 +83,19 @@ def test_resize_samples_at_i_times_the_scale() -> None:
     assert torch.equal(resize_like_tensorflow(same, 299), same)
 
 
-def pass_pool_through(block: Block) -> None:
-    """Make the pool branch's convolution the sum over its input channels, with an identity norm."""
-    torch.nn.init.ones_(block.branch_pool.conv.weight)
+@pytest.mark.parametrize(
+    ("block", "pool"),
+    [(block_a(1, 32), "average"), (block_e(1, "average"), "average"), (block_e(1, "max"), "max")],
+    ids=["A", "E", "last"],
+)
+def test_pools_do_not_count_the_padding_and_the_last_takes_the_maximum(block: Block, pool: str) -> None:
+    torch.nn.init.ones_(block.branch_pool.conv.weight)  # the pool's convolution passes its input through
     block.eval().branch_pool.bn.eps = 0.0
-
-
-@pytest.mark.parametrize("block", [block_a(2, 32), block_e(2, "average")], ids=["A", "E"])
-def test_average_pools_do_not_count_the_padding(block: Block) -> None:
-    pass_pool_through(block)
-    pooled = block(torch.ones(1, 2, 5, 5))[:, -1]
-    torch.testing.assert_close(pooled, torch.full((1, 5, 5), 2.0))  # 4/9 and 6/9 of it at borders otherwise
-
-
-def test_the_last_block_pools_by_maximum() -> None:
+    torch.testing.assert_close(block(torch.ones(1, 1, 5, 5))[:, -1], torch.ones(1, 5, 5))  # 4/9 in corners else
+    x, expected = torch.zeros(1, 1, 5, 5), torch.zeros(1, 5, 5)
+    x[0, 0, 2, 2], expected[0, 1:4, 1:4] = 9.0, 9.0 if pool == "max" else 1.0
+    torch.testing.assert_close(block(x)[:, -1], expected)
     assert (Inception().Mixed_7b.pool, Inception().Mixed_7c.pool) == ("average", "max")
-    block = block_e(1, "max")
-    pass_pool_through(block)
-    x = torch.zeros(1, 1, 5, 5)
-    x[0, 0, 2, 2] = 7.0
-    expected = torch.zeros(1, 5, 5)
-    expected[0, 1:4, 1:4] = 7.0
-    assert torch.equal(block(x)[:, -1], expected)
 
 
 def test_inception_input_is_scaled_by_128_around_128() -> None:
@@ -132,16 +125,8 @@ def test_inception_file_is_loaded_only_with_the_right_hash(
     extractor = load_extractor("inception", tmp_path, weights=path)
     assert (extractor.metric, extractor.sha256) == ("FID", digest)
     images = torch.rand(2, 1, 20, 20) * 2 - 1
-    features, logits = extractor(images)
-    expected, _ = network(to_bytes(images).float().expand(-1, 3, -1, -1))
-    np.testing.assert_allclose(features, expected, rtol=1e-3, atol=1e-4)
-    assert logits is not None and logits.shape == (2, 1008)
-    del state["fc.bias"]
-    torch.save(state, path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(Inception, "weights", WeightsFile(path.name, digest, "none"))
-    with rejected("weights", path):
-        load_extractor("inception", tmp_path, weights=path)
+    expected = network(to_bytes(images).float().expand(-1, 3, -1, -1))
+    np.testing.assert_allclose(extractor(images), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_official_hashes_begin_with_what_the_file_names_say() -> None:
@@ -153,26 +138,17 @@ def test_official_hashes_begin_with_what_the_file_names_say() -> None:
 # --- where weights come from -----------------------------------------------------------------------------
 
 
-def small_file(tmp_path: Path, content: bytes = b"weights") -> WeightsFile:
-    source = tmp_path / "elsewhere" / "w.pth"
-    source.parent.mkdir(exist_ok=True)
-    source.write_bytes(content)
-    return WeightsFile("w.pth", hashlib.sha256(b"weights").hexdigest(), source.as_uri())
-
-
 def test_weights_are_fetched_once_checked_and_kept(tmp_path: Path) -> None:
-    file = small_file(tmp_path)
-    path = find_weights(file, tmp_path / "cache")
-    assert path == tmp_path / "cache" / "w.pth" and path.read_bytes() == b"weights"
-    (tmp_path / "elsewhere" / "w.pth").unlink()
-    assert find_weights(file, tmp_path / "cache") == path
-
-
-def test_weights_with_another_hash_are_not_kept(tmp_path: Path) -> None:
-    file = small_file(tmp_path, content=b"something else")
+    source, cache = tmp_path / "w.pth", tmp_path / "cache"
+    source.write_bytes(b"something else")
+    file = WeightsFile("w.pth", hashlib.sha256(b"weights").hexdigest(), source.as_uri())
     with rejected("weights"):
-        find_weights(file, tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+        find_weights(file, cache)
+    assert not list(cache.iterdir())
+    source.write_bytes(b"weights")
+    assert find_weights(file, cache) == cache / "w.pth" and (cache / "w.pth").read_bytes() == b"weights"
+    source.unlink()
+    assert find_weights(file, cache) == cache / "w.pth"
 
 
 def test_missing_weights_offline_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,12 +176,7 @@ def mobilenet() -> Extractor:
 
 def photo(name: str) -> Tensor:
     """A photograph bundled with scikit-learn or scikit-image, (1, 3, H, W) in [-1, 1]."""
-    if name.endswith(".jpg"):
-        pixels = load_sample_image(name)
-    else:
-        from skimage import data
-
-        pixels = getattr(data, name)()
+    pixels = load_sample_image(name) if name.endswith(".jpg") else getattr(data, name)()
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float() / 127.5 - 1
 
 
@@ -218,9 +189,9 @@ def photo(name: str) -> Tensor:
     ],
 )
 def test_mobilenet_recognises_photographs(mobilenet: Extractor, name: str, classes: set[int]) -> None:
-    features, logits = mobilenet(photo(name))
-    assert features.shape == (1, 1280) and logits is not None
-    assert int(logits.argmax()) in classes
+    features = torch.from_numpy(mobilenet(photo(name)))
+    assert features.shape == (1, 1280)
+    assert int(mobilenet.network.get_submodule("classifier")(features).argmax()) in classes
 
 
 def test_mobilenet_is_the_published_network(mobilenet: Extractor) -> None:
@@ -254,7 +225,7 @@ def test_a_network_of_ones_own_is_an_extractor() -> None:
     assert found.metric == "FD-edges"
     step = torch.full((1, 1, 9, 9), -1.0)
     step[..., 5:] = 1.0  # the edge lies between columns 4 and 5: in the third of four cells, a column of two
-    assert found(step)[0].reshape(4, 4).tolist() == [[0, 0, 0.5, 0]] * 4
+    assert found(step).reshape(4, 4).tolist() == [[0, 0, 0.5, 0]] * 4
 
     class Weighted(FeatureNetwork):
         kind = "weighted"

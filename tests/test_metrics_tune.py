@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
-from assay.cli import app
 from assay.data.arrays import Arrays, from_arrays
 from assay.metrics.extract import load_extractor
-from assay.metrics.tune import _rounds, load_tuned, save_tuned, search_space, tune, tuned_path
+from assay.metrics.tune import _rounds, load_tuned, search_space, tune, tuned_path
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig
+from tests.commands import run
 from tests.errors import rejected
 
 NET = MLPConfig(image_shape=(1, 4, 4), width=16, num_blocks=1)
@@ -53,11 +52,9 @@ def test_the_sampler_that_made_the_images_wins(checkpoint: Path, tmp_path: Path)
     found = tune(checkpoint, held_out, pixels, SampleConfig(churn=7.5, churn_noise=1.2), num_images=100)
     assert found.sample.solver == "multistep" and found.fd < found.fd_before
     assert len(found.trials) == 10 and max(trial.num_images for trial in found.trials) == 800
-    path = save_tuned(checkpoint, found)
-    assert path.parent == checkpoint.parent and load_tuned(checkpoint) == found
-    output = tmp_path / "tuned.npz"
-    arguments = ["sample", str(checkpoint), "--tuned", "--seeds", "0-9", "-o", str(output)]
-    assert CliRunner().invoke(app, arguments).exit_code == 0 and output.exists()
+    assert tuned_path(checkpoint).parent == checkpoint.parent and load_tuned(checkpoint) == found
+    run("sample", checkpoint, "--tuned", "--seeds", "0-9", "-o", tmp_path / "tuned.npz")
+    assert (tmp_path / "tuned.npz").exists()
 
 
 def test_luck_is_not_kept(checkpoint: Path, tmp_path: Path) -> None:
@@ -73,9 +70,8 @@ def test_the_command_tunes_and_other_weights_are_rejected(checkpoint: Path, tmp_
     with rejected(path=tuned_path(copy)):
         load_tuned(copy)
     images_of(checkpoint, SampleConfig(), 120).save(tmp_path / "held-out")
-    arguments = ["model", "tune", str(copy), "--held-out", str(tmp_path / "held-out"), "--extractor", "pixels"]
-    done = CliRunner().invoke(app, [*arguments, "--num-images", "20"], env={"COLUMNS": "300"})
-    assert done.exit_code == 0 and "On fresh seeds" in done.output, done.output
+    options = ["--held-out", tmp_path / "held-out", "--extractor", "pixels", "--num-images", 20]
+    assert "On fresh seeds" in run("model", "tune", copy, *options)
     assert load_tuned(copy).num_images == 320
     save_checkpoint(copy, build_denoiser(NET, 1), NET)
     with rejected(path=tuned_path(copy)):
@@ -87,11 +83,10 @@ def test_the_command_tunes_and_other_weights_are_rejected(checkpoint: Path, tmp_
 def test_a_disk_that_is_read_only_is_noticed_before_the_work(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    held_out = images_of(checkpoint, SampleConfig(), 100)
-    monkeypatch.setattr("assay.metrics.tune.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("assay.metrics.tune.write_whole", refuse)
     monkeypatch.setattr("assay.metrics.tune.images_to_features", None)  # the work
-    with rejected(path=tuned_path(checkpoint)):
-        tune(checkpoint, held_out, load_extractor("pixels", tmp_path))
+    with pytest.raises(OSError, match="Read-only"):
+        tune(checkpoint, images_of(checkpoint, SampleConfig(), 100), load_extractor("pixels", tmp_path))

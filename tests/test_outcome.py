@@ -102,9 +102,7 @@ finite = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 measured = {name: finite for name in Evaluation.model_fields if name not in NOT_COLUMNS}
 measured |= {"fd": st.floats(1e-9, 1e9), "held_out_loss": st.none() | st.floats(1e-9, 1e9)}
 measured |= {name: st.none() | st.floats(0, 1e9) for name in measured if name.endswith(("_error", "_std"))}
-measured |= dict.fromkeys(
-    ("fd_step", "held_out_loss_images", "held_out_loss_step"), st.none() | st.integers(1, 10**6)
-)
+measured |= dict.fromkeys(("held_out_loss_images", "held_out_loss_step"), st.none() | st.integers(1, 10**6))
 measured |= {"metric": st.just("FD-pixels"), "extractor": st.just("pixels")}
 measured |= {"num_images": st.none() | st.integers(1, 10**6)}
 outcomes = st.builds(

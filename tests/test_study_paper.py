@@ -104,7 +104,7 @@ def test_the_papers_studies_run_to_the_end_in_small(tmp_path: Path, name: str, m
     done = CliRunner().invoke(app, ["data", "pack", str(tmp_path / "images"), "-o", str(store), *options])
     assert done.exit_code == 0, done.output
     source, pixels = open_store(store), load_extractor("pixels", tmp_path)
-    features = images_to_features(pixels, source, torch.arange(len(source))).features
+    features = images_to_features(pixels, source, torch.arange(len(source)))
     statistics = replace(features_to_statistics(features), extractor_sha256=pixels.sha256)
     save_statistics(tmp_path / "reference.npz", statistics)
     settings = [

@@ -140,17 +140,17 @@ def test_the_length_with_the_best_score_is_chosen(tmp_path: Path) -> None:
     chosen = config(num_steps=120, average_every=10, lr=1e-2, lr_ramp_images=0)
     train(chosen, tmp_path / "run", Points(50, 0.2))
     held_out, lengths = Points(60, seed=5), (0.02, 0.1, 0.25)
-    found = choose_average(tmp_path / "run", held_out, tmp_path / "best.safetensors", lengths)
+    chosen_by, best = choose_average(tmp_path / "run", held_out, tmp_path / "best.safetensors", lengths)
     first, second = torch.arange(0, 60, 2), torch.arange(1, 60, 2)
     quick, losses = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4), []
     for length in lengths:
         average_checkpoint(tmp_path / "run", length, tmp_path / "one.safetensors")
         one = checkpoint_loss(tmp_path / "one.safetensors", held_out, config=quick, index=first)
         losses.append(one.nats_per_dim.value)
-    assert found.chosen_by == tuple(losses) and found.length == lengths[losses.index(min(losses))]
-    average_checkpoint(tmp_path / "run", found.length, tmp_path / "one.safetensors")
+    assert chosen_by == dict(zip(lengths, losses, strict=True))
+    average_checkpoint(tmp_path / "run", lengths[losses.index(min(losses))], tmp_path / "one.safetensors")
     assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
-    assert found.best == checkpoint_loss(tmp_path / "best.safetensors", held_out, index=second)
+    assert best == checkpoint_loss(tmp_path / "best.safetensors", held_out, index=second)
     arguments = ["model", "average", str(tmp_path / "run"), "--length", "0.1", "--held-out", "x", "-o"]
     done = CliRunner().invoke(app, [*arguments, str(tmp_path / "y.safetensors")])
     assert done.exit_code == 1 and "give one of them" in done.output

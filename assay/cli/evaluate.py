@@ -120,20 +120,19 @@ def compare(results: Results) -> None:
     from assay.outcome import load_evaluations
 
     found = load_evaluations(results)
-    names = titles(found.values())
     best, *_ = order = compare_evaluations(found)
-    titled = {name: found[best].metric if name == "fd" else title for name, title in names.items()}
-    records = {name: each.held_out_loss_record for name, each in found.items()}
-    if all(records.values()):
-        titled["behind"] = "loss behind the first"
+    names = titles(found.values())
+    titled = names | ({"fd": found[best].metric} if "fd" in names else {})
+    records = [record for name in order if (record := found[name].held_out_loss_record) is not None]
+    are_paired = len(records) == len(order)
     first = Column("result", overflow="fold")  # a path must survive copy and paste
-    table = Table(first, *titled.values(), box=None, header_style="bold")
-    for name in order:
-        mine, its = records[name], records[best]
+    behind = ["loss behind the first"] * are_paired
+    table = Table(first, *titled.values(), *behind, box=None, header_style="bold")
+    for place, name in enumerate(order):
         cells = [found[name].cell(metric) for metric in names]
-        if "behind" in titled and mine and its:
-            behind = mine.minus(its)  # on the same images and noise, so the error is much smaller
-            cells.append("" if name == best else f"{behind.value:.3g} ± {behind.standard_error:.2g}")
+        if are_paired:  # on the same images and noise, so the error is much smaller
+            gap = records[place].minus(records[0])
+            cells.append(f"{gap.value:.3g} ± {gap.standard_error:.2g}" if place else "")
         table.add_row(name, *cells)
     console, details = open_console(), found[best].details
     console.print(table)
@@ -173,15 +172,13 @@ def reference(
     store: Annotated[Path, typer.Argument(help="A store of real images; noisy ones are left out.")],
     config: MeasureConfig,
     output: Annotated[Path, output_option("The npz file to write.", suffix=".npz")],
-    edm_names: Annotated[
-        bool, typer.Option("--edm-names", help="Name the arrays mu and sigma, as EDM's tools expect.")
-    ] = False,
     cache: Cache = DEFAULT_CACHE,
     device: Device = "auto",
 ) -> None:
     """Save the feature statistics of a store, so that others can evaluate against it without its images.
 
-    Statistics of the `classifier` can be used only with the classifier in the same cache.
+    EDM's tools read the file too. Statistics of the `classifier` can be used only with the classifier in the
+    same cache.
 
     Example: `assay evaluate reference stores/digits -o digits.npz --extractor pixels`
     """
@@ -190,7 +187,7 @@ def reference(
 
     with open_progress() as tell:
         found = open_reference(store, config, cache, find_devices(device), tell).statistics
-    save_statistics(output, found, edm_names)
+    save_statistics(output, found)
     open_console().print(f"{output}: {len(found.mean)} features of {found.num_images:,} images")
 
 
@@ -218,8 +215,8 @@ def tune(
     from assay.data import open_store
     from assay.devices import find_devices
     from assay.metrics.extract import load_extractor
-    from assay.metrics.tune import save_tuned
     from assay.metrics.tune import tune as run_tuning
+    from assay.metrics.tune import tuned_path
 
     store, console, name = open_store(held_out), open_console(), config.extractor or "classifier"
     with open_progress() as tell:
@@ -233,29 +230,22 @@ def tune(
         cut = "" if tried.truncate_at is None else str(tried.truncate_at)
         table.add_row(tried.solver, str(tried.num_steps), churn, cut, f"{trial.fd:.4g}", str(trial.num_images))
     console.print(table)
-    path = save_tuned(checkpoint, found)
     console.print(
         f"On fresh seeds and images: {found.fd:.4g} with the chosen sampler, {found.fd_before:.4g} before. "
-        f"wrote {path}"
+        f"wrote {tuned_path(checkpoint)}"
     )
 
 
 def _print_held_out_loss(console: Console, found: "Evaluation") -> None:
     record = found.held_out_loss_record
     assert record is not None
-    (low, high), sigma_min = record.covers, record.config.sigma_min
+    low, high = record.covers
     console.print(f"held-out loss {record.nats_per_dim} nats per dimension; lower is better", style="bold")
-    console.print(
-        f"({record.bits_per_dim} bits): denoising error of {len(record.index):,} images of {record.held_out} "
-        f"at noise levels {low:.3g} to {high:g}"
-    )
-    if low > sigma_min:
+    images = f"{len(record.index):,} images of {record.held_out}"
+    console.print(f"denoising error of {images} at noise levels {low:.3g} to {high:g}")
+    if low > record.config.sigma_min:
         text = f"The held-out images are noisy: levels below {low:.3g} are not measured."
         console.print(text, style="yellow")
-    if split := found.held_out_loss_split:
-        parts = [f"{record.part(split)} above {split:.3g}"]
-        parts += [f"{record.part(high=split)} below"] * (found.held_out_loss_below is not None)
-        console.print(f"of it {' and '.join(parts)}, the highest noise of the training images")
 
 
 def _print_distance(console: Console, found: "Evaluation") -> None:
@@ -264,10 +254,10 @@ def _print_distance(console: Console, found: "Evaluation") -> None:
     details, num_images = found.details, found.num_images or 0
     assert details is not None
     spread = "" if found.fd_std is None else f" ± {found.fd_std:.2g}"
-    ranges = f"{len(details.ranges)} x " if len(details.ranges) > 1 else ""
     against = "?" if details.num_reference is None else f"{details.num_reference:,}"
     console.print(f"{found.metric} {found.fd:.4g}{spread}", style="bold")
-    console.print(f"{ranges}{num_images:,} images against {against} of {details.reference}")
+    ranges = f"{len(details.ranges)} x {num_images:,} images"
+    console.print(f"{ranges} against {against} of {details.reference}")
     names = titles(details.ranges)
     table = Table("first", *(names | {"fd": found.metric}).values(), box=None, header_style="bold")
     for part in details.ranges:
@@ -279,7 +269,5 @@ def _print_distance(console: Console, found: "Evaluation") -> None:
             f"{details.memorisation.quantile:.0%} of held-out ones ({details.held_out})"
         )
     if num_images <= details.num_features:
-        text = (
-            f"{num_images:,} images are few for {details.num_features:,} features; the distance is mostly bias"
-        )
-        console.print(f"note: {text}", style="yellow")
+        few = f"{num_images:,} images are few for {details.num_features:,} features"
+        console.print(f"note: {few}; the distance is mostly bias", style="yellow")

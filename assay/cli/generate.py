@@ -7,19 +7,16 @@ from typing import Annotated, Literal
 import typer
 
 from assay.cli.options import (
-    BatchSize,
-    Device,
-    Devices,
     Tuned,
     open_console,
     output_option,
-    parse_devices,
     parse_pair,
     read_tuned,
     takes,
 )
 from assay.errors import AssayError
 from assay.generate import (
+    ComputeConfig,
     DenoiseConfig,
     FilesConfig,
     RestoreConfig,
@@ -48,20 +45,19 @@ PhysicalRange = Annotated[
 
 @takes("sample", SampleConfig, panel="Sampling")
 @takes("files", FilesConfig, panel="Files")
+@takes("compute", ComputeConfig, panel="Computing")
 def sample(
     checkpoint: Checkpoint,
     output: Output,
     sample: SampleConfig,
     files: FilesConfig,
+    compute: ComputeConfig,
     seeds: Annotated[str, typer.Option(help="One image per seed: 0-63, or 3,5,10-19.")] = "0-63",
     tuned: Tuned = False,
     label: Annotated[
         int | None, typer.Option("--class", help="Generate only this class. Default: all classes evenly.")
     ] = None,
     physical_range: PhysicalRange = None,
-    batch_size: BatchSize = 64,
-    device: Device = "auto",
-    devices: Devices = "auto",
 ) -> None:
     """Generate images. Repeat the command to resume: only missing images are made.
 
@@ -73,7 +69,7 @@ def sample(
     """
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        done = sample_to_files(
+        number = sample_to_files(
             checkpoint,
             output,
             parse_seeds(seeds),
@@ -81,21 +77,22 @@ def sample(
             label,
             files,
             parse_pair(physical_range, "physical_range"),
-            batch_size,
-            (device, parse_devices(devices)),
+            compute,
             partial(tell, "sampling"),
         )
-    console.print(f"{done.num_images} images in {done.path}")
+    console.print(f"{number} images in {output}")
 
 
 @takes("config", DenoiseConfig, panel="Draws")
 @takes("files", FilesConfig, panel="Files")
+@takes("compute", ComputeConfig, panel="Computing")
 def denoise(
     checkpoint: Checkpoint,
     store: Annotated[Path, typer.Argument(help="A store of noisy images.")],
     output: Output,
     config: DenoiseConfig,
     files: FilesConfig,
+    compute: ComputeConfig,
     restore: Annotated[
         Literal["flow", "sample"] | None,
         typer.Option(
@@ -106,9 +103,6 @@ def denoise(
     keep: Annotated[
         float, typer.Option(help="With --restore flow: share of the noise that stays, e.g. 0.5 for half.")
     ] = 0.0,
-    batch_size: BatchSize = 64,
-    device: Device = "auto",
-    devices: Devices = "auto",
 ) -> None:
     """Remove the noise from a store's images, each at its own noise level. Run again to resume.
 
@@ -130,13 +124,14 @@ def denoise(
     console = open_console()
     with open_progress(not console.quiet) as tell:
         if restore is None:
-            on, denoising = (device, parse_devices(devices)), partial(tell, "denoising")
-            done = denoise_to_files(checkpoint, store, output, config, files, batch_size, on, denoising)
-            words = f"{done.num_images} images in {done.path}"
+            told = partial(tell, "denoising")
+            number = denoise_to_files(checkpoint, store, output, config, files, compute, told)
+            words = f"{number} images in {output}"
         else:
             steps = config.model_dump(include=config.model_fields_set & {"num_steps"})
-            how, restoring = RestoreConfig(method=restore, keep=keep, **steps), partial(tell, "restoring")
-            made = restore_store(checkpoint, store, output, how, config.seed, batch_size, device, restoring)
+            how, told = RestoreConfig(method=restore, keep=keep, **steps), partial(tell, "restoring")
+            on = config.seed, compute.batch_size, compute.device
+            made = restore_store(checkpoint, store, output, how, *on, told)
             words = f"{int((made.usable_from > 0).sum())} of {len(made)} images restored in {made.path}"
     console.print(words)
 

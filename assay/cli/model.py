@@ -159,14 +159,14 @@ def average(
     if length is not None:
         raise AssayError("decides the length, and so does --held-out", key="length", cure="give one of them")
     with console.status("measuring averages of several lengths ..."):
-        found = choose_average(run, open_store(held_out), output, step=step, devices=find_devices(device))
-    for tried, value in zip(found.lengths, found.chosen_by, strict=True):
-        console.print(f"  length {tried:<5g} loss {value:.4f}{'  best' if tried == found.length else ''}")
-    loss = found.best.nats_per_dim
-    console.print(
-        f"wrote {output}, the average of length {found.length:g}: {loss.value:.4g} ± "
-        f"{loss.standard_error:.2g} nats per dimension on the other half of the held-out images"
-    )
+        losses, best = choose_average(
+            run, open_store(held_out), output, step=step, devices=find_devices(device)
+        )
+    chosen = min(losses, key=lambda tried: losses[tried])
+    for tried, value in losses.items():
+        console.print(f"  length {tried:<5g} loss {value:.4f}{'  best' if tried == chosen else ''}")
+    on = "nats per dimension on the other half of the held-out images"
+    console.print(f"wrote {output}, the average of length {chosen:g}: {best.nats_per_dim} {on}")
 
 
 @app.command("list")

@@ -26,10 +26,6 @@ Device = Annotated[
 Devices = Annotated[
     str, typer.Option(metavar="N|auto", help="How many devices to use; auto for all GPUs of the machine.")
 ]
-BatchSize = Annotated[
-    int, typer.Option(min=1, help="Images computed at a time. Changes the speed, not the result.")
-]
-
 Tuned = Annotated[
     bool,
     typer.Option(

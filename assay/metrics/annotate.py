@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
 from assay.data import ImageSource, Store
 from assay.data.view import check_complete, stream
-from assay.errors import AssayError
+from assay.devices import one_thread
+from assay.errors import AssayError, check_enough
 from assay.files import write_whole
 from assay.metrics.classifier import Classifier, initialise
 from assay.noise import per_image
@@ -68,22 +70,20 @@ def annotate(
     looks clean, at most that of the group.
     """
     _check(bad, clean)
-    sources = (clean, bad)
+    sources, done = (clean, bad), 0
     order = [
         torch.randperm(len(source), generator=stream(seed, "halves", i)) for i, source in enumerate(sources)
     ]
     halves = [(places[0::2], places[1::2]) for places in order]
     sigmas = np.geomspace(_SIGMA_MIN, _SIGMA_MAX, _NUM_LEVELS)
     logits = [np.zeros((_NUM_LEVELS, len(source))) for source in sources]
-    num_threads, done = torch.get_num_threads(), 0
-    torch.set_num_threads(1)  # sums in one order, whatever the number of cores
 
     def advance() -> None:
         nonlocal done
         done += 1
         progress(done, 2 * (num_steps + _NUM_LEVELS))
 
-    try:
+    with one_thread():  # sums in one order, whatever the number of cores
         for fold in range(2):
             learn, judge = ([pair[(fold + k) % 2] for pair in halves] for k in range(2))
             generator = stream(seed, "annotate", fold)
@@ -92,14 +92,12 @@ def annotate(
                 for source, places, found in zip(sources, judge, logits, strict=True):
                     found[number, places.numpy()] = _judge(network, source, places, sigma, generator)
                 advance()
-    finally:
-        torch.set_num_threads(num_threads)
     # The two networks' logits are not on one scale, so each half has its own AUC.
-    per_fold = [
-        [_auc(logits[0][j, a.numpy()], logits[1][j, b.numpy()]) for j in range(_NUM_LEVELS)]
-        for a, b in zip(*halves, strict=True)
-    ]
-    auc = np.mean(per_fold, 0)
+    auc = np.zeros(_NUM_LEVELS)
+    for half in zip(*halves, strict=True):
+        both = np.concatenate([found[:, part.numpy()] for found, part in zip(logits, half, strict=True)], 1)
+        is_clean = np.arange(both.shape[1]) < len(half[0])
+        auc += [roc_auc_score(is_clean, each) / 2 for each in both]
     num_clean, num_bad = len(clean) / 2, len(bad) / 2
     # Of an AUC of 0.5 by halves (Mann and Whitney), averaged over two.
     error = np.full(_NUM_LEVELS, math.sqrt((num_clean + num_bad + 1) / (12 * num_clean * num_bad) / 2))
@@ -118,9 +116,7 @@ def annotate(
 
 def _check(bad: ImageSource, clean: ImageSource) -> None:
     for source, key in ((bad, "store"), (clean, "clean")):
-        if len(source) < MIN_IMAGES:
-            what = f"{source.name} has {len(source)} images; annotation needs {MIN_IMAGES} of each kind"
-            raise AssayError(what, key=key)
+        check_enough(len(source), MIN_IMAGES, f"images of {source.name}", key)
         check_complete(source, "cannot be annotated: train on them with train.rounds, or leave them out")
     if bool((clean.sigma_tn > 0).any()):
         raise AssayError(f"{clean.name} has noisy images", key="clean", cure="compare with clean images alone")
@@ -133,12 +129,6 @@ def _first_level(alike: NDArray[np.bool_], sigmas: Array) -> float:
     """The lowest of `sigmas` from which all are `alike`; 0 if all are, infinity if the last is not."""
     told_apart = np.flatnonzero(~alike)
     return 0.0 if len(told_apart) == 0 else float([*sigmas, math.inf][told_apart[-1] + 1])
-
-
-def _auc(clean: Array, bad: Array) -> float:
-    """The probability that a logit of `clean` is above one of `bad`, ties by half."""
-    rank = np.searchsorted(np.sort(bad), clean, "left") + np.searchsorted(np.sort(bad), clean, "right")
-    return float(rank.mean() / (2 * len(bad)))
 
 
 def _inputs(x: Tensor, sigma: Tensor, generator: torch.Generator) -> Tensor:
@@ -170,7 +160,7 @@ def _train(
         drawn = [p[torch.randint(len(p), (half,), generator=generator)] for p in places]
         x = torch.cat([source.read(index) for source, index in zip(sources, drawn, strict=True)])
         sigma = (low + (high - low) * torch.rand(2 * half, generator=generator)).exp()
-        logit = network(_inputs(x, sigma, generator))[1][:, 0]
+        logit = network.logits(_inputs(x, sigma, generator))[:, 0]
         loss = F.binary_cross_entropy_with_logits(logit, target)
         optimizer.zero_grad()
         loss.backward()
@@ -184,10 +174,10 @@ def _judge(
     network: Classifier, source: ImageSource, places: Tensor, sigma: float, generator: torch.Generator
 ) -> Array:
     """The logit of "clean" of each of the images `places` with noise of a level."""
-    found = [
-        network(_inputs(source.read(part), torch.full((len(part),), sigma), generator))[1][:, 0]
-        for part in places.split(256)
-    ]
+    found = []
+    for part in places.split(256):
+        x, level = source.read(part), torch.full((len(part),), sigma)
+        found.append(network.logits(_inputs(x, level, generator))[:, 0])
     return torch.cat(found).double().numpy()
 
 

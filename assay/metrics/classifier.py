@@ -6,7 +6,6 @@ store gives the same bits (on one kind of machine) for any number of threads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from assay.data import ImageSource
+from assay.devices import one_thread
 from assay.errors import AssayError
-from assay.metrics.weights import FeatureNetwork
+from assay.metrics.weights import FeatureNetwork, to_bytes
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
 
 NUM_FEATURES = 128
 NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
+_BATCH = 128
 _STATE_EVERY = 20  # steps of training
 VERSION = 2  # part of the cache key: raise it when the network or its training changes
 
@@ -52,11 +53,15 @@ class Classifier(FeatureNetwork):
         conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=1, bias=False)
         return [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` (B, C, H, W) in 0..255 -> features (B, 128), logits (B, num_classes)."""
-        x = (x / 127.5 - 1).contiguous(memory_format=torch.channels_last)
-        features = self.layers(x)
-        return features, self.head(features)
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, C, H, W) in 0..255 -> features (B, 128)."""
+        features: Tensor = self.layers((x / 127.5 - 1).contiguous(memory_format=torch.channels_last))
+        return features
+
+    def logits(self, x: Tensor) -> Tensor:
+        """`x` (B, C, H, W) in 0..255 -> (B, num_classes)."""
+        found: Tensor = self.head(self(x))
+        return found
 
 
 def initialise(network: nn.Module, generator: torch.Generator) -> None:
@@ -66,14 +71,6 @@ def initialise(network: nn.Module, generator: torch.Generator) -> None:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-@dataclass(frozen=True)
-class TrainedClassifier:
-    """The network, ready to use, and its accuracy on images it was not trained on."""
-
-    network: Classifier
-    accuracy: float
 
 
 def _labelled(source: ImageSource) -> Tensor:
@@ -88,15 +85,12 @@ def has_labels(source: ImageSource) -> bool:
 
 
 def train_classifier(
-    source: ImageSource,
-    to_bytes: Callable[[Tensor], Tensor],
-    batch_size: int = 128,
-    progress: Callable[[int], None] = lambda num_images: None,
-    states: Path | None = None,
-) -> TrainedClassifier:
-    """Train on the clean, labelled images of `source`, a tenth of them held out for the accuracy.
+    source: ImageSource, progress: Callable[[int], None] = lambda num_images: None, states: Path | None = None
+) -> tuple[Classifier, float]:
+    """Train on the clean, labelled images of `source`; a tenth of them is held out for the accuracy.
 
-    With a folder for `states` a training that was killed is resumed, to the same bits.
+    Returns the network, ready to use, and its accuracy. With a folder for `states` a training that was killed
+    is resumed, to the same bits.
     """
     usable = _labelled(source)
     if not has_labels(source):
@@ -111,39 +105,34 @@ def train_classifier(
     held_out, training = order[: len(order) // 10], order[len(order) // 10 :]
     network = Classifier(source.image_shape, source.num_classes)
     initialise(network, generator)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
+    num_steps, first = NUM_IMAGES_SEEN // _BATCH, 0
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
 
-    def read(index: Tensor) -> Tensor:
-        return to_bytes(source.read(index)).float()
+    def logits(index: Tensor) -> Tensor:
+        return network.logits(to_bytes(source.read(index)).float())
 
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums in one order: the weights do not depend on the number of cores
-    try:
-        num_steps = NUM_IMAGES_SEEN // batch_size
-        optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
-        first = 0
-        if states is not None and (found := load_state(states)) is not None:
-            tensors, info = found
-            generator.set_state(tensors.pop("generator"))
-            optimizer.param_groups[0].update(info["group"])
-            unpack_tensors(tensors, {"network": network}, optimizer)
-            schedule.load_state_dict(info["schedule"])
-            first = info["step"]
-        progress(first * batch_size)
+    if states is not None and (found := load_state(states)) is not None:
+        tensors, info = found
+        generator.set_state(tensors.pop("generator"))
+        optimizer.param_groups[0].update(info["group"])
+        unpack_tensors(tensors, {"network": network}, optimizer)
+        schedule.load_state_dict(info["schedule"])
+        first = info["step"]
+    progress(first * _BATCH)
+    with one_thread():  # sums in one order: the weights do not depend on the number of cores
         for step in range(first, num_steps):
-            index = training[torch.randint(len(training), (batch_size,), generator=generator)]
-            loss = F.cross_entropy(network(read(index))[1], source.label[index])
+            index = training[torch.randint(len(training), (_BATCH,), generator=generator)]
+            loss = F.cross_entropy(logits(index), source.label[index])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            progress(batch_size)
+            progress(_BATCH)
             if states is not None and (step + 1) % _STATE_EVERY == 0:
                 tensors = pack_tensors({"network": network}, optimizer) | {"generator": generator.get_state()}
                 group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
                 save_state(states, step + 1, tensors, {"group": group, "schedule": schedule.state_dict()})
         network.eval().requires_grad_(False)
-        right = [network(read(part))[1].argmax(1) == source.label[part] for part in held_out.split(512)]
-    finally:
-        torch.set_num_threads(num_threads)
-    return TrainedClassifier(network, float(torch.cat(right).double().mean()))
+        right = [logits(part).argmax(1) == source.label[part] for part in held_out.split(512)]
+    return network, float(torch.cat(right).double().mean())

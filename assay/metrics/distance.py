@@ -8,25 +8,24 @@ With cov = root^T root, the last trace is the sum of the singular values of root
 negative, and without the square root of a non-symmetric product. The roots come from a pivoted Cholesky
 factorisation that stops at the rank, so fewer images than dimensions cost less and lose nothing.
 
-FD is biased upwards by about 1/n: compare equal counts only, or extrapolate (`frechet_infinity`).
+FD is biased upwards by about 1/n: compare equal counts only. The kernel distance has no such bias.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg, special
+from scipy import linalg
+from sklearn.metrics import pairwise_distances_argmin
+from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
 from assay.errors import AssayError
-from assay.metrics.statistics import Array, FeatureStatistics, features_to_statistics, merge_statistics
+from assay.metrics.statistics import Array, FeatureStatistics
 
 
 def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
     """The (squared) Frechet distance; >= 0, symmetric, 0 on itself."""
-    if len(a.mean) != len(b.mean):
-        what = f"features of {len(a.mean)} and of {len(b.mean)} dimensions come from two extractors"
-        raise AssayError(what, key="extractor", cure="take both with one")
     product = _root(a.cov) @ _root(b.cov).T
     with threadpool_limits(1, "blas"):  # many small steps: threads would wait, long on a busy machine
         singular_values = linalg.svdvals(product)
@@ -56,52 +55,6 @@ class Measurement:
     def __str__(self) -> str:
         return f"{self.value:.4g} ± {self.standard_error:.2g}"
 
-    def times(self, factor: float) -> "Measurement":
-        """The same in other units."""
-        return Measurement(factor * self.value, factor * self.standard_error)
-
-
-_NUM_BLOCKS = 8  # of the smallest size
-
-
-def check_extrapolation(num_images: int, num_features: int) -> None:
-    """Reject too few images, for which FD does not fall as 1/n in the smallest blocks."""
-    needed = 2 * _NUM_BLOCKS * num_features
-    if num_images < needed:
-        what = f"{num_images} images are too few to extrapolate the distance of {num_features} features"
-        raise AssayError(what, key="infinity", cure=f"give at least {needed}, or leave it out")
-
-
-def frechet_infinity(features: np.ndarray, reference: FeatureStatistics, seed: int = 0) -> Measurement:
-    """FD extrapolated to infinitely many images of the set `features` (N, D); `reference` stays as it is.
-
-    The images are dealt into 8 blocks, merged in pairs to 4, 2 and 1. FD averaged over the blocks of each
-    size is fitted as FD_inf + slope / n (Chong and Forsyth 2020, with every image used at every size).
-    The standard error is that of the fit's residuals.
-    """
-    check_extrapolation(*features.shape)
-    order = np.random.default_rng(seed).permutation(len(features))
-    blocks = [features_to_statistics(features[part]) for part in np.array_split(order, _NUM_BLOCKS)]
-    inverse_counts, distances = [], []
-    while True:
-        inverse_counts.append(len(blocks) / len(features))
-        distances.append(np.mean([frechet_distance(block, reference) for block in blocks]))
-        if len(blocks) == 1:
-            break
-        blocks = [merge_statistics(*pair) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
-    design = np.stack([np.ones(len(distances)), inverse_counts], 1)
-    fit = np.linalg.lstsq(design, np.array(distances), rcond=None)[0]
-    variance = np.square(design @ fit - distances).sum() / (len(distances) - 2)
-    standard_error = np.sqrt(variance * np.linalg.inv(design.T @ design)[0, 0])
-    return Measurement(float(fit[0]), float(standard_error))
-
-
-def _check_count(num_images: int, needed: int, what: str) -> None:
-    if num_images < needed:
-        raise AssayError(
-            f"{what} cannot be had of {num_images} images", key="num_images", cure=f"give {needed}"
-        )
-
 
 def kernel_distance(a: np.ndarray, b: np.ndarray, seed: int = 0, block_size: int = 1000) -> Measurement:
     """KID: squared maximum mean discrepancy of features (N, D) and (M, D), kernel (x.y / D + 1)^3.
@@ -110,7 +63,6 @@ def kernel_distance(a: np.ndarray, b: np.ndarray, seed: int = 0, block_size: int
     standard error of the mean.
     """
     smaller = min(len(a), len(b))
-    _check_count(smaller, 20, "the kernel distance")
     size = min(block_size, smaller // 10)
     rng = np.random.default_rng(seed)
     order_a, order_b = rng.permutation(len(a)), rng.permutation(len(b))
@@ -145,7 +97,6 @@ def manifold_overlap(generated: np.ndarray, real: np.ndarray, max_images: int = 
     evenly spaced.
     """
     num_images = min(len(generated), len(real), max_images)
-    _check_count(num_images, 6, "precision and recall, which look at 5 neighbours,")
     generated = generated[np.linspace(0, len(generated) - 1, num_images).astype(int)]
     real = real[np.linspace(0, len(real) - 1, num_images).astype(int)]
     own = np.arange(num_images)
@@ -189,20 +140,6 @@ def distance_blocks(a: np.ndarray, b: np.ndarray, block_size: int = 512) -> Iter
         yield rows, np.sqrt(np.maximum(squares, 0))
 
 
-def inception_score(logits: np.ndarray, num_splits: int = 10) -> Measurement:
-    """exp of the mean KL from p(class | image) to p(class), of `logits` (N, K); mean and std over splits.
-
-    As in the original, the logits are those without the last layer's bias, and what is reported as the
-    error is the standard deviation over the splits.
-    """
-    _check_count(len(logits), 2 * num_splits, "the Inception score")
-    losses = []
-    for part in np.array_split(special.log_softmax(logits.astype(np.float64), axis=1), num_splits):
-        log_marginal = special.logsumexp(part, axis=0) - np.log(len(part))
-        losses.append(np.exp((np.exp(part) * (part - log_marginal)).sum(1).mean()))
-    return Measurement(float(np.mean(losses)), float(np.std(losses)))
-
-
 @dataclass(frozen=True)
 class Neighbours:
     """For each of N images its nearest among others: `index` (N,) and `distance` (N,) in feature space."""
@@ -211,38 +148,19 @@ class Neighbours:
     distance: np.ndarray
 
 
-def nearest_neighbours(a: np.ndarray, b: np.ndarray, own: np.ndarray | None = None) -> Neighbours:
-    """Which row of `b` (M, D) is nearest to each row of `a` (N, D); b[own[i]] does not count for a[i].
-
-    Rows are compared by products in float32, twice as fast as float64: where two of them are equally far up to
-    a millionth of |a|^2, either may be chosen. The distance to the chosen one is exact. Memory is bounded, so
-    that `b` may be a mapped file larger than it.
-    """
-    index, distance = np.zeros(len(a), dtype=np.int64), np.full(len(a), np.inf)
-    block_size, chunk_size = 512, 8192
-    centre = np.asarray(b[:1024], dtype=np.float64).mean(0)  # far from it, products lose their digits
-    for start in range(0, len(b), chunk_size):
-        chunk = (b[start : start + chunk_size] - centre).astype(np.float32)
-        half_square = np.square(chunk).sum(1) / 2
-        for first in range(0, len(a), block_size):
-            rows = slice(first, min(first + block_size, len(a)))
-            block = a[rows].astype(np.float64)
-            gap = half_square - (block - centre).astype(np.float32) @ chunk.T  # (|x - y|^2 - |x|^2) / 2
-            if own is not None:
-                here = np.flatnonzero((own[rows] >= start) & (own[rows] < start + len(chunk)))
-                gap[here, own[rows][here] - start] = np.inf
-            lowest = gap.argmin(1)
-            exact = np.sqrt(np.square(block - b[start + lowest]).sum(1))
-            exact[np.isinf(gap[np.arange(len(gap)), lowest])] = np.inf  # this chunk has its own row only
-            closer = np.flatnonzero(exact < distance[rows])
-            index[first + closer], distance[first + closer] = start + lowest[closer], exact[closer]
-    return Neighbours(index, distance)
+def nearest_neighbours(a: np.ndarray, b: np.ndarray) -> Neighbours:
+    """Which row of `b` (M, D) is nearest to each row of `a` (N, D); `b` may be a mapped file."""
+    index = pairwise_distances_argmin(a, b)
+    return Neighbours(index, np.linalg.norm(a.astype(np.float64) - b[index], axis=1))
 
 
 def leave_one_out(training: np.ndarray, max_images: int = 5000) -> Neighbours:
     """Training images (evenly spaced) and their nearest other training image: in effect, held-out images."""
     own = np.linspace(0, len(training) - 1, min(len(training), max_images)).astype(int)
-    return nearest_neighbours(training[own], training, own)
+    search = NearestNeighbors(n_neighbors=2, algorithm="brute").fit(training)
+    first, second = search.kneighbors(training[own], return_distance=False).T
+    index = np.where(first == own, second, first)
+    return Neighbours(index, np.linalg.norm(training[own].astype(np.float64) - training[index], axis=1))
 
 
 @dataclass(frozen=True)
@@ -259,8 +177,11 @@ class Memorisation:
     num_held_out: int
 
 
-def memorisation(generated: Neighbours, held_out: Neighbours, quantile: float = 0.05) -> Memorisation:
+_TOO_CLOSE = 0.05  # the share of held-out images that a copy is closer than
+
+
+def memorisation(generated: Neighbours, held_out: Neighbours) -> Memorisation:
     """Compare the distances of generated and of held-out images to their nearest training images."""
-    threshold = float(np.quantile(held_out.distance, quantile))
+    threshold = float(np.quantile(held_out.distance, _TOO_CLOSE))
     share = float((generated.distance < threshold).mean())
-    return Memorisation(share, quantile, threshold, len(held_out.distance))
+    return Memorisation(share, _TOO_CLOSE, threshold, len(held_out.distance))

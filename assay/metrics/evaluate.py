@@ -8,45 +8,35 @@ distance depends on it: `compare` rejects unequal counts.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import assay
 from assay.data import ImageSource
 from assay.data.picture import captioned_rows
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.files import Name, sha256, write_whole
 from assay.metrics.distance import (
-    Measurement,
     Memorisation,
     Neighbours,
-    check_extrapolation,
     frechet_distance,
-    frechet_infinity,
-    inception_score,
     kernel_distance,
     leave_one_out,
     manifold_overlap,
     memorisation,
     nearest_neighbours,
 )
-from assay.metrics.extract import CountImages, Extractor, Features, images_to_features
+from assay.metrics.extract import CountImages, Extractor, images_to_features
 from assay.metrics.generated import SamplerSettings
-from assay.metrics.held_out import (
-    BandLoss,
-    BandLosses,
-    HeldOutLoss,
-    load_held_out_loss,
-    save_held_out_loss,
-)
+from assay.metrics.held_out import BandLoss, BandLosses, HeldOutLoss, load_held_out_loss, save_held_out_loss
 from assay.metrics.reference import MIN_IMAGES, Reference
-from assay.metrics.statistics import features_to_statistics
+from assay.metrics.statistics import FeatureStatistics, features_to_statistics
 
 
 class Measures(BaseModel):
@@ -56,19 +46,15 @@ class Measures(BaseModel):
     standard error of `NAME`. A new metric is a field here and a line in `_measures`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)  # earlier versions had more metrics
 
     fd: float | None = Field(None, title="FD")
-    fd_infinity: float | None = Field(None, title="FD at infinity")
-    fd_infinity_error: float | None = None
     kid: float | None = Field(None, title="KID")
     kid_error: float | None = None
     precision: float | None = Field(None, title="precision")
     recall: float | None = Field(None, title="recall")
     density: float | None = Field(None, title="density")
     coverage: float | None = Field(None, title="coverage")
-    inception_score: float | None = Field(None, title="Inception score")
-    inception_score_error: float | None = None
 
     def cell(self, name: str) -> str:
         """A metric as text with its error, or nothing if it was not measured."""
@@ -114,26 +100,32 @@ class Along(BaseModel):
     held_out_loss: float | None = None
 
 
+# Fields of files of earlier versions, and their errors.
+_RETIRED = ["fd_infinity", "inception_score", "fd_step", "held_out_loss_paired", "held_out_loss_split"]
+_RETIRED += ["held_out_loss_below", "held_out_loss_above"]
+
+
 class Evaluation(Measures):
     """The means over all ranges, and what was measured; `details` are not known of a row of `results.csv`.
 
     Errors are means as well: the ranges share a reference, so averaging does not shrink them for certain.
     """
 
-    fd_step: int | None = None  # the step of the weights that were sampled, if not the last
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_retired(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {name: value for name, value in tree.items() if name.removesuffix("_error") not in _RETIRED}
+
     fd_std: float | None = None  # standard deviation over the ranges (n - 1), None if there is one
     metric: Name = ""  # FID only for `inception`
     extractor: Name = ""
     num_images: int | None = None  # in each range
-    held_out_loss: float | None = Field(
-        None, title="held-out loss"
-    )  # nats per dimension, each band at its stop
+    held_out_loss: float | None = Field(None, title="held-out loss")  # nats per dimension, a stop per band
     held_out_loss_error: float | None = None  # standard error over the held-out images
-    held_out_loss_paired_error: float | None = None  # the same without what all models of a study share
-    held_out_loss_split: float | None = None  # a noise level, and the parts of the loss below and above it
-    held_out_loss_below: float | None = None
-    held_out_loss_above: float | None = None
-    held_out_loss_above_error: float | None = None  # of comparisons, as `held_out_loss_paired_error`
     held_out_loss_images: int | None = None
     held_out_loss_step: int | None = None  # the one stop with the best loss on other held-out images
     held_out_loss_one_stop: float | None = None  # the loss with one stop for all levels, `held_out_loss_step`
@@ -177,48 +169,40 @@ class Measured:
     neighbours: Neighbours | None
 
 
-@dataclass(frozen=True)
-class Copies:
-    """Where copies are looked for: the images trained on (default: the reference), and real images not trained
-    on, closer than the `quantile` of which is too close (default: training images, each left out in turn)."""
-
-    training: Reference | None = None
-    held_out: Reference | None = None
-    quantile: float = 0.05
-
-
 def evaluate(
     generated: ImageSource,
     reference: Reference,
     extractor: Extractor,
     num_images: int | None = None,
     num_ranges: int = 1,
-    infinity: bool = False,
     fd_only: bool = False,
-    copies: Copies = Copies(),  # noqa: B008
+    training: Reference | None = None,
+    held_out: Reference | None = None,
     sampler: SamplerSettings | None = None,
     progress: CountImages = lambda num_images: None,
 ) -> Measured:
     """Measure `num_ranges` ranges of `num_images` images each (None: all there are); no image is kept.
 
-    `infinity` adds the distance extrapolated to infinitely many images. `fd_only` leaves out what compares
-    every image with every other. `sampler` is for the record.
+    `fd_only` leaves out what compares every image with every other. Copies are looked for among `training`
+    images (default: the reference); too close is closer than `held_out` images are, which were not trained on
+    (default: training images, each left out in turn). `sampler` is for the record.
     """
-    num_images = len(generated) // max(num_ranges, 1) if num_images is None else num_images
-    training, fresh = copies.training or reference, copies.held_out
-    _check(generated, [reference, training, fresh or reference], extractor, num_images, num_ranges, infinity)
+    num_images, training = num_images or len(generated) // num_ranges, training or reference
+    _check(generated, [reference, training, held_out or reference], extractor, num_images, num_ranges)
     first = 0 if sampler is None else sampler.first_seed
+    real, known = (None if fd_only else each.features for each in (reference, training))
     ranges, nearest = [], []
     for start in range(0, num_ranges * num_images, num_images):
         found = images_to_features(extractor, generated, torch.arange(start, start + num_images), progress)
-        ranges.append(_measures(found, reference, extractor, first + start, infinity, fd_only))
-        if training.features is not None and not fd_only:
-            nearest.append(nearest_neighbours(found.features, training.features))
+        ranges.append(_measures(found, reference.statistics, real, first + start))
+        if known is not None:
+            nearest.append(nearest_neighbours(found, known))
     neighbours, memorised = None, None
-    if nearest and training.features is not None:
-        index, distance = zip(*((part.index, part.distance) for part in nearest), strict=True)
-        neighbours = Neighbours(np.concatenate(index), np.concatenate(distance))
-        memorised = memorisation(neighbours, _distances(training.features, fresh), copies.quantile)
+    if known is not None:
+        neighbours = Neighbours(*map(np.concatenate, zip(*map(astuple, nearest), strict=True)))
+        fresh = None if held_out is None else held_out.features
+        unseen = leave_one_out(known) if fresh is None else nearest_neighbours(fresh, known)
+        memorised = memorisation(neighbours, unseen)
     details = Details(
         extractor_sha256=extractor.sha256,
         extractor_accuracy=extractor.accuracy,
@@ -230,13 +214,14 @@ def evaluate(
         sampler=sampler,
         ranges=tuple(ranges),
         training=training.name if memorised else None,
-        held_out=(fresh.name if fresh else "leave one out") if memorised else None,
+        held_out=(held_out.name if held_out else "leave one out") if memorised else None,
         memorisation=memorised,
         assay_version=assay.__version__,
     )
+    columns = {name: [getattr(part, name) for part in ranges] for name in Measures.model_fields}
     evaluation = Evaluation(
-        **_means(ranges),
-        fd_std=statistics.stdev(part.fd or 0.0 for part in ranges) if num_ranges > 1 else None,
+        **{name: None if None in values else statistics.fmean(values) for name, values in columns.items()},
+        fd_std=statistics.stdev(columns["fd"]) if num_ranges > 1 else None,
         metric=extractor.metric,
         extractor=extractor.name,
         num_images=num_images,
@@ -246,35 +231,13 @@ def evaluate(
     return Measured(evaluation, neighbours)
 
 
-def _distances(training: np.ndarray, fresh: Reference | None) -> Neighbours:
-    """How near to the training images those are that were not trained on."""
-    if fresh is None or fresh.features is None:
-        return leave_one_out(training)
-    return nearest_neighbours(fresh.features, training)
-
-
-def _means(ranges: Sequence[RangeMeasures]) -> dict[str, Any]:
-    """The mean of each metric, and of each error, over the ranges."""
-    columns = {name: [getattr(part, name) for part in ranges] for name in Measures.model_fields}
-    return {name: None if None in values else statistics.fmean(values) for name, values in columns.items()}
-
-
 def _check(
-    generated: ImageSource,
-    others: list[Reference],
-    extractor: Extractor,
-    num_images: int,
-    num_ranges: int,
-    infinity: bool,
+    generated: ImageSource, others: list[Reference], extractor: Extractor, num_images: int, num_ranges: int
 ) -> None:
     """Before any long work: is this going to be a measurement?"""
-    if num_images < MIN_IMAGES:
-        what = f"{num_images} images of {generated.name} in each range are too few to measure"
-        raise AssayError(what, key="num_images", cure=f"give at least {MIN_IMAGES}, better thousands")
-    if len(generated) < num_images * num_ranges:
-        what = f"{generated.name} has {len(generated)} images, not the {num_ranges} x {num_images} asked for"
-        raise AssayError(what, key="num_images", cure="make more, or ask for fewer")
-    num_features = extractor(generated.read(torch.tensor([0])))[0].shape[1]
+    check_enough(num_images, MIN_IMAGES, f"images of {generated.name} in each range", "num_images")
+    check_enough(len(generated), num_ranges * num_images, f"images of {generated.name}", "num_images")
+    num_features = extractor(generated.read(torch.tensor([0]))).shape[1]
     for real in others:
         shape = generated.image_shape if real.source is None else real.source.image_shape
         if generated.image_shape != shape:
@@ -283,90 +246,63 @@ def _check(
         if num_features != len(real.statistics.mean):
             what = f"{real.name} has {len(real.statistics.mean)} features, {extractor.name} {num_features}"
             raise AssayError(what, key="extractor", cure="choose the one that the reference was made with")
-    if infinity:
-        check_extrapolation(num_images, num_features)
 
 
 def _measures(
-    generated: Features,
-    reference: Reference,
-    extractor: Extractor,
-    first: int,
-    infinity: bool,
-    fd_only: bool,
+    found: np.ndarray, reference: FeatureStatistics, real: np.ndarray | None, first: int
 ) -> RangeMeasures:
-    """All metrics of one set of features against the reference, or FD alone."""
-    real, found = None if fd_only else reference.features, generated.features
-    logits = generated.logits if extractor.name == "inception" else None
-    return RangeMeasures(
-        first=first,
-        fd=frechet_distance(features_to_statistics(found), reference.statistics),
-        **_named("fd_infinity", frechet_infinity(found, reference.statistics) if infinity else None),
-        **_named("kid", None if real is None else kernel_distance(found, real)),
-        **({} if real is None else vars(manifold_overlap(found, real))),
-        **_named("inception_score", None if logits is None else inception_score(logits)),
-    )
-
-
-def _named(name: str, estimate: Measurement | None) -> dict[str, Any]:
-    """An estimate as the two fields of a record."""
-    return {} if estimate is None else {name: estimate.value, f"{name}_error": estimate.standard_error}
+    """The metrics of features (N, D): FD to the reference, and the others if its features are known."""
+    fd = frechet_distance(features_to_statistics(found), reference)
+    if real is None:
+        return RangeMeasures(first=first, fd=fd)
+    kid, overlap = kernel_distance(found, real), vars(manifold_overlap(found, real))
+    return RangeMeasures(first=first, fd=fd, kid=kid.value, kid_error=kid.standard_error, **overlap)
 
 
 def nearest_picture(
     generated: ImageSource, training: Reference, neighbours: Neighbours, num_images: int = 10
 ) -> Image:
     """The generated images closest to a training image, and these training images under them."""
-    if training.source is None or training.index is None:
-        raise AssayError(
-            "the reference is a file of statistics", key="training", cure="give the training images"
-        )
+    assert training.source is not None and training.index is not None, "neighbours are images of a source"
     closest = np.argsort(neighbours.distance, kind="stable")[:num_images]
     nearest = training.index[torch.from_numpy(neighbours.index[closest])]
-    rows = [
-        ("generated", generated.read(torch.from_numpy(closest))),
-        ("nearest\ntraining image", training.source.read(nearest)),
-    ]
-    return captioned_rows(rows)
+    made, real = generated.read(torch.from_numpy(closest)), training.source.read(nearest)
+    return captioned_rows([("generated", made), ("nearest\ntraining image", real)])
 
 
-def with_held_out_loss(evaluation: Evaluation, record: HeldOutLoss, split: float | None = None) -> Evaluation:
-    """The evaluation with a held-out loss, and its parts below and above the level `split`."""
-    parts = (
-        {} if split is None else {"held_out_loss_above": record.part(split).value, "held_out_loss_split": split}
-    )
-    if split is not None and split > record.covers[0]:  # else nothing below is covered
-        parts["held_out_loss_below"] = record.part(high=split).value
-    found = _named("held_out_loss", record.nats_per_dim) | parts
+def with_held_out_loss(evaluation: Evaluation, record: HeldOutLoss) -> Evaluation:
+    """The evaluation with a held-out loss."""
+    loss = record.nats_per_dim
     return evaluation.model_copy(
-        update=found | {"held_out_loss_images": len(record.index), "held_out_loss_record": record}
+        update={
+            "held_out_loss": loss.value,
+            "held_out_loss_error": loss.standard_error,
+            "held_out_loss_images": len(record.index),
+            "held_out_loss_record": record,
+        }
     )
 
 
-def with_band_losses(evaluation: Evaluation, found: BandLosses, split: float | None = None) -> Evaluation:
+def with_band_losses(evaluation: Evaluation, found: BandLosses) -> Evaluation:
     """The evaluation with the losses of a run: each band at its best stop, all at one stop, and at the end."""
-    update = _named("held_out_loss_final", found.at_end.nats_per_dim) | {
+    final = found.at_end.nats_per_dim
+    update = {
+        "held_out_loss_final": final.value,
+        "held_out_loss_final_error": final.standard_error,
         "held_out_loss_step": found.one_step,
         "held_out_loss_one_stop": found.with_one_stop.nats_per_dim.value,
         "bands": found.bands(),
     }
-    return with_held_out_loss(evaluation, found.best, split).model_copy(update=update)
+    return with_held_out_loss(evaluation, found.best).model_copy(update=update)
 
 
 def save_evaluation(path: Path, evaluation: Evaluation) -> None:
-    """Write the result as JSON, and the held-out losses of each image next to it."""
-    evaluation = save_arrays(path, evaluation)
+    """Write the result as JSON, and next to it the held-out losses of each image, which it names by content."""
+    if evaluation.held_out_loss_record is not None:
+        save_held_out_loss(_arrays_path(path), evaluation.held_out_loss_record)
+        evaluation = evaluation.model_copy(update={"held_out_loss_arrays": sha256(_arrays_path(path))})
     with write_whole(path) as partial:
         partial.write_text(evaluation.model_dump_json(indent=2) + "\n")
-
-
-def save_arrays(path: Path, evaluation: Evaluation) -> Evaluation:
-    """Write the held-out losses of each image next to the JSON file `path`, which names them by content."""
-    if evaluation.held_out_loss_record is None:
-        return evaluation
-    arrays = _arrays_path(path)
-    save_held_out_loss(arrays, evaluation.held_out_loss_record)
-    return evaluation.model_copy(update={"held_out_loss_arrays": sha256(arrays)})
 
 
 def load_arrays(path: Path, evaluation: Evaluation) -> Evaluation:
@@ -387,15 +323,14 @@ def compare(evaluations: Mapping[str, Evaluation]) -> list[str]:
     """The names of the evaluations, best first; an error unless all were measured in the same way."""
     (name, first), *others = evaluations.items()
     for other_name, other in others:
-        pairs: list[tuple[str, Any, Any]] = [
-            (what, first, other) for what in ("metric", "extractor", "num_images")
-        ]
+        pairs: list[tuple[Any, Any, Sequence[str]]] = [(first, other, ("metric", "extractor", "num_images"))]
         if first.details and other.details:
-            pairs += [(w, first.details, other.details) for w in ("extractor_sha256", "reference_fingerprint")]
-        for what, here, there in pairs:
-            if (a := getattr(here, what)) != (b := getattr(there, what)):
-                message = f"{a} of {name}, {b} of {other_name}: they cannot be compared"
-                raise AssayError(message, key=what, cure="measure both alike")
+            pairs.append((first.details, other.details, ("extractor_sha256", "reference_fingerprint")))
+        for here, there, names in pairs:
+            for what in names:
+                if (a := getattr(here, what)) != (b := getattr(there, what)):
+                    message = f"{a} of {name}, {b} of {other_name}: they cannot be compared"
+                    raise AssayError(message, key=what, cure="measure both alike")
         if first.held_out_loss_record and other.held_out_loss_record:
             first.held_out_loss_record.check_alike(other.held_out_loss_record)
     measure = "held_out_loss" if all(each.fd is None for each in evaluations.values()) else "fd"

@@ -25,7 +25,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
-from assay.data.picture import to_uint8
 from assay.devices import spread
 from assay.errors import AssayError
 from assay.files import content_hash, hold_lock, sha256
@@ -33,7 +32,7 @@ from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
 from assay.metrics.statistics import load_statistics
-from assay.metrics.weights import FeatureNetwork, find_weights
+from assay.metrics.weights import FeatureNetwork, find_weights, to_bytes
 from assay.registry import find
 
 BUILT_IN = (Classifier, Inception, MobileNetV2)  # imported so that their names are known
@@ -45,10 +44,10 @@ class Pixels(FeatureNetwork):
 
     kind = "pixels"
 
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor) -> Tensor:
         """`x` (B, C, H, W) in 0..255 -> (B, C * min(H, 32) * min(W, 32)) in [-1, 1]."""
         size = (min(x.shape[2], 32), min(x.shape[3], 32))
-        return F.adaptive_avg_pool2d(x / 127.5 - 1, size).flatten(1), None
+        return F.adaptive_avg_pool2d(x / 127.5 - 1, size).flatten(1)
 
 
 def _known(name: str) -> str:
@@ -67,7 +66,7 @@ class Extractor:
     """
 
     name: str
-    network: nn.Module
+    network: FeatureNetwork
     sha256: str
     image_shape: tuple[int, int, int] | None = None
     accuracy: float | None = None  # of a trained classifier, on held-out images
@@ -84,52 +83,20 @@ class Extractor:
         return replace(self, network=copy.deepcopy(self.network).to(device), devices=(device,))
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor, index: Tensor | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images (B, C, H, W) in [-1, 1] -> features (B, D) float32 and logits (B, K), if there are any.
-
-        `index` (B,) are the images' numbers, for messages.
-        """
+    def __call__(self, images: Tensor, index: Tensor | None = None) -> np.ndarray:
+        """Images (B, C, H, W) in [-1, 1] -> features (B, D) float32; `index` (B,) as for `to_bytes`."""
         x = to_bytes(images, index).to(self.devices[0]).float()
         if self.image_shape not in (None, tuple(x.shape[1:])):
-            raise AssayError(
-                f"images of shape {tuple(x.shape[1:])}; this {self.name} was made for {self.image_shape}",
-                key="extractor",
-                cure="pack them at that size",
-            )
-        size = len(x)
-        if isinstance(self.network, FeatureNetwork):
-            if self.network.takes_colour:
-                x = _in_colour(x, self.name)
-            size = (x.device.type == "cpu" and self.network.num_on_cpu) or size
-        parts = [self.network(part) for part in x.contiguous(memory_format=torch.channels_last).split(size)]
-        features = torch.cat([part[0] for part in parts]).cpu().numpy()
-        return features, None if parts[0][1] is None else torch.cat([part[1] for part in parts]).cpu().numpy()
-
-
-def _in_colour(x: Tensor, name: str) -> Tensor:
-    if x.shape[1] not in (1, 3):
-        what = f"images have {x.shape[1]} channels; {name} takes 1 (grey) or 3 (colour)"
-        raise AssayError(what, key="extractor", cure="choose pixels")
-    return x.expand(-1, 3, -1, -1)
-
-
-def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
-    """Images in [-1, 1] as an 8-bit file holds them: clipped, and rounded to 0..255 (uint8)."""
-    bad = (~images.isfinite()).flatten(1).any(1)
-    if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        number = first if index is None else int(index[first])
-        cure = "look at what made it; a model that makes such images diverged: train it with a lower train.lr"
-        raise AssayError(f"image {number} holds NaN or infinite values", cure=cure)
-    return to_uint8(images)
-
-
-@dataclass(frozen=True)
-class Features:
-    """Features (N, D) of N images, and logits (N, K) if the extractor has any."""
-
-    features: np.ndarray
-    logits: np.ndarray | None
+            what = f"images of shape {tuple(x.shape[1:])}; this {self.name} was made for {self.image_shape}"
+            raise AssayError(what, key="extractor", cure="pack them at that size")
+        if self.network.takes_colour:
+            if x.shape[1] not in (1, 3):
+                what = f"images have {x.shape[1]} channels; {self.name} takes 1 (grey) or 3 (colour)"
+                raise AssayError(what, key="extractor", cure="choose pixels")
+            x = x.expand(-1, 3, -1, -1)
+        size = (x.device.type == "cpu" and self.network.num_on_cpu) or len(x)
+        parts = x.contiguous(memory_format=torch.channels_last).split(size)
+        return torch.cat([self.network(part) for part in parts]).cpu().numpy()
 
 
 def images_to_features(
@@ -137,33 +104,27 @@ def images_to_features(
     source: ImageSource,
     index: Tensor,
     progress: CountImages = lambda num_images: None,
-) -> Features:
-    """Features of the images `index` of a source, read batch by batch; no image is kept."""
-    if len(index) < 2:
-        what = f"{source.name} holds {len(index)} image(s) to measure; feature statistics need at least 2"
-        raise AssayError(what, key="num_images")
-    features, logits, different = [], [], False
+) -> np.ndarray:
+    """Features (N, D) of the images `index` of a source, read batch by batch; no image is kept."""
+    features, different = [], False
     first = source.read(index[:1])
     sources, extractors = [source], [extractor]
     if len(extractor.devices) > 1:
         extractors = [extractor.on(device) for device in extractor.devices]
         sources = [source.on(torch.device(device)) for device in extractor.devices]
 
-    def measure(part: Tensor, device_number: int) -> tuple[np.ndarray, np.ndarray | None, bool]:
+    def measure(part: Tensor, device_number: int) -> tuple[np.ndarray, bool]:
         images = sources[device_number].read(part)
-        return *extractors[device_number](images, part), bool((images != first).any())
+        return extractors[device_number](images, part), bool((images != first).any())
 
-    batches = index.split(extractor.batch_size)
-    for batch_features, batch_logits, differs in spread(measure, batches, len(sources)):
-        features.append(batch_features)
+    for found, differs in spread(measure, index.split(extractor.batch_size), len(sources)):
+        features.append(found)
         different = different or differs
-        if batch_logits is not None:
-            logits.append(batch_logits)
-        progress(len(batch_features))
+        progress(len(found))
     if not different:
         what = f"all {len(index)} images of {source.name} are the same: a distance to them says nothing"
         raise AssayError(what, cure="look at the images and at what made them")
-    return Features(np.concatenate(features), np.concatenate(logits) if logits else None)
+    return np.concatenate(features)
 
 
 def load_extractor(
@@ -192,13 +153,11 @@ def load_extractor(
         else:
             found = _classifier(reference, cache, progress)
     else:
-        network, identity = kind(), None
+        network = kind()
         if kind.weights is not None:
-            network, identity = (
-                _with_weights(network, find_weights(kind.weights, cache, weights)),
-                kind.weights.sha256,
-            )
-        found = Extractor(name, network.eval().requires_grad_(False), identity or _identity(network))
+            network = _with_weights(network, find_weights(kind.weights, cache, weights))
+        identity = kind.weights.sha256 if kind.weights else _identity(network)
+        found = Extractor(name, network.eval().requires_grad_(False), identity)
     return replace(found, network=found.network.to(devices[0]), devices=tuple(devices), batch_size=batch_size)
 
 
@@ -209,13 +168,7 @@ def _identity(network: FeatureNetwork) -> str:
 
 
 def _with_weights(network: FeatureNetwork, path: Path) -> FeatureNetwork:
-    state = torch.load(path, map_location="cpu", weights_only=True)  # a pickle: only after its hash is known
-    missing, unexpected = network.load_state_dict(state, strict=False)
-    # Files older than torch 0.4.1 lack the norms' step counters, which evaluation does not use.
-    missing = [key for key in missing if not key.endswith("num_batches_tracked")]
-    if missing or unexpected:
-        what = f"does not fit {network.kind}: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        raise AssayError(what, path=path, key="weights")
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # its hash is known
     return fold_norms(network.eval())
 
 
@@ -242,9 +195,9 @@ def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> E
             path.unlink(missing_ok=True)
     with hold_lock(cache / f".{path.stem}.lock", "", math.inf):  # a second process waits, then reads the file
         if not path.is_file():
-            trained = train_classifier(reference, to_bytes, progress=progress, states=states)
-            state = {name: tensor.contiguous() for name, tensor in trained.network.state_dict().items()}
-            save_tensors(path, state, {"accuracy": trained.accuracy})
+            network, accuracy = train_classifier(reference, progress, states)
+            state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+            save_tensors(path, state, {"accuracy": accuracy})
         shutil.rmtree(states, ignore_errors=True)
     return read_classifier(path, reference.image_shape)
 

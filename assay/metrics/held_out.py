@@ -33,7 +33,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from assay.data import ImageSource, usable
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
 from assay.devices import spread
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.figure import COLOURS, Panel, Series, draw
 from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Measurement
@@ -170,28 +170,19 @@ class HeldOutLoss(BaseModel):
         return self.part()
 
     @property
-    def bits_per_dim(self) -> Measurement:
-        """The same in bits."""
-        return self.nats_per_dim.times(1 / math.log(2))
-
-    @property
-    def nats(self) -> Measurement:
-        """The same for a whole image: the unit of the identity."""
-        return self.nats_per_dim.times(self.num_dims)
-
-    @property
     def covers(self) -> tuple[float, float]:
         """The levels that are measured: the bands that at least `MIN_IMAGES` images are clean enough for."""
         return float(self.config.edges[:-1][self._covered.any(0)][0]), self.config.sigma_max
 
     def part(self, low: float = 0.0, high: float = math.inf) -> Measurement:
         """The part of the loss from the levels in [low, high)."""
-        return self._estimate(self.errors, low, high)
+        value, own = self._influence(low, high)
+        return Measurement(value, float(np.linalg.norm(own)))
 
     def minus(self, other: "HeldOutLoss", low: float = 0.0, high: float = math.inf) -> Measurement:
         """How much higher (worse) the loss of this model is than another's on the same images and noise."""
         self.check_alike(other)
-        return self._estimate(self.errors - other.errors, low, high)
+        return self.model_copy(update={"errors": self.errors - other.errors}).part(low, high)
 
     def check_alike(self, other: "HeldOutLoss") -> None:
         """Reject a loss on other images, or with other levels or noise."""
@@ -203,17 +194,13 @@ class HeldOutLoss(BaseModel):
                     cure="measure both on the same held-out images with the same settings",
                 )
 
-    def curve(self, minus: "HeldOutLoss | None" = None) -> Curve:
-        """Error by level, in the bands that are covered; with `minus`, the difference from another model."""
+    def curve(self) -> Curve:
+        """Error by level, in the bands that are covered."""
         edges, covered = self.config.edges, self._covered.any(0)
         ends = np.stack([edges[:-1], np.append(edges[1:-1], math.inf)], 1)[covered]
-        parts = [self.part(*band) if minus is None else self.minus(minus, *band) for band in ends]
-        return Curve(
-            sigma=np.sqrt(edges[:-1] * edges[1:])[covered],
-            value=np.array([part.value for part in parts]) / self.config.width,
-            standard_error=np.array([part.standard_error for part in parts]) / self.config.width,
-            num_images=self._covered.sum(0)[covered],
-        )
+        parts = np.array([astuple(self.part(*band)) for band in ends]) / self.config.width
+        sigma, num_images = np.sqrt(edges[:-1] * edges[1:])[covered], self._covered.sum(0)[covered]
+        return Curve(sigma, parts[:, 0], parts[:, 1], num_images)
 
     @cached_property
     def _covered(self) -> NDArray[np.bool_]:
@@ -221,7 +208,7 @@ class HeldOutLoss(BaseModel):
         covered = _MARGIN * self.sigma_tn[:, None] <= self.config.edges[:-1]
         return covered & (covered.sum(0) >= MIN_IMAGES)
 
-    def _influence(self, errors: NDArray[Any], low: float, high: float) -> tuple[float, Array]:
+    def _influence(self, low: float, high: float) -> tuple[float, Array]:
         """A part of the loss is the sum over bands of the mean m over the n images that are clean enough.
 
         So image i adds (e_i - m) / n in each band that it counts in, up to the mean, and N / (N - 1) makes the
@@ -230,14 +217,10 @@ class HeldOutLoss(BaseModel):
         levels, covered = self.config.levels(self.index), self._covered
         inside = covered & (levels >= low) & (levels < high)
         count = covered.sum(0).clip(1)
-        share = np.where(inside, errors.astype(np.float64), 0.0) / count / self.num_dims
+        share = np.where(inside, self.errors.astype(np.float64), 0.0) / count / self.num_dims
         mean = share.sum(0)
         own = (share - covered * (mean / count)).sum(1)
         return float(mean.sum()), own * math.sqrt(len(own) / (len(own) - 1))
-
-    def _estimate(self, errors: NDArray[Any], low: float, high: float) -> Measurement:
-        value, own = self._influence(errors, low, high)
-        return Measurement(value, float(np.linalg.norm(own)))
 
 
 _ARRAYS = ("index", "sigma_tn", "errors")
@@ -280,7 +263,7 @@ def held_out_loss(
     levels = torch.from_numpy(config.levels(index.numpy()))
     covered = _MARGIN * sigma_tn[:, None] <= torch.from_numpy(config.edges[:-1])
     covered = covered if wanted is None else covered & wanted
-    errors = torch.zeros(levels.shape, dtype=torch.float64)
+    errors = torch.zeros_like(levels)
     copies = [denoiser] if len(devices) == 1 else [copy_to(denoiser, device) for device in devices]
 
     @torch.no_grad()
@@ -301,6 +284,9 @@ def held_out_loss(
     parts = torch.arange(len(index)).split(max(1, batch_size // config.num_bands))
     for num_done in spread(measure, parts, len(devices)):
         progress(num_done)
+    if not bool(errors.float().isfinite().all()):
+        cure = "train it again with a lower train.lr, or take an earlier snapshot"
+        raise AssayError(f"{model} does not predict finite numbers: its training diverged", cure=cure)
     return HeldOutLoss(
         model=model,
         held_out=source.name,
@@ -309,45 +295,27 @@ def held_out_loss(
         config=config,
         index=index.numpy(),
         sigma_tn=sigma_tn.numpy(),
-        errors=_finite(errors.numpy().astype(np.float32), model),
+        errors=errors.float().numpy(),
     )
-
-
-def _finite(errors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
-    if not np.isfinite(errors).all():
-        cure = "train it again with a lower train.lr, or take an earlier snapshot"
-        raise AssayError(f"{model} does not predict finite numbers: its training diverged", cure=cure)
-    return errors
 
 
 def _check_images(source: ImageSource, sigma_tn: Tensor, config: HeldOutConfig, num_classes: int) -> None:
     """Before any work: are there enough images, and the classes that the model knows?"""
     top = float(config.edges[-2]) / _MARGIN
-    if (num_usable := int((sigma_tn <= top).sum())) < MIN_IMAGES:
-        raise AssayError(
-            f"{num_usable} images of {source.name} have noise of at most {top:.3g}; a held-out loss needs at "
-            f"least {MIN_IMAGES}",
-            key="held_out",
-            cure="hold out more images",
-        )
+    what = f"images of {source.name} with noise of at most {top:.3g}"
+    check_enough(int((sigma_tn <= top).sum()), MIN_IMAGES, what, "held_out")
     if num_classes and num_classes != source.num_classes:
-        raise AssayError(
-            f"the model knows {num_classes} classes, the images of {source.name} {source.num_classes}",
-            key="held_out",
-            cure="give held-out images with the labels it was trained with",
-        )
+        what = f"the model knows {num_classes} classes, the images of {source.name} {source.num_classes}"
+        raise AssayError(what, key="held_out", cure="give held-out images with the labels it was trained with")
 
 
 def checkpoint_loss(path: Path, source: ImageSource, **options: Any) -> HeldOutLoss:
     """Measure a checkpoint; `options` as for `held_out_loss`."""
     loaded = load_checkpoint(path)
-    if loaded.config.image_shape != source.image_shape:
-        raise AssayError(
-            f"makes images of shape {loaded.config.image_shape}, those of {source.name} have "
-            f"{source.image_shape}",
-            path=path,
-            cure="measure it on images of the size and colours it was trained on",
-        )
+    ours, theirs = loaded.config.image_shape, source.image_shape
+    if ours != theirs:
+        what = f"makes images of shape {ours}, those of {source.name} have {theirs}"
+        raise AssayError(what, path=path, cure="measure it on images of the size and colours it was trained on")
     denoiser = loaded.denoiser.to(options.get("devices", ("cpu",))[0]).eval()
     found = held_out_loss(denoiser, source, **{"model": path.name, **options})
     return found.model_copy(update={"info": loaded.info})
@@ -366,11 +334,10 @@ class BandLoss(BaseModel):
     """One band of levels [`low`, `high`) of one run: its best stop and its losses, in nats per dimension.
 
     `step` is chosen on other images than `loss` is of. `loss_at_end` is the loss after the last step. If the
-    best stop is the last, or the loss `still_falls` there, longer training may lower it: then training, not
-    data, is the limit in this band. `paired_error` is the error in comparisons within a study.
+    best stop is the last, longer training may lower the loss: then training, not data, is the limit there.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")  # files of earlier versions have more fields
 
     low: float
     high: float
@@ -378,10 +345,7 @@ class BandLoss(BaseModel):
     loss: float
     error: float
     loss_at_end: float
-    is_last: bool
-    still_falls: bool
     num_images: int
-    paired_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -390,12 +354,10 @@ class BandLosses:
 
     All three are of the same half of the held-out images. `chosen_by` (num_stops, num_bands) are the losses
     of the other half after each of `steps`, by which the stops `step` (num_bands,) and `one_step` are chosen.
-    `still_falls` (num_bands,): between the last two stops the loss falls by more than two standard errors.
     """
 
     steps: tuple[int, ...]
     chosen_by: Array
-    still_falls: tuple[bool, ...]
     step: tuple[int, ...]
     one_step: int
     best: HeldOutLoss
@@ -404,24 +366,21 @@ class BandLosses:
 
     def bands(self) -> tuple[BandLoss, ...]:
         """The bands that are covered, lowest first."""
-        edges, found = self.best.config.edges.tolist(), []
-        losses, at_end = self.best.curve(), self.at_end.curve()
-        width, first = self.best.config.width, len(self.step) - len(losses.sigma)
-        for at, band in enumerate(range(first, len(self.step))):
-            found.append(
-                BandLoss(
-                    low=edges[band],
-                    high=edges[band + 1],
-                    step=self.step[band],
-                    loss=losses.value[at] * width,
-                    error=losses.standard_error[at] * width,
-                    loss_at_end=at_end.value[at] * width,
-                    is_last=self.step[band] == self.steps[-1],
-                    still_falls=self.still_falls[band],
-                    num_images=losses.num_images[at],
-                )
+        edges, width = self.best.config.edges.tolist(), self.best.config.width
+        curve, at_end = self.best.curve(), self.at_end.curve()
+        first = len(self.step) - len(curve.sigma)
+        return tuple(
+            BandLoss(
+                low=edges[band],
+                high=edges[band + 1],
+                step=self.step[band],
+                loss=curve.value[at] * width,
+                error=curve.standard_error[at] * width,
+                loss_at_end=at_end.value[at] * width,
+                num_images=curve.num_images[at],
             )
-        return tuple(found)
+            for at, band in enumerate(range(first, len(self.step)))
+        )
 
 
 def stopping_steps(num_steps: int) -> list[int]:
@@ -453,43 +412,28 @@ def losses_by_band(
     is called with numbers of images that add up to `len(snapshots) * len(held_out)`; `options` as for
     `held_out_loss`.
     """
-    steps, options["config"] = sorted(snapshots), config
+    steps, options = sorted(snapshots), options | {"config": config, "progress": progress}
     first, second = torch.arange(0, len(held_out), 2), torch.arange(1, len(held_out), 2)
     turn = torch.arange(len(first))[:, None] + torch.arange(config.num_bands)
     wanted = turn % _stride(len(first)) == 0
-    chosen_by, errors = [], np.zeros(0)
-    before = errors
+    chosen_by = []
     for step in steps:
-        found = checkpoint_loss(
-            snapshots[step], held_out, index=first, wanted=wanted, progress=progress, **options
-        )
+        found = checkpoint_loss(snapshots[step], held_out, index=first, wanted=wanted, **options)
         seen = found._covered & wanted.numpy()
-        before, errors = errors, found.errors / found.num_dims
-        chosen_by.append((errors * seen).sum(0) / seen.sum(0).clip(1))
+        chosen_by.append((found.errors / found.num_dims * seen).sum(0) / seen.sum(0).clip(1))
     losses, last = np.array(chosen_by, dtype=np.float64), steps[-1]
     one_step = steps[int(losses.sum(1).argmin())]
-    best = [
-        steps[at] if any_seen else one_step for at, any_seen in zip(losses.argmin(0), seen.any(0), strict=True)
-    ]
+    best = [steps[at] if seen[:, band].any() else one_step for band, at in enumerate(losses.argmin(0))]
 
-    needed = sorted({*best, one_step, last})
     measured = {}
-    for step in needed:
-        bands = torch.tensor([step in (one_step, last, mine) for mine in best])
-        measured[step] = checkpoint_loss(
-            snapshots[step],
-            held_out,
-            index=second,
-            wanted=bands.expand(len(second), -1),
-            progress=progress,
-            **options,
-        )
-    progress((len(steps) - len(needed)) * len(second))
+    for step in sorted({*best, one_step, last}):
+        bands = torch.tensor([step in (one_step, last, mine) for mine in best]).expand(len(second), -1)
+        measured[step] = checkpoint_loss(snapshots[step], held_out, index=second, wanted=bands, **options)
+    progress((len(steps) - len(measured)) * len(second))
     columns = np.stack([measured[step].errors[:, band] for band, step in enumerate(best)], 1)
     return BandLosses(
         steps=tuple(steps),
         chosen_by=losses,
-        still_falls=_still_falls(before, errors, seen),
         step=tuple(best),
         one_step=one_step,
         best=measured[last].model_copy(update={"errors": columns}),
@@ -498,57 +442,29 @@ def losses_by_band(
     )
 
 
-def _still_falls(before: Array, after: Array, seen: NDArray[np.bool_]) -> tuple[bool, ...]:
-    """Whether each band's loss is lower by more than two standard errors, of errors (N, num_bands)."""
-    if not before.size:
-        return (False,) * seen.shape[1]
-    gap, count = np.where(seen, after - before, 0.0), seen.sum(0).clip(2)
-    mean = gap.sum(0) / count
-    spread = np.sqrt(np.square(np.where(seen, gap - mean, 0.0)).sum(0) / (count - 1) / count)
-    return tuple((mean < -2 * spread).tolist())
-
-
-@dataclass(frozen=True)
-class ChosenAverage:
-    """The averages of a run's weights that were compared: their lengths, their losses, and the best one.
-
-    They are compared on one half of the held-out images, `chosen_by` in nats per dimension; `best` is the loss
-    of the other half.
-    """
-
-    lengths: tuple[float, ...]
-    chosen_by: tuple[float, ...]
-    length: float
-    best: HeldOutLoss
-
-
 def choose_average(
     run_dir: Path,
     source: ImageSource,
     output: Path,
     lengths: Sequence[float] = (0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25),
     step: int | None = None,
-    progress: Callable[[int], None] = lambda num_images: None,
     **options: Any,
-) -> ChosenAverage:
+) -> tuple[dict[float, float], HeldOutLoss]:
     """Write the average of a run's weights with the best held-out loss to `output`.
 
-    See `assay.train.average` for their `lengths`; `options` as for `held_out_loss`.
+    Returns the losses of one half of the held-out images by length, by which the best is chosen, and the loss
+    of the best on the other half. See `assay.train.average` for `lengths`; `options` as for `held_out_loss`.
     """
     first, second = torch.arange(0, len(source), 2), torch.arange(1, len(source), 2)
-    quick = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4)
-    options["progress"] = progress
-    values = []
+    quick, losses = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4), {}
     with tempfile.TemporaryDirectory(prefix="assay-") as folder:
         for length in lengths:
             path = Path(folder) / "average.safetensors"
             average_checkpoint(run_dir, length, path, step)
             found = checkpoint_loss(path, source, config=quick, index=first, **options)
-            values.append(found.nats_per_dim.value)
-    length = lengths[int(np.argmin(values))]
-    average_checkpoint(run_dir, length, output, step)
-    best = checkpoint_loss(output, source, index=second, **options)
-    return ChosenAverage(tuple(lengths), tuple(values), length, best)
+            losses[length] = found.nats_per_dim.value
+    average_checkpoint(run_dir, min(losses, key=lambda length: losses[length]), output, step)
+    return losses, checkpoint_loss(output, source, index=second, **options)
 
 
 def covariance(losses: Sequence[HeldOutLoss], low: float = 0.0, high: float = math.inf) -> Array:
@@ -558,7 +474,7 @@ def covariance(losses: Sequence[HeldOutLoss], low: float = 0.0, high: float = ma
     """
     for other in losses[1:]:
         losses[0].check_alike(other)
-    own = np.stack([each._influence(each.errors, low, high)[1] for each in losses])
+    own = np.stack([each._influence(low, high)[1] for each in losses])
     return own @ own.T
 
 

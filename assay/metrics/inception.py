@@ -6,8 +6,7 @@ differences:
 - images of 0..255 are resized to 299 x 299 with corners aligned to the origin (TensorFlow 1: output pixel
   i samples input i * in / out, without half-pixel centres and without antialiasing), then (x - 128) / 128;
 - average pools inside the blocks do not count the padding;
-- the last block pools by maximum where the paper and the block before pool by average;
-- there are 1008 logits, eight of them unused.
+- the last block pools by maximum where the paper and the block before pool by average.
 
 Weight names are those of the published file `pt_inception-2015-12-05-6726825d.pth`.
 """
@@ -118,7 +117,7 @@ def block_e(inputs: int, pool: str) -> Block:
 
 
 class Inception(FeatureNetwork):
-    """Images in 0..255 -> 2048 features and 1008 logits."""
+    """Images in 0..255 -> 2048 features. The last layer, to 1008 classes, is not used."""
 
     kind, takes_colour, num_on_cpu = "inception", True, 8
     weights = WeightsFile(
@@ -148,11 +147,8 @@ class Inception(FeatureNetwork):
         self.Mixed_7c = block_e(2048, "max")
         self.fc = nn.Linear(2048, 1008)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` (B, 3, H, W) in 0..255 -> features (B, 2048), logits (B, 1008) without the last bias.
-
-        The Inception score is defined on logits without the bias; add `fc.bias` to classify.
-        """
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, 3, H, W) in 0..255 -> features (B, 2048)."""
         x = (resize_like_tensorflow(x, 299) - 128) / 128
         x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x)))
         x = F.max_pool2d(x, 3, stride=2)
@@ -161,8 +157,7 @@ class Inception(FeatureNetwork):
         x = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(x)))
         x = self.Mixed_6e(self.Mixed_6d(self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x)))))
         x = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x)))
-        features = x.mean((2, 3))
-        return features, features @ self.fc.weight.T
+        return x.mean((2, 3))
 
 
 def resize_like_tensorflow(x: Tensor, size: int) -> Tensor:

@@ -25,10 +25,10 @@ from assay.errors import AssayError
 from assay.files import write_whole
 from assay.generate import warn_of_full_sampling
 from assay.metrics.classifier import NUM_IMAGES_SEEN, has_labels
-from assay.metrics.evaluate import Copies, Evaluation, evaluate, nearest_picture, with_held_out_loss
+from assay.metrics.evaluate import Evaluation, evaluate, nearest_picture, with_held_out_loss
 from assay.metrics.extract import CountImages, Extractor, ExtractorName, load_extractor
-from assay.metrics.generated import Noised, SamplerSettings, open_images, sample_checkpoint
-from assay.metrics.held_out import HeldOutLoss, checkpoint_loss
+from assay.metrics.generated import Noised, open_images, sample_checkpoint
+from assay.metrics.held_out import checkpoint_loss
 from assay.metrics.reference import MIN_IMAGES, Reference, reference_from_images, reference_from_statistics
 from assay.metrics.tune import load_tuned
 from assay.sample import SampleConfig
@@ -77,12 +77,8 @@ class MeasureConfig(BaseModel):
         description="Add noise to the generated images and measure their distance from the noisy images of the "
         "reference. Needs no clean image.",
     )
-    infinity: bool = Field(False, description="Also extrapolate the distance to infinitely many images.")
     fd_only: bool = Field(
         False, description="Leave out what compares every image with every other: KID, copies, ..."
-    )
-    quantile: float = Field(
-        0.05, gt=0, lt=1, description="Copies are closer than this share of held-out images."
     )
     tuned: bool = Field(False, description="Use the sampler that was tuned for this checkpoint.")
     batch_size: int = Field(
@@ -93,16 +89,6 @@ class MeasureConfig(BaseModel):
     def fd_alone(self) -> bool:
         """Whether FD is all that is measured of samples."""
         return self.fd_only or self.noised
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """What is measured: images, in `num_ranges` ranges of `num_images` each; `sampler` if they are samples."""
-
-    images: ImageSource
-    sampler: SamplerSettings | None
-    num_images: int
-    num_ranges: int
 
 
 @dataclass(frozen=True)
@@ -153,8 +139,7 @@ def measure(
     `nearest` is where a picture of the images closest to training images is written; `cache` keeps extractors
     and features.
     """
-    work, is_sampled = _Work(config, cache, devices, on_progress), is_model(path)
-    images = None if is_sampled else open_images(path)
+    work, images = _Work(config, cache, devices, on_progress), None if is_model(path) else open_images(path)
     if images is not None:
         check_complete(images, "cannot be compared with others: give complete images")
     is_file = config.reference is not None and config.reference.suffix == ".npz"
@@ -162,11 +147,11 @@ def measure(
     trained, fresh = _open(config.training), _open(config.held_out)
     _check(config, real, nearest)
     chooses = config.extractor is None and not config.noised
-    if is_sampled and chooses and isinstance(real, ImageSource) and not has_labels(real):
+    if images is None and chooses and isinstance(real, ImageSource) and not has_labels(real):
         _warn_of_no_labels(real, fresh)
         real, fresh = None, fresh or real
     record = None
-    if fresh is not None and is_sampled:
+    if images is None and fresh is not None:
         _check_unseen(path, fresh)
         count, batch_size = work.counter("measuring", len(fresh)), 8 * config.batch_size
         record = checkpoint_loss(path, fresh, batch_size=batch_size, devices=devices, progress=count)
@@ -175,21 +160,50 @@ def measure(
         raise AssayError("there is nothing to measure with", key="reference", cure=cure)
     evaluation = Evaluation()
     if real is not None:
-        extractor = work.extractor(real)
-        against = work.reference(real, extractor)
-        seen, unseen = (
-            None if source is None or config.fd_alone else work.reference(source, extractor)
-            for source in (trained, fresh)
-        )
-        if images is None:
-            sample = load_tuned(path).sample if config.tuned else sample
-            candidate = _sampled(path, against, extractor, sample, config)
-        else:
-            num_ranges = config.num_ranges or 1
-            candidate = _Candidate(images, None, config.num_images or len(images) // num_ranges, num_ranges)
-        copies = Copies(seen, unseen, config.quantile)
-        evaluation = _distance(candidate, against, extractor, copies, nearest, work)
-    return evaluation if record is None else with_held_out_loss(evaluation, record, _split_of(record))
+        evaluation = _distance(work, path, images, sample, real, trained, fresh, nearest)
+    return evaluation if record is None else with_held_out_loss(evaluation, record)
+
+
+def _distance(
+    work: _Work,
+    path: Path,
+    images: ImageSource | None,
+    sample: SampleConfig,
+    real: ImageSource | Path,
+    trained: ImageSource | None,
+    fresh: ImageSource | None,
+    nearest: Path | None,
+) -> Evaluation:
+    """The distance of images, or of the samples of a checkpoint.
+
+    Samples are by default as in the paper: three ranges, each with as many images as the reference has, at most
+    50,000.
+    """
+    config, extractor, sampler = work.config, work.extractor(real), None
+    against = work.reference(real, extractor)
+    training, held_out = (
+        None if source is None or config.fd_alone else work.reference(source, extractor)
+        for source in (trained, fresh)
+    )
+    if images is None:
+        num_ranges = config.num_ranges or 3
+        num_images = config.num_images or min(against.statistics.num_images or 50_000, 50_000)
+        sample = load_tuned(path).sample if config.tuned else sample
+        how = config.first_seed, sample, against.frequencies, extractor.devices[0]
+        images, sampler = sample_checkpoint(path, num_ranges * num_images, *how)
+        warn_of_full_sampling(sample, sampler.info)
+    else:
+        num_ranges = config.num_ranges or 1
+        num_images = config.num_images or len(images) // num_ranges
+    if config.noised and against.source is not None:
+        images = Noised(images, against.source.sigma_tn)
+    count = work.counter("sampling" if sampler else "measuring", num_ranges * num_images)
+    chosen = num_images, num_ranges, config.fd_alone, training, held_out, sampler
+    found = evaluate(images, against, extractor, *chosen, count)
+    if nearest is not None and found.neighbours is not None:
+        with write_whole(nearest) as partial:
+            nearest_picture(images, training or against, found.neighbours).save(partial, format="PNG")
+    return found.evaluation
 
 
 def open_reference(
@@ -245,54 +259,3 @@ def _warn_of_no_labels(real: ImageSource, fresh: ImageSource | None) -> None:
     if fresh is None:
         text += f", here on {real.name} itself, which must not be what it was trained on"
     warnings.warn(f"{text}. For a distance, choose an extractor.", stacklevel=3)
-
-
-def _split_of(record: HeldOutLoss) -> float | None:
-    """The highest noise of the training images, below which only cleaner ones can teach."""
-    return max((level for level, _ in record.info.sigma_tn if level > 0), default=None) if record.info else None
-
-
-def _distance(
-    candidate: _Candidate,
-    reference: Reference,
-    extractor: Extractor,
-    copies: Copies,
-    nearest: Path | None,
-    work: _Work,
-) -> Evaluation:
-    config, images, num_images = work.config, candidate.images, candidate.num_images
-    if config.noised and reference.source is not None:
-        images = Noised(images, reference.source.sigma_tn)
-    total = candidate.num_ranges * num_images
-    found = evaluate(
-        images,
-        reference,
-        extractor,
-        num_images,
-        candidate.num_ranges,
-        config.infinity,
-        config.fd_alone,
-        copies,
-        candidate.sampler,
-        work.counter("sampling" if candidate.sampler else "measuring", total),
-    )
-    if nearest is not None and found.neighbours is not None:
-        picture = nearest_picture(images, copies.training or reference, found.neighbours)
-        with write_whole(nearest) as partial:
-            picture.save(partial, format="PNG")
-    return found.evaluation
-
-
-def _sampled(
-    path: Path, reference: Reference, extractor: Extractor, sample: SampleConfig, config: MeasureConfig
-) -> _Candidate:
-    """Samples of a checkpoint, by default as in the paper: three ranges, each with as many images as the
-    reference has, at most 50,000."""
-    num_ranges = config.num_ranges or 3
-    num_images = config.num_images or min(reference.statistics.num_images or 50_000, 50_000)
-    frequencies, device = reference.frequencies, extractor.devices[0]
-    samples, sampler = sample_checkpoint(
-        path, num_ranges * num_images, config.first_seed, sample, frequencies, device
-    )
-    warn_of_full_sampling(sample, sampler.info)
-    return _Candidate(samples, sampler, num_images, num_ranges)

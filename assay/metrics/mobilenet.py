@@ -35,7 +35,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(FeatureNetwork):
-    """Images in 0..255 -> 1280 features and 1000 ImageNet logits."""
+    """Images in 0..255 -> 1280 features."""
 
     kind, takes_colour, num_on_cpu = "mobilenet_v2", True, 8
     weights = WeightsFile(
@@ -67,8 +67,8 @@ class MobileNetV2(FeatureNetwork):
         self.features = nn.Sequential(*layers, _conv(inputs, 1280, 1))
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` (B, 3, H, W) in 0..255 -> features (B, 1280), logits (B, 1000).
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, 3, H, W) in 0..255 -> features (B, 1280); `classifier` makes 1000 logits of them.
 
         The central square is resized to 224 x 224: the network was never shown stretched images.
         """
@@ -79,5 +79,5 @@ class MobileNetV2(FeatureNetwork):
         x = F.interpolate(x, (224, 224), mode="bilinear", antialias=True)
         mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], device=x.device)  # ImageNet's
         x = (x - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-        features = self.features(x).mean((2, 3))
-        return features, self.classifier(features)
+        features: Tensor = self.features(x).mean((2, 3))
+        return features

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.archives import read_npy
 from assay.data import ImageSource
 from assay.data.view import View, with_uniform_noise
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.files import content_hash, hold_lock, sha256, write_whole_directory
 from assay.metrics.extract import CountImages, Extractor, images_to_features
 from assay.metrics.statistics import (
@@ -67,25 +67,21 @@ def reference_from_images(
     """
     known_noise = (source.sigma_tn > 0) & (source.usable_from == source.sigma_tn)
     index = torch.nonzero(known_noise if noisy else source.usable_from == 0)[:, 0]
-    if len(index) < MIN_IMAGES:
-        kind, others = ("noisy", "clean") if noisy else ("clean", "noisy")
-        what = f"{source.name} has {len(index)} {kind} images; {MIN_IMAGES} are needed, {others} do not count"
-        raise AssayError(what, key="reference", cure=f"give a store with more {kind} images")
+    kind = "noisy" if noisy else "clean"
+    check_enough(len(index), MIN_IMAGES, f"{kind} images of {source.name}", "reference")
     if noisy:
         source = with_uniform_noise(View(source, index, source.sigma_tn[index], name=f"{source.name}, noisy"))
         index = torch.arange(len(source))
     key = content_hash(extractor.sha256, source.fingerprint)[:16]
     folder = cache / f"features-{extractor.name}-{key}"
-    if not folder.is_dir():
-        # A second process waits here, then uses what the first one wrote.
-        with hold_lock(cache / f".{folder.name}.lock", "", math.inf):
-            if not folder.is_dir():
-                features = images_to_features(extractor, source, index, progress).features
-                with write_whole_directory(folder) as partial:
-                    np.save(partial / "features.npy", features)
-                    (partial / "features.sha256").write_text(sha256(partial / "features.npy"))
-                    found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
-                    save_statistics(partial / "statistics.npz", found)
+    with hold_lock(cache / f".{folder.name}.lock", "", math.inf):  # a second process waits, then reads these
+        if not folder.is_dir():
+            features = images_to_features(extractor, source, index, progress)
+            with write_whole_directory(folder) as partial:
+                np.save(partial / "features.npy", features)
+                (partial / "features.sha256").write_text(sha256(partial / "features.npy"))
+                found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
+                save_statistics(partial / "statistics.npz", found)
     features_file, checksum = folder / "features.npy", folder / "features.sha256"
     if checksum.exists() and sha256(features_file) != checksum.read_text():
         raise AssayError("is damaged", path=features_file, cure=f"remove {folder}, and it is computed again")

@@ -8,7 +8,6 @@ The choice is a file beside the checkpoint, `<checkpoint>.sampler.json`, which `
 with one sampler, or tune each alike.
 """
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from assay.checkpoint import find_checkpoint, load_checkpoint
 from assay.data import ImageSource
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.files import decoding, sha256, write_whole
 from assay.generate import lowest_learnt
 from assay.metrics.distance import frechet_distance
@@ -88,51 +87,52 @@ def tune(
     num_images: int = 250,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
-    """Choose among `search_space` by the Frechet distance to held-out clean images.
+    """Choose among `search_space` by the Frechet distance to held-out clean images; written to `tuned_path`.
 
     `num_images` samples of each setting in the first round, twice as many in each further one.
     """
-    checkpoint = find_checkpoint(checkpoint)
-    _check_writable(tuned_path(checkpoint))
-    info = load_checkpoint(checkpoint).info
     clean = torch.nonzero(held_out.usable_from == 0)[:, 0]
-    if len(clean) < MIN_IMAGES:
-        what = f"{held_out.name} has {len(clean)} clean images; tuning needs at least {MIN_IMAGES}"
-        raise AssayError(what, key="held_out", cure="hold out more images")
-    choosing, judging = (
-        features_to_statistics(images_to_features(extractor, held_out, clean[k::2]).features) for k in range(2)
-    )
-    left = search_space(start, may_truncate=lowest_learnt(info) > _SIGMA_MIN)
+    check_enough(len(clean), MIN_IMAGES, f"clean images of {held_out.name}", "held_out")
+    checkpoint = find_checkpoint(checkpoint)
+    left = search_space(start, may_truncate=lowest_learnt(load_checkpoint(checkpoint).info) > _SIGMA_MIN)
     rounds, done = _rounds(len(left), num_images), 0
     total = sum(number * images for number, images in rounds) + 2 * 2 * rounds[-1][1]
 
     def distance(sample: SampleConfig, reference: FeatureStatistics, images: int, first_seed: int) -> float:
         nonlocal done
         samples, _ = sample_checkpoint(checkpoint, images, first_seed, sample, device=extractor.devices[0])
-        features = images_to_features(extractor, samples, torch.arange(images)).features
+        features = images_to_features(extractor, samples, torch.arange(images))
         done += images
         progress(done, total)
         return frechet_distance(features_to_statistics(features), reference)
 
-    trials: dict[SampleConfig, Trial] = {}
-    for number, images in rounds:
-        left = left[:number]
-        for sample in left:
-            trials[sample] = Trial(sample=sample, fd=distance(sample, choosing, images, 0), num_images=images)
-        left = sorted(left, key=lambda sample: trials[sample].fd)
-    fresh, images = 10**6, 2 * rounds[-1][1]
-    fd, fd_before = (distance(sample, judging, images, fresh) for sample in (left[0], start))
-    better = fd < fd_before  # else the search found only luck
-    return Tuned(
-        sample=left[0] if better else start,
-        fd=min(fd, fd_before),
-        fd_before=fd_before,
-        num_images=images,
-        extractor=extractor.name,
-        held_out=held_out.name,
-        checkpoint_sha256=sha256(checkpoint),
-        trials=tuple(trials.values()),
-    )
+    with write_whole(
+        tuned_path(checkpoint)
+    ) as partial:  # before any work: it may be on a disk that is read only
+        choosing, judging = (
+            features_to_statistics(images_to_features(extractor, held_out, clean[k::2])) for k in range(2)
+        )
+        trials: dict[SampleConfig, Trial] = {}
+        for number, images in rounds:
+            left = left[:number]
+            for sample in left:
+                fd = distance(sample, choosing, images, 0)
+                trials[sample] = Trial(sample=sample, fd=fd, num_images=images)
+            left = sorted(left, key=lambda sample: trials[sample].fd)
+        fresh, images = 10**6, 2 * rounds[-1][1]
+        fd, fd_before = (distance(sample, judging, images, fresh) for sample in (left[0], start))
+        tuned = Tuned(
+            sample=left[0] if fd < fd_before else start,  # else the search found only luck
+            fd=min(fd, fd_before),
+            fd_before=fd_before,
+            num_images=images,
+            extractor=extractor.name,
+            held_out=held_out.name,
+            checkpoint_sha256=sha256(checkpoint),
+            trials=tuple(trials.values()),
+        )
+        partial.write_text(tuned.model_dump_json(indent=2) + "\n")
+    return tuned
 
 
 def _rounds(number: int, num_images: int) -> list[tuple[int, int]]:
@@ -148,24 +148,6 @@ def tuned_path(checkpoint: Path) -> Path:
     return find_checkpoint(checkpoint).with_suffix(".sampler.json")
 
 
-def _check_writable(path: Path) -> None:
-    """Before any work: the choice is stored beside the checkpoint, which may be on a disk that is read only."""
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        what = f"cannot be written ({(error.strerror or str(error)).lower()})"
-        raise AssayError(what, path=path, cure="copy the checkpoint elsewhere and tune it there") from None
-
-
-def save_tuned(checkpoint: Path, tuned: Tuned) -> Path:
-    """Write the choice beside the checkpoint."""
-    path = tuned_path(checkpoint)
-    with write_whole(path) as partial:
-        partial.write_text(tuned.model_dump_json(indent=2) + "\n")
-    return path
-
-
 def load_tuned(checkpoint: Path) -> Tuned:
     """The tuned sampler of a checkpoint; rejected if it was tuned for other weights."""
     path = tuned_path(checkpoint)
@@ -173,7 +155,7 @@ def load_tuned(checkpoint: Path) -> Tuned:
     if not path.exists():
         raise AssayError("does not exist", path=path, cure=cure)
     with decoding(path, cure):
-        tuned = Tuned.model_validate_json(path.read_text())
+        tuned = Tuned.model_validate_json(path.read_bytes())
     if tuned.checkpoint_sha256 != sha256(find_checkpoint(checkpoint)):
         raise AssayError(f"was chosen for other weights than those of {checkpoint}", path=path, cure=cure)
     return tuned

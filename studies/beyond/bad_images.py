@@ -104,7 +104,7 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
                     noisy=((round(level, 4), NUM_BAD),) if kind else (),
                     seed=seed,
                 )
-                made = Outcome(configuration=setting, evaluation=with_band_losses(measured, losses, NOISE))
+                made = Outcome(configuration=setting, evaluation=with_band_losses(measured, losses))
                 save_outcome(folder / "outcome.json", made)
             made = Outcome.model_validate_json((folder / "outcome.json").read_text())
             for dataset in [kind] if kind else kinds:  # clean images alone are compared with every kind
