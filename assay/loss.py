@@ -14,13 +14,13 @@ denoiser agree with itself along its own reverse process: h(x_s', s') = E[h(x_s'
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.errors import AssayError
 from assay.noise import add_noise, check_pixels, check_shape, per_image
 from assay.sample import solve
 
@@ -40,10 +40,8 @@ def ambient_loss(
     a map (B, C or 1, H, W); then only pixels with sigma_tn < sigma_t count. The minimiser is E[x_0 | x_t] if
     all do; a pixel that does not is noisier than the level given to the denoiser.
     """
-    if weight is not None and weight.shape != (len(x_tn),):
-        raise AssayError(
-            f"has shape {tuple(weight.shape)}; expected ({len(x_tn)},), one per image", key="weight"
-        )
+    if weight is not None:
+        check_shape("weight", weight, len(x_tn))
     x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
     x_tn_hat = x_tn_from_x_0(denoiser(x_t, sigma_t, label), x_t, sigma_tn, sigma_t)
     loss = (x_tn_hat - x_tn).square().flatten(1).mean(1)
@@ -60,9 +58,7 @@ def edm_weight_x_0(sigma_t: Tensor, sigma_tn: Tensor, sigma_data: float = 0.5, c
 
     The factor 1 / (1 - r)^2 grows without bound as sigma_t falls to sigma_tn; `cap` bounds it.
     """
-    if sigma_tn.shape != sigma_t.shape:
-        what = f"has shape {tuple(sigma_tn.shape)}, sigma_t {tuple(sigma_t.shape)}; expected (B,) for both"
-        raise AssayError(what, key="sigma_tn")
+    check_pixels("sigma_tn", sigma_tn, sigma_t)
     ratio = (sigma_tn / sigma_t) ** 2
     return edm_weight(sigma_t, sigma_data) * (1 - ratio).pow(-2).clamp_max(cap)
 
@@ -119,9 +115,7 @@ def consistency_loss(
     x_0 by its mean.
     """
     _check_consistency(x_start, sigma_start, sigma_high, sigma_low)
-    if eps.shape != (2, *x_start.shape):
-        what = f"has shape {tuple(eps.shape)}; expected {(2, *x_start.shape)}, two draws per image"
-        raise AssayError(what, key="eps")
+    check_pixels("eps", eps, x_start.expand(2, *x_start.shape))
     with torch.no_grad():
         # The flow keeps the distribution, where a stochastic walk of the same few steps (`kernel_step`) arrives
         # with three quarters of the spread: every kernel step loses the spread of x_0 around its mean.
@@ -167,9 +161,11 @@ def published_consistency_loss(
         for number, eps in enumerate(walk_eps, 1):
             to = sigma_start + (sigma_high - sigma_start) * (number / len(walk_eps))
             x, sigma = step(x, sigma, to, eps, label), to
-        many = _Copies(len(draw_eps), label)
-        draws = step(many(x), many(sigma_high), many(sigma_low), draw_eps.flatten(0, 1), many.label)
-    return _squared_difference(denoiser, denoiser, (x, sigma_high, label), (draws, sigma_low), many)
+        many = partial(_copies, len(draw_eps))
+        draws = step(many(x), many(sigma_high), many(sigma_low), draw_eps.flatten(0, 1), many(label))
+    return _squared_difference(
+        denoiser(x, sigma_high, label), denoiser(draws, many(sigma_low), many(label)), len(draw_eps)
+    )
 
 
 def released_consistency_loss(
@@ -193,45 +189,28 @@ def released_consistency_loss(
     """
     _check_consistency(x_high, sigma_high, sigma_high, sigma_low)
     walker = walker or denoiser
-    many, root = _Copies(eps.shape[1], label), 1 / 7
+    many, root = partial(_copies, eps.shape[1]), 1 / 7
     ends = many(sigma_high**root), many(sigma_low**root)
     levels = [(ends[0] + (ends[1] - ends[0]) * (i / len(eps))) ** 7 for i in range(len(eps) + 1)]
     x = many(x_high)
     for sigma, to, draw in zip(levels[:-1], levels[1:], eps.flatten(1, 2), strict=True):
         gone = (sigma - to).clamp_min(0)
-        pull = per_image(2 * gone / sigma, x) * (walker(x, sigma, many.label) - x)
+        pull = per_image(2 * gone / sigma, x) * (walker(x, sigma, many(label)) - x)
         x = x + pull + per_image((2 * sigma * gone).sqrt(), x) * draw
-    return _squared_difference(denoiser, walker, (x_high, sigma_high, label), (x, sigma_low), many)
+    return _squared_difference(
+        denoiser(x_high, sigma_high, label), walker(x, many(sigma_low), many(label)), eps.shape[1]
+    )
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """A batch repeated `number` times, as whole batches one after the other."""
-
-    number: int
-    own_label: Tensor | None
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return values.repeat(self.number, *[1] * (values.ndim - 1))
-
-    @property
-    def label(self) -> Tensor | None:
-        return None if self.own_label is None else self(self.own_label)
+def _copies(number: int, values: Any) -> Any:
+    """A batch, if there is one, repeated `number` times, as whole batches one after the other."""
+    return None if values is None else values.repeat(number, *[1] * (values.ndim - 1))
 
 
-def _squared_difference(
-    denoiser: Denoiser,
-    walker: Denoiser,
-    high: tuple[Tensor, Tensor, Tensor | None],
-    low: tuple[Tensor, Tensor],
-    many: _Copies,
-) -> Tensor:
+def _squared_difference(at_high: Tensor, at_low: Tensor, number: int) -> Tensor:
     """|| h(x', s') - mean of h(x'', s'') over the copies ||^2 per image, (B,)."""
-    at_high = denoiser(*high)
-    check_pixels("x_0_hat", at_high, high[0])
-    draws, sigma_low = low
-    at_low = walker(draws, many(sigma_low), many.label).unflatten(0, (many.number, -1)).mean(0)
-    return (at_high - at_low).square().flatten(1).mean(1)
+    mean = at_low.unflatten(0, (number, -1)).mean(0)
+    return (at_high - mean).square().flatten(1).mean(1)
 
 
 def _check_consistency(x_start: Tensor, sigma_start: Tensor, sigma_high: Tensor, sigma_low: Tensor) -> None:

@@ -55,12 +55,6 @@ class LogNormal(NoiseDistribution):
     mean: float = -1.2
     std: float = 1.2
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
-            raise AssayError(
-                f"log sigma_t has mean {self.mean} and std {self.std}", key="std", cure="give std > 0"
-            )
-
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma), exact far into the tail."""
         return 0.5 * torch.erfc((sigma.log() - self.mean) / (self.std * math.sqrt(2)))  # ndtr is 0 beyond 8.3
@@ -77,10 +71,6 @@ class Uniform(NoiseDistribution):
     kind = "uniform"
     low: float = 0.0
     high: float = 80.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high < math.inf:
-            raise AssayError(f"levels from {self.low} to {self.high}", key="low", cure="give 0 <= low < high")
 
     def survival(self, sigma: Tensor) -> Tensor:
         """P(sigma_t > sigma)."""
@@ -117,25 +107,12 @@ def _just_above(sigma: Tensor) -> Tensor:
     return torch.nextafter(sigma, torch.full_like(sigma, math.inf))
 
 
-def draw_image_first(
-    distribution: NoiseDistribution, sigma_tn: Tensor, num_draws: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Draw images uniformly, then for each a level it may serve (Algorithm 1 of the paper).
-
-    `sigma_tn` (N,) are the levels of the whole data set. Returns image indices (num_draws,) and their
-    `sigma_t` (num_draws,). Levels below the noisy images' own are then trained only by clean images.
-    """
-    check_distribution(distribution, sigma_tn)
-    index = torch.randint(len(sigma_tn), (num_draws,), generator=generator, device=generator.device)
-    index = index.to(sigma_tn.device)
-    return index, draw_sigma(distribution, sigma_tn[index], generator)
-
-
 class LevelFirst:
     """Draws levels first, then for each an image among those that may serve it.
 
     The levels keep the distribution's own distribution, so the few clean images are trained much harder than
-    with `draw_image_first`. Sorting `sigma_tn` (N,) once makes each draw O(log N).
+    where images are drawn first (Algorithm 1 of the paper). Sorting `sigma_tn` (N,) once makes each draw
+    O(log N).
     """
 
     def __init__(self, distribution: NoiseDistribution, sigma_tn: Tensor) -> None:
@@ -171,8 +148,6 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
 
     With unit signal power, sigma 0.2 is 14.15 dB. Infinite for a clean image.
     """
-    if not sigma >= 0:
-        raise AssayError(f"{sigma} is no noise level", key="sigma", cure="give a number >= 0")
     return 10 * math.log10(1 + signal_power / sigma**2) if sigma > 0 else math.inf
 
 
@@ -201,19 +176,18 @@ def per_image(values: Tensor, x: Tensor) -> Tensor:
 
 
 def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
-    """Reject anything but one value for each pixel of the images `x`: broadcasting would hide the mistake."""
+    """Reject anything but one value for each of `x`: broadcasting would hide the mistake."""
     if values.shape != x.shape:
-        raise AssayError(f"has shape {tuple(values.shape)}; expected {tuple(x.shape)}, one per pixel", key=name)
+        raise AssayError(f"has shape {tuple(values.shape)}; expected {tuple(x.shape)}", key=name)
 
 
-def check_shape(name: str, sigma: Tensor, num_images: int | None = None) -> None:
-    """Reject anything but one level per image: a float tensor of shape (B,)."""
-    if not isinstance(sigma, Tensor) or not sigma.is_floating_point():
-        kind = sigma.dtype if isinstance(sigma, Tensor) else type(sigma).__name__
-        raise AssayError(f"is {kind}; expected a floating-point tensor with one level per image", key=name)
-    expected = "(B,)" if num_images is None else f"({num_images},)"
-    if sigma.ndim != 1 or (num_images is not None and len(sigma) != num_images):
-        raise AssayError(f"has shape {tuple(sigma.shape)}; expected {expected}, one level per image", key=name)
+def check_shape(name: str, values: Tensor, num_images: int | None = None) -> None:
+    """Reject anything but one value per image, such as a level: a float tensor of shape (B,)."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim != 1:
+        found = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise AssayError(f"is {found}; expected a floating-point tensor (B,), one per image", key=name)
+    if num_images is not None and len(values) != num_images:
+        raise AssayError(f"has {len(values)} values for {num_images} images", key=name)
 
 
 def check_sigma(name: str, sigma: Tensor) -> None:
@@ -228,9 +202,7 @@ def check_sigma(name: str, sigma: Tensor) -> None:
 def check_distribution(distribution: NoiseDistribution, sigma_tn: Tensor) -> None:
     """Reject a data set's levels `sigma_tn` (N,) that are no levels, or above which `distribution` has none."""
     check_sigma("sigma_tn", sigma_tn)
-    if len(sigma_tn) == 0:
-        raise AssayError("there are no images to draw from", key="sigma_tn")
-    highest = sigma_tn.max()
+    highest = sigma_tn.max() if len(sigma_tn) else torch.tensor(torch.nan)  # without images there is none
     if not distribution.survival(highest.double()).item() > 0:
         what = f"{highest.item():g} lies beyond every level of {distribution}"
         raise AssayError(what, key="sigma_tn", cure="draw levels from a wider distribution")

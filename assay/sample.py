@@ -17,53 +17,50 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from assay.denoise import Denoiser, check_label, check_label_shape
 from assay.errors import AssayError
 from assay.noise import per_image
 from assay.registry import find
+from assay.settings import Strict
 
 Precision = Literal["32", "64", "bf16"]
 Level = Annotated[float, Field(gt=0)] | Literal["auto"]  # a noise level, or the training data's
 Sigma = float | Tensor  # one level for all images, or levels that broadcast with them
 
 
-def edm_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
-    """EDM's grid (num_steps + 1,): sigma^(1/rho) falls linearly from sigma_max to sigma_min, then 0.
-
-    With `sigma_min` = sigma_tn this is the grid of truncated sampling. float64.
-    """
-    return torch.cat([_rho_ramp(sigma_max, sigma_min, num_steps, rho), torch.zeros(1, dtype=torch.float64)])
-
-
-def refined_sigmas(
+def edm_sigmas(
     num_steps: int,
-    sigma_tn: float,
-    num_extra: int = 0,
     sigma_min: float = 0.002,
     sigma_max: float = 80.0,
     rho: float = 7.0,
+    refine_at: float | None = None,
+    num_extra: int = 0,
 ) -> Tensor:
-    """EDM's grid with sigma_tn on it and `num_extra` more steps below it (the paper's configuration C).
+    """EDM's grid (num_steps + 1,): sigma^(1/rho) falls linearly from sigma_max to sigma_min, then 0. float64.
 
-    (num_steps + num_extra + 1,), strictly decreasing. Below sigma_tn only clean images taught the
-    denoiser; more steps there trade its larger error against less discretisation error.
+    With `sigma_min` = sigma_tn this is the grid of truncated sampling. `refine_at` = sigma_tn puts that level
+    on the grid, with `num_extra` more steps below it (the paper's configuration C): there only clean images
+    taught the denoiser, and more steps trade its larger error against less discretisation error.
     """
-    if num_steps < 3 or not sigma_min < sigma_tn < sigma_max:
-        what = f"{num_steps} steps from {sigma_max:g} to {sigma_min:g} cannot be refined at {sigma_tn:g}"
-        raise AssayError(what, key="refine_at", cure="give a level between, and 3 steps or more")
-    power = 1 / rho
-    position = (sigma_max**power - sigma_tn**power) / (sigma_max**power - sigma_min**power)
-    num_above = min(max(round(position * (num_steps - 1)), 1), num_steps - 2)  # steps that end on sigma_tn
-    above = _rho_ramp(sigma_max, sigma_tn, num_above + 1, rho)
-    below = _rho_ramp(sigma_tn, sigma_min, num_steps - num_above + num_extra, rho)
-    return torch.cat([above, below[1:], torch.zeros(1, dtype=torch.float64)])
+    if refine_at is None:
+        levels = _rho_ramp(sigma_max, sigma_min, num_steps, rho)
+    else:
+        position = (sigma_max ** (1 / rho) - refine_at ** (1 / rho)) / (
+            sigma_max ** (1 / rho) - sigma_min ** (1 / rho)
+        )
+        num_above = min(max(round(position * (num_steps - 1)), 1), num_steps - 2)  # steps that end on it
+        above = _rho_ramp(sigma_max, refine_at, num_above + 1, rho)
+        below = _rho_ramp(refine_at, sigma_min, num_steps - num_above + num_extra, rho)
+        levels = torch.cat([above, below[1:]])
+    return torch.cat([levels, torch.zeros(1, dtype=torch.float64)])
 
 
 def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
@@ -159,6 +156,11 @@ def _log(value: Sigma) -> Sigma:
     return value.log() if isinstance(value, Tensor) else math.log(value)
 
 
+def _check_churn(solver: type[Solver]) -> None:
+    if solver.has_memory:
+        raise AssayError(f"churn disturbs what {solver.kind} remembers", key="churn", cure="use heun or euler")
+
+
 def solve(
     denoiser: Denoiser,
     x: Tensor,
@@ -174,8 +176,8 @@ def solve(
     kind or an object. `churn` needs one grid for all, and `noise`, which returns unit noise of x's shape.
     """
     walker: Solver = find(Solver, solver, "solver")() if isinstance(solver, str) else solver
-    if churn is not None and walker.has_memory:
-        raise AssayError(f"churn disturbs what {walker.kind} remembers", key="churn", cure="use heun or euler")
+    if churn is not None:
+        _check_churn(type(walker))
     shared = sigmas.ndim == 1
     levels: list[Any] = sigmas.tolist() if shared else [per_image(row, x) for row in sigmas]
 
@@ -193,13 +195,6 @@ def solve(
             return predict(x, sigma)
         x = walker.step(predict, x, sigma, sigma_next)
     return x
-
-
-def check_sigmas(sigmas: Tensor) -> None:
-    """Reject a grid that does not fall strictly to a level >= 0. Reads values: for a grid on the CPU."""
-    falls = sigmas.ndim == 1 and len(sigmas) > 1 and bool((sigmas.diff() < 0).all())
-    if not falls or not bool(sigmas.isfinite().all()) or bool(sigmas.min() < 0):
-        raise AssayError(f"levels must fall strictly and stay >= 0; got {sigmas.tolist()!s:.200}", key="sigmas")
 
 
 class SeededNoise:
@@ -243,7 +238,8 @@ def generate(
     every batch size on the CPU. With `precision` "64" the flow is integrated in float64 (as EDM does) around
     a network in float32; with "bf16" the network computes in bfloat16 where that is safe.
     """
-    check_sigmas(sigmas)
+    if len(sigmas) < 2 or not bool((sigmas.diff() < 0).all()) or not 0 <= sigmas[-1] <= sigmas[0] < math.inf:
+        raise AssayError(f"levels must fall strictly and stay >= 0; got {sigmas.tolist()!s:.200}", key="sigmas")
     kind = find(Solver, solver, "solver") if isinstance(solver, str) else solver
     num_classes = getattr(denoiser, "num_classes", None)  # a plain function need not tell
     if label is not None and num_classes is not None:
@@ -365,7 +361,7 @@ def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -
     return torch.searchsorted((share / share.sum()).cumsum(0)[:-1].contiguous(), position, right=True)
 
 
-class SampleConfig(BaseModel):
+class SampleConfig(Strict):
     """How to sample, in one place: for `assay sample`, pictures of a run, evaluation and studies.
 
     `truncate_at` = sigma_tn stops there and returns the prediction. `refine_at` = sigma_tn puts it on the grid
@@ -375,8 +371,6 @@ class SampleConfig(BaseModel):
     `guidance` > 1 pushes images away from those of a weaker model (see `Guided`): the checkpoint `guide`, or
     the same model without its class. `Checkpoint.sampler` applies it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     num_steps: int = Field(18, ge=2, description="Steps from noise to image.")
     solver: str = Field(
@@ -425,9 +419,9 @@ class SampleConfig(BaseModel):
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject settings that contradict each other."""
-        if find(Solver, self.solver, "solver").has_memory and self.churn:
-            cure = "use heun or euler"
-            raise AssayError(f"churn disturbs what {self.solver} remembers", key="churn", cure=cure)
+        solver = find(Solver, self.solver, "solver")
+        if self.churn:
+            _check_churn(solver)
         if self.guide is not None and self.guidance == 1:
             raise AssayError("has no effect at guidance = 1", key="guide", cure="give e.g. guidance = 2")
         if self.truncate_at is not None and self.refine_at is not None:
@@ -449,9 +443,8 @@ class SampleConfig(BaseModel):
         for name, choose in (("truncate_at", min), ("refine_at", max)):
             if getattr(self, name) == "auto":
                 if not noisy:
-                    raise AssayError(
-                        "the training data has no known noise level", key=name, cure="give a number"
-                    )
+                    what = "the training data has no known noise level"
+                    raise AssayError(what, key=name, cure="give a number")
                 chosen[name] = choose(noisy)
         found = self.model_copy(update=chosen)
         found._check_levels()
@@ -460,14 +453,12 @@ class SampleConfig(BaseModel):
     def sigmas(self) -> Tensor:
         """The grid these settings describe."""
         assert "auto" not in (self.truncate_at, self.refine_at), "`for_levels` gives auto a value"
-        low, high = self.sigma_min, self.sigma_max
-        if isinstance(self.refine_at, float):
-            return refined_sigmas(self.num_steps, self.refine_at, self.num_extra, low, high, self.rho)
-        if not isinstance(self.truncate_at, float):
-            return edm_sigmas(self.num_steps, low, high, self.rho)
+        plain = partial(edm_sigmas, self.num_steps, sigma_max=self.sigma_max, rho=self.rho)
+        if self.truncate_at is None:
+            return plain(self.sigma_min, refine_at=self.refine_at, num_extra=self.num_extra)
         if self.truncate == "exact":
-            return edm_sigmas(self.num_steps, self.truncate_at, high, self.rho)
-        grid = edm_sigmas(self.num_steps, low, high, self.rho)
+            return plain(self.truncate_at)
+        grid = plain(self.sigma_min)
         return torch.cat([grid[grid >= self.truncate_at], grid[-1:]])
 
     def num_evaluations(self) -> int:
@@ -492,12 +483,12 @@ class SampleConfig(BaseModel):
         device: torch.device | str = "cpu",
     ) -> Iterator[SampledBatch]:
         """One image per seed, in batches (see `generate`)."""
-        churn, low = None, self.churn_low
+        low = self.churn_low
         if self.truncate == "exact" and isinstance(self.truncate_at, float):
             low = max(
                 low, math.nextafter(self.truncate_at, math.inf)
             )  # the prediction at that level, not above
-        if self.churn:  # per step of the plain grid: extra steps at some levels change nothing at the others
-            churn = Churn(self.churn / self.num_steps, low, self.churn_high, self.churn_noise)
-        chosen = self.sigmas(), self.solver, label, churn, batch_size, device, self.precision
-        return generate(denoiser, seeds, image_shape, *chosen)
+        # Per step of the plain grid: extra steps at some levels change nothing at the others.
+        churn = Churn(self.churn / self.num_steps, low, self.churn_high, self.churn_noise)
+        chosen = self.solver, label, churn if self.churn else None, batch_size, device, self.precision
+        return generate(denoiser, seeds, image_shape, self.sigmas(), *chosen)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from assay.denoise import Preconditioned
 from assay.loss import ambient_loss, edm_weight
-from assay.noise import LogNormal, draw_image_first
+from assay.noise import LogNormal, draw_sigma
 from assay.sample import edm_sigmas, generate
 
 NUM_POINTS, CLEAN_FRACTION, SIGMA_TN = 1000, 0.1, 0.2
@@ -58,7 +58,8 @@ def train(x_tn: Tensor, sigma_tn: Tensor, title: str) -> Preconditioned:
     optimizer = torch.optim.Adam(denoiser.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_STEPS)
     for _ in track(range(NUM_STEPS), description=f"{title:22}"):
-        index, sigma_t = draw_image_first(LogNormal(), sigma_tn, BATCH_SIZE, generator)
+        index = torch.randint(len(sigma_tn), (BATCH_SIZE,), generator=generator)
+        sigma_t = draw_sigma(LogNormal(), sigma_tn[index], generator)
         eps = torch.randn(BATCH_SIZE, 2, generator=generator)
         loss = ambient_loss(denoiser, x_tn[index], sigma_tn[index], sigma_t, eps, edm_weight(sigma_t))
         optimizer.zero_grad()

@@ -131,14 +131,6 @@ def test_a_broadcastable_sigma_is_refused(sigma_t: Tensor) -> None:
     assert fault(lambda: Preconditioned(Recorder(X))(X, sigma_t)).key == "sigma_t"
 
 
-def test_bad_mixtures_and_observations_are_named() -> None:
-    atoms = torch.zeros(3, 2)
-    assert fault(lambda: MixtureDenoiser(atoms, torch.tensor([0.5, 0.5, 0.0]))).key == "weights"
-    assert fault(lambda: MixtureDenoiser(atoms, std=-1.0)).key == "std"
-    assert fault(lambda: MixtureDenoiser(atoms)(torch.zeros(1, 3), torch.ones(1))).key == "x_t"
-    assert fault(lambda: Conditioned(Recorder(X), X, torch.ones(3, 1, 2, 2))).key == "noise"
-
-
 def gaussian_data(dims: int) -> tuple[Tensor, Tensor]:
     """Mean (D,) and covariance (D, D) of images with dependent pixels."""
     root = torch.randn(dims, dims, generator=torch.Generator().manual_seed(1), dtype=F64) / dims**0.5

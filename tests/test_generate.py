@@ -25,7 +25,7 @@ from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
 from assay.data.units import PhysicalRange
 from assay.nets import MLPConfig, build_denoiser
-from assay.sample import SampleConfig, edm_sigmas, generate, refined_sigmas, spread_labels
+from assay.sample import SampleConfig, edm_sigmas, generate, spread_labels
 from tests.commands import failing, run
 
 
@@ -77,7 +77,8 @@ def test_every_setting_of_a_sampler_is_an_option() -> None:
 def test_settings_reach_the_grid() -> None:
     assert torch.equal(SampleConfig(num_steps=9, truncate_at=0.2).sigmas(), edm_sigmas(9, 0.2))
     assert torch.equal(
-        SampleConfig(num_steps=9, refine_at=0.2, num_extra=4).sigmas(), refined_sigmas(9, 0.2, 4)
+        SampleConfig(num_steps=9, refine_at=0.2, num_extra=4).sigmas(),
+        edm_sigmas(9, refine_at=0.2, num_extra=4),
     )
     assert torch.equal(SampleConfig(num_steps=9, rho=5).sigmas(), edm_sigmas(9, rho=5))
 

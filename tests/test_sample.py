@@ -20,7 +20,6 @@ from assay.sample import (
     edm_sigmas,
     flow_down,
     generate,
-    refined_sigmas,
     sample_posterior,
     solve,
 )
@@ -176,14 +175,14 @@ def test_edm_grid_is_the_formula() -> None:
 def test_refined_grid_holds_sigma_tn_and_falls_strictly(
     sigma_tn: float, num_steps: int, num_extra: int
 ) -> None:
-    grid = refined_sigmas(num_steps, sigma_tn, num_extra)
+    grid = edm_sigmas(num_steps, refine_at=sigma_tn, num_extra=num_extra)
     assert len(grid) == num_steps + num_extra + 1
     assert (grid == sigma_tn).sum() == 1
     assert (grid.diff() < 0).all() and grid[0] == 80 and grid[-2] == 0.002 and grid[-1] == 0
 
 
 def test_extra_steps_are_spent_below_sigma_tn() -> None:
-    plain, refined = refined_sigmas(18, 0.2), refined_sigmas(18, 0.2, 12)
+    plain, refined = edm_sigmas(18, refine_at=0.2), edm_sigmas(18, refine_at=0.2, num_extra=12)
     assert (refined >= 0.2).sum() == (plain >= 0.2).sum()
     assert (refined < 0.2).sum() == (plain < 0.2).sum() + 12
 
@@ -313,7 +312,7 @@ def test_extra_steps_leave_churn_as_it_was() -> None:
     """EDM's ImageNet sampler: 40 / 256 = 0.156 of the level, with 64 extra steps below 0.2 or without."""
     settings = dict(num_steps=256, churn=40.0, churn_low=0.05, churn_high=50.0)
     for num_extra in (0, 64):
-        grid = refined_sigmas(256, 0.2, num_extra)[:-1]
+        grid = edm_sigmas(256, refine_at=0.2, num_extra=num_extra)[:-1]
         seen = torch.tensor(levels_seen(**settings, refine_at=0.2, num_extra=num_extra), dtype=F64)
         churned = (0.05 <= grid) & (grid <= 50)
         torch.testing.assert_close(seen, grid * (1 + 40 / 256 * churned), rtol=1e-6, atol=0)
@@ -362,8 +361,8 @@ def at_levels(*sigmas: float) -> object:
         (lambda: edm_sigmas(1), "num_steps"),
         (lambda: edm_sigmas(10, sigma_min=0), "num_steps"),
         (lambda: edm_sigmas(10, sigma_min=90), "num_steps"),
-        (lambda: refined_sigmas(18, 0.001), "refine_at"),
-        (lambda: refined_sigmas(18, math.nan), "refine_at"),
+        (lambda: edm_sigmas(18, refine_at=0.001), "num_steps"),
+        (lambda: edm_sigmas(2, refine_at=0.2), "num_steps"),
         (lambda: at_levels(1.0, 2.0, 0.0), "sigmas"),
         (lambda: at_levels(1.0, math.nan, 0.0), "sigmas"),
         (lambda: at_levels(1.0, -1.0), "sigmas"),

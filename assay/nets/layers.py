@@ -14,12 +14,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import Field, Strict
 from torch import Tensor, nn
 
 from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.registry import find
+from assay.settings import Strict as Settings
 
 Direction = Literal["up", "down"]
 MOST_BLOCKS = 200  # in a level of a network: a damaged config is not built for ever
@@ -27,13 +28,12 @@ Size = Annotated[int, Field(ge=1)]
 Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
 
 
-class BaseConfig(BaseModel):
+class BaseConfig(Settings):
     """Settings that every network shares: the image shape, and what it is conditioned on.
 
     A subclass with a `kind` of its own is a network that `[net]` and checkpoints know (see `assay.registry`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     output_weights: ClassVar[tuple[str, ...]] = ()  # ends of the names of those that write the image
     kind: str
 

@@ -218,8 +218,12 @@ class TrainConfig(Strict):
         description="Distribution of sigma_t in training: lognormal (EDM's), uniform (0 to 80, Algorithm 1), "
         "or one of your own (`assay.noise.NoiseDistribution`).",
     )
-    sigma_mean: float = Field(-1.2, description="Mean of log sigma_t, with noise = lognormal.")
-    sigma_std: float = Field(1.2, gt=0, description="Deviation of log sigma_t, with noise = lognormal.")
+    sigma_mean: float = Field(
+        -1.2, allow_inf_nan=False, description="Mean of log sigma_t, with noise = lognormal."
+    )
+    sigma_std: float = Field(
+        1.2, gt=0, allow_inf_nan=False, description="Deviation of log sigma_t, with noise = lognormal."
+    )
     weight: Literal["x_tn", "x_0"] = Field(
         "x_tn", description="Whether EDM's weight applies to the error of x_tn or to that of x_0."
     )
