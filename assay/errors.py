@@ -1,6 +1,6 @@
 """What a user can correct: one error with fields, which the library fills and the command line renders."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -56,10 +56,14 @@ def about(path: Path | str | None) -> Iterator[None]:
         raise
 
 
-def explained(error: Exception, path: Path | str | None = None, section: str = "") -> AssayError:
+def explained(error: Exception, path: Path | str | None = None) -> AssayError:
     """A validation error of pydantic as ours: the first fault, with the key that it is about."""
     fault = error.errors()[0]  # type: ignore[attr-defined]
-    key = ".".join(filter(None, [section, *map(str, fault["loc"])])) or None
+    return fault_to_error(fault, ".".join(map(str, fault["loc"])) or None, path)
+
+
+def fault_to_error(fault: Mapping[str, Any], key: str | None, path: Path | str | None = None) -> AssayError:
+    """One fault that pydantic found as our error; what a validator of ours raised keeps its words."""
     inner = fault.get("ctx", {}).get("error")
     if isinstance(inner, AssayError):
         return AssayError(inner.what, path=inner.path or path, key=inner.key or key, cure=inner.cure)

@@ -9,13 +9,11 @@ the ordinary denoising loss, so there is no branch for "clean" and "noisy".
 
 Below sigma_tn a noisy image has nothing to regress on. There the consistency loss asks that the
 denoiser agree with itself along its own reverse process: h(x_s', s') = E[h(x_s'', s'') | x_s'].
-`consistency_loss` is ours; `published_consistency_loss` is the paper's equation and
-`released_consistency_loss` what its code computes, both to be compared with.
+`consistency_loss` is ours, `released_consistency_loss` what the paper's code computes, to be compared with.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -133,41 +131,6 @@ def consistency_loss(
     return (2 * product - product.detach()).flatten(1).mean(1)
 
 
-def published_consistency_loss(
-    denoiser: Denoiser,
-    x_start: Tensor,
-    sigma_start: Tensor,
-    sigma_high: Tensor,
-    sigma_low: Tensor,
-    walk_eps: Tensor,
-    draw_eps: Tensor,
-    label: Tensor | None = None,
-) -> Tensor:
-    """The paper's || h(x_s', s') - 1/K sum_k h(x_s''^k, s'') ||^2 per image, (B,), gradient into both sides.
-
-    Euler-Maruyama steps of the reverse process, evenly spaced, lead without gradient from `x_start` at
-    `sigma_start` to s' (`walk_eps` (num_steps, B, ...)), and one from there to each of the K draws at s''
-    (`draw_eps` (K, B, ...)). The mean of K draws makes it biased upwards by Var / K.
-    """
-    _check_consistency(x_start, sigma_start, sigma_high, sigma_low)
-
-    def step(x: Tensor, sigma: Tensor, to: Tensor, eps: Tensor, label: Tensor | None) -> Tensor:
-        gone = ((sigma - to) * (sigma + to)).clamp_min(0)
-        pull = per_image(gone / sigma**2, x) * (denoiser(x, sigma, label) - x)
-        return x + pull + per_image(gone.sqrt(), x) * eps
-
-    with torch.no_grad():
-        x, sigma = x_start, sigma_start
-        for number, eps in enumerate(walk_eps, 1):
-            to = sigma_start + (sigma_high - sigma_start) * (number / len(walk_eps))
-            x, sigma = step(x, sigma, to, eps, label), to
-        many = partial(_copies, len(draw_eps))
-        draws = step(many(x), many(sigma_high), many(sigma_low), draw_eps.flatten(0, 1), many(label))
-    return _squared_difference(
-        denoiser(x, sigma_high, label), denoiser(draws, many(sigma_low), many(label)), len(draw_eps)
-    )
-
-
 def released_consistency_loss(
     denoiser: Denoiser,
     x_high: Tensor,
@@ -177,40 +140,33 @@ def released_consistency_loss(
     label: Tensor | None = None,
     walker: Denoiser | None = None,
 ) -> Tensor:
-    """The same as the paper's code computes it, per image, (B,), with gradient through everything.
+    """|| h(x_s', s') - 1/K sum_k h(x_s''^k, s'') ||^2 per image, (B,), as the paper's code computes it.
 
     K draws go from `x_high` (B, ...) at s' to s'' on levels whose seventh root falls linearly, by
 
         x <- x - 2 (s - s_next) (x - h(x, s)) / s + sqrt(2 s (s - s_next)) eps,
 
-    with `eps` (num_levels - 1, K, B, ...); the code counts levels, so its "8 steps" are 7 intervals. Where
-    s' = s'' the loss is zero. `walker` is the denoiser on the way and at s'', where the code leaves out
-    augmentation labels.
+    with `eps` (num_levels - 1, K, B, ...); the code counts levels, so its "8 steps" are 7 intervals. The
+    gradient flows through everything, and the mean of K draws makes the loss biased upwards by Var / K. Where
+    s' = s'' it is zero. `walker` is the denoiser on the way and at s'', where the code leaves out augmentation
+    labels.
     """
     _check_consistency(x_high, sigma_high, sigma_high, sigma_low)
     walker = walker or denoiser
-    many, root = partial(_copies, eps.shape[1]), 1 / 7
-    ends = many(sigma_high**root), many(sigma_low**root)
+
+    def many(values: Tensor) -> Tensor:
+        return values.repeat(eps.shape[1], *[1] * (values.ndim - 1))  # whole batches one after the other
+
+    labels = None if label is None else many(label)
+    ends = many(sigma_high ** (1 / 7)), many(sigma_low ** (1 / 7))
     levels = [(ends[0] + (ends[1] - ends[0]) * (i / len(eps))) ** 7 for i in range(len(eps) + 1)]
     x = many(x_high)
     for sigma, to, draw in zip(levels[:-1], levels[1:], eps.flatten(1, 2), strict=True):
         gone = (sigma - to).clamp_min(0)
-        pull = per_image(2 * gone / sigma, x) * (walker(x, sigma, many(label)) - x)
+        pull = per_image(2 * gone / sigma, x) * (walker(x, sigma, labels) - x)
         x = x + pull + per_image((2 * sigma * gone).sqrt(), x) * draw
-    return _squared_difference(
-        denoiser(x_high, sigma_high, label), walker(x, many(sigma_low), many(label)), eps.shape[1]
-    )
-
-
-def _copies(number: int, values: Any) -> Any:
-    """A batch, if there is one, repeated `number` times, as whole batches one after the other."""
-    return None if values is None else values.repeat(number, *[1] * (values.ndim - 1))
-
-
-def _squared_difference(at_high: Tensor, at_low: Tensor, number: int) -> Tensor:
-    """|| h(x', s') - mean of h(x'', s'') over the copies ||^2 per image, (B,)."""
-    mean = at_low.unflatten(0, (number, -1)).mean(0)
-    return (at_high - mean).square().flatten(1).mean(1)
+    at_high, at_low = denoiser(x_high, sigma_high, label), walker(x, many(sigma_low), labels)
+    return (at_high - at_low.unflatten(0, (eps.shape[1], -1)).mean(0)).square().flatten(1).mean(1)
 
 
 def _check_consistency(x_start: Tensor, sigma_start: Tensor, sigma_high: Tensor, sigma_low: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.errors import AssayError
+from assay.errors import AssayError, fault_to_error
 from assay.files import read_text
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
@@ -44,43 +44,30 @@ def checked(model: type[Model], tree: Mapping[str, Any], path: Path | str | None
         # As JSON, where strict types still take a list for a tuple and a string for a path.
         return model.model_validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
-        raise joined(faults(error, model), path) from None
+        raise faults_to_error(error, model, path=path) from None
 
 
-def joined(found: Sequence[AssayError], path: Path | str | None = None) -> AssayError:
-    """Several errors about settings as one: the fields of the first, and the others after its words."""
-    first, *others = found
-    what = "; ".join([first.what, *dict.fromkeys(str(other) for other in others)])
-    return AssayError(what, path=path, key=first.key, cure=first.cure)
-
-
-def faults(
-    error: ValidationError, model: type[BaseModel], section: str = "", kind: str | None = None
-) -> list[AssayError]:
-    """Pydantic's errors about `model`, each with its key below `section`; of a union, those about a `kind`."""
+def faults_to_error(
+    error: ValidationError, model: type[BaseModel], section: str = "", path: Path | str | None = None
+) -> AssayError:
+    """Pydantic's errors about `model` as one, with keys below `section`: the first, and the others after it."""
     found: dict[str | None, AssayError] = {}
     for fault in sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden"):  # slips first
-        raised, loc = fault.get("ctx", {}).get("error"), fault["loc"]
-        if kind is not None:
-            if loc[0] != kind:
-                continue
-            loc = loc[1:]
-        names, where = _place(loc, model)
+        names, where = _place(fault["loc"], model)
         if unknown := fault["type"] == "extra_forbidden":
-            names.append(str(loc[-1]))
+            names.append(str(fault["loc"][-1]))
         key = ".".join(name for name in (section, *names) if name) or None
-        given = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
-        what = fault["msg"].removeprefix("Value error, ").lower() + given
-        one = AssayError(what, key=key, cure="add it" if fault["type"] == "missing" else "correct it")
-        if isinstance(raised, AssayError):  # of a section it names the setting itself
-            whole = raised.key if raised.key and "." in raised.key else key
-            one = AssayError(raised.what, path=raised.path, key=whole, cure=raised.cure)
-        elif unknown:
+        one = fault_to_error(fault, key)
+        if "." not in (one.key or ""):  # of a section it names the setting itself
+            one.key = key
+        if unknown:
             near = difflib.get_close_matches(names[-1], where.model_fields, n=1)
             cure = f"did you mean {near[0]}?" if near else f"known are {', '.join(where.model_fields)}"
             one = AssayError("is not a setting", key=key, cure=cure)
         found.setdefault(one.key, one)  # of a value that may be of several types the first is told
-    return list(found.values())
+    first, *others = found.values()
+    what = "; ".join([first.what, *dict.fromkeys(map(str, others))])
+    return AssayError(what, path=path, key=first.key, cure=first.cure)
 
 
 def _place(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:

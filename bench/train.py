@@ -28,7 +28,6 @@ NUM_STEPS, BATCH_SIZE = 42, 64
 
 CONSISTENCY: dict[str, dict[str, Any]] = {
     "consistency": {"coefficient": 1.0},
-    "the paper's, as published": {"coefficient": 1.0, "method": "published", "num_steps": 8},
     "the paper's, as its code": {"coefficient": 1.0, "method": "original_code", "num_steps": 8},
 }
 

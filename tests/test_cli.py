@@ -45,8 +45,8 @@ def test_an_error_inside_a_validator_keeps_its_fields() -> None:
             fault = {"loc": ("lr",), "msg": "", "input": 1, "type": "value_error"}
             return [fault | {"ctx": {"error": inner}}]
 
-    found = explained(FakeError(), section="train")
-    assert (found.what, found.path, found.key, found.cure) == ("is odd", "a.toml", "train.lr", inner.cure)
+    found = explained(FakeError())
+    assert (found.what, found.path, found.key, found.cure) == ("is odd", "a.toml", "lr", inner.cure)
 
 
 def test_every_command_loads_and_helps() -> None:

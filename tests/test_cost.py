@@ -25,7 +25,6 @@ NET = {"kind": "mlp", "width": 16, "num_blocks": 1}
         {},
         {"coefficient": 1.0, "sub_batch": 0.5},
         {"coefficient": 1.0, "sub_batch": 0.25, "start": 0.5, "num_steps": 5},
-        {"coefficient": 1.0, "sub_batch": 0.5, "method": "published", "num_steps": 2, "num_samples": 3},
         {"coefficient": 1.0, "sub_batch": 0.5, "method": "original_code", "num_steps": 2, "num_samples": 3},
     ],
 )

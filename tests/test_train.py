@@ -497,7 +497,6 @@ def test_every_option_trains(tmp_path: Path) -> None:
         {"weight_decay": 0.1, "clip_grad": 0.5},
         {"snapshot_every": 10},
         {"consistency": {"coefficient": 1.0, "spacing": "linear", "num_steps": 1, "start": 0.5}},
-        {"consistency": {"coefficient": 1.0, "method": "published", "num_steps": 8, "num_samples": 32}},
         {"consistency": {"coefficient": 1.0, "method": "original_code", "num_steps": 8, "num_samples": 32}},
     ]
     finals = set()

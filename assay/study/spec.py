@@ -34,7 +34,7 @@ from assay.metrics import ExtractorName
 from assay.outcome import Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
-from assay.settings import Level, Strict, faults, joined, override, read_toml
+from assay.settings import Level, Strict, faults_to_error, override, read_toml
 from assay.train.config import ConsistencyConfig, TrainConfig
 from assay.train.presets import PRESETS, preset_tree
 
@@ -250,7 +250,7 @@ def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
         return Study.model_validate_json(json.dumps(tree)).scaled()
     except ValidationError as error:
         with naming_line(path):
-            raise joined(faults(error, Study)) from None
+            raise faults_to_error(error, Study) from None
 
 
 def with_preset(tree: dict[str, Any]) -> dict[str, Any]:

@@ -31,16 +31,16 @@ from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
 from assay.sample import SampleConfig
-from assay.settings import Seed, Strict, checked, faults, joined
+from assay.settings import Seed, Strict, checked, faults_to_error
 from assay.train.presets import PRESETS, suited_preset
 
 
 class ConsistencyConfig(Strict):
     """The consistency loss: below sigma_tn the model learns from its own predictions above it (`assay.loss`).
 
-    "product" is ours. "published" is the paper's equation, and "original_code" what its code computes (one
-    level drawn for both ends, so that only draws below sigma_tn count; gradient through the sampling): both to
-    be compared with, at the paper's `num_steps = 8` and `num_samples = 32`.
+    "product" is ours, "original_code" what the paper's code computes (one level drawn for both ends, so that
+    only draws below sigma_tn count; gradient through the sampling), to be compared with at the paper's
+    `num_steps = 8` and `num_samples = 32`.
     """
 
     coefficient: float = Field(
@@ -49,8 +49,8 @@ class ConsistencyConfig(Strict):
         description="Weight of this loss; 0 turns it off. It multiplies the mean over the images of sub_batch; "
         "with original_code, as there, their sum over batch_size, which is sub_batch times as much.",
     )
-    method: Literal["product", "published", "original_code"] = Field(
-        "product", description="Which form of the loss: ours, the paper's, or that of the paper's code."
+    method: Literal["product", "original_code"] = Field(
+        "product", description="Which form of the loss: ours, or that of the paper's code."
     )
     sub_batch: float = Field(
         0.0625, gt=0, le=1, description="Share of each batch on which this loss is computed."
@@ -83,8 +83,6 @@ class ConsistencyConfig(Strict):
         match self.method:
             case "product":
                 return 1 + 2
-            case "published":
-                return 1 + self.num_steps + self.num_samples
             case "original_code":
                 return 1 + (self.num_steps - 1) * self.num_samples
 
@@ -94,8 +92,6 @@ class ConsistencyConfig(Strict):
         match self.method:
             case "product":
                 return self.num_steps + 2, 1
-            case "published":
-                return self.num_steps + self.num_samples, 1 + self.num_samples
             case "original_code":
                 return 0, 1 + self.num_samples * self.num_steps  # on the way, and at its end
 
@@ -329,7 +325,7 @@ class RunConfig(Strict):
         try:
             return kind.model_validate(tree)
         except ValidationError as error:
-            raise joined(faults(error, kind, "net")) from None
+            raise faults_to_error(error, kind, "net") from None
 
     def decisive(self) -> dict[str, Any]:
         """All settings that decide the result, as plain values; files by their contents, not by their paths."""

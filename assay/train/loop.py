@@ -21,7 +21,6 @@ from assay.loss import (
     consistency_loss,
     edm_weight,
     edm_weight_x_0,
-    published_consistency_loss,
     released_consistency_loss,
 )
 from assay.noise import add_noise
@@ -100,12 +99,6 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
             start = _RAISED * top
             x_start = add_noise(x_tn, own, start, eps[0])
             loss = consistency_loss(denoiser, x_start, start, high, low, eps[1:], label, chosen.num_steps)
-        case "published":
-            start = batch.sigma_t[mine]
-            high, low = ConsistencyLevels(chosen.sigma_min, "linear", chosen.min_ratio).draw(start, uniform)
-            x_start = add_noise(x_tn, own, start, eps[0])
-            walk_eps, draw_eps = eps[1:].split([chosen.num_steps, chosen.num_samples])
-            loss = published_consistency_loss(denoiser, x_start, start, high, low, walk_eps, draw_eps, label)
         case "original_code":
             low = settings.noise_distribution().inverse_survival(uniform[0].clamp_min(2.0**-24))
             high = torch.maximum(low, sigma_tn)
