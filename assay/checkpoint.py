@@ -339,24 +339,21 @@ def _download(repository: str, name: str) -> Path:
 
 def _import_pickle(path: Path) -> Checkpoint:
     """An EDM snapshot (`ema`), a training state (`net`) or an exported state dict with its `.json`."""
-    content = read_pickle(path)
-    cure = "give an EDM snapshot or training state, whose 'ema' or 'net' is an EDMPrecond"
-    if not isinstance(content, dict):
-        raise AssayError(f"holds a {type(content).__name__}, no dict", path=path, cure=cure)
-    network, config_path = content.get("ema", content.get("net")), None
-    if isinstance(network, Plain):
-        if network.class_name != "EDMPrecond":
-            raise AssayError(f"holds a network {one_line(network.class_name)}", path=path, cure=cure)
+    content, config_path = read_pickle(path), None
+    network = content.get("ema", content.get("net")) if isinstance(content, dict) else content
+    if isinstance(network, Plain) and network.class_name == "EDMPrecond":
         with decoding(path, "it is not laid out as EDM does; get it again"):
             arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
             arguments |= network.state["_init_kwargs"]
             weights = dict(_tensors(network, ""))
         config = config_from_edm(arguments, path)
-    elif content and all(isinstance(value, Tensor) for value in content.values()):
+    elif isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values()):
         config_path = path.with_suffix(".json")
         config, weights = config_from_edm(_read_json(config_path), config_path), content
     else:
-        raise AssayError("has neither 'ema' nor 'net'", path=path, cure=cure)
+        found = network.class_name if isinstance(network, Plain) else type(network).__name__
+        cure = "give an EDM snapshot or training state, whose 'ema' or 'net' is an EDMPrecond"
+        raise AssayError(f"holds no EDMPrecond, but a {one_line(found)}", path=path, cure=cure)
     denoiser = _fill(config, weights, path, config_path)
     return Checkpoint(denoiser, config, _info_from_snapshot(path, content))
 

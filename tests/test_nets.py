@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assay.checkpoint import config_from_edm, import_checkpoint
+from assay.denoise import Preconditioned
 from assay.nets import (
-    PRESETS,
     ADMConfig,
     DiTConfig,
     MLPConfig,
@@ -39,10 +39,6 @@ SMALL: list[NetConfig] = [
 ]
 
 
-def each_kind(configs: list[NetConfig] = SMALL) -> Any:
-    return pytest.mark.parametrize("config", configs, ids=lambda config: config.kind)
-
-
 def randomise(module: torch.nn.Module, seed: int = 0) -> None:
     """Weights of ordinary size everywhere: initial ones hide what residuals do by starting near zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -63,6 +59,21 @@ def inputs(config: NetConfig, batch: int = 3) -> tuple[Tensor, Tensor, Tensor, T
         label,
         torch.randn(batch, config.augment_dim, generator=generator),
     )
+
+
+@pytest.fixture(params=SMALL, ids=lambda config: config.kind)
+def config(request: pytest.FixtureRequest) -> NetConfig:
+    """A small network of each kind."""
+    chosen: NetConfig = request.param
+    return chosen
+
+
+@pytest.fixture
+def denoiser(config: NetConfig) -> Preconditioned:
+    """That network with weights of ordinary size."""
+    built = build_denoiser(config).eval()
+    randomise(built)
+    return built
 
 
 def relative(value: Tensor, expected: Tensor) -> float:
@@ -246,8 +257,9 @@ def test_operations_are_counted_right() -> None:
     assert cost.flops == 2 * (3 * (on_tokens + 6 * width**2) + ends)
 
 
-@each_kind([preset("unet-small", (3, 16, 16)), preset("dit-small", (3, 16, 16)), preset("mlp")])
-def test_memory_is_counted_right(config: NetConfig) -> None:
+@pytest.mark.parametrize("net", ["unet-small", "dit-small", "mlp"])
+def test_memory_is_counted_right(net: str) -> None:
+    config = preset(net, None if net == "mlp" else (3, 16, 16))
     cost, denoiser, batch = measure_cost(config), build_denoiser(config), 7
     assert cost.num_parameters == sum(parameter.numel() for parameter in denoiser.parameters())
     kept: dict[int, int] = {}
@@ -265,10 +277,7 @@ def test_memory_is_counted_right(config: NetConfig) -> None:
     assert adam + sum(kept.values()) == pytest.approx(cost.step_bytes(batch), rel=0.02)
 
 
-@each_kind()
-def test_labels_may_be_integers_vectors_or_absent(config: NetConfig) -> None:
-    denoiser = build_denoiser(config).eval()
-    randomise(denoiser)
+def test_labels_may_be_integers_vectors_or_absent(config: NetConfig, denoiser: Preconditioned) -> None:
     x, sigma, label, _ = inputs(config)
     with torch.no_grad():
         by_integer = denoiser(x, sigma, label)
@@ -280,7 +289,6 @@ def test_labels_may_be_integers_vectors_or_absent(config: NetConfig) -> None:
         assert relative(denoiser(x, sigma, augment_label=torch.ones(3, 4)), none) > 1e-3
 
 
-@each_kind()
 def test_dropout_and_label_dropout_act_in_training_only(config: NetConfig) -> None:
     x, sigma, label, _ = inputs(config)
     for change in ({"dropout": 0.5, "label_dropout": 0.0}, {"dropout": 0.0, "label_dropout": 0.5}):
@@ -294,7 +302,6 @@ def test_dropout_and_label_dropout_act_in_training_only(config: NetConfig) -> No
             assert torch.equal(denoiser.eval()(x, sigma, label), plain.eval()(x, sigma, label))
 
 
-@each_kind()
 def test_builds_the_same_weights_from_the_same_seed_and_leaves_other_randomness_alone(
     config: NetConfig,
 ) -> None:
@@ -305,7 +312,6 @@ def test_builds_the_same_weights_from_the_same_seed_and_leaves_other_randomness_
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@each_kind()
 def test_a_new_network_returns_nearly_nothing(config: NetConfig) -> None:
     x, sigma, label, augment = inputs(config)
     output = build_denoiser(config).eval().model(x, sigma.log() / 4, label, augment)
@@ -329,12 +335,9 @@ def test_initial_weights_have_their_published_scale() -> None:
     assert not adm["enc.8x8_block0.conv1.weight"].any() and not adm["out_conv.weight"].any()
 
 
-@each_kind()
-def test_trains_every_parameter_also_in_bfloat16(config: NetConfig) -> None:
-    denoiser = build_denoiser(config)
-    randomise(denoiser)
+def test_trains_every_parameter_also_in_bfloat16(config: NetConfig, denoiser: Preconditioned) -> None:
     x, sigma, label, augment = inputs(config)
-    full = denoiser.eval()(x, sigma, label, augment)
+    full = denoiser(x, sigma, label, augment)
     full.square().mean().backward()
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in denoiser.parameters())
     with torch.autocast("cpu", torch.bfloat16):
@@ -343,10 +346,7 @@ def test_trains_every_parameter_also_in_bfloat16(config: NetConfig) -> None:
     assert 1e-6 < relative(mixed, full) < 0.05
 
 
-@each_kind()
-def test_gradients_are_right(config: NetConfig) -> None:
-    denoiser = build_denoiser(config).eval()
-    randomise(denoiser)
+def test_gradients_are_right(config: NetConfig, denoiser: Preconditioned) -> None:
     x, sigma, label, augment = inputs(config)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
     x.requires_grad_()
@@ -359,10 +359,7 @@ def test_gradients_are_right(config: NetConfig) -> None:
     assert float((gradient * 2 * step).sum()) == pytest.approx(float(expected), rel=2e-2)
 
 
-@each_kind()
-def test_layout_of_weights_and_images_does_not_matter(config: NetConfig) -> None:
-    denoiser = build_denoiser(config).eval()
-    randomise(denoiser)
+def test_layout_of_weights_and_images_does_not_matter(config: NetConfig, denoiser: Preconditioned) -> None:
     x, sigma, label, augment = inputs(config)
     with torch.no_grad():
         expected = denoiser(x, sigma, label, augment)
@@ -385,14 +382,6 @@ def test_cpu_presets_adapt_to_any_image(name: str, shape: tuple[int, int, int], 
     x = torch.randn(2, *shape)
     with torch.no_grad():
         assert build_denoiser(config).eval()(x, torch.tensor([0.1, 2.0])).shape == x.shape
-
-
-def test_small_unet_preset_is_the_agreed_one() -> None:
-    config = preset("unet-small", (3, 32, 32))
-    assert isinstance(config, UNetConfig)
-    assert (config.model_channels, config.channel_mult, config.num_blocks) == (32, (1, 2, 2), 1)
-    assert config.attn_resolutions == (8,)
-    assert set(PRESETS) >= {"ddpmpp-cifar10", "ddpmpp-ffhq64", "adm-imagenet64", "dit-small", "mlp"}
 
 
 @pytest.mark.parametrize(
@@ -421,9 +410,7 @@ def test_impossible_networks_are_explained(make: Any, key: str) -> None:
     assert fault(make).key == key
 
 
-@each_kind()
-def test_wrong_inputs_are_explained(config: NetConfig) -> None:
-    denoiser = build_denoiser(config)
+def test_wrong_inputs_are_explained(config: NetConfig, denoiser: Preconditioned) -> None:
     x, sigma, label, augment = inputs(config)
     assert fault(lambda: denoiser(x[:, :, :4], sigma)).key == "x"
     assert fault(lambda: denoiser(x, sigma, label, augment[:, :2])).key == "augment_label"

@@ -101,7 +101,7 @@ def hostile(marker: Path) -> dict[str, tuple[Any, str]]:
         "huge storage": (Calls(load, huge_storage), "bytes"),
         "huge bytes": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.", f"{1 << 40} bytes"),
         "huge memo": (b"\x80\x02}r\xff\xff\xff\xffcos\nsystem\n.", "os.system"),
-        "same storage over and over": ([Calls(load, many) for _ in range(9)], "holds a list"),  # kept once
+        "same storage over and over": ([Calls(load, many) for _ in range(9)], "a list"),  # kept once
         # Each of a few hundred bytes; read naively they take time or memory exponential in their size.
         "nested keys": (b"\x80\x04}(" + DOUBLING + b"K\x01u.", "tuple as a key"),
         "nested set": (b"\x80\x04\x8f(" + DOUBLING + b"\x90.", "tuple as a key"),
