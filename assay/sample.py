@@ -452,7 +452,8 @@ class SampleConfig(Strict):
 
     def sigmas(self) -> Tensor:
         """The grid these settings describe."""
-        assert "auto" not in (self.truncate_at, self.refine_at), "`for_levels` gives auto a value"
+        auto = "`for_levels` gives auto a value"
+        assert not isinstance(self.truncate_at, str) and not isinstance(self.refine_at, str), auto
         plain = partial(edm_sigmas, self.num_steps, sigma_max=self.sigma_max, rho=self.rho)
         if self.truncate_at is None:
             return plain(self.sigma_min, refine_at=self.refine_at, num_extra=self.num_extra)
