@@ -27,10 +27,7 @@ COMMANDS = {
     "price": ("price:price", "Find how many noisy images replace a clean one."),
     "plan": ("price:plan", "Find which images to buy for a budget."),
     "study": ("study:app", "Run grids of trainings that decide a price."),
-    "model": (
-        "model:app",
-        "Weights from and for other code and people; their average, their sampler; networks.",
-    ),
+    "model": ("model:app", "Weights from and for other code; their average, their sampler; networks."),
     "mixture": ("mixture:app", "Learn mixtures from samples with unequal noise: the theory."),
 }
 
@@ -109,25 +106,22 @@ def _leaf(words: list[str]) -> Any:
 def _rendered(error: Exception, command: Any) -> str:
     """An error as one sentence, in the names of the command's options."""
     if isinstance(error, OSError) and error.filename is not None:
-        match error:
-            case FileNotFoundError():
-                what, cure = "does not exist", "check the path"
-            case IsADirectoryError():
-                what, cure = "is a folder, but a file is needed", "check the path"
-            case NotADirectoryError():
-                what, cure = "is a file, but a folder is needed", "check the path"
-            case _:
-                return str(AssayError((error.strerror or str(error)).lower(), path=error.filename))
-        return str(AssayError(what, path=error.filename, cure=cure))
+        path, known = error.filename, _ABOUT_PATHS.get(type(error))
+        what = known or (error.strerror or str(error)).lower()
+        return str(AssayError(what, path=path, cure="check the path" if known else None))
     if hasattr(error, "errors"):  # pydantic's
         error = explained(error)
     if isinstance(error, AssayError) and error.key is not None:
         options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
-        key = options.get(error.key, error.key)
-        return str(AssayError(error.what, path=error.path, key=key, cure=error.cure))
+        error.key = options.get(error.key, error.key)
     return str(error)
 
 
+_ABOUT_PATHS: dict[type[OSError], str] = {
+    FileNotFoundError: "does not exist",
+    IsADirectoryError: "is a folder, but a file is needed",
+    NotADirectoryError: "is a file, but a folder is needed",
+}
 _LOOK: dict[str, Any] = {
     "rich_markup_mode": "markdown",
     "context_settings": {"help_option_names": ["-h", "--help"]},

@@ -105,13 +105,10 @@ def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
             info = model.model_fields[name]
             kind: Any = TypeAdapter(Annotated[info.annotation, info, *info.metadata])  # type: ignore[arg-type]
             values[name] = text if isinstance(text, bool) else kind.validate_strings(text)
-    except ValidationError as error:
-        what = explained(error).what
-        raise AssayError(what, key=name) from None
-    try:
         return model(**values)
     except ValidationError as error:
-        raise explained(error) from None
+        found = explained(error)
+        raise found if len(values) == len(given) else AssayError(found.what, key=name) from None
 
 
 def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
@@ -147,11 +144,9 @@ def _metavar(kind: Any) -> str:
 
 def parse_devices(text: str) -> int | Literal["auto"]:
     """`2` -> 2; `auto` stays."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal():
+    if text != "auto" and not text.isdecimal():
         raise AssayError(f"expected a number such as 2, or auto (given: {text})", key="devices")
-    return int(text)
+    return int(text) if text != "auto" else "auto"
 
 
 def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
@@ -160,12 +155,11 @@ def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
         return None
     try:
         low, high = (float(part) for part in text.split(","))
+        if low < high:
+            return low, high
     except ValueError:
-        what = f"expected two numbers with a comma, e.g. 0,4095 or -1,1 (given: {text})"
-        raise AssayError(what, key=name) from None
-    if not low < high:
-        raise AssayError(f"the first number must be below the second (given: {text})", key=name)
-    return low, high
+        pass
+    raise AssayError(f"expected two numbers, the lower first: e.g. 0,4095 or -1,1 (given: {text})", key=name)
 
 
 def open_console(**settings: Any) -> Console:

@@ -1,5 +1,6 @@
 """`assay train`: learn from images of any quality."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -10,16 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from assay.cli.options import Device, Devices, open_console, output_option, parse_devices, takes
+from assay.cli.options import open_console, output_option, takes
 from assay.data.config import DataConfig
+from assay.devices import NumDevices
 from assay.errors import AssayError, extra
 from assay.progress import duration, open_progress
-from assay.settings import override, read_toml
+from assay.settings import Strict, override, read_toml
 from assay.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from assay.data import ImageSource
     from assay.train import Progress, RunConfig
+
+
+class Launch(Strict):
+    """How a training is started; none of it changes what is learnt, but for `preset` and `minutes`."""
+
+    preset: str | None = Field(
+        None, description="Settings to start from; `list` shows them. Default: some that suit the images' size."
+    )
+    minutes: float | None = Field(None, ge=0.01, description="Train for about this long on this machine.")
+    dry_run: bool = Field(False, description="Show the settings, what they cost and how long they take.")
+    device: str = Field(
+        "auto", description="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
+    )
+    devices: NumDevices = Field(
+        1, description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
+    )
+    num_nodes: int = Field(1, ge=1, description="Number of machines, when started by torchrun.")
+    wandb: str | None = Field(
+        None, description="Also log to this project of Weights & Biases (extra `wandb`).", examples=["PROJECT"]
+    )
 
 
 class _Images(DataConfig):
@@ -36,19 +58,11 @@ _DATA = [name for name in DataConfig.model_fields if name not in _OTHER | {"seed
 
 @takes("training", TrainConfig, *_TRAIN, panel="Training")
 @takes("images", _Images, *_DATA, panel="Images")
+@takes("launch", Launch, panel="Options")
 def train(
     what: Annotated[
         Path | None,
         typer.Argument(help="The images: a store, or digits, fashion-mnist, cifar10. Or a TOML file with all."),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings to start from; `list` shows them. Default: some that suit the images' size."
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="Train for about this long on this machine.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -57,17 +71,8 @@ def train(
     output: Annotated[
         Path | None, output_option("Folder of the run. Default: runs/HASH, by its settings.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the settings, what they cost and how long they take.")
-    ] = False,
-    device: Device = "auto",
-    devices: Devices = "1",
-    num_nodes: Annotated[int, typer.Option(min=1, help="Number of machines, when started by torchrun.")] = 1,
-    wandb: Annotated[
-        str | None,
-        typer.Option(metavar="PROJECT", help="Also log to Weights & Biases (extra `wandb`)."),
-    ] = None,
     *,
+    launch: Launch,
     images: _Images,
     training: TrainConfig,
 ) -> None:
@@ -80,39 +85,32 @@ def train(
     from assay.train import train as run_training
 
     console = open_console()
-    if preset == "list":
+    if launch.preset == "list":
         from assay.train.presets import PRESETS
 
         for name, chosen in PRESETS.items():
             console.print(f"[bold]{name:12}[/] {chosen.about} (source: {chosen.origin})")
         return
-    num_devices = parse_devices(devices)
-    if minutes is not None and (num_devices != 1 or num_nodes != 1):  # ranks would measure different times
-        raise AssayError("the time is measured on one device", key="minutes", cure="give --num-steps")
-    tree = _tree(what, settings or [], images, training)
-    config, source, run_dir = _opened(tree, what, preset, minutes, output, device)
-    if dry_run:
-        _describe(config, source, run_dir, device)
+    config, source, run_dir = _opened(_tree(what, settings or [], images, training), what, launch, output)
+    if launch.dry_run:
+        _describe(config, source, run_dir, launch.device)
         return
-    if wandb is not None:  # it follows the TensorBoard events, so the loop knows nothing of it
+    if launch.wandb is not None:  # it follows the TensorBoard events, so the loop knows nothing of it
         run_dir.mkdir(parents=True, exist_ok=True)
-        extra("wandb", "wandb", "--wandb").init(
-            project=wandb, name=run_dir.name, dir=run_dir, sync_tensorboard=True
-        )
+        logged = {"project": launch.wandb, "name": run_dir.name, "dir": run_dir}
+        extra("wandb", "wandb", "--wandb").init(**logged, sync_tensorboard=True)
     with open_progress(not console.quiet) as tell, stop_on_signal() as stopped:
-        note, read_at = "", 0.0
+        shown_at = 0.0
 
         def show(now: "Progress") -> None:
-            nonlocal note, read_at
-            if time.perf_counter() - read_at > 0.5 or now.step == now.num_steps:  # reading makes a GPU wait
-                read_at = time.perf_counter()
+            nonlocal shown_at
+            if time.perf_counter() - shown_at > 0.5 or now.step == now.num_steps:  # reading makes a GPU wait
+                shown_at = time.perf_counter()
                 note = f"{now.images_per_second:.0f} images/s, loss {now.loss:.4f}"
-            tell(str(run_dir), now.step, now.num_steps, note)
+                tell(str(run_dir), now.step, now.num_steps, note)
 
-        how = device, num_devices, num_nodes
-        result = run_training(
-            config, run_dir, source, *how, on_progress=show, should_stop=lambda: bool(stopped)
-        )
+        on = launch.device, launch.devices, launch.num_nodes
+        result = run_training(config, run_dir, source, *on, on_progress=show, should_stop=lambda: bool(stopped))
     if result.finished:
         console.print(f"Finished. The checkpoint is {result.checkpoint}")
     else:
@@ -123,45 +121,44 @@ def train(
 
 def _tree(what: Path | None, settings: list[str], images: _Images, training: TrainConfig) -> dict[str, Any]:
     """All settings that were given: those of the file, changed by those of the command line."""
-    is_file = what is not None and what.suffix == ".toml"
-    tree = read_toml(what) if is_file and what is not None else {}
-    given = {"data": images, "train": training}
-    own = {name: part.model_dump(mode="json", exclude_unset=True) for name, part in given.items()}
-    if what is not None and not is_file:
-        own["data"]["store"] = str(what)
-    for section, values in own.items():
-        tree[section] = {**tree.get(section, {}), **values}
-    return override(tree, settings)
+    own = {"data": images, "train": training}
+    given = {name: part.model_dump(mode="json", exclude_unset=True) for name, part in own.items()}
+    tree = {}
+    if what is not None and what.suffix == ".toml":
+        tree = read_toml(what)
+    elif what is not None:
+        given["data"]["store"] = str(what)
+    return override(tree | {name: {**tree.get(name, {}), **part} for name, part in given.items()}, settings)
 
 
 def _opened(
-    tree: dict[str, Any],
-    what: Path | None,
-    preset: str | None,
-    minutes: float | None,
-    output: Path | None,
-    device: str,
+    tree: dict[str, Any], what: Path | None, launch: Launch, output: Path | None
 ) -> tuple["RunConfig", "ImageSource", Path]:
     """The run's config, images and folder. A file alone says all; else a preset that suits the images helps."""
     from assay.cost import choose_config
     from assay.train import read_config
 
+    preset, minutes = launch.preset, launch.minutes
+    if minutes is not None and (
+        launch.devices != 1 or launch.num_nodes != 1
+    ):  # ranks would measure other times
+        raise AssayError("the time is measured on one device", key="minutes", cure="give --num-steps")
     if not tree["data"].get("store"):
         cure = "name a store made by `assay data pack`, or digits, fashion-mnist, cifar10"
         raise AssayError("there are no images to train on", key="data.store", cure=cure)
     source = read_config({"data": tree["data"]}, what).data.prepared().open()
-    complete = what is not None and what.suffix == ".toml" and preset is None and minutes is None
-    config = read_config(tree, what) if complete else choose_config(tree, source, preset, device=device)
+    if what is not None and what.suffix == ".toml" and preset is None and minutes is None:
+        config = read_config(tree, what)
+    else:
+        config = choose_config(tree, source, preset, device=launch.device)
     name = config.fingerprint(source) + (f"-{minutes:g}min" if minutes else "")
     run_dir = output or Path("runs") / name
     if minutes is not None:
-        config = choose_config(tree, source, preset, minutes, run_dir, device)
+        config = choose_config(tree, source, preset, minutes, run_dir, launch.device)
     return config, source, run_dir
 
 
 def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device: str) -> None:
-    import json
-
     from assay.cost import training_seconds
     from assay.nets import measure_cost
     from assay.train.run import check_run

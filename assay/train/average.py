@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from assay.checkpoint import load_checkpoint, load_tensors, save_checkpoint, save_tensors
 from assay.errors import AssayError
 from assay.train.config import TrainConfig
+from assay.train.state import pack_tensors
 
 LENGTHS = (0.05, 0.10)  # those that are tracked
 _FOLDER = "averages"
@@ -85,14 +86,12 @@ def coefficients(stored: Sequence[Profile], wanted: Profile) -> np.ndarray:
     return scale * found
 
 
-def save_averages(run_dir: Path, step: int, averages: Sequence[nn.Module]) -> None:
-    """Store the tracked averages after `step` steps."""
-    tensors = {
-        f"{number}/{key}": value.detach().cpu().contiguous()
-        for number, average in enumerate(averages)
-        for key, value in average.state_dict().items()
-    }
-    save_tensors(run_dir / _FOLDER / f"{step:09d}.safetensors", tensors, {"step": step, "lengths": LENGTHS})
+def save_averages(run_dir: Path, step: int, averages: Sequence[nn.Module], keep: bool = True) -> None:
+    """Store the tracked averages after `step` steps; ranks that do not `keep` them give their parts."""
+    tensors = pack_tensors({str(number): average for number, average in enumerate(averages)}, keep=keep)
+    if keep:
+        path = run_dir / _FOLDER / f"{step:09d}.safetensors"
+        save_tensors(path, tensors, {"step": step, "lengths": LENGTHS})
 
 
 def average_checkpoint(run_dir: Path, length: float, output: Path, step: int | None = None) -> None:
@@ -112,18 +111,16 @@ def average_checkpoint(run_dir: Path, length: float, output: Path, step: int | N
     files = [file for file in files if int(file.stem) <= step]
     stored = [Profile(int(file.stem), gamma_of(tracked)) for file in files for tracked in LENGTHS]
     found = coefficients(stored, Profile(step, gamma_of(length)))
-    total: dict[str, Tensor] = {}
-    last: dict[str, Tensor] = {}
+    checkpoint = load_checkpoint(run_dir)
+    weights = {name for name, _ in checkpoint.denoiser.named_parameters()}
+    averaged: dict[str, Tensor] = {}
     for file, shares in zip(files, found.reshape(-1, len(LENGTHS)), strict=True):
         tensors, _ = load_tensors(file)
         for key, value in tensors.items():
             number, _, name = key.partition("/")
-            last[name] = value
-            if value.is_floating_point():
-                total[name] = total.get(name, 0) + float(shares[int(number)]) * value.double()
-    checkpoint = load_checkpoint(run_dir)
-    buffers = {name for name, _ in checkpoint.denoiser.named_buffers()}
-    averaged = {name: last[name] if name in buffers else total[name].to(last[name].dtype) for name in last}
+            if name in weights:  # else a buffer, of which the last counts
+                value = averaged.get(name, 0) + float(shares[int(number)]) * value.double()
+            averaged[name] = value
     checkpoint.denoiser.load_state_dict(averaged)
     num_images_seen = (checkpoint.info.num_images_seen or 0) * step // last_step
     info = checkpoint.info.model_copy(update={"num_images_seen": num_images_seen})

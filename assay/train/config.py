@@ -53,21 +53,14 @@ class ConsistencyConfig(Strict):
         "product", description="Which form of the loss: ours, or that of the paper's code."
     )
     sub_batch: float = Field(
-        0.0625, gt=0, le=1, description="Share of each batch on which this loss is computed."
+        0.0625, gt=0, le=1, description="Share of each batch that this loss is computed on."
     )
     num_steps: int = Field(
-        3,
-        ge=1,
-        description="Steps of the walk from an image's own level down to s'; original_code counts levels.",
+        3, ge=1, description="Steps of the walk from an image's level down to s'; original_code counts levels."
     )
-    num_samples: int = Field(
-        32, ge=1, description="Samples that estimate the expectation at s''; product always uses two."
-    )
+    num_samples: int = Field(32, ge=1, description="Samples for the expectation at s''; product uses two.")
     start: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of training before this loss is switched on; the paper's configuration D: 0.8333.",
+        0.0, ge=0, lt=1, description="Share of training before it is on; the paper's configuration D: 0.8333."
     )
     sigma_min: float = Field(0.002, gt=0, description="The lowest level s'.")
     spacing: Literal["log", "linear"] = Field("log", description="Draw s' uniformly in log sigma or in sigma.")
@@ -142,9 +135,7 @@ class TrainConfig(Strict):
         description="On several devices, ddp keeps all weights on each; fsdp splits weights, averages and the "
         "optimizer's state over them, for networks that do not fit. Changes the result by rounding only.",
     )
-    accumulate: int = Field(
-        1, ge=1, description="Backward passes per step, for batches that do not fit in memory."
-    )
+    accumulate: int = Field(1, ge=1, description="Backward passes per step, for batches beyond the memory.")
     seed: Seed = Field(0, description="Decides the initial weights, the batches and the noise of training.")
     precision: Literal["32", "bf16", "fp16"] = Field(
         "32", description="Number format of the network; bf16 and fp16 are mixed precision."
@@ -157,9 +148,7 @@ class TrainConfig(Strict):
     )
 
     rounds: int = Field(
-        0,
-        ge=0,
-        description="Restore the noisy images with the trained model and train on, this many times.",
+        0, ge=0, description="Restore the noisy images with the trained model and train on, this many times."
     )
     restore: RoundConfig = Field(RoundConfig(), description="How rounds restore images and train on them.")
 
@@ -175,9 +164,7 @@ class TrainConfig(Strict):
         description="The learning rate rises linearly over this number of images. Default: 10,000, but at most "
         "a tenth of the training.",
     )
-    lr_decay: Literal["none", "cosine"] = Field(
-        "none", description="cosine lets the learning rate fall to 0 at the end."
-    )
+    lr_decay: Literal["none", "cosine"] = Field("none", description="cosine: the rate falls to 0 at the end.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="The two betas of Adam.")
     weight_decay: float = Field(
         0.0, ge=0, description="Weight decay, in the unit of its kind; the paper uses it in configuration E."
@@ -190,18 +177,12 @@ class TrainConfig(Strict):
     )
     clip_grad: float | None = Field(None, gt=0, description="Largest norm of the gradient. Default: no limit.")
     ema_half_life_images: int = Field(
-        500_000, ge=0, description="Half-life of the moving average of the weights (EMA), in images."
+        500_000, ge=0, description="Half-life of the weights' average, in images."
     )
-    ema_ramp: float | None = Field(
-        0.05, gt=0, description="The half-life is at most this share of the images seen so far."
-    )
+    ema_ramp: float | None = Field(0.05, gt=0, description="The half-life is at most this share of those seen.")
 
-    compile: bool = Field(
-        False, description="Use torch.compile: minutes at the start, then faster steps on most GPUs."
-    )
-    tf32: bool = Field(
-        False, description="Faster float32 products on GPUs, with 10 bits of mantissa. EDM leaves it off."
-    )
+    compile: bool = Field(False, description="Use torch.compile: minutes at first, then faster on most GPUs.")
+    tf32: bool = Field(False, description="Faster products on GPUs, with 10 bits of mantissa. Off in EDM.")
     cudnn_benchmark: bool = Field(True, description="On GPUs, try which convolution is fastest.")
 
     pairing: Pairing = Field(
@@ -223,27 +204,21 @@ class TrainConfig(Strict):
     weight: Literal["x_tn", "x_0"] = Field(
         "x_tn", description="Whether EDM's weight applies to the error of x_tn or to that of x_0."
     )
-    loss: str = Field(
-        "ambient", description="The loss of each image: ambient, or one of your own (`assay.train.OwnLoss`)."
-    )
+    loss: str = Field("ambient", description="ambient, or a loss of your own (`assay.train.OwnLoss`).")
     class_conditional: bool = Field(False, description="Tell the network the class of each image.")
     augment: Augmentation = Field(Augmentation(), description="Augmentation of the images.")
     consistency: ConsistencyConfig = Field(ConsistencyConfig(), description="The consistency loss.")
 
     log_every: int = Field(100, ge=1, description="Steps between two records of the loss.")
-    state_every: int = Field(
-        1000, ge=1, description="Steps between two saved states, from which a run resumes."
-    )
-    snapshot_every: int | None = Field(
-        None, ge=1, description="Steps between two checkpoints. Default: only the final one."
-    )
+    state_every: int = Field(1000, ge=1, description="Steps between two saved states, to resume from.")
+    snapshot_every: int | None = Field(None, ge=1, description="Steps between checkpoints. Default: the last.")
     average_every: int | None = Field(
         None,
         ge=1,
-        description="Steps between two saved averages, for `assay model average`, an EMA of any length.",
+        description="Steps between two saved averages, for `assay model average`: any length of EMA.",
     )
     picture_every: int | None = Field(
-        None, ge=1, description="Steps between two pictures of samples. Default: none."
+        None, ge=1, description="Steps between pictures of samples. Default: none."
     )
 
     def noise_distribution(self) -> NoiseDistribution:
@@ -282,7 +257,7 @@ class TrainConfig(Strict):
             what = "adds to Adam's gradient, which muon has not"
             raise AssayError(what, key="train.weight_decay_kind", cure="decay decoupled, or use adam")
         if self.strategy == "fsdp" and (self.optimizer == "muon" or self.precision == "fp16"):
-            what = "fsdp splits the matrices that muon needs whole, and cannot scale the gradients of fp16"
+            what = "splits the matrices that muon needs whole, and cannot scale the gradients of fp16"
             cure = "use adam with precision 32 or bf16, or strategy ddp"
             raise AssayError(what, key="train.strategy", cure=cure)
         return self
@@ -314,9 +289,8 @@ class RunConfig(Strict):
         name = keys.pop("preset", None)
         encoder = find(Encoder, str(keys.get("encoder", "pixels")), "net.encoder")()
         if taken := fixed.keys() & keys.keys():
-            raise AssayError(
-                "follows from the data and from [train]", key=f"net.{min(taken)}", cure="leave it out"
-            )
+            what = "follows from the data and from [train]"
+            raise AssayError(what, key=f"net.{min(taken)}", cure="leave it out")
         if self.train.class_conditional and source.num_classes == 0:
             raise AssayError(f"the images of {source.name} have no classes", key="train.class_conditional")
         base = {} if name is None else preset(name, encoder.shape(source.image_shape)).model_dump()

@@ -75,46 +75,36 @@ def claim_folder(
             partial.write_text(json.dumps(record, indent=2))
         return
     found = read_run(path)
-    known, config_there = found["fingerprint"], found["config"]
-    cure = "train into another folder"
-    if known["data"] != identity["data"]:
-        what = f"was trained on other images: {source.name} has changed since the run began"
-        raise AssayError(what, path=run_dir, key="data", cure=f"restore the store, or {cure}")
-    if known["run"] != identity["run"]:
-        here = config.model_dump(mode="json")
-        for same in ("data", "sample"):  # wherever the images lie, however pictures are sampled
-            here[same] = config_there.get(same)
-        different = differences(config_there, here) or [f"{config.train.init_from} has changed"]
-        what = f"holds a run with another config ({'; '.join(different)})"
-        raise AssayError(what, path=run_dir, key=different[0].partition(":")[0], cure=cure)
+    known, there = found["fingerprint"], found["config"]
+    what, key = f"was trained on other images: {source.name} has changed since the run began", "data"
+    if known["data"] == identity["data"]:
+        # Wherever the images lie, however pictures are sampled.
+        here = config.model_dump(mode="json") | {same: there.get(same) for same in ("data", "sample")}
+        different = differences(there, here) or [f"{config.train.init_from} has changed"]
+        what, key = f"holds a run with another config ({'; '.join(different)})", different[0].partition(":")[0]
+    if known != identity:
+        raise AssayError(what, path=run_dir, key=key, cure="train into another folder")
 
 
 def find_continued(config: RunConfig, run_dir: Path, source: ImageSource) -> Continued | None:
     """The run to continue, if there is one and this run has not started; checked against this one."""
-    folder, settings = config.train.continue_from, config.train
+    folder = config.train.continue_from
     if folder is None or (run_dir / "config.json").exists():
         return None
     state = load_state(folder / "state", remove_damaged=False)
-    key = "train.continue_from"
     if state is None or not (folder / "config.json").is_file():
-        raise AssayError("there is no run with a saved state in that folder", path=folder, key=key)
-    theirs = read_run(folder / "config.json")
-    step, here = state[1]["step"], config.model_dump(mode="json")
-    different = differences(theirs["net"], config.net_config(source).model_dump(mode="json"))
-    # Steps are counted in batches, and a state holds the moments of one optimizer.
-    same = ("batch_size", "accumulate", "optimizer")
-    train_there = {name: theirs["config"]["train"].get(name) for name in same}
-    different += differences(train_there, {name: here["train"][name] for name in same}, "train")
+        what = "there is no run with a saved state in that folder"
+        raise AssayError(what, path=folder, key="train.continue_from")
+    theirs, step, here = read_run(folder / "config.json"), state[1]["step"], config.model_dump(mode="json")
+    different = differences(theirs["net"], config.net_config(source).model_dump(mode="json"), "net")
+    for same in ("batch_size", "accumulate", "optimizer"):  # steps are counted in batches, moments are its
+        different += differences(theirs["config"]["train"].get(same), here["train"][same], f"train.{same}")
+    if step >= config.train.num_steps:
+        different += [f"train.num_steps is not above {step}, where it is already"]
     if different:
-        what = f"is of another network, batch or optimizer ({'; '.join(different)})"
-        raise AssayError(what, path=folder, key=key, cure="give a run that differs in other settings only")
-    if step >= settings.num_steps:
-        what = f"is at step {step} already"
-        raise AssayError(what, path=folder, key=key, cure="set train.num_steps above that")
-    parent = {
-        "fingerprint": theirs["fingerprint"],
-        "step": step,
-        "changed": differences(theirs["config"], here),
-    }
+        what, cure = f"cannot be continued ({'; '.join(different)})", "change these settings, or start anew"
+        raise AssayError(what, path=folder, key="train.continue_from", cure=cure)
+    changed = differences(theirs["config"], here)
+    parent = {"fingerprint": theirs["fingerprint"], "step": step, "changed": changed}
     same_data = theirs["fingerprint"]["data"] == source.fingerprint
     return Continued(state, [*theirs.get("lineage", []), parent], same_data)

@@ -30,99 +30,55 @@ class Preset:
     sample: dict[str, Any] = field(default_factory=dict)
 
 
-def _steps(num_images: int, batch_size: int) -> int:
-    """Steps that see at least `num_images` images."""
-    return -(-num_images // batch_size)
+def _edm(num_images: int, batch_size: int, **more: Any) -> dict[str, Any]:
+    """EDM's training on at least `num_images` images; its `lr_rampup_kimg` is 10,000."""
+    num_steps = -(-num_images // batch_size)
+    settings = dict(lr_ramp_images=10 * _MILLION, ema_half_life_images=_MILLION // 2, **more)
+    return dict(num_steps=num_steps, batch_size=batch_size) | settings
 
 
-_EDM_RAMP = {"lr_ramp_images": 10 * _MILLION}  # EDM's `lr_rampup_kimg` = 10,000
 PRESETS: dict[str, Preset] = {
     "digits": Preset(
         "8x8 images on a CPU: about a minute",
         "chosen on scikit-learn's digits",
-        net={"preset": "mlp"},
-        train={
-            "num_steps": 6000,
-            "batch_size": 128,
-            "lr": 1e-3,
-            "lr_decay": "cosine",
-            "ema_half_life_images": 20_000,
-            "state_every": 1000,
-        },
+        dict(preset="mlp"),
+        dict(num_steps=6000, batch_size=128, lr=1e-3, lr_decay="cosine", ema_half_life_images=20_000),
     ),
     "tiny": Preset(
         "images of about 16x16 on a CPU: ten minutes",
         "chosen on Fashion-MNIST at 16x16 (bench/recipe)",
-        net={"preset": "unet-tiny"},
-        train={
-            "num_steps": 8000,
-            "batch_size": 32,
-            "optimizer": "muon",
-            "lr": 2e-3,
-            "lr_ramp_images": 12_800,
-            "lr_decay": "cosine",
-            "ema_half_life_images": 2560,
-        },
+        dict(preset="unet-tiny"),
+        dict(num_steps=8000, batch_size=32, optimizer="muon", lr=2e-3, lr_decay="cosine")
+        | dict(lr_ramp_images=12_800, ema_half_life_images=2560),
     ),
     "small": Preset(
         "16x16 to 32x32 images on a CPU: about an hour",
         "chosen on CIFAR-10 at 16x16; the optimizer on Fashion-MNIST at 16x16 (bench/recipe)",
-        net={"preset": "unet-small"},
-        train={
-            "num_steps": 20_000,
-            "batch_size": 64,
-            "optimizer": "muon",
-            "lr": 2e-3,
-            "lr_decay": "cosine",
-            "ema_half_life_images": 50_000,
-            "clip_grad": 1.0,
-        },
+        dict(preset="unet-small"),
+        dict(num_steps=20_000, batch_size=64, optimizer="muon", lr=2e-3, lr_decay="cosine")
+        | dict(ema_half_life_images=50_000, clip_grad=1.0),
     ),
     "cifar10": Preset(
         "the paper's CIFAR-10 (EDM, DDPM++)",
         "EDM's CIFAR-10: the defaults of its train.py with --arch=ddpmpp",
-        net={"preset": "ddpmpp-cifar10"},
-        train={
-            "num_steps": _steps(200 * _MILLION, 512),
-            "batch_size": 512,
-            "max_per_device": 64,
-            "lr": 1e-3,
-            **_EDM_RAMP,
-            "ema_half_life_images": 500_000,
-            "augment": {"geometric": 0.12},
-        },
-        sample={"num_steps": 18},
+        dict(preset="ddpmpp-cifar10"),
+        _edm(200 * _MILLION, 512, max_per_device=64, lr=1e-3, augment=dict(geometric=0.12)),
+        dict(num_steps=18),
     ),
     "celeba": Preset(
         "the paper's CelebA-HQ at 64x64 (EDM's FFHQ settings)",
         "EDM's FFHQ at half the length: --batch=256 --cres=1,2,2,2 --lr=2e-4 --dropout=0.05 --augment=0.15",
-        net={"preset": "ddpmpp-ffhq64"},
-        train={
-            "num_steps": _steps(100 * _MILLION, 256),
-            "batch_size": 256,
-            "max_per_device": 32,
-            "lr": 2e-4,
-            **_EDM_RAMP,
-            "ema_half_life_images": 500_000,
-            "augment": {"geometric": 0.15},
-        },
-        sample={"num_steps": 40},
+        dict(preset="ddpmpp-ffhq64"),
+        _edm(100 * _MILLION, 256, max_per_device=32, lr=2e-4, augment=dict(geometric=0.15)),
+        dict(num_steps=40),
     ),
     "imagenet64": Preset(
         "the paper's ImageNet at 64x64 (EDM, ADM)",
         "EDM's ImageNet: --arch=adm --duration=2500 --batch=4096 --lr=1e-4 --ema=50 --augment=0 --fp16=1",
-        net={"preset": "adm-imagenet64"},
-        train={
-            "num_steps": _steps(2500 * _MILLION, 4096),
-            "batch_size": 4096,
-            "max_per_device": 128,
-            "lr": 1e-4,
-            **_EDM_RAMP,
-            "ema_half_life_images": 50 * _MILLION,
-            "precision": "fp16",
-            "class_conditional": True,
-        },
-        sample={"num_steps": 256, "churn": 40.0, "churn_low": 0.05, "churn_high": 50.0, "churn_noise": 1.003},
+        dict(preset="adm-imagenet64"),
+        _edm(2500 * _MILLION, 4096, max_per_device=128, lr=1e-4, precision="fp16", class_conditional=True)
+        | dict(ema_half_life_images=50 * _MILLION),
+        dict(num_steps=256, churn=40.0, churn_low=0.05, churn_high=50.0, churn_noise=1.003),
     ),
 }
 

@@ -20,7 +20,7 @@ from assay.errors import AssayError
 from assay.processes import Ended, Workers
 from assay.train.config import RunConfig
 from assay.train.restored import train
-from assay.train.run import Progress
+from assay.train.run import MEMORY, Progress
 
 _SECONDS_TO_FAIL = 5.0  # for the other ranks, once one has failed
 
@@ -56,9 +56,8 @@ def train_on_ranks(
                     case Ended(exit_code=0):
                         continue
                     case Ended(exit_code=code):  # killed: the errors of the others are its consequence
-                        what_died = f"a process of a training on {num_ranks} devices died with exit code {code}"
-                        cure = "see that memory suffices, and repeat the command to resume"
-                        failure = AssayError(what_died, path=run_dir, cure=cure)
+                        died = f"a process of a training on {num_ranks} devices died with exit code {code}"
+                        failure = AssayError(died, path=run_dir, cure=MEMORY)
                     case Exception():
                         failure = failure or message
                     case bool():
@@ -99,15 +98,8 @@ def _train_rank(
             connection.send((progress.step, progress.num_steps))
 
     try:
-        result = train(
-            config,
-            run_dir,
-            data.open(),
-            devices=num_ranks,
-            snapshot_steps=snapshot_steps,
-            on_progress=tell,
-            should_stop=connection.poll,
-        )
+        on = "auto", num_ranks, 1  # device, devices, nodes
+        result = train(config, run_dir, data.open(), *on, snapshot_steps, tell, connection.poll)
         connection.send(result.finished)
     except Exception as error:
         # Not every exception can be sent; a plain one with its text always can.

@@ -5,13 +5,11 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.errors import AssayError
-from assay.files import explain_full_disk, reason, write_whole
+from assay.files import decoding, explain_full_disk, write_whole
 
 _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf)
 
@@ -41,6 +39,15 @@ class LossBySigma:
         values = torch.stack([loss, torch.ones_like(loss)])[:, finite]
         self.totals.index_add_(1, self.bin_of(sigma_t.cpu())[finite], values)
 
+    def diagnose(self, index: Tensor, sigma_t: Tensor, loss: Tensor) -> str:
+        """Where a batch went wrong: the bins and the images whose loss is not finite, or is largest."""
+        bad = ~loss.isfinite()
+        what = "losses that are not finite" if bad.any() else "the largest losses (the gradient is not finite)"
+        rows = bad.nonzero()[:, 0] if bad.any() else loss.argsort(descending=True)[:4]
+        bins = self.bin_of(sigma_t[rows]).unique().tolist()
+        ranges = ", ".join(f"{self.edges[i]:g} to {self.edges[i + 1]:g}" for i in bins)
+        return f"{what}: sigma_t {ranges}; images {', '.join(map(str, index[rows][:8].tolist()))}"
+
     def summary(self) -> list[dict[str, float | None]]:
         """Mean loss and count of every bin that has any; the last bin has no upper end (JSON has no inf)."""
         sums, counts = self.totals.tolist()
@@ -67,16 +74,15 @@ class Recorder:
         with explain_full_disk(self.events):
             self.board = SummaryWriter(self.events, purge_step=first_step + 1)
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """One line of metrics; `loss_by_sigma` is a list, all else are numbers, or None where there is none."""
+    def add(self, numbers: Mapping[str, float | None], by_sigma: Sequence[Mapping[str, float | None]]) -> None:
+        """The numbers of a step, None where there is none, and `LossBySigma.summary`."""
         with explain_full_disk(self.path), open(self.path, "a") as file:
-            file.write(json.dumps(line) + "\n")
-        scalars = {key: value for key, value in line.items() if key not in ("step", "loss_by_sigma")}
-        scalars |= {f"loss_by_sigma/above_{row['above']:g}": row["loss"] for row in line["loss_by_sigma"]}
+            file.write(json.dumps({**numbers, "loss_by_sigma": by_sigma}) + "\n")
+        bins = {f"loss_by_sigma/above_{row['above']:g}": row["loss"] for row in by_sigma}
         with explain_full_disk(self.events):
-            for key, value in scalars.items():
-                if value is not None:
-                    self.board.add_scalar(key, value, line["step"])
+            for key, value in {**numbers, **bins}.items():
+                if value is not None and key != "step":
+                    self.board.add_scalar(key, value, numbers["step"])
 
     def close(self) -> None:
         """Flush the events."""
@@ -92,25 +98,10 @@ def _leave_to_the_writer(failed: threading.ExceptHookArgs) -> None:
 
 def read_lines(path: Path, last_step: int) -> list[str]:
     """The lines of the steps up to `last_step`; the last line of a killed run may be cut short."""
-    *lines, last = path.read_bytes().split(b"\n")
+    *lines, _ = path.read_bytes().split(b"\n")
     kept = []
-    for number, line in enumerate([*lines, last], 1):
-        try:
+    for number, line in enumerate(lines, 1):
+        with decoding(path, f"remove line {number}"):
             if json.loads(line)["step"] <= last_step:
                 kept.append(line.decode())
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number <= len(lines):
-                what = f"line {number} cannot be read ({reason(error)})"
-                raise AssayError(what, path=path, cure="remove that line") from error
     return kept
-
-
-def diagnose(batch_index: Tensor, sigma_t: Tensor, loss: Tensor, edges: Sequence[float]) -> str:
-    """Where a batch went wrong: the sigma bins and the images whose loss is not finite, or is largest."""
-    bad = ~loss.isfinite()
-    what = "losses that are not finite" if bad.any() else "the largest losses (the gradient is not finite)"
-    rows = bad.nonzero()[:, 0] if bad.any() else loss.argsort(descending=True)[:4]
-    bins = torch.bucketize(sigma_t[rows].float(), torch.tensor(edges[1:-1])).unique().tolist()
-    ranges = ", ".join(f"{edges[i]:g} to {edges[i + 1]:g}" for i in bins)
-    images = ", ".join(str(i) for i in batch_index[rows][:8].tolist())
-    return f"{what}: sigma_t {ranges}; images {images}"

@@ -101,15 +101,18 @@ def _train_rounds(
     on_progress: OnProgress,
     should_stop: ShouldStop,
 ) -> TrainResult:
-    settings, final = config.train, final_path(run_dir)
-    total = settings.total_steps
+    settings, final, before = config.train, final_path(run_dir), 0
     if fabric.is_global_zero:
         claim_folder(config, run_dir, source)
     if final.exists():
-        return TrainResult(run_dir, total, True, final)
+        return TrainResult(run_dir, settings.total_steps, True, final)
+
+    def tell(now: Progress) -> None:
+        on_progress(replace(now, step=before + now.step, num_steps=settings.total_steps))
+
     source = with_uniform_noise(source, config.data.seed, allow_incomplete=True)
     is_incomplete = bool(source.incomplete.any())
-    start, before, images = None, 0, source
+    start, images = None, source
     for number, end in enumerate(round_ends(settings)):
         if number or is_incomplete:
             twins = _restored(config, run_dir, number, source, start, fabric, should_stop)
@@ -119,10 +122,6 @@ def _train_rounds(
         steps = {step - before for step in snapshot_steps}
         folder = round_path(run_dir, number)
         run = Run(_config_of(config, number), folder, images, fabric, start, before, steps)
-
-        def tell(now: Progress, before: int = before) -> None:
-            on_progress(replace(now, step=before + now.step, num_steps=total))
-
         trained = train_run(run, tell, should_stop)
         if not trained.finished:
             return TrainResult(run_dir, before + trained.step, False, final)
@@ -134,7 +133,7 @@ def _train_rounds(
         with write_whole(final) as partial:
             shutil.copyfile(start, partial)
     fabric.barrier()
-    return TrainResult(run_dir, total, True, final)
+    return TrainResult(run_dir, before, True, final)
 
 
 def _config_of(config: RunConfig, number: int) -> RunConfig:
@@ -156,33 +155,29 @@ def _restored(
 ) -> Store | None:
     """The images as the model of the round before restores them; None if asked to stop meanwhile.
 
-    Before the first round there is no `checkpoint`, and a Gaussian completes them.
+    Before the first round there is no `checkpoint`, and a Gaussian completes them. What was stopped starts over
+    next time, for it is short beside training.
     """
-    path, chosen = run_dir / f"restored-{number}", config.train.restore
+    path, seed, done = run_dir / f"restored-{number}", config.train.seed, True
 
     def check(done: int, total: int) -> None:
         if should_stop():
-            raise _Stopped
+            raise InterruptedError
 
-    done = True
     if fabric.is_global_zero and not (path / "meta.json").exists():
-        how = RestoreConfig(
-            method=chosen.method, num_steps=chosen.num_steps, keep=chosen.keep ** max(number, 1)
-        )
+        kept = config.train.restore.keep ** max(number, 1)
+        how = RestoreConfig(**config.train.restore.model_dump(include={"method", "num_steps"}), keep=kept)
         denoiser: nn.Module
         if checkpoint is None:
-            denoiser, stop_at, made_by = fit_gaussian(source, seed=config.train.seed), SIGMA_MIN, "a Gaussian"
+            denoiser, stop_at, made_by = fit_gaussian(source, seed=seed), SIGMA_MIN, "a Gaussian"
         else:
             loaded, made_by = load_checkpoint(checkpoint), sha256(checkpoint)
             denoiser, stop_at = loaded.denoiser, lowest_learnt(loaded.info)
         denoiser = denoiser.to(fabric.device).eval()
-        arguments = (how, stop_at, config.train.seed + number, _BATCH_SIZE, fabric.device, check)
         try:
-            restore(denoiser, source, path, made_by, *arguments)
-        except _Stopped:
+            restore(
+                denoiser, source, path, made_by, how, stop_at, seed + number, _BATCH_SIZE, fabric.device, check
+            )
+        except InterruptedError:
             done = False
     return open_store(path) if fabric.broadcast(done) else None
-
-
-class _Stopped(Exception):
-    """Restoring was asked to stop; it starts over next time, for it is short beside training."""

@@ -23,13 +23,13 @@ from assay.data.view import stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, open_fabric, shard
 from assay.errors import AssayError
-from assay.files import decoding, hold_lock, remove_leftovers, write_whole
+from assay.files import decoding, hold_lock, reason, remove_leftovers, write_whole
 from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train.average import LENGTHS, save_averages
 from assay.train.config import RunConfig
-from assay.train.folder import claim_folder, final_path, find_continued, snapshot_path
+from assay.train.folder import Continued, claim_folder, final_path, find_continued, snapshot_path
 from assay.train.optimizer import make_optimizer
-from assay.train.record import LossBySigma, Recorder, diagnose
+from assay.train.record import LossBySigma, Recorder
 from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors, whole
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -38,6 +38,7 @@ _MAX_UNREAD = 100  # steps whose losses are left on the device
 _DIVERGED = 100.0  # a last loss this many times that of a network without output means that training failed
 _NUM_PICTURED = 64
 _MAX_LEVELS = 100  # kept in a checkpoint's header
+MEMORY = "see that memory suffices, and repeat the command to resume"
 _CALM = "lower train.lr, raise train.lr_ramp_images or set train.clip_grad, e.g. to 1.0"
 
 
@@ -72,8 +73,7 @@ def open_run(
 ) -> Iterator[Fabric]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
     check_run(config, source)
-    precision, strategy = _PRECISION[config.train.precision], config.train.strategy
-    fabric = open_fabric(device, devices, num_nodes, precision, strategy)
+    fabric = open_fabric(device, devices, num_nodes, _PRECISION[config.train.precision], config.train.strategy)
     check_ranks(config, fabric.world_size)
     busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
     with (
@@ -110,8 +110,7 @@ def _lost_rank_named(run_dir: Path, num_ranks: int) -> Iterator[None]:
         if num_ranks == 1 or not (os.getppid() != parent or _has_dead_child()):
             raise
         what = f"another of the {num_ranks} processes of this training died"
-        cure = "see that memory suffices, and repeat the command to resume"
-        raise AssayError(what, path=run_dir, cure=cure) from error
+        raise AssayError(what, path=run_dir, cure=MEMORY) from error
 
 
 def _has_dead_child() -> bool:
@@ -131,17 +130,12 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
     if settings.batch_size > len(source):
         what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
         raise AssayError(what, key="train.batch_size", cure="lower it")
-    if not settings.rounds and (num_convolved := int(source.convolved.sum())):
-        what = (
-            f"{num_convolved} of the {len(source)} images of {source.name} were convolved with a kernel, and "
-        )
-        raise AssayError(
-            what + "would be learnt as they are, e.g. blurred", key="train.rounds", cure="set e.g. 3"
-        )
-    highest = source.sigma_tn.max().item()
-    if settings.consistency.coefficient and highest <= settings.consistency.sigma_min:
-        what = "teaches levels below the images' noise, but no image is noisier than sigma_min = "
-        what += f"{settings.consistency.sigma_min:g}"
+    if not settings.rounds and source.convolved.any():
+        what = f"images of {source.name} were convolved with a kernel, and would be learnt as they are"
+        raise AssayError(what, key="train.rounds", cure="set e.g. 3")
+    lowest = settings.consistency.sigma_min
+    if settings.consistency.coefficient and source.sigma_tn.max().item() <= lowest:
+        what = f"teaches levels below the images' noise, but no image is noisier than sigma_min = {lowest:g}"
         raise AssayError(what, key="train.consistency.coefficient", cure="set it to 0")
 
 
@@ -152,22 +146,19 @@ def _check_network(config: NetConfig) -> None:
     """
     if isinstance(config, PassedConfig):
         inner = config.for_coefficients()
-        x = torch.zeros(2, *inner.image_shape)
-        label = torch.zeros(2, dtype=torch.long) if config.num_classes else None
+        x, label = torch.zeros(2, *inner.image_shape), torch.zeros(2, dtype=torch.long)
         with decoding(config.name, "see how assay.denoise.Preconditioned calls a network"), torch.no_grad():
-            shape = inner.build()(x, torch.zeros(2), label, None).shape
+            shape = inner.build()(x, torch.zeros(2), label if config.num_classes else None, None).shape
         if shape != x.shape:
             raise AssayError(f"{config.name} gives {tuple(shape)} for images {tuple(x.shape)}", key="net")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with torch.device("meta"):
             num_bytes = 16 * sum(weight.numel() for weight in build_denoiser(config).parameters())
-    except (RuntimeError, OverflowError) as error:  # sizes that no number of torch holds
-        raise AssayError(f"no such network can be built ({error})", key="net", cure="make it smaller") from None
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (RuntimeError, OverflowError):  # sizes that no number of torch holds
+        num_bytes = 2**63
     if num_bytes > memory:
-        what = (
-            f"training needs {num_bytes / 1e9:.3g} GB for the weights, and this machine has {memory / 1e9:.3g}"
-        )
+        what = f"its weights need {num_bytes / 1e9:.3g} GB to train, and this machine has {memory / 1e9:.3g}"
         raise AssayError(what, key="net", cure="make it smaller")
 
 
@@ -198,14 +189,13 @@ class Run:
         settings = config.train
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
         self.net_config, self.final = config.net_config(source), final_path(run_dir)
-        self.steps_before = steps_before
-        self.snapshot_steps = frozenset(snapshot_steps)  # besides those of the config
+        self.steps_before, self.snapshot_steps = steps_before, frozenset(snapshot_steps)
         # Rounds over the same images draw other noise.
         self.seed = stream(settings.seed, "loop", settings.rounds).initial_seed() if start else settings.seed
-        self.continued = find_continued(config, run_dir, source)
+        continued = find_continued(config, run_dir, source)
         if fabric.is_global_zero:
             remove_leftovers(run_dir)
-            claim_folder(config, run_dir, source, self.continued)
+            claim_folder(config, run_dir, source, continued)
         self._build(start or settings.init_from)
         self.loader = Loader(
             source,
@@ -220,12 +210,12 @@ class Run:
         self.highest_level = source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
         self.last_loss: float | None = None  # recorded
-        self._continued_at = 0 if self.continued is None else int(self.continued.state[1]["step"])
+        self._continued_at = 0 if continued is None else int(continued.state[1]["step"])
         self.by_sigma = LossBySigma(source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
         self._norms: list[Tensor] = []  # of the gradient of each step
         self.was_finished = self.final.exists()
-        self._resume()
+        self._resume(continued)
         self.first_step, self.started = self.step, time.perf_counter()
         records = fabric.is_global_zero and not self.was_finished
         self.recorder = Recorder(run_dir, self.step) if records else None
@@ -244,7 +234,6 @@ class Run:
             self.denoiser.compile()
         self.model = fabric.setup_module(self.denoiser)
         self.model.train()
-        self._is_sharded = isinstance(fabric.strategy, ModelParallelStrategy)
         if isinstance(fabric.strategy, ModelParallelStrategy):
             for average in (self.ema, *self.averages):
                 shard(average, fabric.strategy.device_mesh)
@@ -253,13 +242,15 @@ class Run:
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
 
     def _load_weights(self, path: Path) -> None:
-        mine, theirs = self.denoiser.state_dict(), load_checkpoint(path).denoiser.state_dict()
-        for key in sorted(mine.keys() | theirs.keys()):
-            shapes = [tuple(side[key].shape) if key in side else "nothing" for side in (theirs, mine)]
-            if shapes[0] != shapes[1]:
-                what = f"is of another network: {key} is {shapes[0]} there and {shapes[1]} here"
-                raise AssayError(what, path=path, key="train.init_from")
-        self.denoiser.load_state_dict(theirs)
+        loaded, encoder = load_checkpoint(path), self.net_config.encoder
+        try:
+            self.denoiser.load_state_dict(loaded.denoiser.state_dict())
+            different = "" if loaded.config.encoder == encoder else f"encoder {loaded.config.encoder}"
+        except RuntimeError as error:
+            different = reason(error)
+        if different:
+            what = f"is of another network ({different})"
+            raise AssayError(what, path=path, key="train.init_from")
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
@@ -312,10 +303,9 @@ class Run:
             if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
                 index, sigma_t, loss = (column.cpu() for column in self._seen[(number + 1) * num_parts - 1])
                 what = f"step {self.step - len(norms) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
-                what += f"without a finite gradient; {diagnose(index, sigma_t, loss, self.by_sigma.edges)}"
-                raise AssayError(
-                    what, path=self.run_dir, key="train.lr", cure=f"{_CALM}, or look at these images"
-                )
+                what += f"without a finite gradient; {self.by_sigma.diagnose(index, sigma_t, loss)}"
+                cure = f"{_CALM}, or look at these images"
+                raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
         _, sigma_t, loss = (torch.cat(column) for column in zip(*self._seen, strict=True))
         self.by_sigma.add(sigma_t, loss)
         self._seen, self._norms = [], []
@@ -338,9 +328,7 @@ class Run:
         if settings.picture_every and self.step % settings.picture_every == 0:
             self._draw_samples()
         if settings.average_every and (self.step % settings.average_every == 0 or last):
-            averages = [found for average in self.averages if (found := self._whole(average)) is not None]
-            if averages:
-                save_averages(self.run_dir, self.step, averages)
+            save_averages(self.run_dir, self.step, self.averages, keep=self.fabric.is_global_zero)
         due = settings.snapshot_every and self.step % settings.snapshot_every == 0
         if not last and (due or self.step in self.snapshot_steps):
             self._save_checkpoint(snapshot_path(self.run_dir, self.step))
@@ -378,18 +366,16 @@ class Run:
         nothing = max(1.0, x.nan_to_num().square().mean().item() / self.net_config.sigma_data**2)
         finite = torch.stack([whole(weight).isfinite().all() for weight in self.ema.parameters()]).all().item()
         if not finite or self.last_loss is None or self.last_loss > _DIVERGED * nothing:
-            found = "is not finite" if self.last_loss is None else f"is {self.last_loss:.3g}"
-            what = f"the training has diverged: its last loss {found}, without any output of the network it "
-            what += f"would be about {nothing:.3g}"
-            raise AssayError(
-                what, path=self.run_dir, key="train.lr", cure=f"{_CALM}, and train into another folder"
-            )
+            found = "not finite" if self.last_loss is None else f"{self.last_loss:.3g}"
+            what = f"the training has diverged: its last loss is {found}, and that of no output {nothing:.3g}"
+            cure = f"{_CALM}, and train into another folder"
+            raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
 
-    def _resume(self) -> None:
+    def _resume(self, continued: Continued | None) -> None:
         if self.was_finished:  # its states may be gone, and nothing is left to do
             self.step = self.config.train.num_steps
             return
-        state = self.continued.state if self.continued is not None else load_state(self.run_dir / "state")
+        state = load_state(self.run_dir / "state") if continued is None else continued.state
         if state is None:
             if self.config.train.continue_from is not None:
                 raise AssayError("has lost its states", path=self.run_dir, cure="remove it and continue again")
@@ -402,39 +388,32 @@ class Run:
         self.step, self.num_skipped, self.last_loss = info["step"], info["num_skipped"], info["last_loss"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
-        if self.fabric.is_global_zero and (self.continued is None or self.continued.same_data):
+        if self.fabric.is_global_zero and (continued is None or continued.same_data):
             self.by_sigma.totals = torch.tensor(info["by_sigma"], dtype=torch.float64)
-        if self.continued is not None:
+        if continued is not None:
             self._save_state()  # from here on the run needs nothing of the other
-            self.continued = None
 
     def _save_state(self) -> None:
         totals = self._sum_over_ranks(self.by_sigma.totals)
-        is_first = self.fabric.is_global_zero
-        tensors = pack_tensors(self._modules, self.optimizer, is_first) if is_first or self._is_sharded else {}
-        if not is_first:
-            return
-        info = {
-            "num_skipped": self.num_skipped,
-            "num_skipped_in_a_row": self.num_skipped_in_a_row,
-            "by_sigma": totals.tolist(),
-            "last_loss": self.last_loss,
-        }
-        save_state(self.run_dir / "state", self.step, tensors, info)
+        tensors = pack_tensors(self._modules, self.optimizer, self.fabric.is_global_zero)
+        if self.fabric.is_global_zero:
+            info = {
+                "num_skipped": self.num_skipped,
+                "num_skipped_in_a_row": self.num_skipped_in_a_row,
+                "by_sigma": totals.tolist(),
+                "last_loss": self.last_loss,
+            }
+            save_state(self.run_dir / "state", self.step, tensors, info)
 
-    def _whole(self, module: Preconditioned) -> Preconditioned | None:
-        """A module with all of its weights, on the first rank; None on the others, which give their parts."""
-        if not self._is_sharded:
-            return module if self.fabric.is_global_zero else None
-        found = {}
-        for key, value in module.state_dict().items():
-            value = whole(value)
-            if self.fabric.is_global_zero:
-                found[key] = value.cpu()
+    def _whole_ema(self) -> Preconditioned | None:
+        """The average with all of its weights, on the first rank; None on others, which give their parts."""
+        if not isinstance(self.fabric.strategy, ModelParallelStrategy):
+            return self.ema if self.fabric.is_global_zero else None
+        found = pack_tensors({"ema": self.ema}, keep=self.fabric.is_global_zero)
         if not found:
             return None
         plain = build_denoiser(self.net_config).eval()
-        plain.load_state_dict(found)
+        plain.load_state_dict({key.removeprefix("ema/"): value for key, value in found.items()})
         return plain
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
@@ -450,22 +429,20 @@ class Run:
         mostly_finite = counts > 0.5 * steps * self.config.train.batch_size
         self.last_loss = sums / counts if mostly_finite else None
         if self.recorder is not None:
-            self.recorder.add(
-                {
-                    "step": self.step,
-                    "num_images": self.step * self.config.train.batch_size,
-                    "loss": sums / counts if counts else None,
-                    "grad_norm": self._grad_norm if math.isfinite(self._grad_norm) else None,
-                    "lr": self.optimizer.param_groups[0]["lr"],
-                    "num_skipped": self.num_skipped,
-                    "images_per_second": images_per_second,
-                    "loss_by_sigma": self.by_sigma.summary(),
-                }
-            )
+            line = {
+                "step": self.step,
+                "num_images": self.step * self.config.train.batch_size,
+                "loss": sums / counts if counts else None,
+                "grad_norm": self._grad_norm if math.isfinite(self._grad_norm) else None,
+                "lr": self.optimizer.param_groups[0]["lr"],
+                "num_skipped": self.num_skipped,
+                "images_per_second": images_per_second,
+            }
+            self.recorder.add(line, self.by_sigma.summary())
         self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
 
     def _save_checkpoint(self, path: Path) -> None:
-        if (ema := self._whole(self.ema)) is None:
+        if (ema := self._whole_ema()) is None:
             return
         info = CheckpointInfo(
             dataset=self.source.name,
@@ -482,7 +459,7 @@ class Run:
         save_checkpoint(path, ema, self.net_config, info)
 
     def _draw_samples(self) -> None:
-        if (ema := self._whole(self.ema)) is None:
+        if (ema := self._whole_ema()) is None:
             return
         shape, num_classes = self.net_config.image_shape, self.net_config.num_classes
         label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None

@@ -63,22 +63,22 @@ def _like(tensor: Tensor, target: Tensor | None) -> Tensor:
 
 
 def pack_tensors(
-    modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, keep: bool = True
+    modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer | None = None, keep: bool = True
 ) -> dict[str, Tensor]:
-    """All tensors of a run under flat names: `<module>/...`, `optimizer/<parameter>/<name>`.
+    """All tensors of modules and optimizer under flat names: `<module>/...`, `optimizer/<parameter>/<name>`.
 
     Ranks that do not `keep` them only give their parts of sharded tensors to the others.
     """
-    tensors = {
-        f"{name}/{key}": value for name, part in modules.items() for key, value in part.state_dict().items()
-    }
-    for number, values in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{number}/{key}": value for key, value in values.items()}
+    parts = {name: module.state_dict() for name, module in modules.items()}
+    if optimizer is not None:
+        moments = optimizer.state_dict()["state"]
+        parts |= {f"optimizer/{number}": values for number, values in moments.items()}
     packed = {}
-    for key, value in tensors.items():
-        value = whole(value.detach())
-        if keep:
-            packed[key] = value.cpu().clone().contiguous()
+    for name, part in parts.items():
+        for key, value in part.items():
+            value = whole(value.detach())
+            if keep:
+                packed[f"{name}/{key}"] = value.cpu().clone().contiguous()
     return packed
 
 
