@@ -49,8 +49,7 @@ from assay.metrics.generated import Noised, sample_checkpoint
 from assay.noise import LogNormal, draw_sigma, per_image
 from assay.sample import SampleConfig, generate
 from assay.train import read_config
-from assay.train.folder import final_path, read_run
-from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
+from assay.train.folder import final_path, load_state, pack_tensors, read_run, save_state, unpack_tensors
 
 SIGMA_INIT, ALPHA = 2.5, 1.0
 LOWEST, HIGHEST = 1.33, 20.0  # of the levels at which h and f are compared, in sigma_tn; and in all

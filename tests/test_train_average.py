@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy import integrate
 from torch import nn
-from typer.testing import CliRunner
 
 from assay.checkpoint import load_checkpoint
-from assay.cli import app
 from assay.errors import AssayError
 from assay.metrics.held_out import HeldOutConfig, checkpoint_loss, choose_average
 from assay.train import train
 from assay.train.average import LENGTHS, Profile, average_checkpoint, coefficients, gamma_of, update_average
+from tests.commands import failing, run
+from tests.errors import rejected
 from tests.points import Points
 from tests.test_train import config
 
@@ -114,25 +114,15 @@ def test_a_run_gives_the_average_that_was_not_tracked(tmp_path: Path) -> None:
     average_checkpoint(tmp_path / "run", length, tmp_path / "half.safetensors", step=60)
     assert load_checkpoint(tmp_path / "half.safetensors").info.num_images_seen == 60 * 8
     for step in (5, 121, 99_999):
-        with pytest.raises(AssayError) as caught:
+        with rejected("step"):
             average_checkpoint(tmp_path / "run", length, tmp_path / "x.safetensors", step=step)
-        assert caught.value.key == "step"
     final = tmp_path / "run/snapshots/final.safetensors"
     before = final.read_bytes()
     with pytest.raises(AssayError) as caught:
         average_checkpoint(tmp_path / "run", length, final)
     assert (caught.value.key, caught.value.path) == ("output", str(final)) and final.read_bytes() == before
-    arguments = [
-        "model",
-        "average",
-        str(tmp_path / "run"),
-        "--length",
-        "0.08",
-        "-o",
-        str(tmp_path / "cli.safetensors"),
-    ]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0 and "cli.safetensors" in done.output
+    said = run("model", "average", tmp_path / "run", "--length", length, "-o", tmp_path / "cli.safetensors")
+    assert "cli.safetensors" in said
     assert (tmp_path / "cli.safetensors").read_bytes() == (tmp_path / "average.safetensors").read_bytes()
 
 
@@ -151,17 +141,14 @@ def test_the_length_with_the_best_score_is_chosen(tmp_path: Path) -> None:
     average_checkpoint(tmp_path / "run", lengths[losses.index(min(losses))], tmp_path / "one.safetensors")
     assert (tmp_path / "best.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
     assert best == checkpoint_loss(tmp_path / "best.safetensors", held_out, index=second)
-    arguments = ["model", "average", str(tmp_path / "run"), "--length", "0.1", "--held-out", "x", "-o"]
-    done = CliRunner().invoke(app, [*arguments, str(tmp_path / "y.safetensors")])
-    assert done.exit_code == 1 and "give one of them" in done.output
+    both = ("--length", 0.1, "--held-out", "x", "-o", tmp_path / "y.safetensors")
+    assert "give one of them" in str(failing("model", "average", tmp_path / "run", *both))
 
 
 def test_what_lacks_averages_is_named(tmp_path: Path) -> None:
     train(config(num_steps=5), tmp_path / "run", Points(50))
-    with pytest.raises(AssayError) as caught:
+    with rejected(path=str(tmp_path / "run")):
         average_checkpoint(tmp_path / "run", 0.1, tmp_path / "x.safetensors")
-    assert caught.value.path == str(tmp_path / "run")
     chosen = config(num_steps=10, average_every=5, continue_from=str(tmp_path / "run"))
-    with pytest.raises(AssayError) as caught:
+    with rejected("train.continue_from", tmp_path / "run"):
         train(chosen, tmp_path / "on", Points(50))
-    assert caught.value.key == "train.average_every"

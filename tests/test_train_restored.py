@@ -1,18 +1,12 @@
 """Restore and retrain: restored images are what theory says, are never clean, and rounds resume bit for bit."""
 
-import os
-import random
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
-from assay.cli import app
 from assay.data import Loader, Restored, Store, open_store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.store import Parents
@@ -20,7 +14,9 @@ from assay.generate import RestoreConfig, lowest_learnt, restore
 from assay.outcome import Configuration, trained_configuration
 from assay.train import RunConfig, read_config, train
 from assay.train.restored import round_ends, round_path, snapshot_at
+from tests.commands import failing, run
 from tests.points import ORACLE, Points
+from tests.test_train import FINAL, kill_until_finished, same_file
 
 METHOD = {"method": "flow", "num_steps": 16, "keep": 0.0, "stop_at": 0.002, "seed": 0}
 
@@ -99,23 +95,9 @@ def test_killed_at_random_moments_loops_equal_the_undisturbed(tmp_path: Path) ->
     chosen, source = config(), Points(50, 0.2)
     whole = train(chosen, tmp_path / "whole", source)
     assert whole.finished and whole.step == 40 and round_ends(chosen.train) == [20, 30, 40]
-    rng, num_killed = random.Random(0), 0
-    while True:
-        child = os.fork()  # everything is imported already: a child starts training at once
-        if child == 0:
-            torch.set_num_threads(1)
-            train(chosen, tmp_path / "killed", source)
-            os._exit(0)
-        if num_killed < 12:
-            time.sleep(rng.uniform(0.0, 0.25))
-            os.kill(child, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL, "the child failed by itself"
-        num_killed += 1
-    for name in ("snapshots/final.safetensors", "restored-2/images.npy", "restored-2/meta.json"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    kill_until_finished(lambda: train(chosen, tmp_path / "killed", source), num_kills=12)
+    for name in (FINAL, "restored-2/images.npy", "restored-2/meta.json"):
+        assert same_file(tmp_path / "killed", tmp_path / "whole", name)
     info = load_checkpoint(whole.checkpoint).info
     assert (info.rounds, info.num_images_seen, info.clean_fraction) == (2, 40 * 8, pytest.approx(0.2))
     assert trained_configuration(info, "points").rounds == 2
@@ -129,14 +111,9 @@ def test_stopping_between_and_within_loops_resumes_and_snapshots_are_counted_ove
     steps: list[int] = []
     for _ in range(30):  # stops after a few steps each time, also while restoring
         budget = iter([False] * 9)
-        result = train(
-            chosen,
-            tmp_path / "stopped",
-            source,
-            snapshot_steps=(7, 26),
-            on_progress=lambda now: steps.append(now.step),
-            should_stop=lambda budget=budget: next(budget, True),  # type: ignore[misc]
-        )
+        calls: Any = {"on_progress": lambda now: steps.append(now.step)}
+        calls["should_stop"] = lambda budget=budget: next(budget, True)
+        result = train(chosen, tmp_path / "stopped", source, snapshot_steps=(7, 26), **calls)
         if result.finished:
             break
     assert result.finished and steps == list(range(1, 41))
@@ -147,23 +124,22 @@ def test_stopping_between_and_within_loops_resumes_and_snapshots_are_counted_ove
     assert not (round_path(tmp_path / "whole", 1) / "state").exists()
     # The first loop of three is the first of two.
     train(config(rounds=1), tmp_path / "one", source)
-    one = tmp_path / "one/snapshots/final.safetensors"
-    assert one.read_bytes() == snapshot_at(chosen.train, tmp_path / "whole", 30).read_bytes()
+    assert (tmp_path / "one" / FINAL).read_bytes() == snapshot_at(
+        chosen.train, tmp_path / "whole", 30
+    ).read_bytes()
 
 
 def test_the_command_restores_a_store_and_refuses_to_overwrite(tmp_path: Path) -> None:
     source = Points(50, 0.2)
     train(config(rounds=0), tmp_path / "run", source)
     from_arrays(source.x_tn, source.sigma_tn, source.label).save(tmp_path / "store")
-    arguments = ["denoise", str(tmp_path / "run"), str(tmp_path / "store"), "-o", str(tmp_path / "restored")]
+    arguments = ["denoise", tmp_path / "run", tmp_path / "store", "-o", tmp_path / "restored"]
     arguments += ["--restore", "flow"]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
-    assert done.exit_code == 0 and "40 of 50 images restored" in done.output
+    assert "40 of 50 images restored" in run(*arguments)
     made = open_store(tmp_path / "restored")
     assert made.meta.restored_from is not None
     assert made.meta.restored_from.images == open_store(tmp_path / "store").fingerprint
-    again = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
-    assert again.exit_code != 0 and "choose another name" in again.output
+    assert failing(*arguments).path == str(tmp_path / "restored")
 
 
 def test_settings_name_their_rounds() -> None:

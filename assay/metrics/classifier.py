@@ -16,7 +16,7 @@ from assay.data import ImageSource
 from assay.devices import one_thread
 from assay.errors import AssayError
 from assay.metrics.weights import FeatureNetwork, to_bytes
-from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors
+from assay.train.folder import load_state, pack_tensors, save_state, unpack_tensors
 
 NUM_FEATURES = 128
 NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times

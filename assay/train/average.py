@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from assay.checkpoint import load_checkpoint, load_tensors, save_checkpoint, save_tensors
 from assay.errors import AssayError
 from assay.train.config import TrainConfig
-from assay.train.state import pack_tensors
+from assay.train.folder import pack_tensors
 
 LENGTHS = (0.05, 0.10)  # those that are tracked
 _FOLDER = "averages"

@@ -1,29 +1,40 @@
-"""The folder of a run: what it holds, to which config it belongs, and the run that it continues.
+"""The folder of a run: what it holds, to which config it belongs, how a run resumes, and the one it continues.
 
 config.json    what was asked, the network, the fingerprint of the data
-state/         the last two states (see `assay.train.state`)
-metrics.jsonl  one line every `log_every` steps
+state/         the last two states: weights, EMA, optimizer, counters
+metrics.jsonl  one line every `log_every` steps (see `assay.train.record`)
 samples/       pictures of what the EMA weights generate
 snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
 averages/      weights averaged in two ways, to choose the EMA's length from (see `assay.train.average`)
 
 With `train.rounds` all but config.json and the final snapshot lies in `round-0/`, `round-1/` and so on, beside
 the restored images of each round (see `assay.train.restored`).
+
+A state is all that a run needs to continue bit for bit: the loader and all randomness are functions of
+(seed, step), so the step also gives the data position and the random state. It is one file
+`state/<step>.safetensors`, whole or absent, with a checksum. If the newest is damaged, the one before is used.
 """
 
 import json
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import assay
+from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
 from assay.errors import AssayError
 from assay.files import decoding, differences, write_whole
 from assay.train.config import RunConfig
-from assay.train.state import load_state
+
+_KEPT = 2  # states
+State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and plain values
 
 
 def final_path(run_dir: Path) -> Path:
@@ -51,7 +62,7 @@ def read_run(path: Path) -> dict[str, Any]:
 class Continued:
     """The state of the run to continue, and what is recorded about it."""
 
-    state: tuple[dict[str, Tensor], dict[str, Any]]
+    state: State
     lineage: list[dict[str, Any]]
     same_data: bool
 
@@ -101,6 +112,8 @@ def find_continued(config: RunConfig, run_dir: Path, source: ImageSource) -> Con
         different += differences(theirs["config"]["train"].get(same), here["train"][same], f"train.{same}")
     if step >= config.train.num_steps:
         different += [f"train.num_steps is not above {step}, where it is already"]
+    if config.train.average_every and not any(key.startswith("average_") for key in state[0]):
+        different += ["train.average_every needs averages from the first step on"]
     if different:
         what, cure = f"cannot be continued ({'; '.join(different)})", "change these settings, or start anew"
         raise AssayError(what, path=folder, key="train.continue_from", cure=cure)
@@ -108,3 +121,84 @@ def find_continued(config: RunConfig, run_dir: Path, source: ImageSource) -> Con
     parent = {"fingerprint": theirs["fingerprint"], "step": step, "changed": changed}
     same_data = theirs["fingerprint"]["data"] == source.fingerprint
     return Continued(state, [*theirs.get("lineage", []), parent], same_data)
+
+
+def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    """Write the state after `step` steps and remove all but the last two."""
+    target = folder / f"{step:09d}.safetensors"
+    if target.exists():  # a run that was stopped twice at the same step
+        return
+    save_tensors(target, tensors, {"step": step, **info})
+    for old in _states(folder)[:-_KEPT]:
+        old.unlink()
+
+
+def load_state(folder: Path, remove_damaged: bool = True) -> State | None:
+    """The newest undamaged state as (tensors, info), or None. A warning tells of damaged ones."""
+    for path in reversed(_states(folder)):
+        try:
+            tensors, info = load_tensors(path)
+            if info.get("step") != int(path.stem):
+                raise ValueError(f"it is the state of step {info.get('step')}")
+            return tensors, info
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{path} is damaged ({error}): resuming from the state before", stacklevel=2)
+            if remove_damaged:
+                path.unlink()
+    return None
+
+
+def _states(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdigit())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, gathered from all ranks if it is sharded: then every rank must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(tensor: Tensor, target: Tensor | None) -> Tensor:
+    """This rank's part of a whole tensor, if `target` is sharded."""
+    if not isinstance(target, DTensor) or tensor.shape != target.shape:
+        return tensor
+    place = target.device_mesh, target.placements
+    return distribute_tensor(tensor.to(target.device), *place, src_data_rank=None)
+
+
+def pack_tensors(
+    modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer | None = None, keep: bool = True
+) -> dict[str, Tensor]:
+    """All tensors of modules and optimizer under flat names: `<module>/...`, `optimizer/<parameter>/<name>`.
+
+    Ranks that do not `keep` them only give their parts of sharded tensors to the others.
+    """
+    parts = {name: module.state_dict() for name, module in modules.items()}
+    if optimizer is not None:
+        moments = optimizer.state_dict()["state"]
+        parts |= {f"optimizer/{number}": values for number, values in moments.items()}
+    packed = {}
+    for name, part in parts.items():
+        for key, value in part.items():
+            value = whole(value.detach())
+            if keep:
+                packed[f"{name}/{key}"] = value.cpu().clone().contiguous()
+    return packed
+
+
+def unpack_tensors(
+    tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put the tensors of `pack_tensors` back; those of other modules are left out."""
+    parts: dict[str, dict[str, Tensor]] = {name: {} for name in (*modules, "optimizer")}
+    for key, value in tensors.items():
+        part, _, name = key.partition("/")
+        parts.setdefault(part, {})[name] = value
+    for name, module in modules.items():
+        targets = module.state_dict()
+        module.load_state_dict({key: _like(value, targets.get(key)) for key, value in parts[name].items()})
+    moments: dict[int, dict[str, Tensor]] = {}
+    weights = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
+    for key, value in parts["optimizer"].items():
+        number, _, name = key.partition("/")
+        moments.setdefault(int(number), {})[name] = _like(value, weights.get(int(number)))
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})

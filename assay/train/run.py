@@ -25,12 +25,11 @@ from assay.devices import NumDevices, open_fabric, shard
 from assay.errors import AssayError
 from assay.files import decoding, hold_lock, reason, remove_leftovers, write_whole
 from assay.nets import NetConfig, PassedConfig, build_denoiser
+from assay.train import folder
 from assay.train.average import LENGTHS, save_averages
 from assay.train.config import RunConfig
-from assay.train.folder import Continued, claim_folder, final_path, find_continued, snapshot_path
 from assay.train.optimizer import make_optimizer
 from assay.train.record import LossBySigma, Recorder
-from assay.train.state import load_state, pack_tensors, save_state, unpack_tensors, whole
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
@@ -188,14 +187,14 @@ class Run:
     ) -> None:
         settings = config.train
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
-        self.net_config, self.final = config.net_config(source), final_path(run_dir)
+        self.net_config, self.final = config.net_config(source), folder.final_path(run_dir)
         self.steps_before, self.snapshot_steps = steps_before, frozenset(snapshot_steps)
         # Rounds over the same images draw other noise.
         self.seed = stream(settings.seed, "loop", settings.rounds).initial_seed() if start else settings.seed
-        continued = find_continued(config, run_dir, source)
+        continued = folder.find_continued(config, run_dir, source)
         if fabric.is_global_zero:
             remove_leftovers(run_dir)
-            claim_folder(config, run_dir, source, continued)
+            folder.claim_folder(config, run_dir, source, continued)
         self._build(start or settings.init_from)
         self.loader = Loader(
             source,
@@ -284,7 +283,7 @@ class Run:
         steps. With fp16 the gradients' scaler skips by itself, and learns from it.
         """
         nan = torch.tensor(math.nan, device=self.fabric.device)
-        norm = nan if grad_norm is None else whole(grad_norm.detach())
+        norm = nan if grad_norm is None else folder.whole(grad_norm.detach())
         self._norms.append(norm)
         if self.config.train.precision != "fp16":
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
@@ -331,7 +330,7 @@ class Run:
             save_averages(self.run_dir, self.step, self.averages, keep=self.fabric.is_global_zero)
         due = settings.snapshot_every and self.step % settings.snapshot_every == 0
         if not last and (due or self.step in self.snapshot_steps):
-            self._save_checkpoint(snapshot_path(self.run_dir, self.step))
+            self._save_checkpoint(folder.snapshot_path(self.run_dir, self.step))
         if saves:
             self._save_state()
 
@@ -364,27 +363,28 @@ class Run:
         """
         x = self.source.read(torch.arange(min(len(self.source), 256)))
         nothing = max(1.0, x.nan_to_num().square().mean().item() / self.net_config.sigma_data**2)
-        finite = torch.stack([whole(weight).isfinite().all() for weight in self.ema.parameters()]).all().item()
+        finite = (
+            torch.stack([folder.whole(weight).isfinite().all() for weight in self.ema.parameters()])
+            .all()
+            .item()
+        )
         if not finite or self.last_loss is None or self.last_loss > _DIVERGED * nothing:
             found = "not finite" if self.last_loss is None else f"{self.last_loss:.3g}"
             what = f"the training has diverged: its last loss is {found}, and that of no output {nothing:.3g}"
             cure = f"{_CALM}, and train into another folder"
             raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
 
-    def _resume(self, continued: Continued | None) -> None:
+    def _resume(self, continued: folder.Continued | None) -> None:
         if self.was_finished:  # its states may be gone, and nothing is left to do
             self.step = self.config.train.num_steps
             return
-        state = load_state(self.run_dir / "state") if continued is None else continued.state
+        state = folder.load_state(self.run_dir / "state") if continued is None else continued.state
         if state is None:
             if self.config.train.continue_from is not None:
                 raise AssayError("has lost its states", path=self.run_dir, cure="remove it and continue again")
             return
         tensors, info = state
-        if self.averages and not any(key.startswith("average_") for key in tensors):
-            what = "needs averages from the first step on, and the state to continue from has none"
-            raise AssayError(what, key="train.average_every", cure="leave it out")
-        unpack_tensors(tensors, self._modules, self.optimizer)
+        folder.unpack_tensors(tensors, self._modules, self.optimizer)
         self.step, self.num_skipped, self.last_loss = info["step"], info["num_skipped"], info["last_loss"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
@@ -395,7 +395,7 @@ class Run:
 
     def _save_state(self) -> None:
         totals = self._sum_over_ranks(self.by_sigma.totals)
-        tensors = pack_tensors(self._modules, self.optimizer, self.fabric.is_global_zero)
+        tensors = folder.pack_tensors(self._modules, self.optimizer, self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
             info = {
                 "num_skipped": self.num_skipped,
@@ -403,13 +403,13 @@ class Run:
                 "by_sigma": totals.tolist(),
                 "last_loss": self.last_loss,
             }
-            save_state(self.run_dir / "state", self.step, tensors, info)
+            folder.save_state(self.run_dir / "state", self.step, tensors, info)
 
     def _whole_ema(self) -> Preconditioned | None:
         """The average with all of its weights, on the first rank; None on others, which give their parts."""
         if not isinstance(self.fabric.strategy, ModelParallelStrategy):
             return self.ema if self.fabric.is_global_zero else None
-        found = pack_tensors({"ema": self.ema}, keep=self.fabric.is_global_zero)
+        found = folder.pack_tensors({"ema": self.ema}, keep=self.fabric.is_global_zero)
         if not found:
             return None
         plain = build_denoiser(self.net_config).eval()

@@ -68,9 +68,8 @@ from assay.study.spec import DEMO, read_study
 from assay.study.stages import read_along
 from assay.train.average import average_checkpoint, save_averages
 from assay.train.config import read_config
-from assay.train.folder import read_run
+from assay.train.folder import load_state, read_run, save_state
 from assay.train.record import read_lines
-from assay.train.state import load_state, save_state
 from tests.studies import SPEC
 from tests.test_data_scientific import WRITERS
 
