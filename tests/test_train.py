@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import random
 import re
 import shutil
 import signal
@@ -125,33 +124,6 @@ def in_child(call: Callable[[], object]) -> int:
 
 def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def kill_until_finished(call: Callable[[], object], num_kills: int) -> int:
-    """Train in child processes that are killed at random moments; returns how many were."""
-    rng, killed = random.Random(0), 0
-    while True:
-        child = in_child(call)
-        if killed < num_kills:
-            time.sleep(rng.uniform(0.0, 0.25))
-            os.kill(child, signal.SIGKILL)
-        status = ended(child)
-        if status == 0:
-            return killed
-        assert status == -signal.SIGKILL, "the child failed by itself"
-        killed += 1
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
-    chosen, points = config(KILLED_NET, **KILLED_CONFIG), Points(50, 0.2)
-    whole, killed, total = tmp_path / "whole", tmp_path / "killed", 0
-    train(chosen, whole, points)
-    while total < 100:  # the faster the machine, the more runs finish before they are killed
-        total += kill_until_finished(lambda: train(chosen, killed, points), num_kills=15)
-        assert same_file(killed, whole) and metrics(killed) == metrics(whole)
-        shutil.rmtree(killed)
-    assert [line["step"] for line in metrics(whole)] == list(range(3, 61, 3))
 
 
 def test_stopping_saves_and_the_same_call_continues(tmp_path: Path) -> None:

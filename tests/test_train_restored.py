@@ -1,5 +1,10 @@
 """Restore and retrain: restored images are what theory says, are never clean, and rounds resume bit for bit."""
 
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ from assay.train import RunConfig, read_config, train
 from assay.train.restored import round_ends, round_path, snapshot_at
 from tests.commands import failing, run
 from tests.points import ORACLE, Points
-from tests.test_train import FINAL, kill_until_finished, same_file
+from tests.test_train import FINAL, ended, in_child, metrics, same_file
 
 METHOD = {"method": "flow", "num_steps": 16, "keep": 0.0, "stop_at": 0.002, "seed": 0}
 
@@ -91,6 +96,21 @@ def test_a_model_is_trusted_below_the_noise_once_something_taught_it() -> None:
         assert lowest_learnt(noisy.model_copy(update=other)) == 0.002
 
 
+def kill_until_finished(call: Callable[[], object], num_kills: int) -> None:
+    """Train in child processes, `num_kills` of which are killed at random moments."""
+    rng, killed = random.Random(0), 0
+    while True:
+        child = in_child(call)
+        if killed < num_kills:
+            time.sleep(rng.uniform(0.0, 0.25))
+            os.kill(child, signal.SIGKILL)
+        status = ended(child)
+        if status == 0:
+            return
+        assert status == -signal.SIGKILL, "the child failed by itself"
+        killed += 1
+
+
 def test_killed_at_random_moments_loops_equal_the_undisturbed(tmp_path: Path) -> None:
     chosen, source = config(), Points(50, 0.2)
     whole = train(chosen, tmp_path / "whole", source)
@@ -98,6 +118,9 @@ def test_killed_at_random_moments_loops_equal_the_undisturbed(tmp_path: Path) ->
     kill_until_finished(lambda: train(chosen, tmp_path / "killed", source), num_kills=12)
     for name in (FINAL, "restored-2/images.npy", "restored-2/meta.json"):
         assert same_file(tmp_path / "killed", tmp_path / "whole", name)
+    for number in range(3):
+        logs = [metrics(round_path(tmp_path / name, number)) for name in ("killed", "whole")]
+        assert logs[0] == logs[1]
     info = load_checkpoint(whole.checkpoint).info
     assert (info.rounds, info.num_images_seen, info.clean_fraction) == (2, 40 * 8, pytest.approx(0.2))
     assert trained_configuration(info, "points").rounds == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
@@ -99,24 +99,21 @@ def takes(
 
 def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
     """A config from the words of a command line: `{"num_steps": "18"}`."""
-    values = {}
     try:
-        for name, text in given.items():
-            info = model.model_fields[name]
-            kind: Any = TypeAdapter(Annotated[info.annotation, info, *info.metadata])  # type: ignore[arg-type]
-            values[name] = text if isinstance(text, bool) else kind.validate_strings(text)
-        return model(**values)
+        return model.model_validate_strings({name: str(text) for name, text in given.items()}, strict=False)
     except ValidationError as error:
-        found = explained(error)
-        raise found if len(values) == len(given) else AssayError(found.what, key=name) from None
+        found, place = explained(error), error.errors()[0]["loc"]
+        found.key = str(place[0]) if place else found.key  # an option, whichever of its types was tried
+        raise found from None
 
 
 def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
     default = info.get_default(call_default_factory=True)
     shown = "" if default is None or isinstance(default, bool) else f" [default: {default}]"
-    kind, flag = (bool | None, f"/--no-{dashed(name)}") if info.annotation is bool else (str | None, "")
+    word = name.replace("_", "-")
+    kind, flag = (bool | None, f"/--no-{word}") if info.annotation is bool else (str | None, "")
     setting = typer.Option(
-        f"--{dashed(name)}{flag}",
+        f"--{word}{flag}",
         help=f"{info.description or ''}{shown}",
         metavar=None if flag else "|".join(map(str, info.examples or [])) or _metavar(info.annotation),
         rich_help_panel=panel,
@@ -125,11 +122,6 @@ def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, setting]
     )
-
-
-def dashed(name: str) -> str:
-    """A setting as an option spells it: `num_steps` -> `num-steps`."""
-    return name.replace("_", "-")
 
 
 def _metavar(kind: Any) -> str:

@@ -115,8 +115,6 @@ class RoundConfig(RestoreConfig):
 
 
 _RAMP_IMAGES = 10_000
-# Settings of a run that do not decide its weights.
-NOT_DECISIVE: Any = {"sample": True, "train": {"max_per_device", "strategy"}}
 
 
 class TrainConfig(Strict):
@@ -303,7 +301,7 @@ class RunConfig(Strict):
 
     def decisive(self) -> dict[str, Any]:
         """All settings that decide the result, as plain values; files by their contents, not by their paths."""
-        tree = self.model_dump(mode="json", exclude=NOT_DECISIVE)
+        tree = self.model_dump(mode="json", exclude={"sample": True, "train": {"max_per_device", "strategy"}})
         if self.train.init_from is not None:
             path = find_checkpoint(self.train.init_from)
             if not path.is_file():

@@ -64,7 +64,12 @@ def train(
     run_dir = Path(run_dir)
     source = usable(config.data.prepared().open() if source is None else source, config.data.seed)
     with open_run(config, run_dir, source, device, devices, num_nodes) as fabric:
-        if config.train.rounds:
+        final, settings = final_path(run_dir), config.train
+        if final.exists():
+            if fabric.is_global_zero:
+                claim_folder(config, run_dir, source)
+            return TrainResult(run_dir, settings.total_steps, True, final)
+        if settings.rounds:
             return _train_rounds(config, run_dir, source, fabric, snapshot_steps, on_progress, should_stop)
         run = Run(config, run_dir, source, fabric, snapshot_steps=snapshot_steps)
         return train_run(run, on_progress, should_stop)
@@ -104,30 +109,29 @@ def _train_rounds(
     settings, final, before = config.train, final_path(run_dir), 0
     if fabric.is_global_zero:
         claim_folder(config, run_dir, source)
-    if final.exists():
-        return TrainResult(run_dir, settings.total_steps, True, final)
 
     def tell(now: Progress) -> None:
         on_progress(replace(now, step=before + now.step, num_steps=settings.total_steps))
 
     source = with_uniform_noise(source, config.data.seed, allow_incomplete=True)
     is_incomplete = bool(source.incomplete.any())
-    start, images = None, source
+    start: Path | None = None
     for number, end in enumerate(round_ends(settings)):
-        if number or is_incomplete:
-            twins = _restored(config, run_dir, number, source, start, fabric, should_stop)
-            if twins is None:
-                return TrainResult(run_dir, before, False, final)
-            images = Restored(source, twins, settings.restore.trust == "everywhere")
-        steps = {step - before for step in snapshot_steps}
-        folder = round_path(run_dir, number)
-        run = Run(_config_of(config, number), folder, images, fabric, start, before, steps)
-        trained = train_run(run, tell, should_stop)
-        if not trained.finished:
-            return TrainResult(run_dir, before + trained.step, False, final)
+        folder, images = round_path(run_dir, number), source
+        if not final_path(folder).exists():
+            if number or is_incomplete:
+                twins = _restored(config, run_dir, number, source, start, fabric, should_stop)
+                if twins is None:
+                    return TrainResult(run_dir, before, False, final)
+                images = Restored(source, twins, settings.restore.trust == "everywhere")
+            steps = {step - before for step in snapshot_steps}
+            run = Run(_config_of(config, number), folder, images, fabric, start, before, steps)
+            trained = train_run(run, tell, should_stop)
+            if not trained.finished:
+                return TrainResult(run_dir, before + trained.step, False, final)
         if fabric.is_global_zero:
             shutil.rmtree(folder / "state", ignore_errors=True)  # a finished round needs no optimizer
-        start, before = trained.checkpoint, end
+        start, before = final_path(folder), end
     assert start is not None
     if fabric.is_global_zero:
         with write_whole(final) as partial:

@@ -187,8 +187,8 @@ class Run:
     ) -> None:
         settings = config.train
         self.config, self.run_dir, self.source, self.fabric = config, run_dir, source, fabric
-        self.net_config, self.final = config.net_config(source), folder.final_path(run_dir)
-        self.steps_before, self.snapshot_steps = steps_before, frozenset(snapshot_steps)
+        self.net_config, self.steps_before = config.net_config(source), steps_before
+        self.snapshot_steps = frozenset(snapshot_steps)
         # Rounds over the same images draw other noise.
         self.seed = stream(settings.seed, "loop", settings.rounds).initial_seed() if start else settings.seed
         continued = folder.find_continued(config, run_dir, source)
@@ -213,11 +213,9 @@ class Run:
         self.by_sigma = LossBySigma(source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
         self._norms: list[Tensor] = []  # of the gradient of each step
-        self.was_finished = self.final.exists()
         self._resume(continued)
         self.first_step, self.started = self.step, time.perf_counter()
-        records = fabric.is_global_zero and not self.was_finished
-        self.recorder = Recorder(run_dir, self.step) if records else None
+        self.recorder = Recorder(run_dir, self.step) if fabric.is_global_zero else None
 
     def _build(self, start: Path | None) -> None:
         """The network, its averages and its optimizer, on their devices."""
@@ -344,17 +342,16 @@ class Run:
 
     def finish(self) -> TrainResult:
         """Save the state, and the final checkpoint if the run is complete."""
-        finished = self.step == self.config.train.num_steps
-        if not self.was_finished:
-            self._catch_up()
-            self._save_state()
-            if finished:
-                self._check_learnt()
-                self._save_checkpoint(self.final)
+        finished, final = self.step == self.config.train.num_steps, folder.final_path(self.run_dir)
+        self._catch_up()
+        self._save_state()
+        if finished:
+            self._check_learnt()
+            self._save_checkpoint(final)
         if self.recorder is not None:
             self.recorder.close()
         self.fabric.barrier()
-        return TrainResult(self.run_dir, self.step, finished, self.final)
+        return TrainResult(self.run_dir, self.step, finished, final)
 
     def _check_learnt(self) -> None:
         """Reject a model that is no model: its weights or last losses are not finite, or enormous.
@@ -363,11 +360,7 @@ class Run:
         """
         x = self.source.read(torch.arange(min(len(self.source), 256)))
         nothing = max(1.0, x.nan_to_num().square().mean().item() / self.net_config.sigma_data**2)
-        finite = (
-            torch.stack([folder.whole(weight).isfinite().all() for weight in self.ema.parameters()])
-            .all()
-            .item()
-        )
+        finite = all(folder.whole(weight).isfinite().all() for weight in self.ema.parameters())
         if not finite or self.last_loss is None or self.last_loss > _DIVERGED * nothing:
             found = "not finite" if self.last_loss is None else f"{self.last_loss:.3g}"
             what = f"the training has diverged: its last loss is {found}, and that of no output {nothing:.3g}"
@@ -375,9 +368,6 @@ class Run:
             raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
 
     def _resume(self, continued: folder.Continued | None) -> None:
-        if self.was_finished:  # its states may be gone, and nothing is left to do
-            self.step = self.config.train.num_steps
-            return
         state = folder.load_state(self.run_dir / "state") if continued is None else continued.state
         if state is None:
             if self.config.train.continue_from is not None:
