@@ -33,7 +33,7 @@ NUM_UNIFORMS = 18  # random numbers that one image uses up
 
 
 class Augmentation(Strict):
-    """What may be done to images; by default nothing."""
+    """What may be done to images; by default nothing. Noisy ones move by whole pixels, and keep their noise."""
 
     flip_x: bool = Field(False, description="Mirror half of the images left to right.")
     flip_y: bool = Field(False, description="Mirror half of the images top to bottom.")
