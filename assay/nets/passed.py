@@ -9,6 +9,7 @@ import copy
 import inspect
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -43,7 +44,7 @@ class _Adapted(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = copy.deepcopy(module)
+        self.module = copy.deepcopy(module).to(torch.empty(0).device)  # that of a surrounding torch.device
         parameters = inspect.signature(module.forward).parameters.values()
         self.takes_all = any(each.kind == each.VAR_POSITIONAL for each in parameters)
         self.num_inputs = len(parameters)
