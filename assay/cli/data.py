@@ -1,5 +1,6 @@
 """`assay data`: pack images into stores, get known data sets, show what a store contains, measure noise."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,10 +11,9 @@ from rich.table import Table
 
 from assay.cli.options import open_console, output_option, takes
 from assay.data import Store, open_store
-from assay.data.audit import Audit, audit, audit_panels, images_of, in_range, write_levels
+from assay.data.audit import audit, audit_panels, images_of, write_levels
 from assay.data.convert import PackConfig
 from assay.data.known import get as get_known
-from assay.data.levels import Level
 from assay.data.pack import PackReport, pack_shards
 from assay.data.pack import pack as pack_images
 from assay.data.readers import RawImages, open_images
@@ -242,18 +242,15 @@ def noise(
 
     Then: `assay data pack scans/:levels=levels.csv -o stores/scans`
     """
-
-    raw, pair = _open_measured(source)
-    examples, clean_pair = (None, pair) if clean is None else _open_measured(clean)
-    if (pair is None) != (clean_pair is None):
-        what = "brings clean examples to the units of the images"
-        raise AssayError(what, key="range", cure="give it for both")
-    if pair and clean_pair and examples:
-        examples = in_range(examples, clean_pair, pair)
+    raw, examples = _open_measured(source), None if clean is None else _open_measured(clean)
     with open_progress() as tell:
         found = audit(raw, examples, repeats, shared, partial(tell, "measuring"))
-    _print_audit(found, raw)
-    console = open_console()
+    console, table = open_console(), Table("", "", box=None, show_header=False)
+    for title, text in found.rows():
+        table.add_row(title, text)
+    console.print(table)
+    for warning in found.warnings():
+        console.print(f"warning: {warning}", style="yellow", markup=False)
     if levels is not None:
         with write_whole(levels) as unfinished:
             write_levels(found, unfinished)
@@ -263,28 +260,12 @@ def noise(
         console.print(f"wrote {png}")
 
 
-def _print_audit(found: Audit, raw: RawImages) -> None:
-    """What was measured, and how many recorded levels lie outside their measured intervals."""
-    console = open_console()
-    table = Table("", "", box=None, show_header=False)
-    for title, text in found.rows():
-        table.add_row(title, text)
-    console.print(table)
-    warnings = found.warnings()
-    stated = np.array([level.sigma for level in raw.levels or () if isinstance(level, Level)])
-    if len(stated) == len(found.low) and (compared := found.compared(stated)) is not None:
-        is_right, text = compared
-        console.print(text) if is_right else warnings.append(text)
-    for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
-
-
-def _open_measured(text: str) -> tuple[RawImages, tuple[float, float] | None]:
-    """The images of a store or a source, and the range that the source states."""
+def _open_measured(text: str) -> RawImages:
+    """The images of a store or a source, with the range that the source states."""
     if is_store(Path(text)):
-        return images_of(open_store(text)), None
+        return images_of(open_store(text))
     (spec,) = read_sources([text])
-    return open_images(spec), spec.range
+    return replace(open_images(spec), value_range=spec.range)
 
 
 @app.command()

@@ -55,14 +55,8 @@ CHECKSUM = "checksum"  # of meta.json, the key in it
 _IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
 _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
 _MAP, _KERNEL = ("sigma_map.npy", "map_index.npy"), ("kernel.npy", "kernel_index.npy")
-_NUMBERS = {  # the columns of numbers
-    _SIGMA_TN: "float32",
-    _USABLE_FROM: "float32",
-    _LABEL: "int64",
-    _GROUP: "int64",
-    _MAP[1]: "int64",
-    _KERNEL[1]: "int64",
-}
+_NUMBERS = dict.fromkeys((_SIGMA_TN, _USABLE_FROM), "float32")  # the columns of numbers
+_NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP[1], _KERNEL[1]), "int64")
 _MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 
 
@@ -118,15 +112,14 @@ class Store(ImageSource):
         }
         self.sigma_tn, self.label, self.group = found[_SIGMA_TN], found[_LABEL], found.get(_GROUP)
         self.usable_from = found.get(_USABLE_FROM, self.sigma_tn)
-        size = meta.image_shape[1:]
-        if has_map := _MAP[0] in meta.checksums:
+        size, self.has_map = meta.image_shape[1:], _MAP[0] in meta.checksums
+        if self.has_map:
             self._map_index = found[_MAP[1]]
             self._maps = self._shared(_MAP[0], self._map_index, {(1, *size), meta.image_shape})
         if _KERNEL[0] in meta.checksums:
             self._kernel_index = found[_KERNEL[1]]
             self._kernels = self._shared(_KERNEL[0], self._kernel_index, {size})
             self.convolved = self._kernel_index >= 0
-        self.has_map = has_map
         with decoding(path, CURE):
             self._check_columns()
         no_contents = (_NAMES, _GROUP, _BLOCKS)

@@ -56,12 +56,15 @@ class Sensor:
     mean: np.ndarray  # (bins,) what the line was fitted to, to be plotted
     variance: np.ndarray  # (bins,)
 
+    def line(self, mean: np.ndarray) -> np.ndarray:
+        """The variance of the noise where the signal has this mean."""
+        return self.gain.value * mean + self.offset.value
+
     def dependence(self) -> float:
         """Variance of the noise at the bright end over that at the dark end; 1 if the gain may be zero."""
         if self.gain.low <= 0:
             return 1.0
-        ends = self.mean.min(), self.mean.max()
-        dark, bright = (self.gain.value * mean + self.offset.value for mean in ends)
+        dark, bright = self.line(np.array([self.mean.min(), self.mean.max()])).tolist()
         return bright / dark if dark > 0 else math.inf
 
     def rows(self) -> list[tuple[str, str]]:
@@ -157,13 +160,14 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf))
     chosen = np.concatenate(start)
     variance = np.concatenate([np.full(len(part), pool.detail[part].mean()) for part in start])
     for _ in range(30):
-        line, _ = _weighted_line(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen])
-        everywhere = np.maximum(line[0] * pool.mean + line[1], 1e-3 * variance.max())
+        mean = pool.mean[chosen]
+        sensor = _fitted(mean, pool.detail[chosen], variance, pool.owner[chosen], mean)
+        everywhere = np.maximum(sensor.line(pool.mean), 1e-3 * variance.max())
         passed = np.flatnonzero((pool.structure < everywhere) & (pool.mean >= low) & (pool.mean <= high))
         if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
             break
         chosen, variance = passed, everywhere[passed]
-    return _sensor(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen])
+    return sensor
 
 
 def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor | None:
@@ -175,11 +179,11 @@ def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarr
     """
     if not variance.any():
         return None
-    line = np.full(len(mean), variance.mean())
-    for _ in range(5):
-        (gain, offset), _ = _weighted_line(mean, variance, line, np.arange(len(mean)), around)
-        line = np.maximum(gain * around + offset, 1e-3 * variance.mean())
-    return _sensor(mean, variance, line, np.arange(len(mean)), around)
+    expected = np.full(len(mean), variance.mean())
+    for _ in range(6):
+        sensor = _fitted(mean, variance, expected, np.arange(len(mean)), around)
+        expected = np.maximum(sensor.line(around), 1e-3 * variance.mean())
+    return sensor
 
 
 def mean_around(image: Tensor) -> Tensor:
@@ -194,45 +198,29 @@ def _bins(mean: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.clip(np.searchsorted(edges, mean, side="right") - 1, 0, _NUM_BINS - 1)
 
 
-def _weighted_line(
-    mean: np.ndarray,
-    energy: np.ndarray,
-    variance: np.ndarray,
-    owner: np.ndarray,
-    instrument: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slope and offset of `energy` against `mean`, and their errors; all (L,), with weights 1 / variance^2.
+def _fitted(
+    mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray, instrument: np.ndarray
+) -> Sensor:
+    """The line of `energy` against `mean`; all (L,), with weights 1 / variance^2.
 
-    Owners are independent of each other, their windows are not: a sandwich of sums over owners. The residuals
-    are orthogonal to the `instrument`, by default the mean itself.
+    Owners are independent of each other, their windows are not: the errors are a sandwich of sums over owners.
+    The residuals are orthogonal to the `instrument`, which may be the mean itself.
     """
     design, chosen = (
-        np.stack([column, np.ones(len(mean))], 1) / variance[:, None]
-        for column in (mean, mean if instrument is None else instrument)
+        np.stack([column, np.ones(len(mean))], 1) / variance[:, None] for column in (mean, instrument)
     )
     inverse = np.linalg.pinv(chosen.T @ design)
     line = inverse @ chosen.T @ (energy / variance)
     residual = (energy / variance - design @ line)[:, None] * chosen
     unit = np.unique(owner, return_inverse=True)[1]
-    scores = np.stack([np.bincount(unit, column) for column in residual.T], 1)
-    return line, np.sqrt(np.diag(inverse @ scores.T @ scores @ inverse.T))
-
-
-def _sensor(
-    mean: np.ndarray,
-    energy: np.ndarray,
-    variance: np.ndarray,
-    owner: np.ndarray,
-    instrument: np.ndarray | None = None,
-) -> Sensor:
-    line, error = _weighted_line(mean, energy, variance, owner, instrument)
-    gain, offset = (Measured.around(v, 1.96 * e) for v, e in zip(line.tolist(), error, strict=True))
-    by = mean if instrument is None else instrument
-    bin_of = _bins(by, by.min(), by.max())
-    filled = [part for n in range(_NUM_BINS) if (part := bin_of == n).sum() >= 20]
-    return Sensor(
-        gain, offset, *(np.array([column[part].mean() for part in filled]) for column in (mean, energy))
-    )
+    sums = np.stack([np.bincount(unit, column) for column in residual.T], 1)
+    error = 1.96 * np.sqrt(np.diag(inverse @ sums.T @ sums @ inverse.T))
+    gain, offset = map(Measured.around, line.tolist(), error.tolist())
+    bin_of = _bins(instrument, instrument.min(), instrument.max())
+    count = np.bincount(bin_of)
+    filled = count >= 20
+    binned = (np.bincount(bin_of, column)[filled] / count[filled] for column in (mean, energy))
+    return Sensor(gain, offset, *binned)
 
 
 def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> Measured:

@@ -62,6 +62,7 @@ class Audit:
     values: tuple[float, float, float, float]
     sensor: Sensor | None
     units: str
+    recorded: np.ndarray | None  # levels that are stated for the images
 
     def rows(self) -> list[tuple[str, str]]:
         """The audit as a table of two columns."""
@@ -82,7 +83,18 @@ class Audit:
         ]
         if len(self.names) > 1 and typical > 0:
             rows.append(("if all share one level", f"{self.group:.4g}" if self.agree else "they do not"))
+        if (outside := self._share_outside()) is not None and self.recorded is not None:
+            medians = (np.median(levels[self.recorded > 0]) for levels in (self.recorded, self.sigma))
+            text = f"{outside:.0%} of the noisy images have a recorded level outside its measured interval"
+            text += "; the median is {:.4g} as recorded, {:.4g} as measured".format(*medians)
+            rows.append(("recorded levels", text))
         return rows + (self.sensor.rows() if self.sensor is not None else [_NO_SENSOR])
+
+    def _share_outside(self) -> float | None:
+        """The share of recorded levels outside their measured intervals; None without noisy images."""
+        if self.recorded is None or not (noisy := self.recorded > 0).any():
+            return None
+        return float(((self.recorded < self.low) | (self.recorded > self.high))[noisy].mean())
 
     def _accuracy(self) -> str:
         """How wide the intervals of most images are."""
@@ -126,16 +138,9 @@ class Audit:
                 f"as in dark ones. One level does not describe it: pack these images as those of a sensor with "
                 f"gain = {gain:.4g} and {rest}"
             )
+        if (self._share_outside() or 0.0) > 0.5:
+            found.append("most recorded levels of noisy images lie outside their measured intervals")
         return found
-
-    def compared(self, recorded: np.ndarray) -> tuple[bool, str] | None:
-        """Whether levels (N,) that are recorded for the images are right, in words; None without noisy ones."""
-        if not (noisy := recorded > 0).any():
-            return None
-        share = ((recorded < self.low) | (recorded > self.high))[noisy].mean()
-        medians = np.median(recorded[noisy]), np.median(self.sigma[noisy])
-        text = f"{share:.0%} of the noisy images have a recorded level outside its measured interval"
-        return share <= 0.5, f"{text}; the median is {medians[0]:.4g} as recorded, {medians[1]:.4g} as measured"
 
 
 _TOO_FEW = "unknown: too few flat parts"
@@ -154,9 +159,10 @@ def audit(
 ) -> Audit:
     """Measure the noise of `raw`, image by image and as a whole.
 
-    With `clean` examples of the same kind of images, levels are read by a network trained on them. With
-    `repeats`, images in the same folder are exposures of the same scene, and levels are exact. `shared`: all
-    images have one level, and each is given that of the group.
+    With `clean` examples of the same kind of images, levels are read by a network trained on them. They are
+    brought to the units of `raw` by the `value_range` of both. With `repeats`, images in the same folder are
+    exposures of the same scene, and levels are exact. `shared`: all images have one level, and each is given
+    that of the group.
     """
     if repeats and clean is not None:
         raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
@@ -166,21 +172,23 @@ def audit(
     if shared:
         ends = found["group"].value, found["group"].low, found["group"].high
         found["sigma"], found["low"], found["high"] = (np.full(len(raw.names), end) for end in ends)
-    names, step, spread = tuple(raw.names), values.step, values.spread()
-    return Audit(names, clipped=values.clipped(), step=step, values=spread, units=raw.units, **found)
+    stated = np.array([level.sigma for level in raw.levels or () if isinstance(level, Level)])
+    return Audit(
+        names=tuple(raw.names),
+        clipped=values.clipped(),
+        step=values.step,
+        values=values.spread(),
+        units=raw.units,
+        recorded=stated if len(stated) == len(raw.names) else None,
+        **found,
+    )
 
 
 def _from_each(
     raw: RawImages, clean: RawImages | None, values: "_Values", progress: Progress | None
 ) -> dict[str, Any]:
     """What each image says about its own noise, and all of them together."""
-    examples: list[Tensor] = []
-    if clean is not None:
-        if len(clean.names) < _MIN_EXAMPLES:
-            what = f"{clean.name} has {len(clean.names)} images"
-            raise AssayError(what, key="clean", cure=f"give {_MIN_EXAMPLES} clean examples or more")
-        examples = [_image(clean, i) for i in _spread(len(clean.names), _MAX_EXAMPLES)]
-        _check_units(raw, clean.name, examples)
+    examples = [] if clean is None else _examples(raw, clean)
     net = train_on_examples(examples) if examples else blind_net()
     kept = _spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
     looked_at, images, levels = set(kept), [], []
@@ -206,26 +214,25 @@ def _from_each(
     }
 
 
-def in_range(raw: RawImages, its_range: tuple[float, float], wanted: tuple[float, float]) -> RawImages:
-    """The same images with black and white at the `wanted` values, so that they can stand beside others."""
-    scale = (wanted[1] - wanted[0]) / (its_range[1] - its_range[0])
-    return replace(raw, pixels=lambda i: wanted[0] + (raw.load(i) - its_range[0]) * scale, has_opacity=False)
-
-
-def _check_units(raw: RawImages, clean_name: str, examples: list[Tensor]) -> None:
-    """Reject clean examples whose values are of another size: levels would be as wrong as that."""
+def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
+    """Clean images (C, H, W) in the units of `raw`; an error if their values are of another size."""
+    if len(clean.names) < _MIN_EXAMPLES:
+        what = f"{clean.name} has {len(clean.names)} images"
+        raise AssayError(what, key="clean", cure=f"give {_MIN_EXAMPLES} clean examples or more")
+    examples = [_image(clean, i) for i in _spread(len(clean.names), _MAX_EXAMPLES)]
+    if raw.value_range and clean.value_range:
+        (low, high), (black, white) = raw.value_range, clean.value_range
+        examples = [low + (image - black) * ((high - low) / (white - black)) for image in examples]
     some = [_image(raw, i) for i in _spread(len(raw.names), len(examples))]
     sizes = [
         float(torch.stack([image.median().abs() + image.std() for image in x]).median())
         for x in (some, examples)
     ]
-    if not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
-        raise AssayError(
-            f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples in {clean_name} of about "
-            f"{sizes[1]:.3g}: their units differ",
-            key="clean_range",
-            cure="name the values of black and white with value_range and clean_range",
-        )
+    alike = (raw.value_range is None) == (clean.value_range is None)
+    if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
+        what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
+        raise AssayError(f"{what}: their units differ", key="range", cure="give black and white of both")
+    return examples
 
 
 def _from_repeats(raw: RawImages, values: "_Values", progress: Progress | None) -> dict[str, Any]:
@@ -396,7 +403,7 @@ def audit_panels(found: Audit) -> list[Panel]:
         Panel("Noise levels", "images, from the least to the most noise", f"sigma, in {found.units}", levels)
     ]
     if found.sensor is not None:
-        mean, line = found.sensor.mean, found.sensor.gain.value * found.sensor.mean + found.sensor.offset.value
+        mean, line = found.sensor.mean, found.sensor.line(found.sensor.mean)
         series = [
             Series("measured", "points", mean, found.sensor.variance, colour=COLOURS[1]),
             Series("fitted line", "line", mean, line, colour=COLOURS[2]),
