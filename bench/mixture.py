@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.cluster import KMeans
 
-from assay.mixture.deconvolve import Components, log_joint
+from assay.mixture.deconvolve import log_joint
 from assay.mixture.distance import wasserstein
 from assay.mixture.likelihood import _gather_in_space
 from assay.mixture.model import NoisyMixture
@@ -68,8 +68,8 @@ def em(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
     guess = Atoms(clusters.cluster_centers_, np.bincount(clusters.labels_, minlength=k) / len(x))
     last = -np.inf
     for _ in range(500):
-        here = _gather_in_space(x, sigma**-2, guess, np.zeros(x.shape[1]))
-        guess = here.em()
+        here = _gather_in_space(x, isotropic(sigma, x.shape[1]), guess, np.zeros(x.shape[1]))
+        guess = here.em
         if here.log_likelihood / len(x) - last < 1e-6:
             break
         last = here.log_likelihood / len(x)
@@ -323,7 +323,7 @@ def covariances() -> None:
     noise = along_axes(deviation)
 
     def height(weights: np.ndarray, centres: np.ndarray, spread: np.ndarray) -> float:
-        return float(logsumexp(log_joint(x, noise, Components(weights, centres, spread)), axis=1).mean())
+        return float(logsumexp(log_joint(x, noise, Atoms(centres, weights, spread)), axis=1).mean())
 
     start = time.process_time()
     model = NoisyMixture(k, covariance="full", random_state=0).fit(x, sigma=deviation)

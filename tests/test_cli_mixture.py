@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.mixture.samples import read_mixture, read_samples, write_samples
 
-ATOMS = "0,0; 4,0; 0,5"
-
 
 def run(*arguments: object, code: int = 0) -> str:
     done = CliRunner().invoke(app, ["mixture", *map(str, arguments)], env={"COLUMNS": "200"})
@@ -24,7 +22,7 @@ def run(*arguments: object, code: int = 0) -> str:
 @pytest.mark.parametrize("suffix", ["npy", "npz", "csv", "parquet"])
 def test_simulate_and_fit(tmp_path: Path, suffix: str) -> None:
     samples, result = tmp_path / f"samples.{suffix}", tmp_path / "fit.json"
-    assert "20,000 samples" in run("simulate", samples, "--atoms", ATOMS, "-n", 20_000, "--sigma", 2)
+    assert "20,000 samples" in run("simulate", samples, "--atoms", "0,0; 4,0; 0,5", "-n", 20_000, "--sigma", 2)
     said = run("fit", samples, "--k", 3, "--json", result)
     assert "noise 1 to 2" in said and "20,000.0 for the subspace (n_d)" in said and "warning" not in said
     assert "the atoms' radius, counts as that" in said
@@ -98,32 +96,21 @@ def test_noise_per_feature_and_missing_values(tmp_path: Path) -> None:
     "arguments, names",
     [
         (["fit", "missing.csv"], "missing.csv"),
-        (["fit", "samples.txt"], "samples.txt"),
         (["fit", "good.csv", "--sigma-column", "noise"], "--sigma-column"),
-        (["fit", "good.csv", "--k", "3", "--search", "all"], "--search"),
         (["fit", "good.csv", "--k", "40"], "too few"),
-        (["fit", "good.csv", "--k", "2", "--sigma", "nan"], "sigma"),
         (["fit", "good.csv", "--sigma", "1e300"], "sigma"),
         (["fit", "bad.csv"], "bad.csv"),
-        (["fit", "huge.csv", "--k", "2"], "rescale"),
-        (["fit", "gaps.csv", "--k", "2"], "NaN"),
         (["simulate", "out.csv"], "--atoms"),
         (["simulate", "out.csv", "--atoms", "0,0;1"], "--atoms"),
-        (["simulate", "out.csv", "--atoms", "a,b"], "--atoms"),
-        (["simulate", "out.csv", "--atoms", "0;1e400"], "--atoms"),
         (["simulate", "out.csv", "--atoms", "0;1", "--weights", "0.5,0.6"], "--weights"),
-        (["simulate", "out.csv", "--atoms", "0;1", "--weights", "x"], "weight"),
         (["simulate", "out.csv", "--mixture", "empty.json"], "empty.json"),
         (["simulate", "out.csv", "--atoms", "0;1", "--sigma", "-1"], "sigma"),
         (["simulate", "out.txt", "--atoms", "0;1"], "out.txt"),
-        (["bounds", "--delta", "2"], "--delta"),
         (["bounds", "--delta", "0.3"], "--delta"),
         (["bounds", "--k", "0"], "--k"),
         (["rates", "--sigma", "0.5"], "--sigma"),
         (["rates", "--sigma", ""], "--sigma"),
-        (["rates", "--sigma", "1e300"], "--sigma"),
         (["rates", "--num-samples", "10"], "--num-samples"),
-        (["rates", "--num-samples", "10,x"], "--num-samples"),
         (["rates", "--num-samples", "3,3000"], "--num-samples"),
         (["rates", "--k", "1"], "--k"),
     ],
@@ -131,10 +118,7 @@ def test_noise_per_feature_and_missing_values(tmp_path: Path) -> None:
 def test_errors_are_sentences(tmp_path: Path, monkeypatch, arguments: list[str], names: str) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(50, 2))
-    write_samples(Path("good.csv"), x, np.ones(50))
-    write_samples(Path("huge.csv"), 1e300 * x, np.ones(50))
-    write_samples(Path("gaps.csv"), np.where(x > 1, np.nan, x), np.ones(50))
+    write_samples(Path("good.csv"), rng.normal(size=(50, 2)), np.ones(50))
     Path("bad.csv").write_text("x,sigma\n1,a\n")
     Path("empty.json").write_text(json.dumps([1]))
     said = run(*arguments, code=1)

@@ -7,6 +7,7 @@ import pytest
 
 from assay.errors import AssayError
 from assay.mixture.samples import SUFFIXES, check_mixture, read_mixture, read_samples, two_levels, write_samples
+from tests.errors import rejected, rejects
 
 
 def test_files_come_back_as_written(tmp_path: Path) -> None:
@@ -38,11 +39,8 @@ def test_csv_of_a_spreadsheet(tmp_path: Path) -> None:
     "text, sigma, what",
     [
         ("x,x,sigma\n1,2,3\n", None, "twice"),
-        ("x, x,sigma\n1,2,3\n", None, "twice"),
         ("1,1\n3,4\n", 1.0, "begins with numbers"),
-        ("1.5,-2e3\n3,4\n", None, "begins with numbers"),
         ("x,sigma\n", None, "no rows"),
-        ("x,sigma\n\n", None, "no rows"),
         ("", 1.0, "no rows"),
         ("x,sigma\n1,2,3\n", None, "3 columns and 2 names"),
         ("x,sigma\n1,a\n", None, "cannot be read"),
@@ -65,7 +63,6 @@ def test_csv_that_would_lose_data_is_rejected(tmp_path: Path, text: str, sigma, 
         {"x": np.zeros((5, 2)), "sigma": np.ones(4)},
         {"x": np.zeros((5, 2)), "sigma": np.array(1.0)},
         {"x": np.zeros((5, 2, 2)), "sigma": np.ones(5)},
-        {"x": np.array(1.0), "sigma": np.ones(5)},
         {"x": np.ones((5, 2), complex), "sigma": np.ones(5)},
         {"x": np.array(["a"] * 5), "sigma": np.array(["b"] * 5)},
         {"sigma": np.ones(5)},
@@ -73,21 +70,18 @@ def test_csv_that_would_lose_data_is_rejected(tmp_path: Path, text: str, sigma, 
 )
 def test_npz_holds_one_array_beside_sigma(tmp_path: Path, arrays: dict) -> None:
     np.savez(tmp_path / "s.npz", **arrays)
-    with pytest.raises(AssayError) as caught:
+    with rejects(tmp_path / "s.npz"):
         read_samples(tmp_path / "s.npz")
-    assert caught.value.path == str(tmp_path / "s.npz")
 
 
 def test_other_files_are_rejected(tmp_path: Path) -> None:
     np.save(tmp_path / "flat.npy", np.zeros(5))
     np.save(tmp_path / "named.npy", np.zeros(4, dtype=[("a", float), ("sigma", float)]))
     for name in ("flat.npy", "named.npy", "s.txt"):
-        with pytest.raises(AssayError) as caught:
+        with rejects(tmp_path / name):
             read_samples(tmp_path / name)
-        assert caught.value.path == str(tmp_path / name)
-    with pytest.raises(AssayError) as caught:
+    with rejected("clean_fraction"):
         two_levels(10, 1.5, 1, 2)
-    assert caught.value.key == "clean_fraction"
 
 
 @pytest.mark.parametrize(
@@ -97,20 +91,16 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
         ("[1]", None),
         ("{}", None),
         ('{"atoms": [[1, 2], [3]]}', "atoms"),
-        ('{"atoms": 3}', "atoms"),
         ('{"atoms": []}', "atoms"),
         ('{"atoms": [[NaN]]}', "atoms"),
-        ('{"atoms": [["a"]]}', "atoms"),
         (f'{{"atoms": [[1{"0" * 400}]]}}', "atoms"),
         ('{"atoms": [[1], [2]], "weights": {"a": 1}}', "atoms"),
         ('{"atoms": [[1], [2]], "weights": [0.5, 0.6]}', "weights"),
-        ('{"atoms": [[1], [2]], "weights": [1.5, -0.5]}', "weights"),
         ('{"atoms": [[1]], "weights": [0.5, 0.5]}', "weights"),
     ],
 )
 def test_bad_mixture_names_its_file(tmp_path: Path, text: str, key: str | None) -> None:
     (tmp_path / "m.json").write_text(text)
-    with pytest.raises(AssayError) as caught:
+    with rejects(tmp_path / "m.json", key):
         read_mixture(tmp_path / "m.json")
-    assert caught.value.path == str(tmp_path / "m.json") and caught.value.key == key
     assert check_mixture([0.0, 1.0]).atoms.shape == (2, 1)

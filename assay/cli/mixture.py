@@ -37,13 +37,8 @@ def fit(
     ] = False,
     polish: Annotated[bool, typer.Option(help="Climb the likelihood to a local maximum.")] = True,
     num_restarts: Annotated[int, typer.Option(help="More places to climb from.", min=0)] = 2,
-    search: Annotated[
-        str, typer.Option(help="'scalable', or 'exhaustive' (the paper's algorithm, k <= 3).")
-    ] = "scalable",
     seed: Seed = 0,
-    json_path: Annotated[
-        Path | None, output_option("Also write the result to this JSON file.", "--json")
-    ] = None,
+    json_path: Annotated[Path | None, output_option("Also write the result to this file.", "--json")] = None,
 ) -> None:
     """Estimate the atoms and weights of a mixture from noisy samples.
 
@@ -59,22 +54,22 @@ def fit(
     console = Console()
     with console.status(f"learning from {len(x):,} samples"):
         model = NoisyMixture(
-            k, covariance="full" if covariance else "zero", search=search, polish=polish,  # type: ignore[arg-type]
-            num_restarts=num_restarts, random_state=seed,
-        )  # fmt: skip
+            k,
+            covariance="full" if covariance else "zero",
+            polish=polish,
+            num_restarts=num_restarts,
+            random_state=seed,
+        )
         model.fit(x, sigma=level)
         errors = model.standard_errors(x, sigma=level) if polish and x.shape[1] <= 8 else None
     console.print(f"{len(x):,} samples in {x.shape[1]} dimensions, noise {level.min():g} to {level.max():g}")
-    result = {"atoms": model.means_.tolist(), "weights": model.weights_.tolist()}
-    if model.covariances_ is not None:
-        result["covariances"] = model.covariances_.tolist()
+    fields = {"atoms": model.means_, "weights": model.weights_, "covariances": model.covariances_}
+    result: dict[str, Any] = {name: array.tolist() for name, array in fields.items() if array is not None}
     if model.conditions_:
         n_d, n_l = (condition.have for condition in model.conditions_[:2])
         raised = f"; noise below {model.radius_:.3g}, the atoms' radius, counts as that"
-        console.print(
-            f"effective samples: {n_d:,.1f} for the subspace (n_d), {n_l:,.1f} inside it (n_l)"
-            + (raised if level.min() < model.radius_ else "")
-        )
+        sizes = f"effective samples: {n_d:,.1f} for the subspace (n_d), {n_l:,.1f} inside it (n_l)"
+        console.print(sizes + (raised if level.min() < model.radius_ else ""))
         result |= {"n_d": n_d, "n_l": n_l}
     if k is None:
         _print_evidence(console, model)
@@ -92,11 +87,10 @@ def _print_evidence(console: Console, model: Any) -> None:
         table.add_row(f"{row.num_atoms}", *numbers)
     console.print(table)
     best = model.npmle_
-    console.print(
-        f"no mixture on {best.num_places:,} places has a log-likelihood above "
-        f"{best.log_likelihood + best.gap:,.2f} (duality gap {best.gap:.2g} nats)",
-        soft_wrap=True,
+    bound = (
+        f"has a log-likelihood above {best.log_likelihood + best.gap:,.2f} (duality gap {best.gap:.2g} nats)"
     )
+    console.print(f"no mixture on {best.num_places:,} places {bound}", soft_wrap=True)
 
 
 def _atom_table(model: Any, errors: Any) -> Table:
@@ -140,9 +134,8 @@ def simulate(
         truth = check_mixture(rows, weights.replace(",", " ").split() if weights else None)
     level = two_levels(num_samples, clean_fraction, clean_sigma, sigma)
     write_samples(out, draw(truth, level, np.random.default_rng(seed)), level)
-    Console().print(
-        f"wrote {num_samples:,} samples in {truth.atoms.shape[1]} dimensions to {out}", soft_wrap=True
-    )
+    said = f"wrote {num_samples:,} samples in {truth.atoms.shape[1]} dimensions to {out}"
+    Console().print(said, soft_wrap=True)
 
 
 @app.command()
@@ -162,8 +155,7 @@ def rates(
     """
     from assay.figure import save_png
     from assay.files import write_whole
-    from assay.mixture.plot import rates_panels
-    from assay.mixture.rates import measure_rates
+    from assay.mixture.rates import measure_rates, rates_panels
 
     with Progress(transient=True) as progress:
         task = progress.add_task("measuring", total=1.0)
@@ -204,9 +196,7 @@ def bounds(
     clean_fraction: CleanFraction = 0.1,
     sigma: Annotated[float, typer.Option(help="Noise level of the others; clean ones have 1.", min=1)] = 3.0,
     delta: Annotated[float, typer.Option(help="Probability with which the bounds may fail.")] = 0.05,
-    constant: Annotated[
-        float, typer.Option(help="The absolute constant of the bounds; the paper does not give it.")
-    ] = 1.0,
+    constant: Annotated[float, typer.Option(help="The constant of the bounds; the paper gives none.")] = 1.0,
 ) -> None:
     """Compute effective sample sizes, upper and lower bounds on W1, and whether their conditions hold.
 
@@ -218,25 +208,20 @@ def bounds(
     upper = theory.upper_bound(levels, num_features, k, delta, constant, count=count)
     lower = theory.lower_bound(levels, num_features, k, delta, constant, count=count)
     table = Table("", "subspace", "inside it", "together")
-    for name, pair in (
-        ("effective samples", theory.effective_sizes(levels, k, count)),
-        ("noisy samples per clean one", theory.noisy_per_clean(sigma, k)),
-    ):
-        table.add_row(name, *(f"{value:,.1f}" for value in pair), "")
-    table.add_row("upper bound on W1", f"{upper.subspace:.4g}", f"{upper.low_dim:.4g}", f"{upper.total:.4g}")
+    sizes, per_clean = theory.effective_sizes(levels, k, count), theory.noisy_per_clean(sigma, k)
+    table.add_row("effective samples", *(f"{value:,.1f}" for value in sizes))
+    table.add_row("noisy samples per clean one", *(f"{value:,.1f}" for value in per_clean))
+    table.add_row("upper bound on W1", *(f"{v:.4g}" for v in (upper.subspace, upper.low_dim, upper.total)))
     if num_features == 1:
         line = theory.upper_bound_line(levels, k, constant, count=count)
         table.add_row("upper bound on a line, with probability 0.75", "", f"{line:.4g}", f"{line:.4g}")
-    table.add_row("lower bound on W1", f"{lower.subspace:.4g}", f"{lower.low_dim:.4g}", f"{lower.largest:.4g}")
+    table.add_row("lower bound on W1", *(f"{v:.4g}" for v in (lower.subspace, lower.low_dim, lower.largest)))
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(
         f"bounds for atoms in the unit ball, up to the absolute constant, here {constant:g}; "
         f"upper: with probability {1 - delta:g}"
     )
-    for name, conditions in (
-        ("upper", theory.upper_conditions(levels, num_features, k, delta, count=count)),
-        ("lower", theory.lower_conditions(levels, num_features, k, delta, count=count)),
-    ):
-        for condition in conditions:
+    for name, hypotheses in (("upper", theory.upper_conditions), ("lower", theory.lower_conditions)):
+        for condition in hypotheses(levels, num_features, k, delta, count=count):
             console.print(f"{name}: {condition}", style=None if condition.holds else "yellow")

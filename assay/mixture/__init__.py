@@ -8,14 +8,14 @@ bounds, stand on their own:
     noise       isotropic noise, noise along the axes, full covariances, missing values
     subspace    the affine subspace of the atoms, in O(nd)
     search      median of means, partition, from marginals to atoms
-    likelihood  the polish by maximum likelihood
-    estimate    the estimator of the theorem, from these parts
+    likelihood  the polish of atoms by maximum likelihood, under any noise
     npmle       the nonparametric maximum likelihood estimate, with a certificate
-    deconvolve  atoms and components with covariances, under any noise
+    estimate    the estimator of the theorem, from these parts, and how many atoms there are
+    deconvolve  components with covariances; posterior means and standard errors
     bounds      effective sample sizes, upper and lower bounds, hard pairs
     distance    W1 on a line, in d dimensions, along directions
     samples     drawing, reading and writing samples
-    rates, plot error against the number of samples, what a noisy sample is worth: measured and drawn
+    rates       error against the number of samples, what a noisy sample is worth: measured and drawn
 """
 
 from assay.mixture.model import ConditionWarning, NoisyMixture

@@ -1,30 +1,31 @@
 """Mixtures from noisy samples, with the interface of scikit-learn."""
 
-import math
 import warnings
-from numbers import Integral
+from collections.abc import Callable
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import ValidationError
 from scipy.special import logsumexp, softmax
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from assay.errors import AssayError
+from assay.errors import AssayError, explained
 from assay.mixture.bounds import Condition, upper_conditions
-from assay.mixture.deconvolve import Components, fit_components, log_joint, posterior_means, standard_errors
-from assay.mixture.estimate import LEAST_NOISE, Settings, estimate_atoms, reject_bad_rows
+from assay.mixture.deconvolve import fit_components, log_joint, posterior_means, standard_errors
+from assay.mixture.estimate import Evidence, Settings, choose_number, estimate_atoms, reject_bad_rows
 from assay.mixture.moments import Array, Atoms
-from assay.mixture.noise import Noise, make_noise, read_sigma
+from assay.mixture.noise import LEAST_NOISE, Noise, axis_levels, make_noise, read_sigma
 from assay.mixture.npmle import Estimate
-from assay.mixture.number import Evidence, choose_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _CHUNK = 65_536  # samples at a time when a fitted mixture is asked about them
+_MAX_DRAWN = 2000  # samples of a figure
 
 
 class ConditionWarning(UserWarning):
@@ -35,8 +36,8 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     """Learns a mixture from samples X_i = Y_i + noise_i, each with its own known Gaussian noise.
 
     Y has k atoms, or k Gaussian components. With isotropic noise and atoms, the estimator is the one of the
-    paper's theorem (`assay.mixture.estimate`). Any other noise, and components with covariances, are learned by
-    EM (`assay.mixture.deconvolve`).
+    paper's theorem (`assay.mixture.estimate`). Under any other noise the likelihood is climbed from k-means;
+    components with covariances are learned by EM (`assay.mixture.deconvolve`).
 
     Every method takes the noise as `sigma`: one number for all samples, a level per sample (n,), a level per
     sample and coordinate (n, d), or a covariance per sample (n, d, d). An infinite level or variance marks a
@@ -47,7 +48,6 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     n_components : number k of atoms; None chooses it by the likelihood.
     covariance : "zero" for atoms, "full" for components with a covariance each (extreme deconvolution).
     sigma : the noise level of every sample, unless a method is given another.
-    search : "scalable" or "exhaustive", the paper's own search, which is feasible for k <= 3.
     polish : climb the likelihood to a local maximum. Without it the estimate is the theorem's own.
     num_restarts : places to climb from besides that estimate; more find a higher maximum more often.
     radius : distance from their mean within which atoms lie; None reads it off the cleanest samples.
@@ -90,7 +90,6 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         *,
         covariance: Literal["zero", "full"] = "zero",
         sigma: float | None = None,
-        search: Literal["scalable", "exhaustive"] = "scalable",
         polish: bool = True,
         num_restarts: int = 2,
         radius: float | None = None,
@@ -101,7 +100,6 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         self.n_components = n_components
         self.covariance = covariance
         self.sigma = sigma
-        self.search = search
         self.polish = polish
         self.num_restarts = num_restarts
         self.radius = radius
@@ -112,52 +110,56 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     def fit(self, X: ArrayLike, y: None = None, *, sigma: ArrayLike | None = None) -> "NoisyMixture":
         """Fit to samples `X` (n, d), an array or a memory-map, with their noise."""
         x, level = self._read(X, sigma, reset=True)
-        self._check_parameters(len(x))
-        if level.ndim > 1 and np.isinf(level if level.ndim == 2 else np.einsum("naa->na", level)).all(0).any():
+        settings = self._settings(len(x))
+        if level.ndim > 1 and np.isinf(axis_levels(level)).all(0).any():
             raise AssayError("no sample has observed some coordinate", key="sigma", cure="leave it out of X")
         if self.check_units and level.all():  # without noise, units do not matter
             _reject_scaled(x)
         rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
-        k, guess = self.n_components, None
+        k, guess = settings.n_components, None
         if k is None:
             guess, self.npmle_, self.evidence_ = choose_number(x, level, rng)
             k = len(guess)
-        if level.ndim == 1 and self.covariance == "zero":
-            settings = Settings(self.search, self.polish, self.num_restarts, self.radius, self.delta)
+        if self.covariance == "zero":
             found = estimate_atoms(x, level, k, rng, settings, guess)
-            components = Components(found.weights, found.atoms)
         else:
             x = np.asarray(x, np.float64)
             reject_bad_rows(x, x)
             noise = make_noise(level, x.shape[1], LEAST_NOISE * (float(x.std()) or 1.0))
-            components = fit_components(x, noise, k, self.covariance == "full", rng)
-        order = np.argsort(-components.weights, kind="stable")
-        order = order[components.weights[order] > 1e-12]
-        self.means_ = components.means[order]
-        self.covariances_ = None if components.covariances is None else components.covariances[order]
-        self.weights_ = components.weights[order] / components.weights[order].sum()
+            found = fit_components(x, noise, k, rng)
+        order = np.argsort(-found.weights, kind="stable")
+        order = order[found.weights[order] > 1e-12]
+        self.means_ = found.atoms[order]
+        self.covariances_ = None if found.covariances is None else found.covariances[order]
+        self.weights_ = found.weights[order] / found.weights[order].sum()
         self.radius_ = float(np.linalg.norm(self.means_ - self.weights_ @ self.means_, axis=1).max())
         self._check_conditions(level, k)
         return self
 
     def plot(self, X: ArrayLike | None = None) -> "Image":
         """A figure of the atoms, and of some of the samples `X` (n, d), in the first two dimensions."""
-        from assay.figure import draw
-        from assay.mixture.plot import mixture_panel
+        from assay.figure import COLOURS, Panel, Series, draw
 
-        return draw([mixture_panel(self.mixture_, X)])
+        panel = Panel("Atoms and their weights", "dimension 1", "dimension 2")
+        pairs = zip(self.mixture_.weights, self.means_, cycle(COLOURS[1:]))
+        groups = [(f"weight {weight:.3g}", atom[None], colour) for weight, atom, colour in pairs]
+        if X is not None:
+            x = np.asarray(X)
+            groups.insert(0, ("samples", x[:: -(-len(x) // _MAX_DRAWN)], "#BBBBBB"))
+        for name, points, colour in groups:
+            y = points[:, 1] if points.shape[1] > 1 else np.zeros(len(points))
+            panel.series.append(Series(name, "points", points[:, 0], y, colour=colour))
+        return draw([panel])
 
     @property
     def mixture_(self) -> Atoms:
         """The fitted atoms, or means, as the distances take them."""
         check_is_fitted(self)
-        return Atoms(self.means_, self.weights_)
+        return Atoms(self.means_, self.weights_, self.covariances_)
 
     def score_samples(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
         """Log-density of each sample under the mixture and its own noise, in nats: (n,)."""
-        return self._in_chunks(
-            X, sigma, lambda x, noise, fitted: logsumexp(log_joint(x, noise, fitted), axis=1)
-        )
+        return self._in_chunks(X, sigma, lambda *given: logsumexp(log_joint(*given), axis=1))
 
     def score(
         self,
@@ -173,7 +175,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
 
     def predict_proba(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
         """Probability that each sample comes from each atom, given its noise: (n, k')."""
-        return self._in_chunks(X, sigma, lambda x, noise, fitted: softmax(log_joint(x, noise, fitted), axis=1))
+        return self._in_chunks(X, sigma, lambda *given: softmax(log_joint(*given), axis=1))
 
     def predict(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> NDArray[np.int64]:
         """Index of the most probable atom of each sample: (n,)."""
@@ -190,7 +192,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         atoms apart. Where samples say nothing of a number, its error is infinite.
         """
         x, noise = self._with_noise(X, sigma)
-        return standard_errors(x, noise, self._components())
+        return standard_errors(x, noise, self.mixture_)
 
     def sample(self, n_samples: int = 1, *, sigma: float = 0.0) -> tuple[Array, NDArray[np.int64]]:
         """Draw samples with isotropic noise `sigma`: (n, d), and the index of each one's atom, (n,)."""
@@ -214,35 +216,29 @@ class NoisyMixture(DensityMixin, BaseEstimator):
             raise AssayError(f"has type {x.dtype}, not numbers", key="X")
         given = self.sigma if sigma is None else sigma
         if given is None:
-            cure = (
-                "give the noise level of each sample, or one number for all, to this method or as "
-                "NoisyMixture(sigma=...); in a pipeline, ask for it by set_fit_request(sigma=True)"
-            )
+            cure = "give it to this method or to NoisyMixture; in a pipeline, call set_fit_request(sigma=True)"
             raise AssayError("is missing", key="sigma", cure=cure)
         level = read_sigma(given, *x.shape)
         if level.ndim > 1:
-            unseen = np.isinf(level if level.ndim == 2 else np.einsum("naa->na", level))
-            x = np.where(unseen, 0.0, x)
+            x = np.where(np.isinf(axis_levels(level)), 0.0, x)
             reject_bad_rows(x, x)
         return x, level
 
-    def _check_parameters(self, num_samples: int) -> None:
-        k = self.n_components
-        is_whole = isinstance(k, Integral) and not isinstance(k, bool) and k >= 1
-        for key, good, cure in (
-            ("n_components", k is None or is_whole, "give a whole number of atoms, at least 1, or None"),
-            ("search", self.search in ("scalable", "exhaustive"), "choose 'scalable' or 'exhaustive'"),
-            ("covariance", self.covariance in ("zero", "full"), "choose 'zero' or 'full'"),
-            ("n_components", self.covariance == "zero" or k is not None, "give it for covariance = 'full'"),
-            ("radius", self.radius is None or 0 < self.radius < math.inf, "give a finite number > 0, or None"),
-            ("delta", 0 < self.delta < 0.5, "give a probability above 0 and below 0.5"),
-            ("num_restarts", self.num_restarts >= 0, "give a number >= 0"),
-        ):
-            if not good:
-                raise AssayError(f"is {getattr(self, key)!r}", key=key, cure=cure)
-        if num_samples < 2 * (k or 1):
-            what = f"has {num_samples} samples, too few for {k or 1} atoms"
+    def _settings(self, num_samples: int) -> Settings:
+        """The parameters, after checking them."""
+        given = {name: getattr(self, name) for name in Settings.model_fields}
+        try:
+            plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in given.items()}
+            settings = Settings(**plain)
+        except ValidationError as error:
+            raise explained(error) from None
+        if settings.covariance == "full" and settings.n_components is None:
+            raise AssayError("is None", key="n_components", cure="give a number for covariance = 'full'")
+        k = settings.n_components or 1
+        if num_samples < 2 * k:
+            what = f"has {num_samples} samples, too few for {k} atoms"
             raise AssayError(what, key="X", cure="give two samples per atom, or look for fewer")
+        return settings
 
     def _check_conditions(self, level: Array, k: int) -> None:
         """The theorem's hypotheses, if it applies to this fit, with a warning for those that fail."""
@@ -250,7 +246,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         if self.covariance == "full":
             return
         if level.ndim > 1:  # isotropic noise of the largest variance would be worse
-            largest = level.max(1) if level.ndim == 2 else np.sqrt(np.einsum("naa->n", level))
+            largest = level.max(1) if level.ndim == 2 else np.sqrt(axis_levels(level).sum(1))
             level = largest[np.isfinite(largest)]
         if len(level):
             self.conditions_ = upper_conditions(level, self.n_features_in_, k, self.delta, self.radius_)
@@ -259,18 +255,17 @@ class NoisyMixture(DensityMixin, BaseEstimator):
                 message = f"{condition}; the theorem's guarantee does not apply"
                 warnings.warn(message, ConditionWarning, stacklevel=3)
 
-    def _components(self) -> Components:
-        return Components(self.weights_, self.means_, self.covariances_)
-
     def _with_noise(self, X: ArrayLike, sigma: ArrayLike | None) -> tuple[NDArray, Noise]:
         check_is_fitted(self)
         x, level = self._read(X, sigma, reset=False)
         return x, make_noise(level, x.shape[1], LEAST_NOISE * (self.radius_ or 1.0))
 
-    def _in_chunks(self, X: ArrayLike, sigma: ArrayLike | None, ask: Any) -> Array:
+    def _in_chunks(
+        self, X: ArrayLike, sigma: ArrayLike | None, ask: Callable[[Array, Noise, Atoms], Array]
+    ) -> Array:
         x, noise = self._with_noise(X, sigma)
         rows = [slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)]
-        parts = [ask(np.asarray(x[each], np.float64), noise[each], self._components()) for each in rows]
+        parts = [ask(np.asarray(x[each], np.float64), noise[each], self.mixture_) for each in rows]
         answer = np.concatenate(parts)
         reject_bad_rows(x, answer)
         return answer
@@ -284,22 +279,19 @@ def _reject_scaled(x: NDArray) -> None:
     """
     few = np.asarray(x[:: max(1, len(x) // 1000)], np.float64)
     for name, trace in _TRACES.items():
-        if trace(few, 0.5) and trace(np.asarray(x, np.float64), 1e-6):
+        if _is_zero(trace(few), 0.5) and _is_zero(trace(np.asarray(x, np.float64)), 1e-6):
             what = f"looks like the output of {name}, so that sigma is in other units than X"
             cure = "leave the scaler out (a fit needs none), or scale sigma too and set check_units=False"
             raise AssayError(what, key="X", cure=cure)
 
 
-def _is_zero(values: Array, tolerance: float) -> bool:
+def _is_zero(values: list[Array], tolerance: float) -> bool:
     return bool((np.abs(values) < tolerance).all())
 
 
-_TRACES = {
-    "StandardScaler": lambda x, near: _is_zero(x.mean(0), near) and _is_zero(x.std(0) - 1, near),
-    "MinMaxScaler": lambda x, near: _is_zero(x.min(0), near) and _is_zero(x.max(0) - 1, near),
-    "MaxAbsScaler": lambda x, near: _is_zero(np.abs(x).max(0) - 1, near),
-    "RobustScaler": lambda x, near: (
-        _is_zero(np.median(x, 0), near)
-        and _is_zero(np.subtract(*np.quantile(x, [0.75, 0.25], axis=0)) - 1, near)
-    ),
+_TRACES: dict[str, Callable[[Array], list[Array]]] = {
+    "StandardScaler": lambda x: [x.mean(0), x.std(0) - 1],
+    "MinMaxScaler": lambda x: [x.min(0), x.max(0) - 1],
+    "MaxAbsScaler": lambda x: [np.abs(x).max(0) - 1],
+    "RobustScaler": lambda x: [np.median(x, 0), np.subtract(*np.quantile(x, [0.75, 0.25], axis=0)) - 1],
 }

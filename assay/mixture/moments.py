@@ -2,20 +2,15 @@
 
 If X = Y + sigma g with g standard normal, the scaled Hermite polynomial gamma_r sees through the noise,
 
-    E[gamma_r(X; sigma)] = E[Y^r],     gamma_0 = 1,  gamma_1 = x,  gamma_{r+1} = x gamma_r - r sigma^2
-    gamma_{r-1},
+    E[gamma_r(X; sigma)] = E[Y^r],  gamma_0 = 1,  gamma_1 = x,  gamma_{r+1} = x gamma_r - r sigma^2 gamma_{r-1},
 
 and alpha_i proportional to sigma_i^-(4k-2) weighs samples of unequal noise (Algorithm "Denoised Method of
-Moments"). In r dimensions the noise is independent along the axes, so products of gammas denoise every mixed
-moment: one pass gives a `MomentTensor`, and the moments along any direction are polynomials in that direction.
-
-Estimated moments are moved to the nearest vector of moments of a distribution on [a, b] (`project_moments`)
-and turned into at most k atoms that have them (`quadrature`).
+Moments"). Estimated moments are moved to the nearest vector of moments of a distribution on [a, b]
+(`project_moments`) and turned into at most k atoms that have them (`quadrature`).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
@@ -24,6 +19,29 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 _CHUNK = 2048  # samples at a time: the features of a chunk stay in the cache
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """A discrete distribution, or a mixture of Gaussians: an atom is one whose covariance is 0."""
+
+    atoms: Array
+    """(k,) or (k, d): the atoms, or the means of Gaussians."""
+    weights: Array
+    """(k,), with sum 1."""
+    covariances: Array | None = None
+    """(k, d, d); None for atoms."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that a fit of it chooses."""
+        k, d = len(self.weights), math.prod(self.atoms.shape[1:])
+        return k * (1 + d + (0 if self.covariances is None else d * (d + 1) // 2)) - 1
+
+    def __repr__(self) -> str:
+        k, d = len(self.weights), math.prod(self.atoms.shape[1:])
+        shown = ", ".join(f"{weight:.3g}" for weight in self.weights[:5]) + (", ..." if k > 5 else "")
+        return f"Atoms({k} in {d} dimension{'s' * (d > 1)}, weights {shown})"
 
 
 def inverse_weights(variance: Array) -> Array:
@@ -66,100 +84,28 @@ def hermite_variance(order: int, variance: Array, radius: float) -> Array:
 
         sum_j binom(r, j)^2 j! sigma^(2j) radius^(2(r-j)).
     """
-    return np.asarray(np.polynomial.polynomial.polyval(variance, variance_coefficients(order, radius)))
+    terms = [
+        math.comb(order, j) ** 2 * math.factorial(j) * radius ** (2 * (order - j)) for j in range(order + 1)
+    ]
+    return np.asarray(np.polynomial.polynomial.polyval(variance, terms))
 
 
-def variance_coefficients(order: int, radius: float) -> Array:
-    """The coefficients of `hermite_variance` as a polynomial in sigma^2: (order + 1,)."""
-    j = range(order + 1)
-    return np.array([math.comb(order, i) ** 2 * math.factorial(i) * radius ** (2 * (order - i)) for i in j])
+def denoised_moments(
+    x: ArrayLike, sigma: ArrayLike, order: int, weights: ArrayLike = 1.0, directions: Array | None = None
+) -> Array:
+    """Moments 0 .. order of the distribution behind noisy `x` (n,) or (n, d), column by column, in one pass.
 
-
-def denoised_moments(x: ArrayLike, sigma: ArrayLike, order: int, weights: ArrayLike = 1.0) -> Array:
-    """Moments 0 .. order of the distribution behind noisy `x` (n,) or (n, columns), in one streamed pass.
-
-    `sigma` and `weights` are (n,) or a number each; weights need no normalisation.
+    `sigma` and `weights` are (n,) or a number each; weights need no normalisation. With unit vectors
+    `directions` (G, d), the moments are those of <x, v>: noise is the same along all directions.
     """
     x, sums = np.asarray(x), np.zeros(1)
     levels, masses = (np.broadcast_to(np.asarray(values), x.shape[:1]) for values in (sigma, weights))
     for start in range(0, len(x), _CHUNK):
         rows = slice(start, start + _CHUNK)
-        columns, level, mass = (np.asarray(values[rows], np.float64) for values in (x, levels, masses))
-        sums = sums + hermite(columns.T, level**2, order) @ mass
+        columns, level, mass = (np.asarray(values[rows], np.float64).T for values in (x, levels, masses))
+        columns = columns if directions is None else directions @ columns
+        sums = sums + hermite(columns, level**2, order) @ mass
     return np.asarray(sums / sums[0])
-
-
-@dataclass(frozen=True)
-class MomentTensor:
-    """Denoised mixed moments E[y^a] for all |a| <= order, per group of samples."""
-
-    exponents: NDArray[np.int64] = field(repr=False)
-    """(num_entries, num_dims): the multi-indices a."""
-    values: Array = field(repr=False)
-    """(num_groups, num_entries): weighted means of each group."""
-
-    @property
-    def order(self) -> int:
-        """The highest total degree."""
-        return int(self.exponents.sum(1).max())
-
-    def along(self, directions: Array) -> Array:
-        """Moments 0 .. order of <y, v> for `directions` (G, num_dims): (num_groups, G, order + 1).
-
-        <y, v>^r = sum over |a| = r of r! / a! v^a y^a: a matrix product with the tensor.
-        """
-        degree = self.exponents.sum(1)
-        factorial = np.array([math.factorial(i) for i in range(self.order + 1)], dtype=np.float64)
-        coefficient = factorial[degree] / factorial[self.exponents].prod(1)
-        powers = directions[:, :, None] ** np.arange(self.order + 1)  # (G, num_dims, order + 1)
-        monomials = np.ones((len(directions), len(degree)))
-        for axis, exponent in enumerate(self.exponents.T):
-            monomials *= powers[:, axis, exponent]
-        monomials *= coefficient
-        by_degree = [self.values[:, degree == r] @ monomials[:, degree == r].T for r in range(self.order + 1)]
-        return np.stack(by_degree, axis=-1)
-
-
-def multi_indices(num_dims: int, order: int) -> NDArray[np.int64]:
-    """All exponents of total degree <= order in `num_dims` variables: (num_entries, num_dims)."""
-    grid = np.zeros((1, num_dims), np.int64)
-    for axis in range(num_dims):
-        grid = np.concatenate([grid + e * np.eye(num_dims, dtype=int)[axis] for e in range(order + 1)])
-        grid = grid[grid.sum(1) <= order]
-    return grid
-
-
-def moment_tensor(z: Array, sigma: Array, weights: Array, bounds: Sequence[int], order: int) -> MomentTensor:
-    """The tensor of samples `z` (n, num_dims), one pass; group g is the rows bounds[g] .. bounds[g + 1].
-
-    The axes are split into two halves, so that the sum over samples of all mixed moments is one matrix
-    product of the Hermite features of the halves.
-    """
-    num_dims = z.shape[1]
-    halves = [slice(0, num_dims // 2), slice(num_dims // 2, num_dims)]
-    indices = [multi_indices(len(range(num_dims)[half]), order) for half in halves]
-    pairs = np.array([(i, j) for i, j in product(range(len(indices[0])), range(len(indices[1])))])
-    total_degree = indices[0].sum(1)[pairs[:, 0]] + indices[1].sum(1)[pairs[:, 1]]
-    pairs = pairs[total_degree <= order]
-    values = []
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
-        sums = np.zeros((len(indices[0]), len(indices[1])))
-        for start in range(begin, end, _CHUNK):
-            rows = slice(start, min(start + _CHUNK, end))
-            table = hermite(
-                np.ascontiguousarray(z[rows].T), sigma[rows] ** 2, order
-            )  # (order + 1, num_dims, c)
-            features = []
-            for half, index in zip(halves, indices, strict=True):
-                feature = np.ones((len(index), table.shape[2]))
-                for axis, exponent in zip(range(num_dims)[half], index.T, strict=True):
-                    feature *= table[exponent, axis]
-                features.append(feature)
-            features[0] *= weights[rows]
-            sums += features[0] @ features[1].T
-        values.append(sums[pairs[:, 0], pairs[:, 1]] / sums[0, 0])
-    exponents = np.concatenate([indices[0][pairs[:, 0]], indices[1][pairs[:, 1]]], axis=1)
-    return MomentTensor(exponents, np.array(values))
 
 
 @cache
@@ -251,27 +197,12 @@ def _barrier_projection(target: Array, stacks: list[Array], interval: tuple[floa
             # At most nine tenths of the way to where a constraint would become singular.
             change = [np.linalg.eigvalsh((step[:, :, None, None] * ratio).sum(1))[:, 0] for ratio in ratios]
             moved = moments + step / np.maximum(1, -np.min(change, axis=0) / 0.9)[:, None]
-            before, moments = (
-                np.where(active[:, None], moments, before),
-                np.where(active[:, None], moved, before),
-            )
+            before = np.where(active[:, None], moments, before)
+            moments = np.where(active[:, None], moved, before)
             if not (active & (decrement >= 1)).any():
                 break
     inside = _margin(moments, stacks) > 0
     return np.where(inside[:, None], moments, before)
-
-
-@dataclass(frozen=True)
-class Atoms:
-    """A discrete distribution: `atoms` (k,) or (k, d) with `weights` (k,) that sum to 1."""
-
-    atoms: Array
-    weights: Array
-
-    def __repr__(self) -> str:
-        k, d = len(self.weights), math.prod(self.atoms.shape[1:])
-        shown = ", ".join(f"{weight:.3g}" for weight in self.weights[:5]) + (", ..." if k > 5 else "")
-        return f"Atoms({k} in {d} dimension{'s' * (d > 1)}, weights {shown})"
 
 
 def quadrature(

@@ -19,6 +19,7 @@ from assay.errors import AssayError
 from assay.mixture.moments import Array
 
 LARGEST = 1e140  # its square, and that of a millionth of its inverse, are still floating-point numbers
+LEAST_NOISE = 1e-6  # of the radius: a sample without noise would have infinite precision
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Noise:
     """The noise of n samples in d dimensions."""
 
     precision: Array = field(repr=False)
-    """(n,) for isotropic noise, (n, d) for noise along the axes, or (n, d, d)."""
+    """(n, 1) for isotropic noise, (n, d) for noise along the axes, or (n, d, d)."""
     constant: Array = field(repr=False)
     """(n,): log det P_i^(1/2) minus log (2 pi) / 2, over the coordinates that were observed."""
     num_features: int
@@ -39,34 +40,38 @@ class Noise:
 
     def axis_precision(self) -> Array:
         """The diagonals of the precisions: (n, d)."""
-        if self.precision.ndim == 3:
-            return np.asarray(np.einsum("naa->na", self.precision))
-        return np.broadcast_to(self.precision.reshape(len(self), -1), (len(self), self.num_features))
+        diagonal = np.einsum("naa->na", self.precision) if self.precision.ndim == 3 else self.precision
+        return np.broadcast_to(diagonal, (len(self), self.num_features))
 
     def matrices(self) -> Array:
         """The precisions as matrices: (n, d, d)."""
         if self.precision.ndim == 3:
             return self.precision
-        return self.axis_precision()[:, :, None] * np.eye(self.num_features)
+        return self.precision[:, :, None] * np.eye(self.num_features)
+
+    def _pairs(self) -> tuple[NDArray, NDArray]:
+        """The entries of a precision that may differ from 0 and from each other."""
+        axes = np.arange(self.num_features)
+        return (axes, axes) if self.precision.ndim == 2 else np.triu_indices(self.num_features)
 
     @property
     def quadratics(self) -> Array:
         """Symmetric matrices Q (s, d, d) such that mu' P_i mu is a combination of mu' Q_s mu for every i."""
         units = np.eye(self.num_features)
-        if self.precision.ndim == 1:
+        if self.precision.shape[1] == 1:
             return units[None]
-        pairs = _pairs(self.num_features) if self.precision.ndim == 3 else [(a, a) for a in range(len(units))]
-        return np.array([(np.outer(units[a], units[b]) + np.outer(units[b], units[a])) / 2 for a, b in pairs])
+        first, second = (units[entry] for entry in self._pairs())
+        outer = first[:, :, None] * second[:, None]
+        return (outer + outer.swapaxes(1, 2)) / 2
 
     def features(self, x: Array) -> Array:
         """The vectors of samples `x` (n, d) in the product above: (n, 1 + d + s)."""
-        if self.precision.ndim == 3:
-            linear = np.einsum("nab,nb->na", self.precision, x)
-            pairs = _pairs(self.num_features)
-            quadratic = np.stack([self.precision[:, a, b] * (1 + (a != b)) for a, b in pairs], axis=1)
+        if self.precision.ndim == 2:
+            linear, quadratic = self.precision * x, self.precision
         else:
-            quadratic = self.precision.reshape(len(self), -1)
-            linear = quadratic * x
+            first, second = self._pairs()
+            linear = np.einsum("nab,nb->na", self.precision, x)
+            quadratic = self.precision[:, first, second] * (1 + (first != second))
         return np.concatenate([-0.5 * (x * linear).sum(1)[:, None], linear, -0.5 * quadratic], axis=1)
 
     def places(self, mu: Array) -> Array:
@@ -81,15 +86,15 @@ class Noise:
         quadratic = 2 * np.einsum("sab,mb->msa", self.quadratics, mu)
         return np.concatenate([np.zeros((m, 1, d)), linear, quadratic], axis=1)
 
-
-def _pairs(d: int) -> list[tuple[int, int]]:
-    return [(a, b) for a in range(d) for b in range(a, d)]
+    def total_precision(self, sums: Array) -> Array:
+        """Weighted sums of precisions (m, d, d), from those of the samples' vectors (m, 1 + d + s)."""
+        return -2 * np.einsum("ms,sab->mab", sums[:, 1 + self.num_features :], self.quadratics)
 
 
 def isotropic(sigma: Array, num_features: int) -> Noise:
     """Noise of one level per sample, `sigma` (n,) > 0."""
     constant = -num_features * (np.log(sigma) + 0.5 * math.log(2 * math.pi))
-    return Noise(sigma**-2.0, constant, num_features)
+    return Noise(sigma[:, None] ** -2.0, constant, num_features)
 
 
 def along_axes(sigma: Array) -> Noise:
@@ -111,6 +116,11 @@ def with_covariance(covariance: Array) -> Noise:
     return Noise((precision + precision.swapaxes(1, 2)) / 2, constant, d)
 
 
+def axis_levels(sigma: Array) -> Array:
+    """Along each axis, the levels (n,), (n, d) or variances (n, d) of noise as `read_sigma` returns it."""
+    return np.einsum("naa->na", sigma) if sigma.ndim == 3 else sigma
+
+
 def read_sigma(sigma: ArrayLike, num_samples: int, num_features: int) -> Array:
     """The noise of samples as given: (n,) levels, (n, d) levels along the axes, or (n, d, d) covariances.
 
@@ -118,18 +128,15 @@ def read_sigma(sigma: ArrayLike, num_samples: int, num_features: int) -> Array:
     is no noise, with the first sample at fault.
     """
     values = np.asarray(sigma, np.float64)
-    if values.ndim == 0:
-        values = np.full(num_samples, values)
+    values = np.full(num_samples, values) if values.ndim == 0 else values
     shapes = {1: (num_samples,), 2: (num_samples, num_features), 3: (num_samples, num_features, num_features)}
-    if values.shape != shapes.get(values.ndim):
+    if values.shape != shapes.get(values.ndim) or not num_samples:
         what = f"has shape {values.shape}, but X has {num_samples} samples in {num_features} dimensions"
         cure = "give a level per sample (n,), per sample and coordinate (n, d), or covariances (n, d, d)"
         raise AssayError(what, key="sigma", cure=cure)
-    if values.ndim == 1:
-        return check_sigma(values)
-    levels = values if values.ndim == 2 else np.einsum("naa->na", values)
-    bad = np.isnan(values).reshape(num_samples, -1).any(1) | (levels < 0).any(1) | np.isinf(levels).all(1)
-    bad |= (np.isfinite(levels) & (levels >= LARGEST)).any(1)
+    levels = axis_levels(values).reshape(num_samples, -1)
+    bad = np.isnan(values).reshape(num_samples, -1).any(1) | np.isinf(levels).all(1)
+    bad |= ((levels < 0) | (np.isfinite(levels) & (levels >= LARGEST))).any(1)
     if values.ndim == 3:
         seen = np.isfinite(levels)
         known = np.where(seen[:, :, None] & seen[:, None], values, np.eye(num_features))
@@ -138,25 +145,15 @@ def read_sigma(sigma: ArrayLike, num_samples: int, num_features: int) -> Array:
         bad |= off | (np.linalg.eigvalsh(np.nan_to_num(known))[:, 0] < -1e-8 * scale)
     if bad.any():
         first = int(bad.argmax())
-        what = f"is {values[first].tolist()}, which is no noise"
-        cure = "give levels >= 0, or symmetric covariances without negative eigenvalues, one of them finite"
-        raise AssayError(what, key=f"sigma[{first}]", cure=cure)
-    if values.ndim == 2 and (values == values[:, :1]).all():
-        return check_sigma(values[:, 0])
-    return values
+        cure = f"give levels from 0 to {LARGEST:g}, or symmetric covariances without negative eigenvalues"
+        raise AssayError(f"is {values[first].tolist()}, which is no noise", key=f"sigma[{first}]", cure=cure)
+    same = values.ndim == 2 and (values == values[:, :1]).all()
+    return values[:, 0] if same else values
 
 
 def check_sigma(sigma: ArrayLike) -> Array:
     """Noise levels as a float64 vector; rejects none at all, negative ones, NaN and infinity."""
-    level = np.atleast_1d(np.asarray(sigma, np.float64))
-    if level.ndim != 1 or len(level) == 0:
-        raise AssayError(f"has shape {np.shape(sigma)}, not one noise level per sample", key="sigma")
-    bad = ~((level >= 0) & (level < LARGEST))
-    if bad.any():
-        first = int(bad.argmax())
-        what = f"is {level[first]}, but a noise level is between 0 and {LARGEST:g}"
-        raise AssayError(what, key=f"sigma[{first}]")
-    return level
+    return read_sigma(np.atleast_1d(sigma), np.size(sigma), 1)
 
 
 def make_noise(sigma: Array, num_features: int, least: float) -> Noise:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.interpolate import make_interp_spline
 from scipy.linalg import solve_triangular
 from scipy.ndimage import maximum_filter
 from scipy.optimize import nnls
@@ -30,7 +31,8 @@ from assay.mixture.noise import Noise
 from assay.mixture.subspace import sum_over_chunks
 
 _SUBSAMPLE = 20_000  # on which the active places are first found
-_NODES = 12  # Chebyshev nodes per cell as wide as the noise: they interpolate a Gaussian to 1e-11
+_NODES = 5  # nodes per standard deviation of the noise: a spline of degree 9 through a Gaussian errs by 1e-12
+_MARGIN = 40  # nodes beyond the grid, over which what the ends of a spline err by dies out
 _LARGEST_EXPONENT = 300.0  # the square of its exponential is still a floating-point number
 _SMALLEST_EXPONENT = -230.0  # the product of three such exponentials too
 _MOST_ROUNDS = 80
@@ -82,9 +84,8 @@ def npmle(
     """
     n, d = x.shape
     if axes is None and d > 3:
-        raise AssayError(
-            f"a grid in {d} dimensions is too large", key="axes", cure="project X onto 3 dimensions"
-        )
+        what = f"a grid in {d} dimensions is too large"
+        raise AssayError(what, key="axes", cure="project X onto 3 dimensions")
     grid = default_axes(x, noise) if axes is None else [np.asarray(axis, np.float64) for axis in axes]
     if len(grid) != d or any(axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any() for axis in grid):
         raise AssayError(f"must be {d} increasing vectors, one for each column of X", key="axes")
@@ -101,13 +102,9 @@ def npmle(
     places, weights, log_density, gap, num_places = _solve(samples, places, weights, grid, free, tolerance)
     order = np.argsort(-weights, kind="stable")
     spacing = np.array([np.diff(axis).max() for axis in grid])
-    return Estimate(
-        Atoms(places[order] + center, weights[order]),
-        float((log_density + noise.constant).sum()),
-        gap * n,
-        (gap + _between(noise, spacing)) * n,
-        num_places,
-    )
+    log_likelihood, everywhere = float((log_density + noise.constant).sum()), gap + _between(noise, spacing)
+    mixture = Atoms(places[order] + center, weights[order])
+    return Estimate(mixture, log_likelihood, gap * n, everywhere * n, num_places)
 
 
 def default_axes(x: Array, noise: Noise, num_places: int = 10_000) -> list[Array]:
@@ -180,18 +177,15 @@ def _solve_weights(samples: _Samples, places: Array, weights: Array, tolerance: 
     """The best weights (m,) of `places`, to a duality gap of n `tolerance` among them, and log f_i (n,).
 
     Newton's method for sum_i log f_i - n sum_j w_j, whose maximum has weights of sum 1 by itself, with w >= 0.
-    For many places the curvature comes from a part of the samples. A step of EM comes first: it finds the scale
-    of weights that were set arbitrarily.
+    A step of EM comes first: it finds the scale of weights that were set arbitrarily.
     """
-    enough = max(20 * len(places), _SUBSAMPLE, round(2e10 / len(places) ** 2))
-    part = samples if enough >= len(samples) else samples[:: -(-len(samples) // enough)]
     weights = weights * _active(samples, places, weights)[1]
     for _ in range(50):
         weights = weights / weights.sum()
         log_density, score = _active(samples, places, weights)
         if math.log(score.max()) < tolerance:
             break
-        move = _newton_step(_curvature(part, places, weights), score - 1, weights)
+        move = _newton_step(_curvature(samples, log_density, places), score - 1, weights)
         live = weights + move > 0
         there = _active(samples, places[live], (weights + move)[live])[0]
         ratio = np.expm1(np.clip(there - log_density, -700, 700))
@@ -224,7 +218,10 @@ def _active(samples: _Samples, places: Array, weights: Array) -> tuple[Array, Ar
     vectors, live, log_density = samples.noise.places(places), weights > 0, np.empty(len(samples))
 
     def work(rows: slice, part: Array) -> tuple[Array, ...]:
-        density, peak = _relative(part, vectors, live)
+        density = part @ vectors.T
+        peak = density[:, live].max(1)
+        density -= peak[:, None]
+        np.exp(np.minimum(density, _LARGEST_EXPONENT, out=density), out=density)
         total = density @ weights
         log_density[rows] = np.log(total) + peak
         return ((1 / total) @ density,)
@@ -232,24 +229,15 @@ def _active(samples: _Samples, places: Array, weights: Array) -> tuple[Array, Ar
     return log_density, sum_over_chunks(samples.vectors, work, len(places))[0] / len(samples)
 
 
-def _curvature(samples: _Samples, places: Array, weights: Array) -> Array:
+def _curvature(samples: _Samples, log_density: Array, places: Array) -> Array:
     """Minus the second derivatives of L / n in the weights: mean products of densities over f_i, (m, m)."""
-    vectors, live = samples.noise.places(places), weights > 0
+    vectors = samples.noise.places(places)
 
     def work(rows: slice, part: Array) -> tuple[Array, ...]:
-        density, _ = _relative(part, vectors, live)
-        density /= (density @ weights)[:, None]
-        return (density.T @ density,)
+        shares = np.minimum(_shares(part, vectors, log_density[rows]), math.exp(_LARGEST_EXPONENT))
+        return (shares.T @ shares,)
 
     return sum_over_chunks(samples.vectors, work, len(places))[0] / len(samples)
-
-
-def _relative(vectors: Array, places: Array, live: NDArray) -> tuple[Array, Array]:
-    """Densities (c, m) relative to the largest at a `live` place, and the logarithm of that (c,)."""
-    exponent = vectors @ places.T
-    peak = exponent[:, live].max(1)
-    exponent -= peak[:, None]
-    return np.exp(np.minimum(exponent, _LARGEST_EXPONENT, out=exponent), out=exponent), peak
 
 
 def _shares(vectors: Array, places: Array, log_density: Array) -> Array:
@@ -283,19 +271,19 @@ def _climb(samples: _Samples, log_density: Array, places: Array) -> Array:
     curvature.
     """
     noise = samples.noise
-    vectors, slopes = noise.places(places), noise.slopes(places)[:, 1:]
+    vectors, slopes = noise.places(places), noise.slopes(places)
     size = slopes.shape[1]
     upper = np.triu_indices(size)
 
     def work(rows: slice, part: Array) -> tuple[Array, ...]:
-        shares, features = _shares(part, vectors, log_density[rows]).T, part[:, 1:]
-        return shares @ features, shares @ (features[:, upper[0]] * features[:, upper[1]])
+        shares = _shares(part, vectors, log_density[rows]).T
+        return shares @ part, shares @ (part[:, upper[0]] * part[:, upper[1]])
 
     first, flat = sum_over_chunks(samples.vectors, work, len(places) + len(upper[0]))
     second = np.empty((len(places), size, size))
     second[:, upper[0], upper[1]] = second[:, upper[1], upper[0]] = flat
     gradient = np.einsum("mqa,mq->ma", slopes, first)
-    precision = -2 * np.einsum("ms,sab->mab", first[:, noise.num_features :], noise.quadratics)
+    precision = noise.total_precision(first)
     hessian = slopes.swapaxes(1, 2) @ second @ slopes - precision
     value, vector = np.linalg.eigh(hessian)
     least = 0.02 * np.trace(precision, axis1=1, axis2=2)[:, None] / noise.num_features
@@ -312,7 +300,7 @@ def _grid_scores(samples: _Samples, log_density: Array, axes: list[Array]) -> Ar
         points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
         return _scores(samples, log_density, points).reshape(shape)
     if len(axes) == 1:
-        return _line_scores(samples.x[:, 0], precision.reshape(-1), log_density, axes[0]) / len(samples)
+        return _line_scores(samples.x[:, 0], precision[:, 0], log_density, axes[0]) / len(samples)
     root = np.sqrt(samples.noise.axis_precision() / 2)
 
     def work(rows: slice, part: Array) -> tuple[Array, ...]:
@@ -333,28 +321,17 @@ def _grid_scores(samples: _Samples, log_density: Array, axes: list[Array]) -> Ar
 def _line_scores(x: Array, precision: Array, log_density: Array, axis: Array) -> Array:
     """D on a line (m,).
 
-    Samples whose noise is the same within a factor of 2 are summed at Chebyshev nodes, from which the grid is
-    interpolated, if these are fewer than the grid has places.
+    Samples whose noise is the same within a factor of 2 are summed at nodes a fraction of it apart, through
+    which a spline is drawn, if these are fewer than the grid has places.
     """
     total = np.zeros(len(axis))
-    octave = np.floor(np.log2(np.maximum(precision, np.finfo(float).tiny)) / 2).astype(int)
+    octave = np.floor(np.log2(np.maximum(precision, np.finfo(float).tiny)) / 2)
     for which in np.unique(octave):
-        mine = octave == which
-        part = x[mine], precision[mine], log_density[mine]
-        num_cells = max(1, math.ceil((axis[-1] - axis[0]) * 2.0 ** (which + 1)))
-        if num_cells * _NODES >= len(axis):
-            total += _sum_of_gaussians(*part, axis)
-            continue
-        angle, orders = np.pi * (np.arange(_NODES) + 0.5) / _NODES, np.arange(_NODES)
-        edges = np.linspace(axis[0], axis[-1], num_cells + 1)
-        half = (edges[1] - edges[0]) / 2
-        nodes = edges[:-1, None] + half * (1 + np.cos(angle))
-        values = _sum_of_gaussians(*part, nodes.ravel()).reshape(num_cells, _NODES)
-        # The polynomial through Chebyshev nodes: its coefficients are a cosine transform of the values.
-        coefficients = values @ np.cos(np.outer(angle, orders)) * (2 - (orders == 0)) / _NODES
-        cell = np.minimum((axis - axis[0]) // (2 * half), num_cells - 1).astype(int)
-        place = np.arccos(np.clip((axis - edges[cell]) / half - 1, -1, 1))
-        total += (coefficients[cell] * np.cos(np.outer(place, orders))).sum(1)
+        mine, step = octave == which, 2.0 ** -(which + 1) / _NODES
+        count = (axis[-1] - axis[0]) / step + 2 * _MARGIN
+        places = axis[0] + step * np.arange(-_MARGIN, count - _MARGIN + 1) if count < len(axis) else axis
+        values = _sum_of_gaussians(x[mine], precision[mine], log_density[mine], places)
+        total += make_interp_spline(places, values, 9)(axis) if count < len(axis) else values
     return total
 
 

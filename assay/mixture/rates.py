@@ -23,9 +23,10 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from assay.errors import AssayError
+from assay.figure import COLOURS, Panel, Series
 from assay.mixture.bounds import noisy_per_clean
 from assay.mixture.distance import wasserstein, wasserstein_line
-from assay.mixture.estimate import Settings, moment_estimate, project_half
+from assay.mixture.estimate import moment_estimate, project_half
 from assay.mixture.lemmas import hard_pair
 from assay.mixture.moments import Array, Atoms, hermite, moment_weights, project_moments, quadrature
 from assay.mixture.samples import simulate, two_levels
@@ -81,16 +82,18 @@ class Curve:
 
     @property
     def standard_error(self) -> Array:
-        """Of the mean errors; 0 where the draws are not known."""
-        if not self.draws:
-            return np.zeros(len(self.error))
+        """Of the mean errors."""
         worst = [draw[:, draw.mean(0).argmax()] for draw in self.draws]
         return np.array([column.std() / math.sqrt(max(len(column) - 1, 1)) for column in worst])
+
+    def _power_law(self) -> Array:
+        """-b and log a of the fit error = a n^-b."""
+        return np.polyfit(np.log(self.num_samples), np.log(self.error), 1)
 
     @property
     def slope(self) -> float:
         """Exponent b of the fit error = a n^-b."""
-        return -float(np.polyfit(np.log(self.num_samples), np.log(self.error), 1)[0])
+        return -float(self._power_law()[0])
 
     def slope_interval(self, seed: int = 0) -> tuple[float, float]:
         """A 90 % interval of the slope, from draws of the draws."""
@@ -100,7 +103,7 @@ class Curve:
 
     def log_samples_for(self, error: float) -> float:
         """Logarithm of the number of samples that reach `error`, by the fitted power law."""
-        slope, level = np.polyfit(np.log(self.num_samples), np.log(self.error), 1)
+        slope, level = self._power_law()
         return float((np.log(error) - level) / slope)
 
     def redrawn(self, rng: np.random.Generator) -> "Curve":
@@ -159,13 +162,11 @@ class Rates:
 def line_errors(
     shape: Atoms, scales: Array, sigma: Array, num_repeats: int, rng: np.random.Generator, radius: float
 ) -> Array:
-    """W1 errors (num_repeats, num_scales) of the estimator, for the atoms of `shape` (k,) times each of
-    `scales`.
+    """W1 errors (num_repeats, num_scales) of the estimator, for atoms (k,) of a `shape` times each of `scales`.
 
     Each repeat draws labels and noise for samples with levels `sigma` (n,) once. Since
     gamma_r(y + e) = sum_j binom(r, j) y^(r-j) gamma_j(e), the sums of gamma_j(e) over the samples of each atom
-    are all that the moments depend on, whatever the scale. The estimator knows that atoms lie in [-radius,
-    radius].
+    are all that the moments depend on, whatever the scale. The estimator knows the radius of the atoms.
     """
     k = len(shape.weights)
     order = 2 * k - 1
@@ -204,7 +205,7 @@ def _fit_errors(k: int, scale: float, num_features: int, sigma: Array, rng: np.r
     shape, direction = hard_pair(k, scale)[0], rng.standard_normal(num_features)
     truth = Atoms(shape.atoms[:, None] * direction / np.linalg.norm(direction), shape.weights)
     subspace, z, rest = project_half(simulate(truth, sigma, rng), sigma, k, rng)
-    found = moment_estimate(z[rest], sigma[rest], k, Settings(polish=False))
+    found = moment_estimate(z[rest], sigma[rest], k)
     projected = Atoms(truth.atoms @ subspace.basis @ subspace.basis.T, truth.weights)  # the truth has mean 0
     seen = Atoms(subspace.project(truth.atoms), truth.weights)
     fitted = Atoms(subspace.lift(found.atoms), found.weights)
@@ -255,10 +256,9 @@ def measure_rates(config: RatesConfig, progress: Callable[[float], None] = lambd
         dimensions = measure(f"{max(sizes):,} clean samples", levels, dims, [-0.25, 0.0, math.nan])
     exchanges = []
     for sigma, noisy_curves in zip(config.sigma, measured[1:-1], strict=True):
-        subspace, inside = noisy_per_clean(sigma, k)
-        theory = [inside] if d == 1 else [subspace, inside, math.nan]
-        for term, value, *pair in zip(terms, theory, measured[0], noisy_curves, strict=True):
-            exchanges.append(exchange(term, sigma, value, (pair[0], pair[1]), rng))
+        theory = dict(zip(_TERMS, [*noisy_per_clean(sigma, k), math.nan], strict=True))
+        for term, *pair in zip(terms, measured[0], noisy_curves, strict=True):
+            exchanges.append(exchange(term, sigma, theory[term], (pair[0], pair[1]), rng))
     progress(1.0)
     return Rates(curves, exchanges, dimensions)
 
@@ -274,3 +274,37 @@ def _kinds(config: RatesConfig) -> list[tuple[str, float, float, float]]:
     p = config.clean_fraction
     kinds.append((f"{p:.0%} clean", p, config.sigma[0], 1 / (p + (1 - p) / kinds[1][3])))
     return [(name, share, noisy, min(factor, most)) for name, share, noisy, factor in kinds]
+
+
+def rates_panels(rates: Rates) -> list[Panel]:
+    """Errors against numbers of samples and of dimensions, and how many noisy samples replace a clean one."""
+    panels = [_curves(rates.curves, "Error against the number of samples", "samples, n")]
+    if rates.dimensions:
+        panels.append(_curves(rates.dimensions, "The price of the dimension", "dimension, d"))
+    title = "Noisy samples for a clean one"
+    worth = Panel(title, "noise (clean: 1)", "noisy per clean", log_x=True, log_y=True)
+    for which, term in enumerate(dict.fromkeys(row.term for row in rates.exchanges)):
+        rows = [row for row in rates.exchanges if row.term == term]
+        numbers = [[row.sigma, row.measured, row.low, row.high, row.theory] for row in rows]
+        sigma, measured, low, high, theory = np.transpose(numbers)
+        colour = COLOURS[which]
+        worth.series.append(Series(f"{term}, measured", "bars", sigma, measured, low, high, colour=colour))
+        if np.isfinite(theory).all():
+            power = float(np.log(theory[-1]) / np.log(sigma[-1])) if sigma[-1] > 1 else 0.0
+            fine, name = np.geomspace(1, sigma.max(), 50), f"{term}: noise^{power:.0f}"
+            worth.series.append(Series(name, "dashed", fine, fine**power, colour=colour))
+    return [*panels, worth]
+
+
+def _curves(curves: list[Curve], title: str, label: str) -> Panel:
+    panel = Panel(title, label, "W1 error (dashed: slope of the theory)", log_x=True, log_y=True)
+    for which, curve in enumerate(curves):
+        size, error, colour = curve.num_samples, curve.error, COLOURS[which % len(COLOURS)]
+        low, high = error - curve.standard_error, error + curve.standard_error
+        name = f"{curve.name}: {label[-1]}^{-curve.slope:.3f}"
+        panel.series.append(Series(name, "line", size, error, colour=colour))
+        panel.series.append(Series("", "bars", size, error, low, high, colour=colour, width=1.0))
+        if np.isfinite(curve.theory_slope):
+            expected = np.exp(np.log(error).mean() - curve.theory_slope * (np.log(size) - np.log(size).mean()))
+            panel.series.append(Series("", "dashed", size, expected, colour=colour, width=1.0))
+    return panel

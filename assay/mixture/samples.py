@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,11 +22,9 @@ def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
         places = places[:, None] if places.ndim == 1 else places
         mass = np.full(len(places), 1 / len(places)) if weights is None else np.asarray(weights, np.float64)
     except (TypeError, ValueError, ArithmeticError) as error:  # the last of none, or of numbers too large
-        what = "are not rows of equally many numbers, with one weight for each"
-        raise AssayError(what, key="atoms") from error
+        raise AssayError("are not rows of equally many numbers, with one weight each", key="atoms") from error
     if places.ndim != 2 or 0 in places.shape or not np.isfinite(places).all():
-        what = f"have shape {places.shape}: write one row of finite numbers for each atom"
-        raise AssayError(what, key="atoms")
+        raise AssayError(f"have shape {places.shape}: write finite numbers, a row for each atom", key="atoms")
     if mass.shape != places.shape[:1] or not (mass >= 0).all() or not np.isclose(mass.sum(), 1, atol=1e-6):
         what = f"must be {len(places)} numbers >= 0 that sum to 1, one per atom (given: {mass.tolist()})"
         raise AssayError(what, key="weights")
@@ -71,8 +68,10 @@ def write_samples(path: Path, x: Array, sigma: Array) -> None:
             case ".csv":
                 np.savetxt(partial, table, delimiter=",", header=",".join(names), comments="", fmt="%.17g")
             case _:
-                columns = dict(zip(names, table.T, strict=True))
-                _parquet().write_table(extra("pyarrow", "parquet", "a parquet file").table(columns), partial)
+                arrow = extra("pyarrow", "parquet", "a parquet file").table(
+                    dict(zip(names, table.T, strict=True))
+                )
+                extra("pyarrow.parquet", "parquet", "a parquet file").write_table(arrow, partial)
 
 
 def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = None) -> tuple[NDArray, Array]:
@@ -83,21 +82,16 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
     - csv (with a header) and parquet: one column per feature and the sigma column, or a column per feature with
       its noise, named sigma_ and the feature's name.
     """
-    columns = _read_columns(Path(path), sigma_column, sigma is not None)
-    each = [name for name in columns if f"{sigma_column}_{name}" in columns]
-    level: NDArray | None = None
+    columns, level = _read_columns(Path(path), sigma_column, sigma is not None), None
     with decoding(path, "save columns of numbers, one value per sample"):
-        if sigma is None and sigma_column not in columns and 2 * len(each) == len(columns) > 0:
-            level = np.column_stack([columns.pop(f"{sigma_column}_{name}") for name in each])
-        elif sigma is None and sigma_column not in columns:
-            there = one_line(", ".join(columns))
-            raise AssayError(
-                f"has no column {sigma_column!r}, only {there}",
-                key="sigma_column",
-                cure="name it, or give sigma",
-            )
-        elif sigma is None:
+        each = [name for name in columns if f"{sigma_column}_{name}" in columns]
+        if sigma is None and sigma_column in columns:
             level = columns.pop(sigma_column)
+        elif sigma is None and 2 * len(each) == len(columns) > 0:
+            level = np.column_stack([columns.pop(f"{sigma_column}_{name}") for name in each])
+        elif sigma is None:
+            what = f"has no column {sigma_column!r}, only {one_line(', '.join(columns))}"
+            raise AssayError(what, key="sigma_column", cure="name it, or give sigma")
         if not columns:
             raise AssayError("holds noise levels and no samples")
         x = next(iter(columns.values())) if len(columns) == 1 else np.column_stack(list(columns.values()))
@@ -105,9 +99,9 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
         if x.dtype.kind not in "iuf":
             raise AssayError(f"holds samples of type {x.dtype}, not numbers")
         level = np.full(len(x), sigma) if level is None else level.astype(np.float64)
-    if x.ndim != 2 or level.ndim == 0 or len(level) != len(x):
-        what = f"has samples of shape {x.shape} and levels of shape {level.shape}"
-        raise AssayError(what, path=path, cure="give one row and one level per sample")
+        if x.ndim != 2 or level.ndim == 0 or len(level) != len(x):
+            what = f"has samples of shape {x.shape} and levels of shape {level.shape}"
+            raise AssayError(what, cure="give one row and one level per sample")
     return x, level
 
 
@@ -117,10 +111,8 @@ def _read_columns(path: Path, sigma_column: str, all_data: bool) -> dict[str, ND
         case ".npz":
             arrays = read_npz(path)
             if len(arrays) > 2 - all_data:
-                there = one_line(", ".join(arrays))
-                raise AssayError(
-                    f"holds several arrays of samples: {there}", path=path, cure="keep one, (n, d)"
-                )
+                what = f"holds several arrays of samples: {one_line(', '.join(arrays))}"
+                raise AssayError(what, path=path, cure="keep one, (n, d)")
             return arrays
         case ".npy":
             array = read_npy(path)
@@ -130,15 +122,13 @@ def _read_columns(path: Path, sigma_column: str, all_data: bool) -> dict[str, ND
             return {"x": array} if all_data else {"x": array[:, :-1], sigma_column: array[:, -1]}
         case ".csv":
             names = _header(path)
-            cure = "save it as a table of numbers under one header line"
-            with decoding(path, cure):
+            with decoding(path, "save it as a table of numbers under one header line"):
                 values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
-            if values.shape[1] != len(names):
-                what = f"has {values.shape[1]} columns and {len(names)} names above them"
-                raise AssayError(what, path=path, cure="correct the header")
+                if values.shape[1] != len(names):
+                    raise AssayError(f"has {values.shape[1]} columns and {len(names)} names above them")
             return dict(zip(names, values.T, strict=True))
         case _:
-            parquet = _parquet()
+            parquet = extra("pyarrow.parquet", "parquet", "a parquet file")
             with decoding(path, "save it again"):
                 table = parquet.read_table(path)
                 return {name: table[name].to_numpy() for name in table.column_names}
@@ -162,11 +152,6 @@ def _header(path: Path) -> list[str]:
 def _suffix(path: Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        raise AssayError(
-            f"samples are kept in {', '.join(SUFFIXES)} files", path=path, cure="choose one of these"
-        )
+        what = f"samples are kept in {', '.join(SUFFIXES)} files"
+        raise AssayError(what, path=path, cure="choose one of these")
     return suffix
-
-
-def _parquet() -> Any:
-    return extra("pyarrow.parquet", "parquet", "a parquet file")

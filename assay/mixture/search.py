@@ -27,17 +27,16 @@ from assay.mixture.moments import (
     Array,
     Atoms,
     denoised_moments,
+    hermite_variance,
     inverse_weights,
-    moment_tensor,
     moment_weights,
     project_moments,
     quadrature,
-    variance_coefficients,
 )
 
-_LARGEST_TENSOR = 1000  # entries: k <= 5. Above, accumulating moments along each direction is cheaper
 _LARGEST_NET, _LARGEST_SEARCH = 20_000, 30_000_000  # directions, and distances, of an exhaustive search
 _BEAM = 40
+_CAUTION = 10.0  # of the weights of samples, see `moment_weights`
 
 
 def partition_mass(alpha: Array, num_groups: int) -> NDArray[np.int64]:
@@ -71,45 +70,34 @@ class Marginals:
     `z` (n, num_dims) are samples with noise `sigma` (n,), in units in which the atoms lie in the unit ball.
     """
 
-    def __init__(self, z: Array, sigma: Array, k: int, num_groups: int, caution: float = 10.0) -> None:
-        self.k, self.num_dims, self.num_samples, self.order = k, z.shape[1], len(z), 2 * k - 1
-        self.spread = _spread(z, sigma)
+    def __init__(self, z: Array, sigma: Array, k: int, num_groups: int) -> None:
+        self.k, self.num_dims, self.num_samples = k, z.shape[1], len(z)
+        spread = _spread(z, sigma)
         # A sample this noisy has next to no weight, but its powers could overflow.
-        usable = sigma <= 1e6 * max(float(sigma.min()), self.spread)
-        if not usable.all():
-            z, sigma = z[usable], sigma[usable]
-        alpha = moment_weights(sigma, k, self.spread, caution)
+        usable = sigma <= 1e6 * max(float(sigma.min()), spread)
+        z, sigma = (z, sigma) if usable.all() else (z[usable], sigma[usable])
+        alpha = moment_weights(sigma, k, spread, _CAUTION)
         # The lemma asks for 4 effective samples per group: with fewer samples, fewer groups.
         num_groups = max(1, min(num_groups, int(1 / alpha.max()) // 4))
         group = partition_mass(alpha, num_groups)
-        self._bounds = [0, *np.cumsum(np.bincount(group, minlength=num_groups)).tolist()]
+        ends = np.cumsum(np.bincount(group, minlength=num_groups))[:-1]
         by_group = np.argsort(group.astype(np.int16), kind="stable")
-        self._z, self._sigma, self._alpha = z[by_group], sigma[by_group], alpha[by_group]
-        self.mass = np.add.reduceat(self._alpha, self._bounds[:-1])
-        term, powers = alpha.copy(), []  # sum_i alpha_i^2 sigma_i^(2j)
-        for _ in range(2 * k):
-            powers.append(term @ term)
-            term *= sigma
-        variance = [variance_coefficients(r, self.spread) @ powers[: r + 1] for r in range(1, 2 * k)]
-        self.standard_error = np.sqrt(variance)
-        use_tensor = math.comb(self.order + self.num_dims, self.num_dims) <= _LARGEST_TENSOR
-        arguments = (self._z, self._sigma, self._alpha, self._bounds, self.order)
-        self._tensor = moment_tensor(*arguments) if use_tensor else None
+        self.groups = list(zip(*(np.split(each[by_group], ends) for each in (z, sigma, alpha)), strict=True))
+        self.mass = np.array([mass.sum() for _, _, mass in self.groups])
+        orders = range(1, 2 * k)
+        self.standard_error = np.sqrt([alpha**2 @ hermite_variance(r, sigma**2, spread) for r in orders])
 
     def moments(self, directions: Array) -> Array:
         """Denoised moments 1 .. 2k - 1 per group along `directions` (G, num_dims): (num_groups, G, 2k - 1)."""
-        if self._tensor is not None:
-            return self._tensor.along(directions)[..., 1:]
-        groups = [slice(begin, end) for begin, end in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
-        rows = [(self._z[rows] @ directions.T, self._sigma[rows], self._alpha[rows]) for rows in groups]
-        return np.array([denoised_moments(x, sigma, self.order, alpha)[1:].T for x, sigma, alpha in rows])
+        order = 2 * self.k - 1
+        return np.array([denoised_moments(z, s, order, a, directions)[1:].T for z, s, a in self.groups])
 
-    def along(self, directions: Array) -> tuple[Array, Array]:
-        """The selected estimate for each of `directions` (G, num_dims): atoms (G, k) and weights (G, k)."""
-        atoms, weights = quadrature(project_moments(self.moments(directions)))
-        chosen = select_group(atoms, weights)
-        each = np.arange(len(directions))
-        return atoms[chosen, each], weights[chosen, each]
+
+def marginals_from(moments: Array) -> tuple[Array, Array]:
+    """Of moments (num_groups, G, 2k - 1) the selected estimate for each direction: atoms and weights (G, k)."""
+    atoms, weights = quadrature(project_moments(moments))
+    chosen = select_group(atoms, weights), np.arange(atoms.shape[1])
+    return atoms[chosen], weights[chosen]
 
 
 def _spread(z: Array, sigma: Array) -> float:
@@ -168,8 +156,8 @@ def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> 
     num_distances = math.comb(k**num_dims, k) * len(net) * len(directions)
     if num_distances > _LARGEST_SEARCH:
         raise _too_large(f"compute {num_distances:,} distances for k = {k} in {num_dims} dimensions")
-    estimates = marginals.along(directions)
-    axes = marginals.along(np.eye(num_dims))[0]  # (num_dims, k)
+    estimates = marginals_from(marginals.moments(directions))
+    axes = marginals_from(marginals.moments(np.eye(num_dims)))[0]  # (num_dims, k)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, num_dims)
     best = (math.inf, grid[:k], net[0])
     for subset in map(list, combinations(range(len(grid)), k)):
@@ -205,14 +193,11 @@ def scalable_search(marginals: Marginals) -> Atoms:
     k, num_dims = marginals.k, marginals.num_dims
     directions = search_directions(num_dims)
     moments = marginals.moments(directions)
-    groups = quadrature(project_moments(moments))
-    chosen = select_group(*groups)
-    each = np.arange(len(directions))
-    atoms, weights = (values[chosen, each] for values in groups)
+    atoms, weights = marginals_from(moments)
     if num_dims == 1:
         return Atoms(atoms.T, weights[0])
     candidates = _beam(atoms, weights, directions, num_dims)
-    start = _cluster(candidates, linear_weights(candidates, directions, (atoms, weights)), k)
+    start = cluster(candidates, linear_weights(candidates, directions, (atoms, weights)), k).atoms
     found = Atoms(start, linear_weights(start, directions, (atoms, weights)))
     pooled = np.tensordot(marginals.mass, moments, 1)
     refined = _refine(found, directions, pooled, marginals.standard_error)
@@ -234,15 +219,15 @@ def _beam(atoms: Array, weights: Array, directions: Array, num_dims: int) -> Arr
     return partial
 
 
-def _cluster(points: Array, mass: Array, k: int) -> Array:
-    """Centres of k clusters of weighted points (N, r): k-means, started at heavy points far from each other."""
+def cluster(points: Array, mass: Array, k: int) -> Atoms:
+    """k clusters of weighted points (N, r): k-means, started at heavy points far from each other."""
     chosen = [int(mass.argmax())]
     while len(chosen) < min(k, len(points)):
         gap = ((points[:, None] - points[chosen]) ** 2).sum(-1).min(1)
         chosen.append(int((mass * gap).argmax()))
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # equal points
         found = KMeans(len(chosen), init=points[chosen], n_init=1).fit(points, sample_weight=mass)
-    return np.asarray(found.cluster_centers_)
+    return Atoms(found.cluster_centers_, np.bincount(found.labels_, mass, len(chosen)) / mass.sum())
 
 
 def linear_weights(candidates: Array, directions: Array, marginals: tuple[Array, Array]) -> Array:
@@ -288,17 +273,7 @@ def _refine(start: Atoms, directions: Array, moments: Array, standard_error: Arr
         powers = (directions @ atoms.T)[:, None] ** orders[:, None]  # (G, 2k - 1, k)
         return np.asarray(((powers @ weights - moments) / standard_error).ravel())
 
-    def jacobian(theta: Array) -> Array:
-        atoms, weights = unpack(theta)
-        projected = (directions @ atoms.T)[:, None]
-        powers = projected ** orders[:, None]
-        slope = weights * orders[:, None] * projected ** (orders - 1)[:, None]  # (G, 2k - 1, k)
-        by_atom = slope[..., None] * directions[:, None, None]
-        by_logit = weights * (powers - (powers @ weights)[..., None])
-        both = np.concatenate([by_atom.reshape(*slope.shape[:2], -1), by_logit], -1) / standard_error[:, None]
-        return np.asarray(both.reshape(-1, len(theta)))
-
     logits = np.log(np.maximum(start.weights, 1e-3))
-    theta = least_squares(residual, np.concatenate([start.atoms.ravel(), logits]), jacobian, max_nfev=50).x
+    theta = least_squares(residual, np.concatenate([start.atoms.ravel(), logits]), max_nfev=50).x
     atoms, weights = unpack(theta)
     return Atoms(np.clip(atoms, -1, 1), weights)
