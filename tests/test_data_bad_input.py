@@ -50,19 +50,17 @@ def bomb(path: Path, width: int, depth: int = 8) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
 
 
-def truncated_png(folder: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
-    Image.fromarray(noise).save(folder / "bad.png")
-    (folder / "bad.png").write_bytes((folder / "bad.png").read_bytes()[:-30])
+def truncated(folder: Path, suffix: str, num_bytes: int, image: np.ndarray) -> None:
+    """A picture without its end."""
+    if suffix == "tiff":
+        tifffile.imwrite(folder / "bad.tiff", image)
+    else:
+        Image.fromarray(image).save(folder / "bad.png")
+    (folder / f"bad.{suffix}").write_bytes((folder / f"bad.{suffix}").read_bytes()[:num_bytes])
 
 
-def truncated_tiff(folder: Path) -> None:
-    tifffile.imwrite(folder / "bad.tiff", np.zeros((4, 4, 3), dtype=np.uint16))
-    (folder / "bad.tiff").write_bytes((folder / "bad.tiff").read_bytes()[:60])
-
-
-def two_pages(folder: Path) -> None:
-    tifffile.imwrite(folder / "bad.tiff", np.zeros((2, 4, 4, 3), dtype=np.uint16), photometric="rgb")
+def tiff(folder: Path, *shape: int, **options: Any) -> None:
+    tifffile.imwrite(folder / "bad.tiff", np.zeros(shape, dtype=np.uint16), **options)
 
 
 def deep_tiff_bomb(folder: Path) -> None:
@@ -70,18 +68,10 @@ def deep_tiff_bomb(folder: Path) -> None:
     tifffile.imwrite(folder / "bad.tiff", np.zeros((4, 4, 3), dtype=np.float32), photometric="rgb")
     data = bytearray((folder / "bad.tiff").read_bytes())
     (start,) = struct.unpack("<I", data[4:8])
-    for entry in range(start + 2, len(data), 12):
-        (tag,) = struct.unpack("<H", data[entry : entry + 2])
-        if tag in (256, 257):
+    for entry in range(start + 2, start + 2 + 12 * struct.unpack("<H", data[start : start + 2])[0], 12):
+        if struct.unpack("<H", data[entry : entry + 2])[0] in (256, 257):  # width and height
             data[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, 30_000)
-            if tag == 257:
-                break
     (folder / "bad.tiff").write_bytes(data)
-
-
-def five_channels(folder: Path) -> None:
-    pixels = np.zeros((4, 4, 5), dtype=np.uint16)
-    tifffile.imwrite(folder / "bad.tiff", pixels, planarconfig="contig", photometric="minisblack")
 
 
 def two_frames(folder: Path) -> None:
@@ -89,10 +79,11 @@ def two_frames(folder: Path) -> None:
     frames[0].save(folder / "bad.webp", save_all=True, append_images=frames[1:], lossless=True)
 
 
+NOISE = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
 BAD_IMAGES: dict[str, tuple[Callable[[Path], object], str | None]] = {  # and the setting that it is about
-    "truncated": (truncated_png, None),
+    "truncated": (lambda f: truncated(f, "png", -30, NOISE), None),
     "truncated 16-bit": (lambda f: bomb(f / "bad.png", 5, depth=16), None),
-    "truncated tiff": (truncated_tiff, None),
+    "truncated tiff": (lambda f: truncated(f, "tiff", 60, np.zeros((4, 4, 3), np.uint16)), None),
     "text": (lambda f: (f / "bad.png").write_text("hello"), None),
     "empty": (lambda f: (f / "bad.png").write_bytes(b""), None),
     "size": (lambda f: grey(f / "bad.png", 1, (4, 5)), "size"),
@@ -100,9 +91,9 @@ BAD_IMAGES: dict[str, tuple[Callable[[Path], object], str | None]] = {  # and th
     "bomb": (lambda f: bomb(f / "bad.png", 12_000), None),
     "16-bit bomb": (lambda f: bomb(f / "bad.png", 12_000, 16), None),
     "large bomb": (lambda f: bomb(f / "bad.png", 40_000), None),
-    "pages": (two_pages, None),
+    "pages": (lambda f: tiff(f, 2, 4, 4, 3, photometric="rgb"), None),
     "tiff bomb": (deep_tiff_bomb, None),
-    "channels": (five_channels, None),
+    "channels": (lambda f: tiff(f, 4, 4, 5, planarconfig="contig", photometric="minisblack"), None),
     "frames": (two_frames, None),
     "float": (lambda f: Image.fromarray(np.zeros((4, 4), np.float32)).save(f / "bad.tiff"), "range"),
 }
@@ -183,37 +174,20 @@ def test_bad_zips(tmp_path: Path) -> None:
     for labels in ({"labels": [["a.png", 0]]}, {"labels": [["a.png", 0], ["b.png", 2]]}, []):
         broken = make_zip(file, ["a.png", "b.png"], {"dataset.json": json.dumps(labels)})
         failing(broken, out, "a.zip:dataset.json")
-    whole = make_zip(file, ["a.png"], {"dataset.json": json.dumps({"labels": [["a.png", 0]]})}).read_bytes()
-    data = bytearray(whole)
-    data[50] ^= 255
-    file.write_bytes(data)
-    failing(file, out, "a.zip:a.png")
-    file.write_bytes(whole.replace(b'"labels"', b'"lapels"'))
-    failing(file, out, "a.zip:dataset.json")
-    file.write_bytes(whole.replace(b"PK\x01\x02", b"PK\xff\xff"))
-    failing(file, out, "a.zip")
     huge = tmp_path / "huge.zip"
-    with (
-        zipfile.ZipFile(huge, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("a.png", "w", force_zip64=True) as member,
-    ):
-        for _ in range(513):
-            member.write(bytes(2**20))
+    with zipfile.ZipFile(huge, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", bytes(2**27))
     failing(huge, out, "huge.zip:a.png")
 
 
-def test_files_that_cannot_be_read_are_bad_images(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_named_are_bad_images(tmp_path: Path) -> None:
     folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
     raw = read_any(str(folder))
-    (folder / "good1.png").unlink()  # stands for every OSError: the tests may run as root, who may read all
+    (folder / "good1.png").rename(tmp_path / "good1.png")  # stands for every OSError: root may read all files
     with rejects("good1.png"):
         pack(raw, out / "store")
-    report = pack(raw, out / "store", PackConfig(skip_bad=True))
-    assert len(report.store) == 2 and [*report.skipped] == ["good1.png"]
-
-
-def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
+    assert [*pack(raw, tmp_path / "two", PackConfig(skip_bad=True)).skipped] == ["good1.png"]
+    (tmp_path / "good1.png").rename(folder / "good1.png")
     (folder / "good0.png").rename(folder / os.fsdecode(b"caf\xe9.png"))
     failing(folder, out, r"caf\xe9.png")
     report = pack(read_any(str(folder)), out / "store", PackConfig(skip_bad=True))
@@ -238,9 +212,8 @@ def test_huggingface_splits_and_empty_cells(tmp_path: Path, monkeypatch: pytest.
     assert report.store.label.tolist() == [1] and len(report.skipped) == 1
     # A saved data set leads to no file outside it.
     grey(tmp_path / "private.png")
-    one = datasets.Dataset.from_dict(
-        {"img": [str(tmp_path / "private.png")]}, datasets.Features(img=datasets.Image())
-    )
+    columns = {"img": [str(tmp_path / "private.png")]}
+    one = datasets.Dataset.from_dict(columns, datasets.Features(img=datasets.Image()))
     monkeypatch.setattr("datasets.arrow_writer.embed_table_storage", lambda table, **_: table)
     one.save_to_disk(tmp_path / "outside")
     failing(tmp_path / "outside", tmp_path / "out2", "outside[0]")
@@ -293,20 +266,19 @@ def test_bad_values_and_levels_of_arrays(tmp_path: Path) -> None:
         failing(tmp_path / "a-idx3", tmp_path / "out2", "a-idx3")
 
 
+GONE = "good0.png,0\ngood1.png,0.1\n"
+
+
 @pytest.mark.parametrize(
     ("rows", "skipped"),
     [
-        ("good0.png,0\ngood1.png,0.1\n", "good2.png"),
-        ("good0.png,0\ngood1.png,0.1\ngood2.png,0\ngood1.png,0.2\n", "good1.png"),
-        ("good0.png,0\ngood1.png,-0.1\ngood2.png,0\n", "good1.png"),
-        ("good0.png,0\ngood1.png,nan\ngood2.png,0\n", "good1.png"),
-        ("good0.png,0\ngood1.png,low\ngood2.png,0\n", "good1.png"),
-        ("good0.png,0\ngood1.png,inf\ngood2.png,0\n", "good1.png"),
-        ("good0.png,0\ngood1.png,1e-300\ngood2.png,0\n", "good1.png"),
-        ("good0.png,0\ngood1.png\ngood2.png,0\n", "good1.png"),
-        ("good0.png,0\ngood1.png,0\nx.png,0\n", "good2.png"),  # names an image that is not there
+        (GONE, "good2.png"),
+        (GONE + "x.png,0\n", "good2.png"),  # names an image that is not there
+        (GONE + "good2.png,0\ngood1.png,0.2\n", "good1.png"),
+        *((f"good0.png,0\ngood1.png{wrong}\ngood2.png,0\n", "good1.png")
+          for wrong in (",-0.1", ",nan", ",low", ",inf", ",1e-300", "")),
     ],
-)
+)  # fmt: skip
 def test_bad_levels(tmp_path: Path, rows: str, skipped: str) -> None:
     folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
     (tmp_path / "a.csv").write_text("filename,sigma\n" + rows)
@@ -399,33 +371,22 @@ def test_noisy_or_float_images_with_transparency_are_rejected(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("model", "settings"),
+    "settings",
     [
-        (PackConfig, {"fit": "crop"}),
-        (PackConfig, {"size": (0, 3)}),
-        (PackConfig, {"size": "4x4x4"}),
-        (PackConfig, {"size": (2**20, 2**20)}),
-        (PackConfig, {"stride": 4}),
-        (SourceSpec, {"range": (1, 1)}),
-        (SourceSpec, {"range": "0;1"}),
-        (SourceSpec, {"range": (0, float("inf"))}),
-        (SourceSpec, {"sigma": -0.5}),
-        (SourceSpec, {"sigma": float("nan")}),
-        (SourceSpec, {"sigma": 1, "levels": Path("a.csv")}),
-        (SourceSpec, {"kernel": Path("a"), "kspace": Path("b")}),
-        (SourceSpec, {"downsampled": 1}),
-        (SourceSpec, {"gain": 1.0}),
-        (SourceSpec, {"black": 1.0}),
-        (SourceSpec, {"gain": 1.0, "range": (0, 10), "black": 10}),
-        (SourceSpec, {"gain": 1.0, "range": (0, 10), "sigma": 3}),
-        (SourceSpec, {"gain": 0, "range": (0, 10)}),
-        (SourceSpec, {"gain": 1, "range": (0, 10), "kernel": Path("a")}),
-        (SourceSpec, {"quantile": 0}),
+        {"fit": "crop"}, {"size": (0, 3)}, {"size": "4x4x4"}, {"size": (2**20, 2**20)}, {"stride": 4},
+        {"range": (1, 1)}, {"range": "0;1"}, {"range": (0, np.inf)}, {"sigma": -0.5}, {"sigma": np.nan},
+        {"sigma": 1, "levels": Path("a.csv")}, {"kernel": Path("a"), "kspace": Path("b")}, {"downsampled": 1},
+        {"gain": 1.0}, {"black": 1.0}, {"gain": 1.0, "range": (0, 10), "black": 10}, {"quantile": 0},
+        {"gain": 1.0, "range": (0, 10), "sigma": 3}, {"gain": 0, "range": (0, 10)},
+        {"gain": 1, "range": (0, 10), "kernel": Path("a")},
     ],
-)
-def test_settings_that_make_no_sense(model: type, settings: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        model(**({"path": "x"} if model is SourceSpec else {}) | settings)
+        if settings.keys() & PackConfig.model_fields.keys():
+            PackConfig(**settings)
+        else:
+            SourceSpec(path="x", **settings)
 
 
 def test_crops_of_small_images_and_mixed_depths(tmp_path: Path) -> None:
@@ -440,10 +401,8 @@ def child(code: str, *arguments: Path, limit: int | None = None) -> subprocess.P
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=set_limit
-    )
+    command, pipes = [sys.executable, "-c", code, *map(str, arguments)], {"stdout": -1, "stderr": -1}
+    return subprocess.Popen(command, text=True, preexec_fn=set_limit, **pipes)  # type: ignore[call-overload]
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
@@ -479,10 +438,8 @@ def test_an_interrupted_pack_starts_clean(tmp_path: Path, how: signal.Signals) -
     process.send_signal(how)
     process.communicate(timeout=60)
     assert not (tmp_path / "out" / "store").exists()
-    if how == signal.SIGINT:
-        assert os.listdir(tmp_path / "out") == []
-    else:
-        assert os.listdir(tmp_path / "out") == [".assay-partial"]  # of a process that had no last word
+    left = [] if how == signal.SIGINT else [".assay-partial"]  # of a process that had no last word
+    assert os.listdir(tmp_path / "out") == left
     store = pack(read_any(str(tmp_path / "a.npy")), tmp_path / "out" / "store").store
     assert os.listdir(tmp_path / "out") == ["store"]
     store.verify()

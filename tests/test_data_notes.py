@@ -64,28 +64,21 @@ def test_noisy_8_bit_files_are_told_with_the_share_that_is_stored(tmp_path: Path
     pixels[:, ::3] = 0  # a third of the pixels are black
     np.save(tmp_path / "a.npy", pixels)
     spec = SourceSpec(path=str(tmp_path / "a.npy"), sigma=12)
-    for config in (
-        PackConfig(),
-        PackConfig(size=(3, 2), fit="crop"),
-    ):  # of what is stored, not of what was cut off
+    for config in (PackConfig(), PackConfig(size=(3, 2), fit="crop")):  # of what is stored, not of what was cut
         found = pack(spec, tmp_path / f"store{config.fit}", config).warnings
         assert "3 noisy" in found[0] and "33.3%" in found[0]
 
 
 def test_sources_are_read_from_words_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = read_sources(
-        ["clean/", "a,b/:sigma=38,range=-1--0.5", r"C:\scans:levels=C:\l,1.csv"], "range=0,255,gain=2"
-    )
+    words = ["clean/", "a,b/:sigma=38,range=-1--0.5", r"C:\scans:levels=C:\l,1.csv"]
+    found = read_sources(words, "range=0,255,gain=2")
     assert found[0] == SourceSpec(path="clean/", range=(0, 255), gain=2)
     assert found[1] == SourceSpec(path="a,b/", sigma=38, range=(-1, -0.5))  # own noise, not that of the sensor
     assert found[2] == SourceSpec(path=r"C:\scans", levels=Path(r"C:\l,1.csv"), range=(0, 255))
-    assert read_sources(["hf:me/data:test", "s3://b/c?d=e"]) == [
-        SourceSpec(path="hf:me/data:test"),
-        SourceSpec(path="s3://b/c?d=e"),
-    ]
     Path("odd:sigma=3").mkdir()
-    assert read_sources(["odd:sigma=3"]) == [SourceSpec(path="odd:sigma=3")]
+    for word in ("hf:me/data:test", "s3://b/c?d=e", "odd:sigma=3"):
+        assert read_sources([word]) == [SourceSpec(path=word)]
     Path("sub").mkdir()
     text = '[all]\nrange = [0, 10]\n[[source]]\npath = "a/"\n[[source]]\npath = "hf:x"\nlevels = "l.csv"\n'
     Path("sub/sources.toml").write_text("\ufeff" + text, encoding="utf-8")
@@ -97,12 +90,8 @@ def test_sources_are_read_from_words_and_files(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(AssayError) as caught:
             read_sources([wrong])
         assert (caught.value.path, caught.value.key) == ("a", key)
-    for text in (
-        "[[source]]\nsigma = 1\n",
-        "source = 3\n",
-        "[[source]\n",
-        '[[source]]\npath = "a"\nsgima = 1\n',
-    ):
+    wrong_key = '[[source]]\npath = "a"\nsgima = 1\n'
+    for text in ("[[source]]\nsigma = 1\n", "source = 3\n", "[[source]\n", wrong_key):
         Path("sub/sources.toml").write_text(text)
         with pytest.raises(AssayError):
             read_sources(["sub/sources.toml"])
@@ -123,9 +112,7 @@ def test_folders_of_the_papers_data_sets(
     for i in range(6):
         file = tmp_path / "in" / make(i)
         file.parent.mkdir(parents=True, exist_ok=True)
-        height, width = (
-            (1024, 1024) if not classes else (int(rng.integers(70, 300)), int(rng.integers(70, 300)))
-        )
+        height, width = rng.integers(70, 300, 2).tolist() if classes else (1024, 1024)
         colour = rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
         Image.fromarray(colour).resize((width, height)).save(file, "JPEG")
     config = PackConfig(size=64, fit="resize", **options)  # type: ignore[arg-type]

@@ -17,13 +17,14 @@ import tifffile
 import torch
 import zarr
 from astropy.io import fits
+from typer.testing import CliRunner
 
-from assay.data import open_store, readers
+from assay.cli import app
+from assay.data import Store, open_store, readers
 from assay.data.convert import PackConfig
 from assay.data.pack import pack
 from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
-from assay.errors import AssayError
 from tests.errors import rejects
 
 IMAGES = np.random.default_rng(0).uniform(0, 1000, (5, 6, 7)).astype(np.float32)  # (N, H, W)
@@ -95,13 +96,16 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+def packed(folder: Path, name: str, config: PackConfig | None = None, **settings: Any) -> Store:
+    """The store of a file or folder, whose values are from 0 to 1000 unless the settings say otherwise."""
+    known = {"range": (0, 1000), "dataset": "images" if name == "a.zarr" else None}
+    return pack(SourceSpec(path=str(folder / name), **known | settings), folder / "store", config).store
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_is_packed(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
-    dataset = "images" if name == "a.zarr" else None
-    store = pack(
-        SourceSpec(path=str(tmp_path / name), range=(0, 1000), dataset=dataset), tmp_path / "store"
-    ).store
+    store = packed(tmp_path, name)
     values = (store.read(torch.arange(5)).numpy() + 1) * 500
     assert values.shape == (5, 1, 6, 7)
     assert np.abs(values[:, 0] - IMAGES).max() < (0.011 if name == "a.dcm" else 1e-3)
@@ -110,46 +114,25 @@ def test_what_is_written_is_packed(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "noise", "expected"),
-    [
-        ("a.fits", "RDNOISE", [3.5] * 5),
-        ("a.fits", "noise", [0, 1, 2, 3, 4]),
-        ("a.h5", "levels", [0, 1, 2, 3, 4]),
-        ("a.h5", "rms", [3.5] * 5),
-        ("a.zarr", "levels", [0, 1, 2, 3, 4]),
-    ],
+    ("name", "noise"),
+    [("a.fits", "RDNOISE"), ("a.fits", "noise"), ("a.h5", "levels"), ("a.h5", "rms"), ("a.zarr", "levels")],
 )
-def test_noise_levels_in_the_files_are_in_their_units(
-    tmp_path: Path, name: str, noise: str, expected: list[float]
-) -> None:
+def test_noise_levels_in_the_files_are_in_their_units(tmp_path: Path, name: str, noise: str) -> None:
     WRITERS[name](tmp_path / name)
-    dataset = "images" if name == "a.zarr" else None
-    spec = SourceSpec(path=str(tmp_path / name), range=(0, 1000), dataset=dataset, noise=noise)
-    store = pack(spec, tmp_path / "store").store
-    assert np.allclose(store.sigma_tn.numpy() * 500, expected)
+    expected = [3.5] * 5 if noise in ("RDNOISE", "rms") else [0, 1, 2, 3, 4]
+    assert np.allclose(packed(tmp_path, name, noise=noise).sigma_tn.numpy() * 500, expected)
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_truncated_and_unknown_files_are_named(tmp_path: Path, name: str) -> None:
-    WRITERS[name](tmp_path / name)
-    if (tmp_path / name).is_file():
-        data = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(data[: len(data) // 3])
-    else:
-        for file in (tmp_path / name).glob("*/zarr.json"):
-            file.write_text("{")
-    with pytest.raises(AssayError) as caught:
-        pack(SourceSpec(path=str(tmp_path / name), range=(0, 1000)), tmp_path / "store")
-    assert name in (caught.value.path or "") and caught.value.cure
-    assert not (tmp_path / "store").exists()
+def write_each(folder: Path, images: np.ndarray) -> None:
+    folder.mkdir()
+    for i, image in enumerate(images):
+        np.save(folder / f"{i}.npy", image)
 
 
 def test_a_folder_of_arrays_has_an_image_in_each_file(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
     colours = np.random.default_rng(0).uniform(0, 1, (3, 6, 7, 4)).astype(np.float32)
-    for i, image in enumerate(colours):
-        np.save(tmp_path / "in" / f"{i}.npy", image)
-    store = pack(SourceSpec(path=str(tmp_path / "in"), range=(-1, 1)), tmp_path / "store").store
+    write_each(tmp_path / "in", colours)
+    store = packed(tmp_path, "in", range=(-1, 1))
     assert store.image_shape == (4, 6, 7)  # the fourth channel is a channel, not transparency
     assert np.allclose(store.read(torch.arange(3)).numpy(), colours.transpose(0, 3, 1, 2))
     assert store.source_names([0, 2]) == ["0.npy", "2.npy"]
@@ -165,18 +148,15 @@ def test_tiff_axes_say_what_is_a_channel(tmp_path: Path) -> None:
 
 
 def test_patches_cover_an_image_and_stay_one_group(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
     large = np.arange(2 * 10 * 13, dtype=np.float32).reshape(2, 10, 13)
-    for i, image in enumerate(large):
-        np.save(tmp_path / "in" / f"{i}.npy", image)
-    spec = SourceSpec(path=str(tmp_path / "in"), range=(0, 300))
-    store = pack(spec, tmp_path / "store", PackConfig(patch="4x5", stride=4)).store  # type: ignore[arg-type]
+    write_each(tmp_path / "in", large)
+    with rejects("0.npy", "patch"):
+        packed(tmp_path, "in", PackConfig(patch=(11, 5)))
+    store = packed(tmp_path, "in", PackConfig(patch="4x5", stride=4), range=(0, 300))  # type: ignore[arg-type]
     assert len(store) == 2 * 2 * 3 and store.group is not None and store.group.tolist() == [0] * 6 + [1] * 6
     values = (store.read(torch.arange(12)).numpy()[:, 0] + 1) * 150
     assert np.allclose(values[4], large[0, 4:8, 4:9], atol=1e-3)
     assert store.source_names([4]) == ["0.npy[4,4]"]
-    with rejects("0.npy", "patch"):
-        pack(spec, tmp_path / "large", PackConfig(patch=(11, 5)))
 
 
 def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> None:
@@ -185,18 +165,16 @@ def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> Non
     noisy = generator.uniform(0, 4095, (3, 6, 6)).astype(np.float32)
     np.save(tmp_path / "clean.npy", clean)
     np.save(tmp_path / "noisy.npy", noisy)
-    (tmp_path / "levels.csv").write_text(
-        "filename,sigma\n" + "".join(f"noisy.npy[{i}],{100 * i}\n" for i in range(3))
-    )
+    lines = "".join(f"noisy.npy[{i}],{100 * i}\n" for i in range(3))
+    (tmp_path / "levels.csv").write_text(f"filename,sigma\n{lines}")
     sources = [
         SourceSpec(path=str(tmp_path / "clean.npy"), sigma=0),
         SourceSpec(path=str(tmp_path / "noisy.npy"), levels=tmp_path / "levels.csv", range=(0, 4095)),
     ]
     store = pack(sources, tmp_path / "store").store
     x = store.read(torch.arange(7)).numpy()[:, 0]
-    assert np.allclose(x[:4], clean / 127.5 - 1, atol=1e-6) and np.allclose(
-        x[4:], noisy / 2047.5 - 1, atol=1e-6
-    )
+    assert np.allclose(x[:4], clean / 127.5 - 1, atol=1e-6)
+    assert np.allclose(x[4:], noisy / 2047.5 - 1, atol=1e-6)
     assert np.allclose(store.sigma_tn.numpy(), [0] * 5 + [100 / 2047.5, 200 / 2047.5])
     assert store.source_names([0, 6]) == ["clean/clean.npy[0]", "noisy/noisy.npy[2]"]
     assert store.meta.physical_range is None  # the two sources have different units
@@ -212,10 +190,6 @@ def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
 
 
 def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from assay.cli import app
-
     np.save(tmp_path / "clean.npy", np.random.default_rng(0).uniform(0, 10, (4, 6, 6)))
     np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
     command = [
@@ -232,9 +206,8 @@ def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
 def test_the_example_of_a_format_in_contributing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a package that adds an entry point gives it."""
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-    (block,) = re.findall(
-        r"  ```python\n(.*?)  ```", text[text.index("**a format**") : text.index("**a metric**")], re.S
-    )
+    section = text[text.index("**a format**") : text.index("**a metric**")]
+    (block,) = re.findall(r"  ```python\n(.*?)  ```", section, re.S)
     names: dict[str, Any] = {}
     exec(textwrap.dedent(block), names)
     entry = SimpleNamespace(load=lambda: names["FORMAT"])
@@ -244,7 +217,7 @@ def test_the_example_of_a_format_in_contributing(tmp_path: Path, monkeypatch: py
         (tmp_path / "in/deep").mkdir(parents=True)
         for i, name in enumerate(("a.txt", "deep/b.txt")):
             np.savetxt(tmp_path / "in" / name, IMAGES[i])
-        store = pack(SourceSpec(path=str(tmp_path / "in"), range=(0, 1000)), tmp_path / "store").store
+        store = packed(tmp_path, "in")
         assert store.source_names([0, 1]) == ["a.txt", "deep/b.txt"]
         assert np.allclose((store.read(torch.arange(2)).numpy()[:, 0] + 1) * 500, IMAGES[:2], atol=1e-3)
         (tmp_path / "in/a.txt").write_text("1 2\n3\n")

@@ -43,9 +43,8 @@ def test_expected_value_is_that_of_the_two_laws(count: float, s: float) -> None:
         kink = np.clip(-(k + 3 / 8 + s**2) / s, -9, 9)  # where f begins to grow
 
         def mean(i: int) -> float:
-            return integrate.quad(
-                lambda z: float(anscombe(np.array(k[i] + s * z), s)) * stats.norm.pdf(z), kink[i], 9, limit=200
-            )[0]
+            of_z = lambda z: float(anscombe(np.array(k[i] + s * z), s)) * stats.norm.pdf(z)  # noqa: E731
+            return integrate.quad(of_z, kink[i], 9, limit=200)[0]
 
         wanted = sum(chance[i] * mean(i) for i in range(250) if chance[i] > 1e-9)
     assert float(_expected(np.array(count), s)) == pytest.approx(wanted, abs=2e-5)
@@ -63,28 +62,21 @@ def test_stabilised_noise_has_its_level_above_five_photons(
         assert images.std() == pytest.approx(sensor.sigma_tn, rel=0.03)
         clean = sensor.clean_to_images(np.array([black + gain * count]))
         error = 5 * sensor.sigma_tn / math.sqrt(len(images))
-        assert images.mean() == pytest.approx(
-            clean[0], abs=error
-        )  # clean images are what noisy ones scatter around
-        assert sensor.to_physical(images.mean(keepdims=True))[0] == pytest.approx(
-            black + gain * count, rel=0.01
-        )
+        assert images.mean() == pytest.approx(clean[0], abs=error)  # noisy images scatter around clean ones
+        mean = sensor.to_physical(images.mean(keepdims=True))[0]
+        assert mean == pytest.approx(black + gain * count, rel=0.01)
     assert sensor.smallest_count() <= 5
     table = _tabulate(read_noise / gain)
     assert (abs(table.std[table.counts > sensor.smallest_count()] - 1) <= 0.03).all()
 
 
-@given(
-    st.sampled_from(SENSORS),
-    st.lists(st.floats(0, 60_000), min_size=1, max_size=20),
-)
+@given(st.sampled_from(SENSORS), st.lists(st.floats(0, 60_000), min_size=1, max_size=20))
 def test_the_way_back_is_the_inverse(sensor: tuple[float, float, float], counts: list[float]) -> None:
     gain, read_noise, black = sensor
     units = Stabilised(black - 5, black + 4000 * gain, gain, read_noise, black)
     values = black + gain * np.array(counts)
-    np.testing.assert_allclose(
-        units.to_physical(units.clean_to_images(values)), values, rtol=1e-5, atol=2e-3 * gain
-    )
+    back = units.to_physical(units.clean_to_images(values))
+    np.testing.assert_allclose(back, values, rtol=1e-5, atol=2e-3 * gain)
     ends = units.clean_to_images(np.array([black, units.high]))
     np.testing.assert_allclose(ends, [-1, 1], atol=1e-12)
 
@@ -98,11 +90,8 @@ def test_settings_that_make_no_sensor() -> None:
 def write_photons(folder: Path, num_images: int = 120) -> tuple[np.ndarray, Stabilised]:
     """Clean and noisy exposures of clothes, as two arrays; at most 60 photons."""
     rng, sensor = np.random.default_rng(0), Stabilised(100, 250, 2.0, 3.0, 100)
-    x = (
-        get("fashion-mnist", folder / "x", num_images=num_images)
-        .store.read(torch.arange(num_images))[:, 0]
-        .numpy()
-    )
+    clothes = get("fashion-mnist", folder / "x", num_images=num_images).store
+    x = clothes.read(torch.arange(num_images))[:, 0].numpy()
     light = 5 + 30 * (x + 1)
     np.save(folder / "clean.npy", (100 + 2 * light).astype(np.float32))
     noisy = 100 + 2 * rng.poisson(light) + 3 * rng.standard_normal(light.shape)
@@ -162,10 +151,8 @@ def test_the_share_of_pixels_with_few_photons_is_named(tmp_path: Path) -> None:
         y = rng.poisson(light) + read_noise * rng.standard_normal(light.shape)
         np.save(tmp_path / "y.npy", y.astype(np.float32))
         spec = photons(tmp_path / "y.npy", Stabilised(0, 60, 1.0, read_noise))
-        report = pack(spec, tmp_path / f"s{read_noise}")
-        assert (
-            (12 < named_share(report) < 26) if warned else named_share(report) == 0
-        )  # a quarter, but its edge
+        share = named_share(pack(spec, tmp_path / f"s{read_noise}"))
+        assert 12 < share < 26 if warned else share == 0  # a quarter, but its edge
 
 
 def test_samples_and_denoised_images_are_in_the_units_of_the_files(tmp_path: Path) -> None:

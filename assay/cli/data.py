@@ -138,8 +138,7 @@ def get(
 def show(
     store: Annotated[Path, typer.Argument(help="A store made by `pack` or `get`.")],
     png: Annotated[
-        Path | None,
-        output_option("Save a picture with a row per noise level.", "--png", suffix=".png"),
+        Path | None, output_option("Save a picture with a row per noise level.", "--png", suffix=".png")
     ] = None,
     noise: Annotated[
         list[float] | None,

@@ -30,15 +30,15 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
     """The pixels (H, W, 1 .. 4) of an image file, in the file's own depth."""
     with decoding(where, "get it again"):
         if data[:8] == _PNG:
-            header, packed = _read_png(data)
-            if header[2] == 16 and header[3] in _CHANNELS:
-                return native(_deep_png(header, packed, where))
+            _check_png(data)
         image = _open_image(data, where)
         if image is None:
             return native(_read_tiff(data, where))
         num_frames = getattr(image, "n_frames", 1)
         if num_frames > 1:
             raise AssayError(f"holds {num_frames} pictures", cure="save them as one file each")
+        if data[:8] == _PNG and data[24] == 16 and data[25] in _DEEP_PNG:
+            return native(_deep_png(data))
         pixels = np.asarray(_plain_mode(image))
         if pixels.dtype == np.int32:  # 16 bits in 32
             if pixels.min() < 0 or pixels.max() > 65535:
@@ -134,12 +134,13 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {2: 3, 4: 2, 6: 4}  # of PNGs that are not grey, by their type of colour
+# The bytes of 16-bit colour by the PNG's type of colour: as Pillow reads them, or as if in the other order.
+_DEEP_PNG = {2: ("RGB;16B", "RGB;16L"), 4: ("RGBA",), 6: ("RGBA;16B", "RGBA;16L")}
 
 
-def _read_png(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Header and packed pixels of a PNG, every checksum compared, which Pillow does not do for pixels."""
-    at, kind, packed = len(_PNG), b"", []
+def _check_png(data: bytes) -> None:
+    """Compare the checksum of every chunk, which Pillow does not for the pixels."""
+    at, kind = len(_PNG), b""
     while kind != b"IEND":
         if at + 12 > len(data):
             raise ValueError("it is cut short")
@@ -147,40 +148,15 @@ def _read_png(data: bytes) -> tuple[tuple[int, ...], bytes]:
         kind, end = data[at + 4 : at + 8], at + 8 + length
         if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
             raise ValueError(f"the checksum of its chunk {kind!r} is wrong")
-        packed += [data[at + 8 : end]] if kind == b"IDAT" else []
         at = end + 4
-    if data[12:16] != b"IHDR" or len(data) < 33:
-        raise ValueError("it has no header")
-    return struct.unpack(">IIBBBBB", data[16:29]), b"".join(packed)
 
 
-def _deep_png(header: tuple[int, ...], packed: bytes, where: str) -> np.ndarray:
-    """16-bit colour PNGs (H, W, 2 .. 4), which Pillow cuts down to 8 bits.
-
-    Each byte is stored as its difference from a prediction by its neighbours left, above and above
-    left. All bytes on an anti-diagonal can be restored at once, which numpy does fast enough.
-    """
-    width, height, _, colour, _, _, is_interlaced = header
-    if is_interlaced or width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        what = f"is a 16-bit PNG that is interlaced, or has too many pixels ({width} x {height})"
-        raise AssayError(what, cure="save it without interlacing, or make it smaller first")
-    stride = 2 * _CHANNELS[colour]
-    expected = height * (1 + width * stride)
-    check_unpacked(where, expected, len(packed))
-    unpacked = zlib.decompressobj().decompress(packed, expected + 1)
-    lines = np.frombuffer(unpacked, np.uint8).reshape(height, 1 + width * stride)
-    kind = lines[:, 0]
-    if kind.max(initial=0) > 4:
-        raise ValueError("it has a line of unknown kind")
-    coded = lines[:, 1:].reshape(height, width, stride).astype(np.int16)
-    out = np.zeros((height + 1, width + 1, stride), dtype=np.int16)  # a border of zeros above and to the left
-    for diagonal in range(height + width - 1):
-        row = np.arange(max(0, diagonal - width + 1), min(height, diagonal + 1))
-        column = diagonal - row
-        left, above, corner = out[row + 1, column], out[row, column + 1], out[row, column]
-        gradient = left + above - corner
-        far = np.abs(np.stack([gradient - left, gradient - above, gradient - corner]))
-        paeth = np.choose(far.argmin(0), [left, above, corner])  # the first of equals, as the standard asks
-        guess = np.choose(kind[row, None], [np.zeros_like(left), left, above, (left + above) >> 1, paeth])
-        out[row + 1, column + 1] = (coded[row, column] + guess) & 255
-    return out[1:, 1:].astype(np.uint8).copy().view(">u2").reshape(height, width, -1)
+def _deep_png(data: bytes) -> np.ndarray:
+    """16-bit colour (H, W, 2 .. 4), which Pillow reads as 8 bits: once the upper ones, once the lower ones."""
+    halves = []
+    for raw_mode in _DEEP_PNG[data[25]]:
+        image = Image.open(io.BytesIO(data))
+        image.tile = [(*image.tile[0][:3], raw_mode)]  # type: ignore[list-item]
+        halves.append(np.asarray(image))
+    height, width = halves[0].shape[:2]
+    return np.stack(halves, -1).reshape(height, width, -1, 2).view(">u2")[..., 0]

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from assay.errors import AssayError
 from assay.files import csv_text, decoding, one_line, read_text
 
@@ -52,6 +54,24 @@ class Level(NamedTuple):
             cure = "give finite numbers >= 0: 0 for a clean image, and usable_from not below its noise"
             raise AssayError(what, cure=cure)
         return sigma, max(sigma, usable_from)
+
+
+class LevelMap(NamedTuple):
+    """The noise of each pixel of an image, (H, W, C or 1); infinite where a pixel is missing."""
+
+    sigma: np.ndarray
+    scaled: bool = False
+
+    def level(self, quantile: float) -> Level:
+        """The level below which this share of the pixels lie that are not missing."""
+        seen = self.sigma[np.isfinite(self.sigma)]
+        is_valid = len(seen) > 0 and bool((self.sigma >= 0).all())
+        sigma = float(np.quantile(seen, quantile, method="inverted_cdf")) if is_valid else math.nan
+        if not is_valid or (sigma == 0 and len(seen) < self.sigma.size):
+            what = "has a map of the noise that is negative or NaN, or 0 beside missing pixels"
+            cure = "correct it: pixels that were measured have a small level at least, e.g. that of rounding"
+            raise AssayError(what, key="map", cure=cure)
+        return Level(sigma, None, self.scaled)
 
 
 def read_levels(path: Path, names: Sequence[str], scaled: bool = False) -> list[Level | AssayError]:

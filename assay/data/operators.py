@@ -26,6 +26,7 @@ import numpy as np
 
 from assay.archives import read_npy
 from assay.data.convert import MAX_PIXELS
+from assay.data.levels import Level, LevelMap
 from assay.data.readers import RawImages, Size
 from assay.errors import AssayError
 
@@ -102,9 +103,11 @@ def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
             raise AssayError(what, key="downsampled", cure="give a smaller factor")
         return enlarged(small)
 
-    levels = raw.sigma_map
-    sigma_map = None if levels is None else lambda i: enlarged(levels(i))
-    return replace(raw, pixels=pixels, sigma_map=sigma_map, operator=operator)
+    def noise(i: int) -> Level | LevelMap:
+        found = raw.noise(i)  # type: ignore[misc]
+        return found._replace(sigma=enlarged(found.sigma)) if isinstance(found, LevelMap) else found
+
+    return replace(raw, pixels=pixels, noise=raw.noise and noise, operator=operator)
 
 
 def _read(raw: RawImages, path: Path, key: str) -> np.ndarray:

@@ -106,19 +106,19 @@ def open_source(source: Source, config: PackConfig) -> RawImages:
     """Open a source, and add what the user knows about it; patches are cut if asked for."""
     raw = source if isinstance(source, RawImages) else open_images(source)
     spec = SourceSpec(path=raw.name) if isinstance(source, RawImages) else source
-    if spec.gain is not None and spec.sigma is None and (raw.levels or raw.sigma_map):
+    if spec.gain is not None and spec.sigma is None and raw.noise is not None:
         raise AssayError("has noise levels of its own, and a sensor's", path=spec.path, key="gain")
     if isinstance(source, SourceSpec):
         value_range = spec.range or raw.value_range
         raw = replace(raw, value_range=value_range, sensor=spec.sensor, quantile=spec.quantile)
     if spec.sigma is not None:
-        raw = replace(raw, levels=[Level(spec.sigma, None, spec.scaled)] * len(raw.names), sigma_map=None)
+        level = Level(spec.sigma, None, spec.scaled)
+        raw = replace(raw, noise=lambda i: level)
     if spec.levels is not None:
         levels = read_levels(spec.levels, raw.names, spec.scaled)
-        wrong = [level for level in levels if isinstance(level, AssayError)]
-        if wrong and not config.skip_bad:  # before any long work
-            raise wrong[0]
-        raw = replace(raw, levels=levels, sigma_map=None)
+        for level in levels if not config.skip_bad else ():
+            _checked(level)  # before any long work
+        raw = replace(raw, noise=lambda i: _checked(levels[i]))
     if spec.map is not None:
         raw = with_map(raw, spec.map, spec.scaled)
     if spec.kernel is not None:
@@ -258,7 +258,7 @@ def _convert_one(images: Images, config: PackConfig, layout: Layout | None, k: i
         raise AssayError("has a name that is not UTF-8", path=printable(name), cure="rename it")
     with decoding(raw.names[i], "check the file, or leave it out"):
         pixels = raw.pixels(i)
-    level, sigma_map = _level_of(raw, i, pixels)
+    level, levels = _level_of(raw, i, pixels)
     noisy = level.sigma > 0
     if raw.has_opacity and pixels.shape[2] in (2, 4):
         pixels = _without_opacity(pixels, noisy, found)
@@ -269,10 +269,10 @@ def _convert_one(images: Images, config: PackConfig, layout: Layout | None, k: i
     sigma, usable_from = level.in_range(*value_range)
     size = size_of(pixels.shape, config, layout)
     values, layout = convert(pixels, value_range, noisy, config, layout)
-    if sigma_map is not None:
-        unit = 1 if raw.map_scaled else 2 / (value_range[1] - value_range[0])
-        sigma_map = fit(sigma_map * unit, size, config.fit, noisy).transpose(2, 0, 1)
-    kernel = None
+    sigma_map = kernel = None
+    if levels is not None:
+        unit = 1 if level.scaled else 2 / (value_range[1] - value_range[0])
+        sigma_map = fit(levels * unit, size, config.fit, noisy).transpose(2, 0, 1)
     if raw.operator is not None:
         kernel, missing = raw.operator(i, (pixels.shape[0], pixels.shape[1]), size)
         values = _centred(values, kernel, sigma, value_range, layout, found)
@@ -300,27 +300,24 @@ def _convert_one(images: Images, config: PackConfig, layout: Layout | None, k: i
     return _Converted(PackedImage(name, values, *columns), note, layout)
 
 
+def _checked(level: Level | AssayError) -> Level:
+    if isinstance(level, AssayError):
+        raise level
+    return level
+
+
 def _level_of(raw: RawImages, i: int, pixels: np.ndarray) -> tuple[Level, np.ndarray | None]:
     """The level of an image, and the map of its noise (H, W, C or 1) that it is from, if it has one."""
-    if raw.sigma_map is None:
-        if raw.sensor is not None and raw.levels is None:
-            return Level(raw.sensor.sigma_tn, None, scaled=True), None
-        level = Level() if raw.levels is None else raw.levels[i]
-        if isinstance(level, AssayError):
-            raise level
-        return level, None
-    found = raw.sigma_map(i).astype(np.float64)
-    if found.shape[:2] != pixels.shape[:2] or found.shape[2] not in (1, pixels.shape[2]):
-        what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {found.shape}"
+    if raw.sensor is not None and raw.noise is None:
+        return Level(raw.sensor.sigma_tn, None, scaled=True), None
+    found = Level() if raw.noise is None else raw.noise(i)
+    if isinstance(found, Level):
+        return found, None
+    levels = found.sigma.astype(np.float64)
+    if levels.shape[:2] != pixels.shape[:2] or levels.shape[2] not in (1, pixels.shape[2]):
+        what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {levels.shape}"
         raise AssayError(what, key="map", cure="give a level for each pixel")
-    measured = found[np.isfinite(found)]  # the other pixels are missing
-    is_valid = bool((found >= 0).all()) and len(measured) > 0
-    sigma = float(np.quantile(measured, raw.quantile, method="inverted_cdf")) if is_valid else math.nan
-    if not is_valid or (sigma == 0 and len(measured) < found.size):
-        what = "has a map of the noise that is negative or NaN, or 0 beside missing pixels"
-        cure = "correct it: pixels that were measured have a small level at least, e.g. that of rounding"
-        raise AssayError(what, key="map", cure=cure)
-    return Level(sigma, None, raw.map_scaled), found
+    return found._replace(sigma=levels).level(raw.quantile), levels
 
 
 def _without_opacity(pixels: np.ndarray, noisy: bool, found: dict[str, float]) -> np.ndarray:

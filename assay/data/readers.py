@@ -22,7 +22,7 @@ import numpy as np
 
 from assay.archives import read_npy
 from assay.data.decode import PICTURES, flatten
-from assay.data.levels import Level
+from assay.data.levels import Level, LevelMap
 from assay.data.spec import SourceSpec
 from assay.data.units import Stabilised
 from assay.errors import AssayError
@@ -41,9 +41,8 @@ class RawImages:
     names : the file of each image.
     pixels : the image of a number, (H, W, C).
     label, class_names : the class of each image (N,), -1 for none, if there are classes.
-    levels : the noise of each image, or what is wrong with it; None if nothing is known: they are clean.
-    sigma_map : the noise of each pixel of an image, (H, W, C or 1), in the units of the files, or of images
-        from -1 to 1 if `map_scaled`; the `quantile` of it is the image's level.
+    noise : the level of an image, or of each of its pixels, of which the `quantile` is the image's level; None
+        if nothing is known: they are clean.
     value_range : the pixels that are black and white; 8-bit and 16-bit pixels need none.
     sensor : the images are of a sensor that counts photons, and clean if their level is 0.
     has_opacity : the last of 2 or 4 channels is one.
@@ -57,9 +56,7 @@ class RawImages:
     pixels: Callable[[int], np.ndarray]
     label: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
-    levels: Sequence[Level | AssayError] | None = None
-    sigma_map: Callable[[int], np.ndarray] | None = None
-    map_scaled: bool = False
+    noise: Callable[[int], Level | LevelMap] | None = None
     quantile: float = 1.0
     value_range: tuple[float, float] | None = None
     sensor: Stabilised | None = None
@@ -148,23 +145,18 @@ def _joined(folder: Path, files: list[Path], raws: list[RawImages]) -> RawImages
     place = [(raw, k) for raw in raws for k in range(len(raw.names))]
     above = [PurePosixPath(file.parent.relative_to(folder).as_posix()) for file in files]
     names = [(up / name).as_posix() for up, raw in zip(above, raws, strict=True) for name in raw.names]
-    levels = [Level() if raw.levels is None else raw.levels[k] for raw, k in place]
 
     def pixels(i: int) -> np.ndarray:
         raw, k = place[i]
         return raw.pixels(k)
 
-    def sigma_map(i: int) -> np.ndarray:
+    def noise(i: int) -> Level | LevelMap:
         raw, k = place[i]
-        if raw.sigma_map is not None:
-            return raw.sigma_map(k)
-        return np.full((*raw.pixels(k).shape[:2], 1), levels[i].sigma)  # type: ignore[union-attr]
+        return Level() if raw.noise is None else raw.noise(k)
 
     group = np.repeat(np.arange(len(raws)), [len(raw.names) for raw in raws])
-    joined = RawImages(folder.name, names, pixels, group=group)
-    if any(raw.sigma_map is not None for raw in raws):
-        return replace(joined, sigma_map=sigma_map)
-    return replace(joined, levels=levels) if any(raw.levels is not None for raw in raws) else joined
+    stated = any(raw.noise is not None for raw in raws)
+    return RawImages(folder.name, names, pixels, noise=noise if stated else None, group=group)
 
 
 def printable(name: str) -> str:
@@ -205,11 +197,11 @@ def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
         cure = "give one level per pixel, (H, W) or (C, H, W), or N such maps, one for each image"
         raise AssayError(what, path=path, key="map", cure=cure)
 
-    def sigma_map(i: int) -> np.ndarray:
+    def noise(i: int) -> LevelMap:
         levels = np.asarray(maps[i] if for_each else maps, dtype=np.float32)
-        return levels[:, :, None] if levels.ndim == 2 else levels.transpose(1, 2, 0)
+        return LevelMap(levels[:, :, None] if levels.ndim == 2 else levels.transpose(1, 2, 0), scaled)
 
-    return replace(raw, sigma_map=sigma_map, map_scaled=scaled, levels=None)
+    return replace(raw, noise=noise)
 
 
 def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
@@ -226,20 +218,23 @@ def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
         for x in range(0, width - size[1] + 1, stride)
     ]
     whole = lru_cache(1)(raw.pixels)  # the image whose patches are being cut
-    whole_map, of_whole = raw.sigma_map, raw.operator
+    of_image, of_whole = raw.noise, raw.operator
 
-    def cut(read: Callable[[int], np.ndarray], k: int) -> np.ndarray:
-        i, y, x = corners[k]
-        return read(i)[y : y + size[0], x : x + size[1]]
+    def cut(values: np.ndarray, k: int) -> np.ndarray:
+        _, y, x = corners[k]
+        return values[y : y + size[0], x : x + size[1]]
+
+    def noise(k: int) -> Level | LevelMap:
+        found = of_image(image[k])  # type: ignore[misc]
+        return found._replace(sigma=cut(found.sigma, k)) if isinstance(found, LevelMap) else found
 
     image = np.array([i for i, _, _ in corners])
     return replace(
         raw,
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
-        pixels=lambda k: cut(whole, k),
-        sigma_map=whole_map and (lambda k: cut(whole_map, k)),
+        pixels=lambda k: cut(whole(image[k]), k),
+        noise=of_image and noise,
         operator=of_whole and (lambda k, before, size: of_whole(image[k], sizes[image[k]], size)),
         label=None if raw.label is None else raw.label[image],
-        levels=None if raw.levels is None else [raw.levels[i] for i in image],
         group=image if raw.group is None else raw.group[image],
     )

@@ -48,7 +48,6 @@ from assay.data.readers import RawImages, read_any
 from assay.data.spec import SourceSpec
 from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
-from assay.figure import Panel
 from assay.files import sha256
 from assay.metrics.classifier import Classifier
 from assay.metrics.evaluate import Evaluation
@@ -91,6 +90,11 @@ class Format:
     named: Callable[[Path], str] = lambda path: path.name  # what a message must contain
 
 
+def _maker(write: Callable[..., Path]) -> Callable[..., Callable[[Path], Path]]:
+    """`_text("a.csv", "1,2")` is a function of the folder that the file is written into."""
+    return lambda *values, **options: lambda folder: write(folder, *values, **options)
+
+
 # --- images ------------------------------------------------------------------------------------------------
 
 
@@ -100,30 +104,26 @@ def _raw(path: Path, **options: Any) -> Any:
 
 def _contents(raw: RawImages) -> Any:
     images = range(len(raw.names))[:_MAX_READ]
-    maps = [raw.sigma_map(i) for i in images] if raw.sigma_map else None
+    noise = [raw.noise(i) for i in images] if raw.noise else None
     operators = [raw.operator(i, (8, 8), (8, 8)) for i in images] if raw.operator else None
-    return raw.label, raw.class_names, raw.levels, [raw.pixels(i) for i in images], maps, operators
+    return raw.label, raw.class_names, noise, [raw.pixels(i) for i in images], operators
 
 
 def _folder(path: Path) -> Any:
     return _raw(path.parent)
 
 
-def _picture(name: str, values: np.ndarray, mode: str | None = None, **options: Any) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        image = Image.fromarray(values)
-        (image.convert(mode) if mode else image).save(folder / name, **options)
-        return folder / name
-
-    return make
+@_maker
+def _picture(folder: Path, name: str, values: np.ndarray, mode: str | None = None, **options: Any) -> Path:
+    image = Image.fromarray(values)
+    (image.convert(mode) if mode else image).save(folder / name, **options)
+    return folder / name
 
 
-def _tiff(values: np.ndarray) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        tifffile.imwrite(folder / "a.tif", values, photometric="rgb")
-        return folder / "a.tif"
-
-    return make
+@_maker
+def _tiff(folder: Path, values: np.ndarray) -> Path:
+    tifffile.imwrite(folder / "a.tif", values, photometric="rgb")
+    return folder / "a.tif"
 
 
 def _deep_png(folder: Path) -> Path:
@@ -216,31 +216,27 @@ def _npm_labels(folder: Path) -> Path:
     return folder / "train_lables.json"
 
 
-def _huggingface(file: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        import datasets
+@_maker
+def _huggingface(folder: Path, file: str) -> Path:
+    import datasets
 
-        features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-        columns = {"img": [Image.fromarray(image) for image in _IMAGES[:2]], "label": [0, 1]}
-        datasets.disable_progress_bars()
-        shutil.rmtree(folder / "hf", ignore_errors=True)
-        datasets.Dataset.from_dict(columns, features).save_to_disk(folder / "hf")
-        return folder / "hf" / file
-
-    return make
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    columns = {"img": [Image.fromarray(image) for image in _IMAGES[:2]], "label": [0, 1]}
+    datasets.disable_progress_bars()
+    shutil.rmtree(folder / "hf", ignore_errors=True)
+    datasets.Dataset.from_dict(columns, features).save_to_disk(folder / "hf")
+    return folder / "hf" / file
 
 
-def _scientific(name: str, part: str = "") -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        write = next(write for known, write in WRITERS.items() if name.startswith(known.removesuffix(".gz")))
-        write(path)
-        return path / part if part else path
-
-    return make
+@_maker
+def _scientific(folder: Path, name: str, part: str = "") -> Path:
+    path = folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    write = next(write for known, write in WRITERS.items() if name.startswith(known.removesuffix(".gz")))
+    write(path)
+    return path / part if part else path
 
 
 def _read_scientific(path: Path, noise: str | None = None) -> Any:
@@ -262,25 +258,11 @@ def _noise_image(folder: Path) -> Path:
     return folder / "a.fits"
 
 
-def _sigma_map(folder: Path) -> Path:
+@_maker
+def _operator(folder: Path, values: np.ndarray) -> Path:
     np.save(folder / "images.npy", _IMAGES)
-    levels = _RNG.uniform(1, 2, (8, 8)).astype(np.float32)
-    levels[0, 0] = np.inf  # a missing pixel
-    np.save(folder / "map.npy", levels)
-    return folder / "map.npy"
-
-
-def _read_sigma_map(path: Path) -> Any:
-    return _read_operator("map")(path)
-
-
-def _operator(values: np.ndarray) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        np.save(folder / "images.npy", _IMAGES)
-        np.save(folder / "operator.npy", values)
-        return folder / "operator.npy"
-
-    return make
+    np.save(folder / "operator.npy", values)
+    return folder / "operator.npy"
 
 
 def _read_operator(key: str) -> Callable[[Path], Any]:
@@ -294,37 +276,23 @@ def _read_operator(key: str) -> Callable[[Path], Any]:
 # --- our own files -----------------------------------------------------------------------------------------
 
 
-def _store(file: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = folder / "store"
-        shutil.rmtree(path, ignore_errors=True)
-        images = [
-            PackedImage(
-                f"{i}.png",
-                image.transpose(2, 0, 1),
-                0.1 * i + 0.1,
-                i % 2,
-                0.1 * i + 0.2,
-                None,
-                i // 2,
-                _MAPS[i],
-                1 + _MAPS[i][0],
-            )
-            for i, image in enumerate(_IMAGES)
-        ]
-        write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
-        return path / file
-
-    return make
+@_maker
+def _store(folder: Path, file: str) -> Path:
+    path = folder / "store"
+    shutil.rmtree(path, ignore_errors=True)
+    images = []
+    for i, image in enumerate(_IMAGES):
+        columns = 0.1 * i + 0.1, i % 2, 0.1 * i + 0.2, None, i // 2, _MAPS[i], 1 + _MAPS[i][0]
+        images.append(PackedImage(f"{i}.png", image.transpose(2, 0, 1), *columns))
+    write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
+    return path / file
 
 
-def _shards(file: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        shutil.rmtree(folder / "store", ignore_errors=True)
-        pack_shards(SourceSpec(path=str(_npz(folder)), sigma=0.1), folder / "store", 2)
-        return folder / "store" / file
-
-    return make
+@_maker
+def _shards(folder: Path, file: str) -> Path:
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    pack_shards(SourceSpec(path=str(_npz(folder)), sigma=0.1), folder / "store", 2)
+    return folder / "store" / file
 
 
 def _read_elsewhere(path: Path) -> Any:
@@ -363,9 +331,8 @@ def _published(folder: Path) -> Path:
 
 def _averages(folder: Path) -> Path:
     """Weights of a run that were stored to be averaged afterwards."""
-    _checkpoint(folder).rename(
-        (folder / "snapshots").mkdir(exist_ok=True) or folder / "snapshots" / "final.safetensors"
-    )
+    (folder / "snapshots").mkdir(exist_ok=True)
+    _checkpoint(folder).rename(folder / "snapshots/final.safetensors")
     save_averages(folder, 10, [build_denoiser(_MLP), build_denoiser(_MLP)])
     return folder / "averages" / "000000010.safetensors"
 
@@ -388,16 +355,9 @@ def _read_classifier(path: Path) -> Any:
 
 def _tuned(folder: Path) -> Path:
     checkpoint = _checkpoint(folder)
-    found = Tuned(
-        sample=SampleConfig(),
-        fd=1.5,
-        fd_before=2.5,
-        num_images=100,
-        extractor="pixels",
-        held_out="digits",
-        checkpoint_sha256=sha256(checkpoint),
-        trials=(),
-    )
+    numbers = {"fd": 1.5, "fd_before": 2.5, "num_images": 100, "trials": ()}
+    names = {"extractor": "pixels", "held_out": "digits", "checkpoint_sha256": sha256(checkpoint)}
+    found = Tuned(sample=SampleConfig(), **numbers, **names)  # type: ignore[arg-type]
     tuned_path(checkpoint).write_text(found.model_dump_json())
     return tuned_path(checkpoint)
 
@@ -422,15 +382,21 @@ def _read_state(path: Path) -> Any:
             raise AssayError(str(warning), cure="resume") from warning
 
 
-def _exported(kind: str, file: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        shutil.rmtree(folder / "out", ignore_errors=True)
-        path = folder / "out" / ("net" if kind == "ambient-laws-hf" else "net.pt")
-        checkpoint = Checkpoint(build_denoiser(_UNET), _UNET, CheckpointInfo())
-        export_checkpoint(checkpoint, path, kind)  # type: ignore[arg-type]
-        return folder / "out" / file
+@_maker
+def _exported(folder: Path, kind: str, file: str) -> Path:
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    path = folder / "out" / ("net" if kind == "ambient-laws-hf" else "net.pt")
+    checkpoint = Checkpoint(build_denoiser(_UNET), _UNET, CheckpointInfo())
+    export_checkpoint(checkpoint, path, kind)  # type: ignore[arg-type]
+    return folder / "out" / file
 
-    return make
+
+def _read_foreign(path: Path) -> Any:
+    """By the file that a user would name: a folder, the weights, or the pickle itself."""
+    whole = (
+        path.parent if path.parent.name == "net" else path.with_suffix(".pt" if path.stem == "net" else ".pkl")
+    )
+    return _weights(import_checkpoint(whole))
 
 
 def _snapshot(folder: Path) -> Path:
@@ -468,47 +434,32 @@ def _read_features(path: Path) -> Any:
     return _reference(next(parent for parent in path.parents if parent.name == "cache").parent)
 
 
-def _text(name: str, text: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        (folder / name).write_text(text)
-        return folder / name
-
-    return make
-
-
-def _panels(panels: list[Panel]) -> Any:
-    return [asdict(panel) for panel in panels]
+@_maker
+def _text(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
 
 
 def _job(folder: Path) -> Path:
-    _images_to_go(folder).write(["000000"], torch.zeros(1, 1, 4, 4))
-    _images_to_go(folder).write_job(_JOB)
+    _to_go(folder).write(["000000"], torch.zeros(1, 1, 4, 4))
+    _to_go(folder).write_job(_JOB)
     return folder / ".job.json"
 
 
-def _images_to_go(folder: Path) -> Target:
+def _to_go(folder: Path) -> Target:
     return Target(folder, "folder", "png", "uint8", None)
 
 
-def _samples(name: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        write_samples(folder / name, _RNG.normal(size=(20, 2)), np.linspace(0.1, 1, 20))
-        return folder / name
-
-    return make
+@_maker
+def _samples(folder: Path, name: str) -> Path:
+    write_samples(folder / name, _RNG.normal(size=(20, 2)), np.linspace(0.1, 1, 20))
+    return folder / name
 
 
-_CONFIG = """
-[data]
-store = "digits"
-clean_fraction = 0.1
-sigma = 0.5
-[net]
-preset = "mlp"
-[train]
-num_steps = 100
-lr = 1e-3
-"""
+_CONFIG = (
+    '[data]\nstore = "digits"\nclean_fraction = 0.1\nsigma = 0.5\n'
+    '[net]\npreset = "mlp"\n[train]\nnum_steps = 100\nlr = 1e-3\n'
+)
 _ANNOTATIONS = "filename,sigma,usable_from\n0.png,0.1,\n1.png,0,0.5\n2.png,0.2,0.3\n"
 _JSON_LINES = "".join(json.dumps({"filename": f"{i}.png", "sigma": i / 10}) + "\n" for i in range(3))
 _LOG = "".join(json.dumps({"step": i, "loss": 0.5 / i}) + "\n" for i in range(1, 9))
@@ -523,20 +474,13 @@ _LEVELS = (
     "a,,0,,10,0,0.1,1,0.5,0.01,100,200,0.6\na,,0,0.5,10,90,0.1,1,0.25,0.01,100,200,0.3\n"
 )
 _EVALUATION = json.dumps({"metric": "FD-pixels", "fd": 2.5, "extractor": "pixels", "num_images": 100})
-_HELD_OUT_LOSS = HeldOutLoss(
-    model="a",
-    held_out="b",
-    fingerprint="c",
-    num_dims=64,
-    config=HeldOutConfig(num_bands=2),
-    index=np.arange(20),
-    sigma_tn=np.zeros(20),
-    errors=np.ones((20, 2), np.float32),
-)
 
 
 def _held_out_loss(folder: Path) -> Path:
-    save_held_out_loss(folder / "a.npz", _HELD_OUT_LOSS)
+    arrays = {"index": np.arange(20), "sigma_tn": np.zeros(20), "errors": np.ones((20, 2), np.float32)}
+    names = {"model": "a", "held_out": "b", "fingerprint": "c"}
+    found = HeldOutLoss(**names, num_dims=64, config=HeldOutConfig(num_bands=2), **arrays)  # type: ignore[arg-type]
+    save_held_out_loss(folder / "a.npz", found)
     return folder / "a.npz"
 
 
@@ -571,24 +515,12 @@ def _read_table(path: Path) -> Any:
     return [(found.dataset, found.prices) for found in price_all(path)]
 
 
+_STORE_FILES = [
+    *(f"{name}.npy" for name in "images sigma_tn label names usable_from group blocks sigma_map".split()),
+    *("map_index.npy", "kernel.npy", "kernel_index.npy", "meta.json"),
+]
 FORMATS: list[Format] = [
-    *(
-        Format(f"store {file}", _store(f"{file}"), _read_store, True)
-        for file in (
-            "images.npy",
-            "sigma_tn.npy",
-            "label.npy",
-            "names.npy",
-            "usable_from.npy",
-            "group.npy",
-            "blocks.npy",
-            "sigma_map.npy",
-            "map_index.npy",
-            "kernel.npy",
-            "kernel_index.npy",
-            "meta.json",
-        )
-    ),
+    *(Format(f"store {file}", _store(f"{file}"), _read_store, True) for file in _STORE_FILES),
     *(
         Format(f"{where} {file}", _shards(file), read, True, named=lambda path: "store")
         for where, read in (("shards", _read_store), ("elsewhere", _read_elsewhere))
@@ -604,28 +536,11 @@ FORMATS: list[Format] = [
     Format("classifier", _classifier, _read_classifier, True),
     Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
-    Format("EDM pickle", _snapshot, lambda path: _weights(import_checkpoint(path))),
-    Format(
-        "torch archive",
-        _exported("edm-state-dict", "net.pt"),
-        lambda path: _weights(import_checkpoint(path)),
-        True,
-    ),
-    Format(
-        "EDM arguments",
-        _exported("edm-state-dict", "net.json"),
-        lambda path: _weights(import_checkpoint(path.with_suffix(".pt"))),
-    ),
-    Format(
-        "ambient-laws weights",
-        _exported("ambient-laws-hf", "net/model.safetensors"),
-        lambda path: _weights(import_checkpoint(path.parent)),
-    ),
-    Format(
-        "ambient-laws config",
-        _exported("ambient-laws-hf", "net/config.json"),
-        lambda path: _weights(import_checkpoint(path.parent)),
-    ),
+    Format("EDM pickle", _snapshot, _read_foreign),
+    Format("torch archive", _exported("edm-state-dict", "net.pt"), _read_foreign, True),
+    Format("EDM arguments", _exported("edm-state-dict", "net.json"), _read_foreign),
+    Format("ambient-laws weights", _exported("ambient-laws-hf", "net/model.safetensors"), _read_foreign),
+    Format("ambient-laws config", _exported("ambient-laws-hf", "net/config.json"), _read_foreign),
     Format("png", _picture("a.png", _IMAGES[0]), _folder, True),
     Format("png palette", _picture("a.png", _IMAGES[0], "P"), _folder, True),
     Format("png 16-bit grey", _picture("a.png", _IMAGES[0, ..., 0].astype(np.uint16) * 257), _folder, True),
@@ -662,15 +577,16 @@ FORMATS: list[Format] = [
     Format("fits noise image", _noise_image, partial(_read_scientific, noise="ERR")),
     Format("hdf5 levels", _scientific("a.h5"), partial(_read_scientific, noise="levels")),
     Format("npy folder", _npy_image, _folder),
-    Format("sigma map npy", _sigma_map, _read_sigma_map),
+    Format("sigma map npy", _operator(np.where(np.eye(8), np.inf, 1.5)), _read_operator("map")),
     Format("kernel npy", _operator(_RNG.uniform(0, 0.2, (3, 3))), _read_operator("kernel")),
     Format("k-space npy", _operator(np.eye(8)), _read_operator("kspace")),
-    Format("ome-zarr", _scientific("ome.zarr", "zarr.json"), _read_scientific, named=lambda path: "ome.zarr"),
-    Format(
-        "zarr array", _scientific("a.zarr", "images/c/0/0/0"), _read_scientific, named=lambda path: "a.zarr"
-    ),
-    Format(
-        "zarr group", _scientific("a.zarr", "images/zarr.json"), _read_scientific, named=lambda path: "a.zarr"
+    *(
+        Format(name, _scientific(whole, file), _read_scientific, named=lambda path: ".zarr")
+        for name, whole, file in (
+            ("ome-zarr", "ome.zarr", "zarr.json"),
+            ("zarr array", "a.zarr", "images/c/0/0/0"),
+            ("zarr group", "a.zarr", "images/zarr.json"),
+        )
     ),
     Format("annotations csv", _text("a.csv", _ANNOTATIONS), _read_annotations),
     Format("annotations jsonl", _text("a.jsonl", _JSON_LINES), _read_annotations),
@@ -682,16 +598,11 @@ FORMATS: list[Format] = [
     Format(
         "along.csv",
         _text("along.csv", _ALONG),
-        lambda path: _panels(along_panels(path)),
+        lambda path: [asdict(panel) for panel in along_panels(path)],
     ),
     Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: [vars(each) for each in read_levels(path)]),
     Format("along json", _text("along-1.json", json.dumps({"10": 2.5, "20": 1.5})), read_along),
-    Format(
-        "job json",
-        _job,
-        lambda path: _images_to_go(path.parent).check_job(_JOB),
-        named=lambda path: path.parent.name,
-    ),
+    Format("job json", _job, lambda path: _to_go(path.parent).check_job(_JOB), named=lambda p: p.parent.name),
     Format("results.csv", _text("results.csv", PAPER.read_text()), _read_table),
     Format("results.csv of a study", _results, _read_table),
     Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),

@@ -8,37 +8,11 @@ import re
 import struct
 
 # Sizes that overflow, go round, or ask for all of the memory.
-_NUMBERS = [
-    0,
-    1,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**24,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**40,
-    2**63,
-    2**64 - 1,
-]
+_NUMBERS = [0, 1, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**24]
+_NUMBERS += [2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1]
 _TEXTS = [b"", b"-1", b"0", b"1e999", b"nan", b"99999999999999999999", b"2147483648", b"0.5", b"null", b"true"]
-_WORDS = [
-    b"\x00",
-    b"\xff\xfe",
-    b"\n",
-    b'"',
-    b"{",
-    b"]" * 3,
-    b",",
-    b"../",
-    b"\x1b[31m",
-    "é".encode(),
-    b"<script>",
-]
+_WORDS = [b"\x00", b"\xff\xfe", b"\n", b'"', b"{", b"]" * 3, b",", b"../", b"\x1b[31m", "é".encode()]
+_WORDS += [b"<script>"]
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:

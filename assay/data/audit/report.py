@@ -294,7 +294,7 @@ def images_of(store: Store) -> RawImages:
 
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
-    raw = RawImages(store.name, names, pixels, levels=[Level(level) for level in sigma.tolist()])
+    raw = RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
     return replace(raw, units="units where black to white is 2") if (low, high) == (-1, 1) else raw
 
 

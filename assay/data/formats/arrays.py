@@ -121,7 +121,7 @@ def _open_npz(path: Path, spec: SourceSpec) -> RawImages:
         if sigma.shape != (len(raw.names),) or sigma.dtype.kind not in "iuf":
             cure = f"give one number per image, ({len(raw.names)},)"
             raise AssayError(f"has sigma_tn {sigma.dtype} {sigma.shape}", key="sigma_tn", cure=cure)
-        raw = replace(raw, levels=[Level(float(level), None, scaled=True) for level in sigma])
+        raw = replace(raw, noise=lambda i: Level(float(sigma[i]), None, scaled=True))
     return raw
 
 

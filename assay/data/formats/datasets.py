@@ -93,7 +93,8 @@ def _open_huggingface(path: Path, spec: SourceSpec) -> RawImages:
             if not ((label >= -1) & (label < len(fields["class_names"]))).all():
                 raise ValueError(f"its labels are not all among its {len(fields['class_names'])} classes")
         if "sigma_tn" in data.features:
-            fields["levels"] = [Level(float(level), None, scaled=True) for level in data["sigma_tn"][:]]
+            sigma = [float(level) for level in data["sigma_tn"][:]]
+            fields["noise"] = lambda i: Level(sigma[i], None, scaled=True)
     names = [f"{name}[{i}]" for i in range(len(data))]
 
     def pixels(i: int) -> np.ndarray:

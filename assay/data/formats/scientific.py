@@ -22,7 +22,7 @@ import tifffile
 
 from assay.archives import check_gzip, check_unpacked
 from assay.data.formats.arrays import named, planes
-from assay.data.levels import Level
+from assay.data.levels import Level, LevelMap
 from assay.data.readers import Format, RawImages
 from assay.data.spec import SourceSpec
 from assay.errors import AssayError, extra
@@ -37,14 +37,14 @@ def _with_noise(raw: RawImages, found: Any, noise: str) -> RawImages:
         levels = np.full((), math.nan)
     if levels.size in (1, num_images) and not (levels.ndim == 0 and math.isnan(levels)):
         each = np.broadcast_to(levels.reshape(-1), num_images)
-        return replace(raw, levels=[Level(float(level)) for level in each])
+        return replace(raw, noise=lambda k: Level(float(each[k])))
     maps = planes(Path(noise), levels, _axes(levels.shape)) if 1 < levels.ndim < 5 else None
     if maps is None or len(maps.names) not in (1, num_images):
         what = f"has no noise level under {noise!r}, or not one for each of {num_images} images"
         cure = "give sigma, or write there a number, a map of numbers, or one of these for each image"
         raise AssayError(what, key="noise", cure=cure)
     several = len(maps.names) > 1
-    return replace(raw, sigma_map=lambda k: maps.pixels(k if several else 0))
+    return replace(raw, noise=lambda k: LevelMap(maps.pixels(k if several else 0)))
 
 
 def _axes(shape: tuple[int, ...]) -> str:
