@@ -1,6 +1,5 @@
 """Archives and arrays from elsewhere: sizes are checked before memory is set aside, checksums to the end."""
 
-import gzip
 import io
 import json
 import pickle
@@ -15,37 +14,9 @@ import pytest
 from PIL import Image
 
 from assay.archives import FREE_BYTES, MAX_RATIO, check_unpacked, read_npy, read_npz, read_tar
-from assay.data.formats.arrays import read_idx
 from assay.data.readers import read_any
 from assay.files import decoding
 from tests.errors import rejects
-
-
-def idx_gz(path: Path) -> bytes:
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 5, 5), dtype=np.uint8)
-    path.write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 20, 5, 5) + pixels.tobytes()))
-    return path.read_bytes()
-
-
-def test_the_checksum_of_gzip_is_compared(tmp_path: Path) -> None:
-    path = tmp_path / "a-idx3.gz"
-    whole = idx_gz(path)
-    assert len(read_idx(path).names) == 20
-    for at in range(len(whole) - 8, len(whole)):  # the checksum and the size
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with rejects("a-idx3.gz"):
-            read_any(str(path))
-    for end in (len(whole) - 1, len(whole) // 2, 15, 3):
-        path.write_bytes(whole[:end])
-        with rejects("a-idx3.gz"):
-            read_any(str(path))
-
-
-def test_an_idx_file_holds_what_it_declares_and_no_more(tmp_path: Path) -> None:
-    path = tmp_path / "a-idx3"
-    path.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 5, 5) + bytes(51))
-    with rejects("a-idx3"):
-        read_any(str(path))
 
 
 def test_nothing_unpacks_to_far_more_than_it_takes(tmp_path: Path) -> None:
@@ -112,17 +83,9 @@ def test_cifar_archives_hold_bytes_and_labels_only(tmp_path: Path) -> None:
     assert good.label.tolist() == [3, 9] * 5 and good.load(0).shape == (32, 32, 3)
     reconstruct = np.zeros(0).__reduce__()[0]
     crafted = type("", (), {"__reduce__": lambda self: (reconstruct, (np.ndarray, (0,), b"b"), STATE)})()
-    for change in (
-        {"data": crafted},
-        {"data": np.zeros((2, 3072), np.float32)},
-        {"data": np.zeros((2, 3071), np.uint8)},
-        {"data": [1, 2]},
-        {"labels": 5},
-        {"labels": [3]},
-        {"labels": [3, 2**70]},
-        {"labels": [3, 10]},
-        {"labels": [3, 2.5]},
-    ):
+    wrong = [crafted, np.zeros((2, 3072), np.float32), np.zeros((2, 3071), np.uint8), [1, 2]]
+    labels = [5, [3], [3, 2**70], [3, 10], [3, 2.5]]
+    for change in [*({"data": data} for data in wrong), *({"labels": label} for label in labels)]:
         with pytest.raises(ValueError, match=r"cifar\.tar"):
             read_any(str(cifar(tmp_path, **change)))
 
@@ -172,28 +135,11 @@ def test_arrays_hold_what_their_header_declares(tmp_path: Path) -> None:
         (tmp_path / "a.npy").write_bytes(npy(images, header, change))
         with rejects("a.npy"):
             read_any(str(tmp_path / "a.npy"))
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("images.npy", npy(images, b"(2, 5, 5), }   ", b"(10**12,5,5), }"))
-    with rejects("a.npz"):
-        read_any(str(tmp_path / "a.npz"))
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("images.npy", npy(images, b"(2, 5, 5), }        ", b"(1000000000000,5,5)}"))
-    with rejects("a.npz"):
-        read_any(str(tmp_path / "a.npz"))
-
-
-def test_npz_with_an_unknown_compression_or_a_wrong_checksum(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, images=np.zeros((2, 5, 5), np.uint8))
-    whole = path.read_bytes()
-    central = whole.index(b"PK\x01\x02")
-    path.write_bytes(whole[: central + 10] + b"\x63\x00" + whole[central + 12 :])
-    with rejects("a.npz"):
-        read_any(str(path))
-    at = whole.index(bytes(50))
-    path.write_bytes(whole[:at] + b"\x01" + whole[at + 1 :])
-    with rejects("a.npz"):
-        read_any(str(path))
+    for shape, change in ((b"(2, 5, 5), }   ", b"(10**12,5,5), }"), (b"(2, 5, 5), }    ", b"(100000000,5,5)}")):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            archive.writestr("images.npy", npy(images, shape, change))
+        with rejects("a.npz"):
+            read_any(str(tmp_path / "a.npz"))
 
 
 def test_an_npz_that_has_lost_members_is_rejected(tmp_path: Path) -> None:
@@ -209,13 +155,6 @@ def test_an_npz_that_has_lost_members_is_rejected(tmp_path: Path) -> None:
         read_any(str(tmp_path / "a.npz"))
 
 
-def test_arrays_without_images(tmp_path: Path) -> None:
-    for images in (np.zeros((0, 5, 5), np.uint8), np.zeros((2, 0, 5), np.uint8), np.zeros((2, 5, 5), complex)):
-        np.save(tmp_path / "a.npy", images)
-        with rejects("a.npy"):
-            read_any(str(tmp_path / "a.npy"))
-
-
 def test_a_layout_that_may_mean_several_things_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     for shape, layout in (
@@ -228,11 +167,12 @@ def test_a_layout_that_may_mean_several_things_is_asked_for(tmp_path: Path) -> N
         ((2, 3, 3, 3), None),
         ((2, 3, 32, 3), None),
         ((2, 3, 4, 1), None),
+        ((3, 5, 5, 7), None),
+        ((3, 2, 200, 4), None),
         ((3, 1000, 4, 4), None),  # a thousand images of 4 x 4 in three colours?
     ):
         np.save(path, np.zeros(shape, np.uint8))
-        as_asked = {way: read_any(str(path), layout=way).pixels(0).shape for way in ("NHWC",) if shape[3] < 5}  # type: ignore[arg-type]
-        assert as_asked.get("NHWC", shape[1:]) == shape[1:]
+        assert read_any(str(path), layout="NHWC").pixels(0).shape == shape[1:]
         if layout is None:
             with rejects("a.npy", "layout"):
                 read_any(str(path))

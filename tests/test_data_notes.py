@@ -71,7 +71,7 @@ def test_noisy_8_bit_files_are_told_with_the_share_that_is_stored(tmp_path: Path
 
 def test_sources_are_read_from_words_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["clean/", "a,b/:sigma=38,range=-1--0.5", r"C:\scans:levels=C:\l,1.csv"]
+    words = ["clean/", "a,b/:sigma=38,range=-1,-0.5", r"C:\scans:levels=C:\l,1.csv"]
     found = read_sources(words, "range=0,255,gain=2")
     assert found[0] == SourceSpec(path="clean/", range=(0, 255), gain=2)
     assert found[1] == SourceSpec(path="a,b/", sigma=38, range=(-1, -0.5))  # own noise, not that of the sensor

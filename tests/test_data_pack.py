@@ -288,18 +288,6 @@ def test_cifar10(tmp_path: Path, kind: str, split: str) -> None:
     assert store.class_names == CLASSES
 
 
-def test_pickles_that_would_run_code_are_refused(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (Path.touch, (str(tmp_path / "ran"),))  # type: ignore[return-value]
-
-    for i in range(1, 6):
-        (tmp_path / f"data_batch_{i}").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ValueError, match="data_batch_1"):
-        read_any(str(tmp_path))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_huggingface_dataset(tmp_path: Path) -> None:
     import datasets
 
@@ -313,7 +301,6 @@ def test_huggingface_dataset(tmp_path: Path) -> None:
         raw = read_any(source)
         assert raw.class_names == ("no", "yes") and np.asarray(raw.label).tolist() == [1, 0, 0, 1]
         np.testing.assert_array_equal(np.stack([raw.load(i) for i in range(4)]), images)
-        assert raw.noise is not None
         levels = [raw.noise(i) for i in range(4)]
         assert [level.in_range(0, 255)[0] for level in levels if isinstance(level, Level)] == [0, 0.25, 0.5, 0]
 

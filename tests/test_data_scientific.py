@@ -194,7 +194,7 @@ def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
     np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
     command = [
         "data", "pack", f"{tmp_path}/clean.npy:range=0,10", f"{tmp_path}/noisy.npy:sigma=5",
-        "--all", "range=0-100", "-o", tmp_path / "store",
+        "--all", "range=0,100", "-o", tmp_path / "store",
     ]  # fmt: skip
     done = CliRunner().invoke(app, [str(word) for word in command])
     assert done.exit_code == 0, done.output

@@ -104,10 +104,10 @@ def with_fewer_pixels(raw: RawImages, factor: int) -> RawImages:
         return enlarged(small)
 
     def noise(i: int) -> Level | LevelMap:
-        found = raw.noise(i)  # type: ignore[misc]
+        found = raw.noise(i)
         return found._replace(sigma=enlarged(found.sigma)) if isinstance(found, LevelMap) else found
 
-    return replace(raw, pixels=pixels, noise=raw.noise and noise, operator=operator)
+    return replace(raw, pixels=pixels, noise=noise, operator=operator)
 
 
 def _read(raw: RawImages, path: Path, key: str) -> np.ndarray:

@@ -26,7 +26,7 @@ from assay.data.decode import flatten, is_transparent
 from assay.data.levels import Level, read_levels
 from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, KERNEL, OPAQUE, Note, Notes, measure, share_at
 from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
-from assay.data.readers import RawImages, cut_patches, open_images, printable, with_map
+from assay.data.readers import RawImages, clean, cut_patches, open_images, printable, with_map
 from assay.data.shards import declare_job, is_store, join_shards, shard_path
 from assay.data.spec import FILES, SourceSpec
 from assay.data.store import PackedImage, Store, open_one, write_store
@@ -86,9 +86,8 @@ def pack_shards(
     if not 1 <= (only or 1) <= num_shards or not np.diff(borders).all():
         what = f"{only or 1}/{num_shards} is no part of {len(begins) - 1} pictures"
         raise AssayError(what, key="shards", cure="give a part of at most as many as there are pictures")
-    settings = [
-        spec.model_dump(exclude=set(FILES), mode="json") for spec in specs
-    ]  # where files are is no matter
+    # Where files are is no matter, but what they hold.
+    settings = [spec.model_dump(exclude=set(FILES), mode="json") for spec in specs]
     files = [Path(file) for spec in specs for key in FILES if (file := getattr(spec, key)) is not None]
     job = content_hash(num_shards, config.model_dump(mode="json"), settings)
     declare_job(path, job, [file for file in files if file.exists()])
@@ -106,13 +105,16 @@ def open_source(source: Source, config: PackConfig) -> RawImages:
     """Open a source, and add what the user knows about it; patches are cut if asked for."""
     raw = source if isinstance(source, RawImages) else open_images(source)
     spec = SourceSpec(path=raw.name) if isinstance(source, RawImages) else source
-    if spec.gain is not None and spec.sigma is None and raw.noise is not None:
+    if spec.gain is not None and spec.sigma is None and raw.noise is not clean:
         raise AssayError("has noise levels of its own, and a sensor's", path=spec.path, key="gain")
     if isinstance(source, SourceSpec):
         value_range = spec.range or raw.value_range
         raw = replace(raw, value_range=value_range, sensor=spec.sensor, quantile=spec.quantile)
     if spec.sigma is not None:
         level = Level(spec.sigma, None, spec.scaled)
+        raw = replace(raw, noise=lambda i: level)
+    elif spec.sensor is not None:
+        level = Level(spec.sensor.sigma_tn, None, scaled=True)
         raw = replace(raw, noise=lambda i: level)
     if spec.levels is not None:
         levels = read_levels(spec.levels, raw.names, spec.scaled)
@@ -308,9 +310,7 @@ def _checked(level: Level | AssayError) -> Level:
 
 def _level_of(raw: RawImages, i: int, pixels: np.ndarray) -> tuple[Level, np.ndarray | None]:
     """The level of an image, and the map of its noise (H, W, C or 1) that it is from, if it has one."""
-    if raw.sensor is not None and raw.noise is None:
-        return Level(raw.sensor.sigma_tn, None, scaled=True), None
-    found = Level() if raw.noise is None else raw.noise(i)
+    found = raw.noise(i)
     if isinstance(found, Level):
         return found, None
     levels = found.sigma.astype(np.float64)

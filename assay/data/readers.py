@@ -33,6 +33,11 @@ Size = tuple[int, int]  # (H, W)
 Operator = Callable[[int, Size, Size], tuple[np.ndarray, np.ndarray]]
 
 
+def clean(i: int) -> Level:
+    """The noise of an image that has none."""
+    return Level()
+
+
 @dataclass(frozen=True)
 class RawImages:
     """Images in their original form; the first three fields are enough.
@@ -41,8 +46,8 @@ class RawImages:
     names : the file of each image.
     pixels : the image of a number, (H, W, C).
     label, class_names : the class of each image (N,), -1 for none, if there are classes.
-    noise : the level of an image, or of each of its pixels, of which the `quantile` is the image's level; None
-        if nothing is known: they are clean.
+    noise : the level of an image, or of each of its pixels, of which the `quantile` is the image's; images
+        of which nothing is known are clean.
     value_range : the pixels that are black and white; 8-bit and 16-bit pixels need none.
     sensor : the images are of a sensor that counts photons, and clean if their level is 0.
     has_opacity : the last of 2 or 4 channels is one.
@@ -56,7 +61,7 @@ class RawImages:
     pixels: Callable[[int], np.ndarray]
     label: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
-    noise: Callable[[int], Level | LevelMap] | None = None
+    noise: Callable[[int], Level | LevelMap] = clean
     quantile: float = 1.0
     value_range: tuple[float, float] | None = None
     sensor: Stabilised | None = None
@@ -152,11 +157,11 @@ def _joined(folder: Path, files: list[Path], raws: list[RawImages]) -> RawImages
 
     def noise(i: int) -> Level | LevelMap:
         raw, k = place[i]
-        return Level() if raw.noise is None else raw.noise(k)
+        return raw.noise(k)
 
     group = np.repeat(np.arange(len(raws)), [len(raw.names) for raw in raws])
-    stated = any(raw.noise is not None for raw in raws)
-    return RawImages(folder.name, names, pixels, noise=noise if stated else None, group=group)
+    is_clean = all(raw.noise is clean for raw in raws)
+    return RawImages(folder.name, names, pixels, noise=clean if is_clean else noise, group=group)
 
 
 def printable(name: str) -> str:
@@ -218,14 +223,14 @@ def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
         for x in range(0, width - size[1] + 1, stride)
     ]
     whole = lru_cache(1)(raw.pixels)  # the image whose patches are being cut
-    of_image, of_whole = raw.noise, raw.operator
+    of_whole = raw.operator
 
     def cut(values: np.ndarray, k: int) -> np.ndarray:
         _, y, x = corners[k]
         return values[y : y + size[0], x : x + size[1]]
 
     def noise(k: int) -> Level | LevelMap:
-        found = of_image(image[k])  # type: ignore[misc]
+        found = raw.noise(image[k])
         return found._replace(sigma=cut(found.sigma, k)) if isinstance(found, LevelMap) else found
 
     image = np.array([i for i, _, _ in corners])
@@ -233,7 +238,7 @@ def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
         raw,
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
         pixels=lambda k: cut(whole(image[k]), k),
-        noise=of_image and noise,
+        noise=noise,
         operator=of_whole and (lambda k, before, size: of_whole(image[k], sizes[image[k]], size)),
         label=None if raw.label is None else raw.label[image],
         group=image if raw.group is None else raw.group[image],

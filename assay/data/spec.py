@@ -38,18 +38,7 @@ from assay.errors import AssayError, explained
 from assay.files import decoding
 
 FILES = ("path", "levels", "map", "kernel", "kspace")  # settings that name one
-_NUMBER = r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*"
 _NOISE, _OPERATORS = ("sigma", "levels", "map", "noise"), ("kernel", "kspace", "downsampled")  # one of each
-
-
-def _pair(value: Any) -> Any:
-    """`0,4095`, `0-4095` or `-1-1` -> two numbers; what is no text stays."""
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(f"{_NUMBER}[,-]{_NUMBER}", value)
-    if found is None:
-        raise AssayError("expected two numbers such as 0,4095 or -1,1")
-    return float(found[1]), float(found[2])
 
 
 def _rising(pair: tuple[float, float]) -> tuple[float, float]:
@@ -59,7 +48,8 @@ def _rising(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-Range = Annotated[tuple[_Finite, _Finite], BeforeValidator(_pair), AfterValidator(_rising)]
+_Split = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
+Range = Annotated[tuple[_Finite, _Finite], _Split, AfterValidator(_rising)]
 
 
 class SourceSpec(BaseModel):

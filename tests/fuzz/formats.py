@@ -104,7 +104,7 @@ def _raw(path: Path, **options: Any) -> Any:
 
 def _contents(raw: RawImages) -> Any:
     images = range(len(raw.names))[:_MAX_READ]
-    noise = [raw.noise(i) for i in images] if raw.noise else None
+    noise = [raw.noise(i) for i in images]
     operators = [raw.operator(i, (8, 8), (8, 8)) for i in images] if raw.operator else None
     return raw.label, raw.class_names, noise, [raw.pixels(i) for i in images], operators
 

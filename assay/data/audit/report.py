@@ -172,7 +172,8 @@ def audit(
     if shared:
         ends = found["group"].value, found["group"].low, found["group"].high
         found["sigma"], found["low"], found["high"] = (np.full(len(raw.names), end) for end in ends)
-    stated = np.array([level.sigma for level in raw.levels or () if isinstance(level, Level)])
+    levels = map(raw.noise, range(len(raw.names)))
+    stated = np.array([level.sigma for level in levels if isinstance(level, Level)])
     return Audit(
         names=tuple(raw.names),
         clipped=values.clipped(),
