@@ -118,8 +118,8 @@ def open_source(source: Source, config: PackConfig) -> RawImages:
         raw = replace(raw, noise=lambda i: level)
     if spec.levels is not None:
         levels = read_levels(spec.levels, raw.names, spec.scaled)
-        for level in levels if not config.skip_bad else ():
-            _checked(level)  # before any long work
+        for each in levels if not config.skip_bad else ():
+            _checked(each)  # before any long work
         raw = replace(raw, noise=lambda i: _checked(levels[i]))
     if spec.map is not None:
         raw = with_map(raw, spec.map, spec.scaled)
