@@ -17,14 +17,13 @@ import tifffile
 import torch
 import zarr
 from astropy.io import fits
-from typer.testing import CliRunner
 
-from assay.cli import app
 from assay.data import Store, open_store, readers
 from assay.data.convert import PackConfig
 from assay.data.pack import pack
 from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
+from tests.commands import run
 from tests.errors import rejects
 
 IMAGES = np.random.default_rng(0).uniform(0, 1000, (5, 6, 7)).astype(np.float32)  # (N, H, W)
@@ -192,15 +191,10 @@ def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
 def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
     np.save(tmp_path / "clean.npy", np.random.default_rng(0).uniform(0, 10, (4, 6, 6)))
     np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
-    command = [
-        "data", "pack", f"{tmp_path}/clean.npy:range=0,10", f"{tmp_path}/noisy.npy:sigma=5",
-        "--all", "range=0,100", "-o", tmp_path / "store",
-    ]  # fmt: skip
-    done = CliRunner().invoke(app, [str(word) for word in command])
-    assert done.exit_code == 0, done.output
+    words = f"{tmp_path}/clean.npy:range=0,10", f"{tmp_path}/noisy.npy:sigma=5", "--all", "range=0,100"
+    assert "sigma 0.1" in run("data", "pack", *words, "-o", tmp_path / "store")
     store = open_store(tmp_path / "store")
     assert np.allclose(store.sigma_tn.numpy(), [0] * 4 + [0.1] * 3)
-    assert "sigma 0.1" in done.output
 
 
 def test_the_example_of_a_format_in_contributing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

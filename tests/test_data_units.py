@@ -10,10 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
-from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
-from assay.cli import app
 from assay.data import open_store
 from assay.data.audit import audit, images_of
 from assay.data.export import open_target, to_values
@@ -23,6 +21,7 @@ from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
 from assay.data.units import Stabilised, _expected, _tabulate
 from assay.sample import edm_sigmas, generate
+from tests.commands import failing, run
 from tests.test_generate import gaussian_checkpoint
 
 SENSORS = [(1.0, 0.0, 0.0), (2.0, 1.0, 100.0), (0.5, 1.5, -3.0), (3.0, 30.0, 0.0)]  # gain, read noise, black
@@ -162,12 +161,8 @@ def test_samples_and_denoised_images_are_in_the_units_of_the_files(tmp_path: Pat
     np.save(tmp_path / "noisy.npy", noisy.astype(np.float32))
     store = pack(photons(tmp_path / "noisy.npy", sensor), tmp_path / "s").store
     checkpoint = gaussian_checkpoint(tmp_path, physical_range=sensor)
-    for arguments in (
-        ("sample", checkpoint, "--seeds", "0-3", "--num-steps", 4, "-o", tmp_path / "a.npy"),
-        ("denoise", checkpoint, store.path, "-o", tmp_path / "b.npy"),
-    ):
-        result = CliRunner().invoke(app, list(map(str, arguments)))
-        assert result.exit_code == 0, result.output
+    run("sample", checkpoint, "--seeds", "0-3", "--num-steps", 4, "-o", tmp_path / "a.npy")
+    run("denoise", checkpoint, store.path, "-o", tmp_path / "b.npy")
     sampled, denoised = np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy")
     denoiser = load_checkpoint(checkpoint).denoiser.eval()
     x = next(generate(denoiser, range(4), (1, 8, 6), edm_sigmas(4))).images
@@ -181,20 +176,17 @@ def test_samples_and_denoised_images_are_in_the_units_of_the_files(tmp_path: Pat
     assert abs(error.mean()) < 4 / math.sqrt(48) and np.square(error).mean() < 1.6
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["data", *map(str, arguments)], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result.output
-
-
 def test_the_command(tmp_path: Path) -> None:
     write_photons(tmp_path, 20)
     clean, noisy, store = (tmp_path / name for name in ("clean.npy", "noisy.npy", "s"))
     settings = "range=100,250,gain=2,read_noise=3,black=100"
-    text = run("pack", f"{clean}:sigma=0", noisy, "--all", settings, "-o", store)
+    text = run("data", "pack", f"{clean}:sigma=0", noisy, "--all", settings, "-o", store)
     assert "40 images" in text and "20 of them noisy" in text
-    assert "gain 2, read noise 3 and 100 for no light" in run("show", store)
-    for wrong in ("gain=2", "range=0,9,black=3", f"{settings},sigma=3"):
-        assert "error" in run("pack", f"{noisy}:{wrong}", "-o", tmp_path / "t", code=1)
-    run("pack", f"{noisy}:{settings}", clean, "-o", tmp_path / "t", code=1)  # stabilised beside linear
-    run("pack", f"{noisy}:{settings}", "--dtype", "uint8", "-o", tmp_path / "t", code=1)
+    assert "gain 2, read noise 3 and 100 for no light" in run("data", "show", store)
+    wrong = [(f"{noisy}:{each}",) for each in ("gain=2", "range=0,9,black=3", f"{settings},sigma=3")]
+    wrong += [
+        (f"{noisy}:{settings}", clean),
+        (f"{noisy}:{settings}", "--dtype", "uint8"),
+    ]  # the first: beside linear
+    for words in wrong:
+        failing("data", "pack", *words, "-o", tmp_path / "t")
