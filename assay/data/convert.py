@@ -161,6 +161,6 @@ def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool,
     with np.errstate(over="ignore", invalid="ignore"):
         kept = x.astype(layout.dtype)
     if layout.dtype == "uint8" or not np.isfinite(kept).all():
-        why = "is noisy" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
+        why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
         raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
     return kept

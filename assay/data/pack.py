@@ -32,7 +32,7 @@ from assay.data.spec import FILES, SourceSpec
 from assay.data.store import PackedImage, Store, open_one, write_store
 from assay.data.units import Stabilised
 from assay.errors import AssayError
-from assay.files import check_absent, content_hash, decoding, one_line
+from assay.files import check_absent, content_hash, decoding
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
@@ -150,10 +150,9 @@ class Images:
         offsets = np.cumsum([0, *(int(group.max(initial=-1)) + 1 for group in groups[:-1])])
         self.group = np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)])
         self.class_names = next((raw.class_names for raw in self.raws if raw.class_names), ())
-        classes = {raw.class_names for raw in self.raws if raw.class_names}
-        if len(classes) > 1:
-            what = one_line(f"has the classes {', '.join(self.class_names)}, not all of its sources have them")
-            raise AssayError(what, path=self.name, key="classes", cure="pack without classes")
+        if any(raw.class_names not in ((), self.class_names) for raw in self.raws):
+            what, cure = "has sources with different classes", "pack without classes"
+            raise AssayError(what, path=self.name, key="classes", cure=cure)
         if odd := [label for label in (self.name, *self.class_names) if printable(label) != label]:
             what = "is the name of a folder, which is not UTF-8"
             raise AssayError(what, path=printable(odd[0]), cure="rename it")
@@ -207,7 +206,8 @@ def _check_ours(path: Path) -> None:
     """Reject to replace a folder that holds more than one store."""
     ours = {"meta.json", *open_one(path).meta.checksums} if (path / "meta.json").is_file() else set()
     if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
-        raise AssayError(f"holds {others[0]}, which is not the store's", path=path, cure="move it elsewhere")
+        what = f"holds {others[0]}, which is not of a plain store"
+        raise AssayError(what, path=path, cure="move it elsewhere, or choose another name")
 
 
 def _begins_with_bytes(raw: RawImages) -> bool:
