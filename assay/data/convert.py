@@ -1,7 +1,7 @@
-"""Pixels of a file -> values of a store: colours, size, depth.
+"""An image of a file -> an image of a store: colours, size, depth, noise level, kernel.
 
 Nothing is guessed, and what would change the noise of a noisy image (resizing, recolouring, rounding to 8
-bits) is rejected.
+bits) is rejected, as is a level that the pixels rule out.
 """
 
 import math
@@ -10,9 +10,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from scipy.ndimage import uniform_filter
 
-from assay.data.store import DType
+from assay.data.decode import flatten, is_transparent
+from assay.data.levels import Level
+from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, KERNEL, OPAQUE, Note, measure, share_at
+from assay.data.readers import RawImages
+from assay.data.store import DType, PackedImage
+from assay.data.units import Stabilised
 from assay.errors import AssayError
+from assay.files import decoding
 
 MAX_PIXELS = 2**26
 _LUMA = np.array([0.299, 0.587, 0.114])
@@ -83,7 +90,7 @@ class Layout(NamedTuple):
         return (values.astype(np.float64) - low) * (2 / (high - low)) - 1
 
 
-def convert(
+def convert_pixels(
     pixels: np.ndarray, value_range: tuple[float, float], noisy: bool, config: PackConfig, layout: Layout | None
 ) -> tuple[np.ndarray, Layout]:
     """Pixels (H, W, C) without opacity, black and white at `value_range` -> values (C, H, W) of the store."""
@@ -164,3 +171,162 @@ def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool,
         why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
         raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
     return kept
+
+
+class Converted(NamedTuple):
+    """An image on its way into a store, what was noted, and what all images must be."""
+
+    image: PackedImage
+    note: Note
+    layout: Layout
+
+
+def convert_image(raw: RawImages, i: int, config: PackConfig, layout: Layout | None) -> Converted:
+    """Image i of a source, with its level where black to white is 2."""
+    found: dict[str, float] = {}
+    with decoding(raw.names[i], "check the file, or leave it out"):
+        pixels = raw.pixels(i)
+    level, levels = _level_of(raw, i, pixels)
+    noisy = level.sigma > 0
+    if raw.has_opacity and pixels.shape[2] in (2, 4):
+        pixels = _without_opacity(pixels, noisy, found)
+    units = value_range = _range_of(raw, pixels)
+    files = pixels
+    if raw.sensor is not None:
+        pixels, value_range = _stabilised(raw.sensor, pixels, noisy, found), (-1.0, 1.0)
+    sigma, usable_from = level.in_range(*value_range)
+    size = size_of(pixels.shape, config, layout)
+    values, layout = convert_pixels(pixels, value_range, noisy, config, layout)
+    sigma_map = kernel = None
+    if levels is not None:
+        unit = 1 if level.scaled else 2 / (value_range[1] - value_range[0])
+        sigma_map = fit(levels * unit, size, config.fit, noisy).transpose(2, 0, 1)
+    if raw.operator is not None:
+        kernel, missing = raw.operator(i, (pixels.shape[0], pixels.shape[1]), size)
+        values = _centred(values, kernel, sigma, value_range, layout, found)
+        if missing.any():
+            sigma_map = np.where(missing, np.inf, np.full((1, 1, 1), sigma) if sigma_map is None else sigma_map)
+    x = layout.scaled(values)
+    if noisy and _check_noise(x, sigma, sigma_map, kernel):
+        found[FAINT] = 1.0
+    if noisy and files.dtype == np.uint8:
+        found[CLIPPED] = share_at(x, (0, 255), units)
+    note = Note(
+        sigma,
+        (float(files.min()), float(files.mean()), float(files.max())),
+        units,
+        content=hash(values.tobytes()),
+        is_deep=files.dtype == np.uint16 and raw.value_range is None,
+        found=found,
+        measured=measure(x, i, len(raw.names)) if sigma_map is kernel is None else None,
+    )
+    label = -1 if raw.label is None else int(raw.label[i])
+    columns = sigma, label, usable_from, raw.sensor or units
+    image = PackedImage(raw.names[i], values, *columns, sigma_map=sigma_map, kernel=kernel)
+    return Converted(image, note, layout)
+
+
+def _level_of(raw: RawImages, i: int, pixels: np.ndarray) -> tuple[Level, np.ndarray | None]:
+    """The level of an image, and the map of its noise (H, W, C or 1) that it is from, if it has one."""
+    found = raw.noise(i)
+    if isinstance(found, Level):
+        return found, None
+    levels = found.sigma.astype(np.float64)
+    if levels.shape[:2] != pixels.shape[:2] or levels.shape[2] not in (1, pixels.shape[2]):
+        what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {levels.shape}"
+        raise AssayError(what, key="map", cure="give a level for each pixel")
+    return found._replace(sigma=levels).level(raw.quantile), levels
+
+
+def _without_opacity(pixels: np.ndarray, noisy: bool, found: dict[str, float]) -> np.ndarray:
+    """The pixels of a picture without its opacity."""
+    if not is_transparent(pixels):
+        found[OPAQUE] = 1.0
+        return pixels[..., :-1]
+    if noisy:
+        what = "is noisy, and flattening its transparency would change its noise"
+        raise AssayError(what, cure="save it opaque")
+    found[FLATTENED] = 1.0
+    return flatten(pixels, "")
+
+
+def _range_of(raw: RawImages, pixels: np.ndarray) -> tuple[float, float]:
+    """The values of black and white in a file."""
+    if raw.value_range is not None:
+        return raw.value_range
+    if pixels.dtype not in (np.uint8, np.uint16):
+        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
+        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
+    return 0.0, float(np.iinfo(pixels.dtype).max)
+
+
+def _stabilised(sensor: Stabilised, pixels: np.ndarray, noisy: bool, found: dict[str, float]) -> np.ndarray:
+    """Images of a sensor between -1 and 1; of noisy ones the share of pixels with too few photons is noted."""
+    if not noisy:
+        return sensor.clean_to_images(pixels).astype(np.float32)
+    # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
+    counts = uniform_filter(sensor.counts(pixels), (5, 5, 1))
+    found[DARK] = float((counts < sensor.smallest_count()).mean()) if sensor.smallest_count() > 0 else 0.0
+    return sensor.noisy_to_images(pixels).astype(np.float32)
+
+
+def _centred(
+    values: np.ndarray,
+    kernel: np.ndarray,
+    sigma: float,
+    value_range: tuple[float, float],
+    layout: Layout,
+    found: dict[str, float],
+) -> np.ndarray:
+    """Values of the store such that y = k * x holds, where 0 is the middle of black and white.
+
+    The files have it where 0 is 0. With b = (low + high) / (high - low) the two differ by b (1 - sum k). The
+    sum is noted if it is neither 1 nor, as of lines of k-space without the mean, 0.
+    """
+    low, high = value_range
+    total = float(kernel.sum())
+    lacks_mean = abs(total) < 1e-6 * float(np.abs(kernel).sum())
+    shift = (low + high) / (high - low) * (1 - total)
+    if sigma == 0:
+        what = "was convolved with a kernel and has no noise, and would be treated as clean"
+        raise AssayError(what, key="sigma", cure="give it a small level, e.g. that of rounding")
+    if abs(total - 1) > 0.01 and not lacks_mean:
+        found[KERNEL] = total
+    if abs(shift) < 1e-6:
+        return values
+    if layout.dtype == "uint8":
+        what = f"has a kernel or mask that sums to {total:.4g}, not to 1"
+        raise AssayError(what, key="dtype", cure="divide it by its sum, or use float32")
+    return (values + shift).astype(layout.dtype)
+
+
+def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, kernel: np.ndarray | None) -> bool:
+    """Reject noise that the pixels rule out; whether images (C, H, W) vary less by content than by noise.
+
+    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
+    deviations rules the level out. Missing pixels do not count. At a frequency that was measured the noise has
+    a power of sigma^2 times the number of pixels; less than a hundredth of it at many rules a mask out.
+    """
+    seen, noise = x, sigma
+    if sigma_map is not None:
+        is_seen = np.isfinite(np.broadcast_to(sigma_map, x.shape))
+        if not is_seen.any():
+            raise AssayError("has no pixel left, some because of the kernel", cure="leave it out")
+        seen = x[is_seen]
+        levels = np.minimum(np.broadcast_to(sigma_map, x.shape)[is_seen], sigma)
+        noise = math.sqrt(float(np.square(levels).mean()))
+    if kernel is not None:
+        passes = np.abs(np.fft.fft2(kernel)) > 1e-6
+        noise *= math.sqrt(passes.mean())  # none at frequencies filled with 0
+        if seen is x:
+            power = np.square(np.abs(np.fft.fft2(x)))[:, passes]
+            is_empty = power < 0.01 * sigma**2 * x[0].size
+            if is_empty.sum() > 4 and is_empty.mean() > 0.1:
+                what = f"has nothing at {is_empty.mean():.0%} of the frequencies that its mask calls measured"
+                cure = "give the mask in the order of numpy's fft2, perhaps by np.fft.ifftshift"
+                raise AssayError(what, key="kspace", cure=cure)
+    variance = float(np.var(seen))
+    if variance < noise**2 * (1 - 6 * math.sqrt(2 / seen.size)):
+        what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {noise:.3g} (black to white is 2)"
+        raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
+    return variance < 2 * noise**2

@@ -39,7 +39,6 @@ _SENTENCES = {
 class Note:
     """What was seen while an image was packed. Values are in the units of the file."""
 
-    source: int  # the number of its source
     sigma: float  # noise, where black to white is 2
     values: tuple[float, float, float]  # lowest, mean and highest
     black_and_white: tuple[float, float]
@@ -47,6 +46,7 @@ class Note:
     is_deep: bool  # a 16-bit file without a range
     found: dict[str, float]  # what of the above, with a number
     measured: tuple[float, float, float] | None  # its noise and 95 % interval, where black to white is 2
+    source: int = 0  # the number of its source
 
 
 def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float] | None:

@@ -6,7 +6,6 @@ transparency, rounding to 8 bits) is rejected. Noise levels are given in the uni
 with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels rule out is rejected.
 """
 
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +18,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.ndimage import uniform_filter
 
-from assay.data.convert import Layout, PackConfig, convert, fit, size_of
-from assay.data.decode import flatten, is_transparent
+from assay.data.convert import Converted, Layout, PackConfig, convert_image
 from assay.data.levels import Level, read_levels
-from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, KERNEL, OPAQUE, Note, Notes, measure, share_at
+from assay.data.notes import Notes
 from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
 from assay.data.readers import RawImages, clean, cut_patches, open_images, printable, with_map
 from assay.data.shards import declare_job, is_store, join_shards, shard_path
 from assay.data.spec import FILES, SourceSpec
 from assay.data.store import PackedImage, Store, open_one, write_store
-from assay.data.units import Stabilised
 from assay.errors import AssayError
-from assay.files import check_absent, content_hash, decoding
+from assay.files import check_absent, content_hash
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
@@ -162,12 +158,6 @@ class Images:
             raise AssayError(what, key="gain", cure=cure)
 
 
-class _Converted(NamedTuple):
-    image: PackedImage
-    note: Note
-    layout: Layout
-
-
 def _write(
     images: Images, numbers: range, path: Path, config: PackConfig, progress: Progress | None
 ) -> PackReport:
@@ -224,7 +214,7 @@ def _convert_all(
     config: PackConfig,
     skipped: dict[str, AssayError],
     progress: Progress | None,
-) -> Iterator[_Converted]:
+) -> Iterator[Converted]:
     """Convert images on all cores, in their order; the first that can be packed decides what all must be."""
     layout: Layout | None = None
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -232,7 +222,7 @@ def _convert_all(
             num_at_once = 1 if layout is None else _NUM_AT_ONCE
             some, numbers = numbers[:num_at_once], numbers[num_at_once:]
             for k, found in zip(some, pool.map(partial(_attempt, images, config, layout), some), strict=True):
-                if isinstance(found, _Converted):
+                if isinstance(found, Converted):
                     layout = found.layout
                     yield found
                 elif config.skip_bad:
@@ -244,171 +234,23 @@ def _convert_all(
                     progress(k + 1, len(images.names))
 
 
-def _attempt(images: Images, config: PackConfig, layout: Layout | None, k: int) -> _Converted | AssayError:
+def _attempt(images: Images, config: PackConfig, layout: Layout | None, k: int) -> Converted | AssayError:
+    (source, i), name = images.place[k], images.names[k]
     try:
-        return _convert_one(images, config, layout, k)
+        if printable(name) != name:
+            raise AssayError("has a name that is not UTF-8", path=printable(name), cure="rename it")
+        found = convert_image(images.raws[source], i, config, layout)
     except AssayError as error:
-        error.path = error.path or printable(images.names[k])
+        error.path = error.path or printable(name)
         return error
-
-
-def _convert_one(images: Images, config: PackConfig, layout: Layout | None, k: int) -> _Converted:
-    """One image with its level where black to white is 2, what was noted, and what all images must be."""
-    (number, i), name = images.place[k], images.names[k]
-    raw, found = images.raws[number], dict[str, float]()
-    if printable(name) != name:
-        raise AssayError("has a name that is not UTF-8", path=printable(name), cure="rename it")
-    with decoding(raw.names[i], "check the file, or leave it out"):
-        pixels = raw.pixels(i)
-    level, levels = _level_of(raw, i, pixels)
-    noisy = level.sigma > 0
-    if raw.has_opacity and pixels.shape[2] in (2, 4):
-        pixels = _without_opacity(pixels, noisy, found)
-    units = value_range = _range_of(raw, pixels)
-    files = pixels
-    if raw.sensor is not None:
-        pixels, value_range = _stabilised(raw.sensor, pixels, noisy, found), (-1.0, 1.0)
-    sigma, usable_from = level.in_range(*value_range)
-    size = size_of(pixels.shape, config, layout)
-    values, layout = convert(pixels, value_range, noisy, config, layout)
-    sigma_map = kernel = None
-    if levels is not None:
-        unit = 1 if level.scaled else 2 / (value_range[1] - value_range[0])
-        sigma_map = fit(levels * unit, size, config.fit, noisy).transpose(2, 0, 1)
-    if raw.operator is not None:
-        kernel, missing = raw.operator(i, (pixels.shape[0], pixels.shape[1]), size)
-        values = _centred(values, kernel, sigma, value_range, layout, found)
-        if missing.any():
-            sigma_map = np.where(missing, np.inf, np.full((1, 1, 1), sigma) if sigma_map is None else sigma_map)
-    if sigma_map is not None and len(images.raws) > 1:  # others may have one for each channel
-        sigma_map = np.broadcast_to(sigma_map, values.shape)
-    x = layout.scaled(values)
-    if noisy and _check_noise(x, sigma, sigma_map, kernel):
-        found[FAINT] = 1.0
-    if noisy and files.dtype == np.uint8:
-        found[CLIPPED] = share_at(x, (0, 255), units)
-    note = Note(
-        number,
-        sigma,
-        (float(files.min()), float(files.mean()), float(files.max())),
-        units,
-        content=hash(values.tobytes()),
-        is_deep=files.dtype == np.uint16 and raw.value_range is None,
-        found=found,
-        measured=measure(x, i, len(raw.names)) if sigma_map is kernel is None else None,
-    )
-    label, group = -1 if raw.label is None else int(raw.label[i]), int(images.group[k])
-    columns = sigma, label, usable_from, raw.sensor or units, group, sigma_map, kernel
-    return _Converted(PackedImage(name, values, *columns), note, layout)
+    image, sigma_map = found.image, found.image.sigma_map
+    if sigma_map is not None and len(images.raws) > 1:  # other sources may have one for each channel
+        sigma_map = np.broadcast_to(sigma_map, image.values.shape)
+    image = replace(image, name=name, group=int(images.group[k]), sigma_map=sigma_map)
+    return found._replace(image=image, note=replace(found.note, source=source))
 
 
 def _checked(level: Level | AssayError) -> Level:
     if isinstance(level, AssayError):
         raise level
     return level
-
-
-def _level_of(raw: RawImages, i: int, pixels: np.ndarray) -> tuple[Level, np.ndarray | None]:
-    """The level of an image, and the map of its noise (H, W, C or 1) that it is from, if it has one."""
-    found = raw.noise(i)
-    if isinstance(found, Level):
-        return found, None
-    levels = found.sigma.astype(np.float64)
-    if levels.shape[:2] != pixels.shape[:2] or levels.shape[2] not in (1, pixels.shape[2]):
-        what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {levels.shape}"
-        raise AssayError(what, key="map", cure="give a level for each pixel")
-    return found._replace(sigma=levels).level(raw.quantile), levels
-
-
-def _without_opacity(pixels: np.ndarray, noisy: bool, found: dict[str, float]) -> np.ndarray:
-    """The pixels of a picture without its opacity."""
-    if not is_transparent(pixels):
-        found[OPAQUE] = 1.0
-        return pixels[..., :-1]
-    if noisy:
-        what = "is noisy, and flattening its transparency would change its noise"
-        raise AssayError(what, cure="save it opaque")
-    found[FLATTENED] = 1.0
-    return flatten(pixels, "")
-
-
-def _range_of(raw: RawImages, pixels: np.ndarray) -> tuple[float, float]:
-    """The values of black and white in a file."""
-    if raw.value_range is not None:
-        return raw.value_range
-    if pixels.dtype not in (np.uint8, np.uint16):
-        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
-        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
-    return 0.0, float(np.iinfo(pixels.dtype).max)
-
-
-def _stabilised(sensor: Stabilised, pixels: np.ndarray, noisy: bool, found: dict[str, float]) -> np.ndarray:
-    """Images of a sensor between -1 and 1; of noisy ones the share of pixels with too few photons is noted."""
-    if not noisy:
-        return sensor.clean_to_images(pixels).astype(np.float32)
-    # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
-    counts = uniform_filter(sensor.counts(pixels), (5, 5, 1))
-    found[DARK] = float((counts < sensor.smallest_count()).mean()) if sensor.smallest_count() > 0 else 0.0
-    return sensor.noisy_to_images(pixels).astype(np.float32)
-
-
-def _centred(
-    values: np.ndarray,
-    kernel: np.ndarray,
-    sigma: float,
-    value_range: tuple[float, float],
-    layout: Layout,
-    found: dict[str, float],
-) -> np.ndarray:
-    """Values of the store such that y = k * x holds, where 0 is the middle of black and white.
-
-    The files have it where 0 is 0. With b = (low + high) / (high - low) the two differ by b (1 - sum k). The
-    sum is noted if it is neither 1 nor, as of lines of k-space without the mean, 0.
-    """
-    low, high = value_range
-    total = float(kernel.sum())
-    lacks_mean = abs(total) < 1e-6 * float(np.abs(kernel).sum())
-    shift = (low + high) / (high - low) * (1 - total)
-    if sigma == 0:
-        what = "was convolved with a kernel and has no noise, and would be treated as clean"
-        raise AssayError(what, key="sigma", cure="give it a small level, e.g. that of rounding")
-    if abs(total - 1) > 0.01 and not lacks_mean:
-        found[KERNEL] = total
-    if abs(shift) < 1e-6:
-        return values
-    if layout.dtype == "uint8":
-        what = f"has a kernel or mask that sums to {total:.4g}, not to 1"
-        raise AssayError(what, key="dtype", cure="divide it by its sum, or use float32")
-    return (values + shift).astype(layout.dtype)
-
-
-def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, kernel: np.ndarray | None) -> bool:
-    """Reject noise that the pixels rule out; whether images (C, H, W) vary less by content than by noise.
-
-    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
-    deviations rules the level out. Missing pixels do not count. At a frequency that was measured the noise has
-    a power of sigma^2 times the number of pixels; less than a hundredth of it at many rules a mask out.
-    """
-    seen, noise = x, sigma
-    if sigma_map is not None:
-        is_seen = np.isfinite(np.broadcast_to(sigma_map, x.shape))
-        if not is_seen.any():
-            raise AssayError("has no pixel left, some because of the kernel", cure="leave it out")
-        seen = x[is_seen]
-        levels = np.minimum(np.broadcast_to(sigma_map, x.shape)[is_seen], sigma)
-        noise = math.sqrt(float(np.square(levels).mean()))
-    if kernel is not None:
-        passes = np.abs(np.fft.fft2(kernel)) > 1e-6
-        noise *= math.sqrt(passes.mean())  # none at frequencies filled with 0
-        if seen is x:
-            power = np.square(np.abs(np.fft.fft2(x)))[:, passes]
-            is_empty = power < 0.01 * sigma**2 * x[0].size
-            if is_empty.sum() > 4 and is_empty.mean() > 0.1:
-                what = f"has nothing at {is_empty.mean():.0%} of the frequencies that its mask calls measured"
-                cure = "give the mask in the order of numpy's fft2, perhaps by np.fft.ifftshift"
-                raise AssayError(what, key="kspace", cure=cure)
-    variance = float(np.var(seen))
-    if variance < noise**2 * (1 - 6 * math.sqrt(2 / seen.size)):
-        what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {noise:.3g} (black to white is 2)"
-        raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
-    return variance < 2 * noise**2
