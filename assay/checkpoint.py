@@ -184,7 +184,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if path.name == WEIGHTS_NAME and not _is_ours(path):
         if repository is not None:
             _download(repository, "config.json")
-        return _import_directory(path.parent, repository or path.resolve().parent.name)
+        if (path.parent / "config.json").is_file():  # as ambient-laws has
+            return _import_directory(path.parent, repository or path.resolve().parent.name)
     weights, header = load_tensors(path)
     if header.get("format_version") != FORMAT_VERSION:
         what = f"has checkpoint format {header.get('format_version')!r:.20}; {FORMAT_VERSION} is known here"

@@ -15,7 +15,6 @@ from PIL import Image
 
 from assay.archives import FREE_BYTES, MAX_RATIO, check_unpacked, read_npy, read_npz, read_tar
 from assay.data.readers import read_any
-from assay.files import decoding
 from tests.errors import rejects
 
 
@@ -181,8 +180,3 @@ def test_a_layout_that_may_mean_several_things_is_asked_for(tmp_path: Path) -> N
             assert read_any(str(path)).pixels(0).shape == channels_last
     np.save(path, np.zeros((2, 3, 32, 3), np.uint8))
     assert read_any(str(path), layout="NCHW").pixels(0).shape == (32, 3, 3)
-
-
-def test_naming_keeps_a_sentence_that_names_its_file() -> None:
-    with rejects("x"), decoding("x"):
-        check_unpacked("x", 2**40, 1)

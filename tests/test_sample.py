@@ -416,12 +416,8 @@ def test_posterior_draws_have_the_posterior_mean_and_variance_to_second_order(st
 
 def test_posterior_draws_of_a_mixture_follow_bayes() -> None:
     """Between two atoms: the draws choose each as often as the posterior does, and spread around it."""
-    atoms, weights, std, sigma = (
-        torch.tensor([[-0.6], [0.6]], dtype=F64),
-        torch.tensor([0.3, 0.7], dtype=F64),
-        0.2,
-        0.5,
-    )
+    atoms, weights = torch.tensor([[-0.6], [0.6]], dtype=F64), torch.tensor([0.3, 0.7], dtype=F64)
+    std, sigma = 0.2, 0.5
     oracle = MixtureDenoiser(atoms, weights, std)
     x_tn, num_draws = torch.full((40_000, 1), -0.1, dtype=F64), 40_000
     generator = torch.Generator().manual_seed(0)
