@@ -177,8 +177,7 @@ def reference(
 ) -> None:
     """Save the feature statistics of a store, so that others can evaluate against it without its images.
 
-    EDM's tools read the file too. Statistics of the `classifier` can be used only with the classifier in the
-    same cache.
+    EDM's tools read the file too.
 
     Example: `assay evaluate reference stores/digits -o digits.npz --extractor pixels`
     """

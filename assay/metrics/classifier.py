@@ -6,7 +6,6 @@ store gives the same bits (on one kind of machine) for any number of threads.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,10 @@ from assay.data import ImageSource
 from assay.devices import one_thread
 from assay.errors import AssayError
 from assay.metrics.weights import FeatureNetwork, to_bytes
-from assay.train.folder import load_state, pack_tensors, save_state, unpack_tensors
 
 NUM_FEATURES = 128
 NUM_IMAGES_SEEN = 25_600  # in training; an image may be seen several times
 _BATCH = 128
-_STATE_EVERY = 20  # steps of training
 VERSION = 2  # part of the cache key: raise it when the network or its training changes
 
 
@@ -85,12 +82,11 @@ def has_labels(source: ImageSource) -> bool:
 
 
 def train_classifier(
-    source: ImageSource, progress: Callable[[int], None] = lambda num_images: None, states: Path | None = None
+    source: ImageSource, progress: Callable[[int], None] = lambda num_images: None
 ) -> tuple[Classifier, float]:
     """Train on the clean, labelled images of `source`; a tenth of them is held out for the accuracy.
 
-    Returns the network, ready to use, and its accuracy. With a folder for `states` a training that was killed
-    is resumed, to the same bits.
+    Returns the network, ready to use, and its accuracy.
     """
     usable = _labelled(source)
     if not has_labels(source):
@@ -106,22 +102,14 @@ def train_classifier(
     network = Classifier(source.image_shape, source.num_classes)
     initialise(network, generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
-    num_steps, first = NUM_IMAGES_SEEN // _BATCH, 0
+    num_steps = NUM_IMAGES_SEEN // _BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=num_steps)
 
     def logits(index: Tensor) -> Tensor:
         return network.logits(to_bytes(source.read(index)).float())
 
-    if states is not None and (found := load_state(states)) is not None:
-        tensors, info = found
-        generator.set_state(tensors.pop("generator"))
-        optimizer.param_groups[0].update(info["group"])
-        unpack_tensors(tensors, {"network": network}, optimizer)
-        schedule.load_state_dict(info["schedule"])
-        first = info["step"]
-    progress(first * _BATCH)
     with one_thread():  # sums in one order: the weights do not depend on the number of cores
-        for step in range(first, num_steps):
+        for _ in range(num_steps):
             index = training[torch.randint(len(training), (_BATCH,), generator=generator)]
             loss = F.cross_entropy(logits(index), source.label[index])
             optimizer.zero_grad()
@@ -129,10 +117,6 @@ def train_classifier(
             optimizer.step()
             schedule.step()
             progress(_BATCH)
-            if states is not None and (step + 1) % _STATE_EVERY == 0:
-                tensors = pack_tensors({"network": network}, optimizer) | {"generator": generator.get_state()}
-                group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-                save_state(states, step + 1, tensors, {"group": group, "schedule": schedule.state_dict()})
         network.eval().requires_grad_(False)
         right = [logits(part).argmax(1) == source.label[part] for part in held_out.split(512)]
     return network, float(torch.cat(right).double().mean())

@@ -8,7 +8,6 @@ Only `inception` gives FID. Every other extractor gives FD-<name>, and the two a
 
 import copy
 import math
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ from assay.files import content_hash, hold_lock, sha256
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
-from assay.metrics.statistics import load_statistics
 from assay.metrics.weights import FeatureNetwork, find_weights, to_bytes
 from assay.registry import find
 
@@ -139,19 +137,16 @@ def load_extractor(
     """Make an extractor ready: find or fetch its weights, or train it on `reference` (classifier).
 
     `weights` is a file to use instead of looking for one; `cache` is where fetched and trained weights stay.
-    Where `reference` is an npz of statistics, the classifier is the cached one that they were made with.
     """
     kind = find(FeatureNetwork, name, "extractor")
     if weights is not None and kind.weights is None:
         raise AssayError(f"the extractor {name} does not load weights from a file", key="weights")
     if kind is Classifier:
-        if reference is None:
-            what = "the classifier is trained on a labelled reference store, but none was given"
-            raise AssayError(what, key="reference", cure="give one, or choose another extractor")
-        if isinstance(reference, Path):
-            found = _classifier_of(reference, cache)
-        else:
-            found = _classifier(reference, cache, progress)
+        if not isinstance(reference, ImageSource):
+            what = "the classifier is trained on the labelled images of a store"
+            cure = "give the store as reference, or the extractor of the statistics (inception for EDM's)"
+            raise AssayError(what, key="extractor", cure=cure)
+        found = _classifier(reference, cache, progress)
     else:
         network = kind()
         if kind.weights is not None:
@@ -185,9 +180,7 @@ def fold_norms(network: FeatureNetwork) -> FeatureNetwork:
 def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> Extractor:
     key = content_hash(VERSION, reference.fingerprint)[:16]
     path = cache / f"classifier-{key}.safetensors"
-    states = cache / f".{path.stem}-states"
     if path.is_file():
-        shutil.rmtree(states, ignore_errors=True)  # of a process that was killed at the very end
         try:
             return read_classifier(path, reference.image_shape)
         except ValueError as error:
@@ -195,26 +188,10 @@ def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> E
             path.unlink(missing_ok=True)
     with hold_lock(cache / f".{path.stem}.lock", "", math.inf):  # a second process waits, then reads the file
         if not path.is_file():
-            network, accuracy = train_classifier(reference, progress, states)
+            network, accuracy = train_classifier(reference, progress)
             state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
             save_tensors(path, state, {"accuracy": accuracy})
-        shutil.rmtree(states, ignore_errors=True)
     return read_classifier(path, reference.image_shape)
-
-
-def _classifier_of(statistics: Path, cache: Path) -> Extractor:
-    """The cached classifier that a file of statistics was made with."""
-    made = load_statistics(statistics)
-    for file in cache.glob("classifier-*.safetensors"):
-        if made.image_shape is not None and sha256(file) == made.extractor_sha256:
-            return read_classifier(file, made.image_shape)
-    raise AssayError(
-        f"no classifier in {cache} is known to have made it",
-        path=statistics,
-        key="extractor",
-        cure="give the store it was made from as the reference, or the extractor it was made with (inception "
-        "for EDM's files)",
-    )
 
 
 def read_classifier(path: Path, image_shape: tuple[int, int, int]) -> Extractor:

@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -214,10 +214,11 @@ def open_reference(
     on_progress: Phases = lambda phase, done, total: None,
 ) -> Reference:
     """A store of real images as an extractor sees them, with statistics that others can evaluate against."""
+    if config.extractor in (None, "classifier"):
+        what = "a classifier is trained on the images of the store, which others do not have"
+        raise AssayError(what, key="extractor", cure="choose inception, mobilenet_v2 or pixels")
     work, source = _Work(config, cache, devices, on_progress), open_store(path)
-    extractor = work.extractor(source)
-    found = work.reference(source, extractor)
-    return replace(found, statistics=replace(found.statistics, image_shape=extractor.image_shape))
+    return work.reference(source, work.extractor(source))
 
 
 def _open(path: Path | None) -> ImageSource | None:

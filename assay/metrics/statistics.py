@@ -27,15 +27,13 @@ Array = NDArray[np.float64]
 class FeatureStatistics:
     """`mean` (D,), unbiased `cov` (D, D), and how many images they were taken from.
 
-    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references, and
-    `image_shape` where the extractor takes any.
+    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references.
     """
 
     mean: Array
     cov: Array
     num_images: int | None
     extractor_sha256: str | None = None
-    image_shape: tuple[int, int, int] | None = None
 
 
 def features_to_statistics(features: np.ndarray, batch_size: int = 1024) -> FeatureStatistics:
@@ -61,7 +59,7 @@ def features_to_statistics(features: np.ndarray, batch_size: int = 1024) -> Feat
 def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
     """Write an npz with the names of EDM's references, `mu` and `sigma`, so that its tools read it too."""
     arrays: dict[str, Any] = {"mu": statistics.mean, "sigma": statistics.cov}
-    arrays |= {name: getattr(statistics, name) for name in ("num_images", "extractor_sha256", "image_shape")}
+    arrays |= {name: getattr(statistics, name) for name in ("num_images", "extractor_sha256")}
     with write_whole(path) as partial, open(partial, "wb") as file:
         np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
 
@@ -81,8 +79,4 @@ def load_statistics(path: Path) -> FeatureStatistics:
             raise AssayError("holds NaN or infinite values")
         num_images = int(arrays["num_images"]) if "num_images" in arrays else None
         extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
-        image_shape = None
-        if "image_shape" in arrays:
-            channels, height, width = arrays["image_shape"].tolist()
-            image_shape = channels, height, width
-        return FeatureStatistics(mean, cov, num_images, extractor_sha256, image_shape)
+        return FeatureStatistics(mean, cov, num_images, extractor_sha256)
