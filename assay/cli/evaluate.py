@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,12 +10,19 @@ from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from assay.cli.options import Device, open_console, output_option, takes
+from assay.data import open_store
+from assay.devices import find_devices
+from assay.metrics.evaluate import Evaluation, save_evaluation, titles
+from assay.metrics.evaluate import compare as compare_evaluations
+from assay.metrics.extract import load_extractor
 from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, measure, open_reference
+from assay.metrics.statistics import save_statistics
+from assay.metrics.tune import tune as run_tuning
+from assay.metrics.tune import tuned_path
+from assay.outcome import gather as gather_outcomes
+from assay.outcome import load_evaluations, write_outcomes
 from assay.progress import open_progress
 from assay.sample import SampleConfig
-
-if TYPE_CHECKING:
-    from assay.metrics.evaluate import Evaluation
 
 Cache = Annotated[
     Path,
@@ -92,9 +99,6 @@ def evaluate(
     hf:giannisdaras/ambient_laws_cifar_sigma_0.2_corruption_0.9_keep_1.0 --reference cifar10-32x32.npz
     --extractor inception`
     """
-    from assay.devices import find_devices
-    from assay.metrics.evaluate import save_evaluation
-
     with open_progress() as tell:
         found = measure(path, config, sample, nearest, cache, find_devices(device), tell)
     console = open_console()
@@ -115,10 +119,6 @@ def compare(results: Results) -> None:
 
     Example: `assay evaluate compare clean.json mixed.json noisy.json`
     """
-    from assay.metrics.evaluate import compare as compare_evaluations
-    from assay.metrics.evaluate import titles
-    from assay.outcome import load_evaluations
-
     found = load_evaluations(results)
     best, *_ = order = compare_evaluations(found)
     names = titles(found.values())
@@ -151,10 +151,6 @@ def gather(
 
     Example: `assay evaluate gather clean.json mixed.json -o results.csv`
     """
-    from assay.metrics.evaluate import titles
-    from assay.outcome import gather as gather_outcomes
-    from assay.outcome import write_outcomes
-
     outcomes = gather_outcomes(results)
     write_outcomes(output, outcomes)
     names = titles(outcome.evaluation for outcome in outcomes)
@@ -181,9 +177,6 @@ def reference(
 
     Example: `assay evaluate reference stores/digits -o digits.npz --extractor pixels`
     """
-    from assay.devices import find_devices
-    from assay.metrics.statistics import save_statistics
-
     with open_progress() as tell:
         found = open_reference(store, config, cache, find_devices(device), tell).statistics
     save_statistics(output, found)
@@ -211,12 +204,6 @@ def tune(
 
     Example: `assay model tune runs/mix --held-out stores/test`
     """
-    from assay.data import open_store
-    from assay.devices import find_devices
-    from assay.metrics.extract import load_extractor
-    from assay.metrics.tune import tune as run_tuning
-    from assay.metrics.tune import tuned_path
-
     store, console, name = open_store(held_out), open_console(), config.extractor or "classifier"
     with open_progress() as tell:
         devices = find_devices(device)
@@ -235,7 +222,7 @@ def tune(
     )
 
 
-def _print_held_out_loss(console: Console, found: "Evaluation") -> None:
+def _print_held_out_loss(console: Console, found: Evaluation) -> None:
     record = found.held_out_loss_record
     assert record is not None
     low, high = record.covers
@@ -247,8 +234,7 @@ def _print_held_out_loss(console: Console, found: "Evaluation") -> None:
         console.print(text, style="yellow")
 
 
-def _print_distance(console: Console, found: "Evaluation") -> None:
-    from assay.metrics.evaluate import titles
+def _print_distance(console: Console, found: Evaluation) -> None:
 
     details, num_images = found.details, found.num_images or 0
     assert details is not None

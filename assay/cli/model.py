@@ -21,6 +21,11 @@ from assay.data import open_store
 from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.files import check_absent
+from assay.hub import pull as fetch
+from assay.hub import push as publish
+from assay.metrics.held_out import choose_average
+from assay.nets import PRESETS, measure_cost, preset
+from assay.train.average import average_checkpoint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -94,8 +99,6 @@ def push(
 
     Example: `assay model push runs/mix hf:me/digits-mix --license cc-by-4.0 --result loss.json`
     """
-    from assay.hub import push as publish
-
     open_console().print(f"published to {publish(checkpoint, destination, license, results or [], prices)}")
 
 
@@ -112,8 +115,6 @@ def pull(
 
     Example: `assay model pull hf:me/digits-mix digits-mix.safetensors`
     """
-    from assay.hub import pull as fetch
-
     with open_console().status(f"reading {source}"):
         fetch(source, out)
     open_console().print(f"wrote {out}")
@@ -148,9 +149,6 @@ def average(
 
         assay model average runs/mix --length 0.08 -o runs/mix/average.safetensors
     """
-    from assay.metrics.held_out import choose_average
-    from assay.train.average import average_checkpoint
-
     console = open_console()
     if held_out is None:
         average_checkpoint(run, length or 0.1, output, step)
@@ -179,8 +177,6 @@ def list_networks(
 
     Example: `assay model list --batch-size 64`
     """
-    from assay.nets import PRESETS, measure_cost, preset
-
     table = Table("name", "image", "parameters", "GFLOP", "memory", "for")
     table.caption = f"GFLOP to evaluate one image; memory of a training step with {batch_size} images"
     table.columns[0].no_wrap = True

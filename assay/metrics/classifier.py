@@ -90,12 +90,11 @@ def train_classifier(
     """
     usable = _labelled(source)
     if not has_labels(source):
-        raise AssayError(
-            f"{source.name} has {len(usable)} clean images with labels of {len(source.label[usable].unique())} "
-            "classes; the classifier needs at least 20 of 2",
-            key="extractor",
-            cure="choose mobilenet_v2 or pixels, or measure the held-out loss, which needs no labels",
+        what = (
+            f"{source.name} has {len(usable)} clean images with labels; a classifier needs 20, of two classes"
         )
+        cure = "choose mobilenet_v2 or pixels, or measure the held-out loss, which needs no labels"
+        raise AssayError(what, key="extractor", cure=cure)
     generator = torch.Generator().manual_seed(0)
     order = usable[torch.randperm(len(usable), generator=generator)]
     held_out, training = order[: len(order) // 10], order[len(order) // 10 :]

@@ -155,9 +155,8 @@ class HeldOutLoss(BaseModel):
 
     def plot(self, *others: "HeldOutLoss") -> Image:
         """A figure of the error at each noise level, of this model and of `others` on the same images."""
-        panel = Panel(
-            "Denoising error", "noise level", "error / sigma^2, per dimension", log_x=True, log_y=True
-        )
+        height = "error / sigma^2, per dimension"
+        panel = Panel("Denoising error", "noise level", height, log_x=True, log_y=True)
         for loss, colour in zip((self, *others), COLOURS, strict=False):
             self.check_alike(loss)
             curve = loss.curve()
@@ -188,10 +187,9 @@ class HeldOutLoss(BaseModel):
         """Reject a loss on other images, or with other levels or noise."""
         for what in ("fingerprint", "config", "index", "sigma_tn"):
             if not np.array_equal(getattr(self, what), getattr(other, what)):
+                message = f"{self.model} and {other.model} were not measured in the same way"
                 raise AssayError(
-                    f"{self.model} and {other.model} were not measured in the same way",
-                    key=what,
-                    cure="measure both on the same held-out images with the same settings",
+                    message, key=what, cure="measure both on the same images, with the same settings"
                 )
 
     def curve(self) -> Curve:

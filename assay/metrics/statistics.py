@@ -43,9 +43,8 @@ def features_to_statistics(features: np.ndarray, batch_size: int = 1024) -> Feat
     for start in range(0, len(features), batch_size):
         batch = features[start : start + batch_size].astype(np.float64)
         if len(bad := np.flatnonzero(~np.isfinite(batch).all(1))):
-            raise AssayError(
-                f"the features of image {start + bad[0]} are NaN or infinite", cure="look at that image"
-            )
+            what = f"the features of image {start + bad[0]} are NaN or infinite"
+            raise AssayError(what, cure="look at that image")
         here, total = batch.mean(0), num_images + len(batch)
         batch -= here
         shift = here - mean
