@@ -6,14 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from assay.cli.options import (
-    Tuned,
-    open_console,
-    output_option,
-    parse_pair,
-    read_tuned,
-    takes,
-)
+from assay.cli.options import open_console, output_option, parse_pair, takes
 from assay.errors import AssayError
 from assay.generate import (
     ComputeConfig,
@@ -53,7 +46,9 @@ def sample(
     files: FilesConfig,
     compute: ComputeConfig,
     seeds: Annotated[str, typer.Option(help="One image per seed: 0-63, or 3,5,10-19.")] = "0-63",
-    tuned: Tuned = False,
+    tuned: Annotated[
+        bool, typer.Option("--tuned", help="Use the sampler of `assay model tune`, not the options below.")
+    ] = False,
     label: Annotated[
         int | None, typer.Option("--class", help="Generate only this class. Default: all classes evenly.")
     ] = None,
@@ -67,13 +62,17 @@ def sample(
 
         assay sample runs/mix --seeds 0-99 -o samples.tif --dtype uint16
     """
+    if tuned:
+        from assay.metrics.tune import load_tuned
+
+        sample = load_tuned(checkpoint).sample
     console = open_console()
     with open_progress(not console.quiet) as tell:
         number = sample_to_files(
             checkpoint,
             output,
             parse_seeds(seeds),
-            read_tuned(checkpoint) if tuned else sample,
+            sample,
             label,
             files,
             parse_pair(physical_range, "physical_range"),

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -15,31 +15,11 @@ from rich.console import Console
 
 from assay.errors import AssayError, explained
 
-if TYPE_CHECKING:
-    from assay.sample import SampleConfig
-
 Config = TypeVar("Config", bound=BaseModel)
 
 Device = Annotated[
     str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
 ]
-Devices = Annotated[
-    str, typer.Option(metavar="N|auto", help="How many devices to use; auto for all GPUs of the machine.")
-]
-Tuned = Annotated[
-    bool,
-    typer.Option(
-        "--tuned",
-        help="Use the sampler that `assay model tune` chose, in place of the options below.",
-    ),
-]
-
-
-def read_tuned(checkpoint: Path) -> "SampleConfig":
-    """The sampler that was tuned for a checkpoint."""
-    from assay.metrics.tune import load_tuned
-
-    return load_tuned(checkpoint).sample
 
 
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
@@ -132,13 +112,6 @@ def _metavar(kind: Any) -> str:
     return "|".join(
         _metavar(part) if get_origin(part) else getattr(part, "__name__", str(part)).upper() for part in parts
     )
-
-
-def parse_devices(text: str) -> int | Literal["auto"]:
-    """`2` -> 2; `auto` stays."""
-    if text != "auto" and not text.isdecimal():
-        raise AssayError(f"expected a number such as 2, or auto (given: {text})", key="devices")
-    return int(text) if text != "auto" else "auto"
 
 
 def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
