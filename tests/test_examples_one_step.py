@@ -156,7 +156,7 @@ def test_what_cannot_be_distilled_is_rejected_before_any_work(
         (tmp_path / "gaps", "", "give a run of complete noisy images"),
         (tmp_path / "absent", "", "absent is not the folder of a run"),
         (final_path(run), "", "is not the folder of a run: give one that `assay train` wrote"),
-        (tmp_path / "begun", "", "give a .safetensors file, or the folder of a finished run"),
+        (tmp_path / "begun", "", "is a folder without snapshots/final.safetensors; give a finished run"),
         (run, "--num-steps 0", "--num-steps 0 --every 250: both are whole numbers from 1 on"),
         (run, "--every 0", "--num-steps 2000 --every 0: both are whole numbers from 1 on"),
     ]
