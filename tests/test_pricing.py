@@ -362,6 +362,13 @@ def test_pairs_of_the_papers_table_give_its_boxes() -> None:
         assert (low, high) == pytest.approx(expected, abs=0.005)
 
 
+def test_figure_1_has_all_results_of_the_table_noisy_images_alone_included() -> None:
+    (panel,) = price_panels(price(PAPER, "cifar10"))
+    points = {series.name: dict(zip(series.x, series.y, strict=True)) for series in panel.series if series.name}
+    assert {round(x) for x in points["noise 0.2"]} == {10, 30, 50, 70, 90, 100}
+    assert points["noise 0.2"][100.0] == 60.73 and points["clean only"][0.0] == 1.99
+
+
 def test_price_of_the_paper_on_the_command_line(tmp_path: Path) -> None:
     done = run("price", "--paper", "--plot", tmp_path / "paper.png")
     assert done.exit_code == 0, done.output

@@ -227,15 +227,16 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured
     These have a value by the metric, clean images, full sampling, no consistency loss and no rounds; and the
     table `clean_mix` where there is one.
     """
-    kept = [each for each in outcomes if metric.value(each) is not None and each.configuration.num_clean > 0]
-    plain = ("full", False, 0)
-    kept = [
-        e
-        for e in kept
-        if (e.configuration.sampling, e.configuration.consistency, e.configuration.rounds) == plain
+    plain = [
+        (each, each.configuration)
+        for each in outcomes
+        if metric.value(each) is not None
+        and (each.configuration.sampling, each.configuration.consistency, each.configuration.rounds)
+        == ("full", False, 0)
     ]
-    if any(each.configuration.table == "clean_mix" for each in kept):
-        kept = [each for each in kept if each.configuration.table == "clean_mix"]
+    if any(setting.table == "clean_mix" for _, setting in plain):
+        plain = [(each, setting) for each, setting in plain if setting.table == "clean_mix"]
+    kept = [each for each, setting in plain if setting.num_clean > 0]
     if not kept:
         what = f"no result with clean images and full sampling has a value by {metric.name}"
         raise AssayError(what, key="table")
@@ -244,12 +245,8 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured
         ("metric", {metric.title(each) for each in kept}),
     ):
         if len(values) > 1:
-            listed = " and ".join(map(str, sorted(values, key=str)))
-            raise AssayError(
-                f"results differ in how they were measured: {listed}",
-                key=what,
-                cure="keep those measured alike",
-            )
+            listed = f"results differ in how they were measured: {' and '.join(sorted(map(str, values)))}"
+            raise AssayError(listed, key=what, cure="keep those measured alike")
     settings = [each.configuration for each in kept]
     sigmas = sorted({level for setting in settings for level in setting.levels})
     repeats: dict[object, int] = {}
@@ -263,6 +260,7 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured
         np.array([[dict(setting.noisy).get(level, 0.0) for level in sigmas] for setting in settings]),
         np.array([metric.value(each) for each in kept], float),
         np.array([metric.error(each) or 0.0 for each in kept], float),
+        tuple((one.noisy[0][0], metric.value(each) or 0.0) for each, one in plain if one.num_clean == 0),
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ class Measured:
 
     `num_noisy` (n, S) are the noisy images of each run at the levels `sigmas` (S,); the other arrays are (n,).
     `error` is what is known of the error of a value that more runs do not shrink or show,
-    e.g. that of the held-out images; 0 where nothing is known.
+    e.g. that of the held-out images; 0 where nothing is known. `alone` are (level, value) of noisy images
+    without any clean ones, which no law is fitted to.
     """
 
     dataset: str
@@ -58,6 +59,7 @@ class Measured:
     num_noisy: Array
     value: Array
     error: Array
+    alone: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

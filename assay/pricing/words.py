@@ -200,17 +200,21 @@ def price_panels(prices: Prices) -> list[Panel]:
 
 
 def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
-    unit = "clean images"
-    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_x=True, log_y=True)
+    """The paper's Figure 1: results against the part of the images that is not clean; lines are the law."""
+    unit = "images that are noisy, or (clean only) left out, in %"
+    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_y=True)
     total = measured.num_noisy.sum(1)
+    size = (measured.num_clean + total).max()
     for which, sigma in enumerate([0.0, *measured.sigmas]):
         rows = total == 0 if not sigma else (total > 0) & (measured.num_noisy[:, which - 1] == total)
-        order = np.flatnonzero(rows)[np.argsort(measured.num_clean[rows])]
-        x, colour = measured.num_clean[order], COLOURS[which % len(COLOURS)]
-        fitted = np.median(law.values(law.size(x, measured.num_noisy[order], measured.sigmas)), 0)
+        order = np.flatnonzero(rows)[np.argsort(-measured.num_clean[rows])]
+        x, colour = 100 * (1 - measured.num_clean[order] / size), COLOURS[which % len(COLOURS)]
+        sizes = law.size(measured.num_clean[order], measured.num_noisy[order], measured.sigmas)
+        alone = [value for level, value in measured.alone if level == sigma]
+        points = np.append(x, np.full(len(alone), 100.0)), np.append(measured.value[order], alone)
         name = f"noise {sigma:g}" if sigma else "clean only"
-        panel.series.append(Series(name, "points", x, measured.value[order], colour=colour))
-        panel.series.append(Series("", "line", x, fitted, colour=colour))
+        panel.series.append(Series(name, "points", *points, colour=colour))
+        panel.series.append(Series("", "line", x, np.median(law.values(sizes), 0), colour=colour))
     return panel
 
 

@@ -1,0 +1,457 @@
+"""Random sequences of the real commands in one folder, against a small model of what must be true.
+
+A user packs, shards, trains, samples, measures and studies, edits an input in between, kills a command, starts
+it twice at once, renames or removes what was made, and keeps own files in every folder. After each step
+
+- every file of the user is there, with its contents;
+- a command that succeeded made what it makes in an empty folder from the inputs as they are now, to the bit;
+- a command that failed said why in a sentence, had a reason that the model knows, and changed no result.
+
+    python -m tests.stateful            10,000 steps
+    python -m tests.stateful -n 500
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from typer.testing import CliRunner
+
+from assay.cli import app
+from assay.data import open_store
+from tests.soak import _start
+
+NUM_CLEAN, NUM_NOISY, SIDE = 24, 16, 4
+STORES, RUNS = ("a", "b"), ("one", "two")
+MINE = ("notes.txt", ".x.lock", ".y.partial", ".z.partial/keep.txt", "images.npy.bak")
+SETTINGS = (
+    "net.preset=mlp net.width=8 net.num_blocks=1 train.batch_size=8 train.state_every=1 train.log_every=1"
+).split()
+SPEC = """\
+name = "tiny"
+[data]
+store = "{store}"
+noisy = 0
+[net]
+preset = "mlp"
+width = 8
+num_blocks = 1
+[train]
+num_steps = 2
+batch_size = 8
+[evaluate]
+extractor = "pixels"
+num_images = 16
+num_ranges = 1
+sample = {{num_steps = 2}}
+[grid]
+clean_fractions = [1]
+sigmas = [0.2]
+"""
+
+
+def ran(*words: object) -> tuple[int, str]:
+    """Run a command; its exit code and what it said. Anything but an orderly end is a fault."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), (words, repr(done.exception))
+    if done.exit_code:
+        assert done.output.strip() and "Traceback" not in done.output, (words, done.output)
+    return done.exit_code, done.output
+
+
+def digest(*parts: object) -> str:
+    """A name for contents."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def pictures(values: bytes) -> np.ndarray:
+    """Clean images as files hold them."""
+    return np.frombuffer(values, np.uint8).reshape(NUM_CLEAN, SIDE, SIDE)
+
+
+def noisy_images() -> np.ndarray:
+    """Noisy images as files hold them, float, in grey levels."""
+    rng = np.random.default_rng(0)
+    return (128 + 40 * rng.standard_normal((NUM_NOISY, SIDE, SIDE))).astype(np.float32)
+
+
+class Inputs:
+    """What a user packs: a folder of clean pictures, an array of noisy ones and a table of their levels."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clean = bytearray(np.random.default_rng(1).integers(0, 256, NUM_CLEAN * SIDE * SIDE, np.uint8))
+        self.sigma = 20
+        (folder / "clean").mkdir(parents=True)
+        for number in range(NUM_CLEAN):
+            self.write_picture(number)
+        np.save(folder / "noisy.npy", noisy_images())
+        self.write_levels()
+
+    def write_picture(self, number: int) -> None:
+        """Write one clean picture as it is now."""
+        tifffile.imwrite(self.folder / "clean" / f"{number:02}.tif", pictures(bytes(self.clean))[number])
+
+    def write_levels(self) -> None:
+        """Write the table of levels as it is now."""
+        rows = "".join(f"noisy.npy[{number}],{self.sigma}\n" for number in range(NUM_NOISY))
+        (self.folder / "levels.csv").write_text(f"filename,sigma\n{rows}")
+
+    @property
+    def words(self) -> list[str]:
+        """The sources, as the command line takes them."""
+        where = self.folder
+        return [
+            f"{where / 'clean'}:range=0,255",
+            f"{where / 'noisy.npy'}:levels={where / 'levels.csv'},range=0,255",
+        ]
+
+    @property
+    def contents(self) -> tuple[bytes, int]:
+        """All that decides the store."""
+        return bytes(self.clean), self.sigma
+
+
+def expected_store(contents: tuple[bytes, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Images scaled to [-1, 1] and their levels, computed here."""
+    clean, sigma = contents
+    images = np.concatenate([pictures(clean).astype(np.float64), noisy_images().astype(np.float64)])
+    levels = np.r_[np.zeros(NUM_CLEAN), np.full(NUM_NOISY, sigma / 127.5)]
+    return images / 127.5 - 1, levels
+
+
+@cache
+def fresh(kind: str, contents: tuple[bytes, int], steps: int = 0) -> Any:
+    """What a command makes of these inputs in an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="fresh-") as temporary:
+        folder = Path(temporary)
+        inputs = Inputs(folder / "inputs")
+        inputs.clean[:], inputs.sigma = contents
+        for number in range(NUM_CLEAN):
+            inputs.write_picture(number)
+        inputs.write_levels()
+        assert ran("data", "pack", *inputs.words, "-o", folder / "store")[0] == 0
+        if kind == "study":
+            (folder / "study.toml").write_text(SPEC.format(store=folder / "store"))
+            assert ran("study", "run", folder / "study.toml", "-o", folder / "out", "--workers", 1)[0] == 0
+            return results_of(folder / "out")
+        assert ran(*train_words(folder / "store", folder / "run", steps))[0] == 0
+        if kind == "weights":
+            return weights_of(folder / "run")
+        if kind == "samples":
+            assert ran(*sample_words(folder / "run", folder / "samples.npy"))[0] == 0
+            return (folder / "samples.npy").read_bytes()
+        return loss_of(folder / "run", other_images(folder))
+
+
+def other_images(folder: Path) -> Path:
+    """A store of images that no model has seen."""
+    values = np.random.default_rng(7).integers(0, 256, (60, SIDE, SIDE), np.uint8)
+    np.save(folder / "other.npy", values)
+    assert ran("data", "pack", folder / "other.npy", "-o", folder / "other")[0] == 0
+    return folder / "other"
+
+
+def train_words(store: Path, run: Path, steps: int) -> list[object]:
+    """Train a model."""
+    return ["train", store, *(f"--set={each}" for each in SETTINGS), "--num-steps", steps, "-o", run]
+
+
+def sample_words(run: Path, to: Path) -> list[object]:
+    """Sample a model."""
+    return ["sample", run, "--seeds", "0-3", "--num-steps", 2, "-o", to]
+
+
+def weights_of(run: Path) -> str:
+    """The weights of a finished model."""
+    return digest((run / "snapshots" / "final.safetensors").read_bytes()) if finished(run) else ""
+
+
+def finished(run: Path) -> bool:
+    """Whether a run has its final weights."""
+    return (run / "snapshots" / "final.safetensors").exists()
+
+
+def loss_of(run: Path, held_out: Path) -> Any:
+    """What `assay evaluate` finds for a model, or why it does not."""
+    with tempfile.TemporaryDirectory(prefix="loss-") as folder:
+        to = Path(folder) / "loss.json"
+        code, said = ran("evaluate", run, "--held-out", held_out, "-o", to, "--cache", Path(folder) / "cache")
+        return json.loads(to.read_text())["held_out_loss"] if code == 0 else said
+
+
+def results_of(out: Path) -> str:
+    """The table of a study, without what depends on the machine."""
+    header, *rows = (out / "results.csv").read_text().splitlines()
+    kept = [name for name in header.split(",") if not name.endswith("_seconds")]
+    return digest(
+        [[dict(zip(header.split(","), row.split(","), strict=True))[name] for name in kept] for row in rows]
+    )
+
+
+class Folder(RuleBasedStateMachine):
+    """One folder of a user, and what must be true of it."""
+
+    studies_allowed = 0  # in each sequence: they take seconds
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty folder with inputs."""
+        self.home = Path(tempfile.mkdtemp(prefix="stateful-"))
+        self.inputs = Inputs(self.home / "inputs")
+        self.other = other_images(self.home)
+        self.mine: dict[Path, bytes] = {}
+        self.stores: dict[str, tuple[bytes, int]] = {}  # what each holds
+        self.runs: dict[str, set[tuple[tuple[bytes, int], int]]] = {name: set() for name in RUNS}  # begun there
+        self.trained: dict[str, tuple[tuple[bytes, int], int]] = {}  # finished there
+        self.parts: dict[int, tuple[bytes, int]] = {}  # of the store of shards
+        self.num_studies = 0
+
+    def teardown(self) -> None:
+        """Remove the folder."""
+        if hasattr(self, "home"):
+            shutil.rmtree(self.home)
+
+    def store(self, name: str) -> Path:
+        """The path of a store."""
+        return self.home / "stores" / name
+
+    def run(self, name: str) -> Path:
+        """The path of a run."""
+        return self.home / "runs" / name
+
+    @invariant()
+    def nothing_of_the_user_is_lost(self) -> None:
+        """Files of the user, inputs, and stores that were made."""
+        if not hasattr(self, "home"):
+            return
+        for path, content in self.mine.items():
+            assert path.exists() and path.read_bytes() == content, f"{path} is gone or changed"
+        for number in range(NUM_CLEAN):
+            found = tifffile.imread(self.inputs.folder / "clean" / f"{number:02}.tif")
+            assert np.array_equal(found, pictures(bytes(self.inputs.clean))[number])
+
+    def check_store(self, name: str) -> None:
+        """A store holds what it was made of."""
+        found, (images, levels) = open_store(self.store(name)), expected_store(self.stores[name])
+        assert len(found) == len(images)
+        x = found.read(torch.arange(len(images))).numpy()[:, 0]
+        assert np.allclose(x, images, atol=2e-6) and np.allclose(found.sigma_tn.numpy(), levels, atol=1e-6)
+
+    # What the user does by hand.
+
+    @rule(number=st.integers(0, NUM_CLEAN - 1), value=st.integers(0, 255))
+    def edit_a_picture(self, number: int, value: int) -> None:
+        """Another value of one pixel; same file name, same size."""
+        self.inputs.clean[number * SIDE * SIDE] = value
+        self.inputs.write_picture(number)
+
+    @rule(sigma=st.sampled_from([10, 20, 38]))
+    def edit_the_levels(self, sigma: int) -> None:
+        """Another level of all noisy images."""
+        self.inputs.sigma = sigma
+        self.inputs.write_levels()
+
+    @rule(
+        where=st.sampled_from(["", "stores", "stores/a", "runs", "runs/one", "runs/one/state"]),
+        name=st.sampled_from(MINE),
+    )
+    def keep_a_file(self, where: str, name: str) -> None:
+        """A file of the user, in a folder where commands write."""
+        path = self.home / where / name
+        if (self.home / where).is_dir() and not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"mine")
+            self.mine[path] = b"mine"
+
+    @rule(name=st.sampled_from(RUNS))
+    def remove_a_run(self, name: str) -> None:
+        """The user removes a run."""
+        if self.run(name).exists():
+            shutil.rmtree(self.run(name))
+            self.forget(self.run(name))
+            self.runs[name], _ = set(), self.trained.pop(name, None)
+
+    @rule(name=st.sampled_from(STORES))
+    def remove_a_store(self, name: str) -> None:
+        """The user removes a store."""
+        if self.store(name).exists():
+            shutil.rmtree(self.store(name))
+            self.forget(self.store(name))
+            self.stores.pop(name, None)
+
+    @rule()
+    def swap_the_stores(self) -> None:
+        """The user renames two stores into each other."""
+        if len(self.stores) == 2 and not any("stores" in path.parts for path in self.mine):
+            a, b = (self.store(name) for name in STORES)
+            a.rename(a.with_name("c"))
+            b.rename(a)
+            a.with_name("c").rename(b)
+            self.stores = {"a": self.stores["b"], "b": self.stores["a"]}
+
+    def forget(self, folder: Path) -> None:
+        """Files that the user removed with a folder."""
+        self.mine = {path: content for path, content in self.mine.items() if not path.is_relative_to(folder)}
+
+    # Commands.
+
+    @rule(name=st.sampled_from(STORES), overwrite=st.booleans())
+    def pack(self, name: str, overwrite: bool) -> None:
+        """A store, or an error if there is one; replaced only if asked, and if nothing else lies in it."""
+        there = self.store(name).exists()
+        code, said = ran(
+            "data", "pack", *self.inputs.words, "-o", self.store(name), *["--overwrite"] * overwrite
+        )
+        foreign = any(path.is_relative_to(self.store(name)) for path in self.mine)
+        if code == 0:
+            assert not there or (overwrite and not foreign), said
+            self.stores[name] = self.inputs.contents
+        else:
+            assert there and (not overwrite or foreign), said
+        if name in self.stores:
+            self.check_store(name)
+
+    @rule(number=st.integers(1, 2))
+    def pack_a_part(self, number: int) -> None:
+        """One of two shards; both are of the same inputs, or the second is rejected."""
+        path, now = self.home / "stores" / "shards", self.inputs.contents
+        code, said = ran("data", "pack", *self.inputs.words, "-o", path, "--shards", f"{number}/2")
+        if code == 0:
+            self.parts[number] = now
+        else:
+            assert len(self.parts) == 2 or set(self.parts.values()) - {now}, said
+        assert len(set(self.parts.values())) <= 1, "parts of different inputs were joined"
+        if len(self.parts) == 2:
+            self.stores["shards"] = self.parts[1]
+            self.check_store("shards")
+            del self.stores["shards"]
+            shutil.rmtree(path)
+            self.forget(path)
+            self.parts = {}
+
+    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
+    def train(self, name: str, store: str, steps: int) -> None:
+        """A finished model belongs to its inputs; what was trained otherwise there is not replaced."""
+        self.expect_trained(name, store, steps, ran(*train_words(self.store(store), self.run(name), steps)))
+
+    def expect_trained(self, name: str, store: str, steps: int, ended: tuple[int, str]) -> None:
+        """What must be true after a training ended."""
+        code, said = ended
+        if store not in self.stores:
+            assert code != 0 and str(self.store(store)) in said.replace("\n", ""), said
+            return
+        this = self.stores[store], steps
+        if code == 0:
+            assert weights_of(self.run(name)) == fresh("weights", *this), (name, store, steps, said)
+            self.runs[name], self.trained[name] = {this}, this
+        else:
+            assert self.runs[name] - {this}, said
+            if name in self.trained:
+                assert weights_of(self.run(name)) == fresh("weights", *self.trained[name])
+
+    @rule(
+        name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]),
+        at_write=st.integers(1, 40), seconds=st.floats(0, 0.3),
+    )  # fmt: skip
+    def kill_a_training(self, name: str, store: str, steps: int, at_write: int, seconds: float) -> None:
+        """A training is killed in the middle of a write, or after a while, or ends before that."""
+        words = [str(word) for word in train_words(self.store(store), self.run(name), steps)]
+        child = _start(words, at_write if at_write > 10 else None)
+        if at_write <= 10:
+            time.sleep(seconds)
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if store in self.stores and (self.run(name) / "config.json").exists():
+            self.runs[name].add((self.stores[store], steps))
+
+    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
+    def train_twice_at_once(self, name: str, store: str, steps: int) -> None:
+        """Two processes with one command: both end, and a third finds the model or makes it."""
+        words = [str(word) for word in train_words(self.store(store), self.run(name), steps)]
+        for child in [_start(words), _start(words)]:
+            os.waitpid(child, 0)
+        if store in self.stores and not self.runs[name] - {(self.stores[store], steps)}:
+            self.runs[name].add((self.stores[store], steps))
+        self.expect_trained(name, store, steps, ran(*words))
+
+    @precondition(lambda self: self.trained)
+    @rule(data=st.data())
+    def sample(self, data: st.DataObject) -> None:
+        """Samples are those of the model that is there."""
+        name, to = data.draw(st.sampled_from(sorted(self.trained))), self.home / "samples.npy"
+        code, said = ran(*sample_words(self.run(name), to))
+        assert code == 0, said
+        assert to.read_bytes() == fresh("samples", *self.trained[name])
+        to.unlink()
+
+    @precondition(lambda self: self.trained)
+    @rule(data=st.data())
+    def evaluate(self, data: st.DataObject) -> None:
+        """A model is measured on images it has not seen, and rejected on those it has."""
+        name = data.draw(st.sampled_from(sorted(self.trained)))
+        assert loss_of(self.run(name), self.other) == fresh("loss", *self.trained[name])
+        for store in self.stores:  # all share images
+            assert "trained on" in loss_of(self.run(name), self.store(store))
+
+    @precondition(lambda self: self.num_studies < self.studies_allowed and self.stores)
+    @rule(data=st.data())
+    def study(self, data: st.DataObject) -> None:
+        """Results of a study are of its images as they are."""
+        store = data.draw(st.sampled_from(sorted(self.stores)))
+        self.num_studies += 1
+        spec, out = self.home / "study.toml", self.home / "out"
+        spec.write_text(SPEC.format(store=self.store(store)))
+        code, said = ran("study", "run", spec, "-o", out, "--workers", 1)
+        assert code == 0 and results_of(out) == fresh("study", self.stores[store]), said
+
+
+def check(num_steps: int, seed: int = 0, studies: int = 0) -> None:
+    """Run sequences of 50 steps, about `num_steps` in all; the first fault is raised, as short as it gets."""
+    machine = type("Folder", (Folder,), {"studies_allowed": studies})
+    chosen = settings(
+        max_examples=max(1, num_steps // 50),
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        derandomize=seed == 0,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    run_state_machine_as_test(machine, settings=chosen)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("-n", type=int, default=10_000, help="steps")
+    parser.add_argument("--seed", type=int, default=0, help="0 repeats the same sequences every time")
+    options = parser.parse_args()
+    check(options.n, options.seed, studies=1)
+    print("no fault")
+
+
+if __name__ == "__main__":
+    main()
