@@ -62,7 +62,7 @@ num_steps = 2
 batch_size = 8
 [evaluate]
 extractor = "pixels"
-num_images = 16
+num_images = 20
 num_ranges = 1
 sample = {{num_steps = 2}}
 [grid]
