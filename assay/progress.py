@@ -52,8 +52,8 @@ class _Lines:
         if now - self.last.setdefault(name, now) < self.seconds and done < total:
             return
         self.last[name] = now
-        left = (now - began) * (total - done) / max(done - start, 1e-9)
-        parts = [f"{done / max(total, 1):.0%}", f"{done:g} of {total:g}", f"{duration(left)} left", note]
+        left = f"{duration((now - began) * (total - done) / (done - start))} left" if done > start else ""
+        parts = [f"{done / max(total, 1):.0%}", f"{done:g} of {total:g}", left, note]
         text = f"{name}: " + ", ".join(part for part in parts if part)
         if self.console.is_jupyter:
             print("\r" + text.ljust(60), end="" if done < total else "\n")
