@@ -95,7 +95,8 @@ def doubts(prices: Prices) -> list[str]:
         else:
             fits = "does not fit" if law.lack_of_fit < _UNLIKELY else "fits"
             said.append(f"For {goal}, the scaling law {fits} (p = {law.lack_of_fit:.2g} for lack of fit).")
-    if limited := sorted({f"{c.levels[b]:.2g}" for c in prices.curves for b in np.flatnonzero(c.limited)}):
+    bands = {f"{c.levels[b]:.2g}" for c in prices.curves for b in np.flatnonzero(c.limited)}
+    if limited := sorted(bands, key=float):
         said.append(f"Training, not data, is the limit at these noise levels: {', '.join(limited)}.")
     return said
 
@@ -165,7 +166,9 @@ def quote_lines(quote: Quote) -> list[str]:
             rate = f"{1 / worth:.3g} noisy images at noise {sigma:g} replace a clean one"
             lines.append(f"For {GOALS[goal]}: about {rate} ({1 / high:.3g} to {1 / low:.3g} in 95% of quotes).")
         _, low, high = quote.goal("structure", sigma)
-        advice = f"If that range is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
+        advice = (
+            f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
+        )
         if high < 0.02 or low > 0.8:
             advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
         lines.append(advice)

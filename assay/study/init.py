@@ -63,8 +63,8 @@ class _Draft:
             noise = "# The noisy images of the store are studied, by level, or in three bins of levels."
         return f"""\
 # {self.about}
-# Written by `assay study init`; change what you like. `assay study cost` says how long it will take, and
-# `assay study run --until 2` runs it until the ends of the price's interval differ by a factor of 2 at most.
+# Written by `assay study init`; edit it as you like. `assay study cost` estimates how long it takes, and
+# `assay study run --until 2` runs it until the upper end of the 95% interval is at most twice the lower end.
 #
 # {self.timing}
 name = {_quoted(self.name)}              # results go to out/{self.name}
@@ -196,8 +196,8 @@ def _in_time(draft: _Draft, affordable: float, measured: float, num_mixes: int) 
     if _MIN_EPOCHS * ladder[-1] * have_clean > num_images:
         have_clean = max(min(have_clean, _FEWEST), int(num_images / _MIN_EPOCHS / ladder[-1]))
         note = (
-            f"\n# That is too short to train on {draft.have_clean:,} images and more, so {have_clean:,} stand "
-            "for them: what a noisy\n# image is worth at each level hardly depended on their share in trials."
+            f"\n# That is too short to train on {draft.have_clean:,} or more images, so {have_clean:,} stand for "
+            "them. In trials,\n# worth by level hardly depended on the share of clean images."
         )
     draft = replace(draft, have_clean=have_clean, ladder=ladder)
     batch_size = _batch(draft)
