@@ -140,7 +140,7 @@ def settings_models() -> dict[str, tuple[str, list[tuple[str, type[BaseModel]]]]
     from assay.study.spec import Study
     from assay.train.config import RunConfig
 
-    # "passed" is a module given in Python; no file can name it. Networks of other packages have pages of their own.
+    # "passed" is a module given in Python, which no file can name. Other packages document their own networks.
     networks = [
         (f'net, kind = "{kind}"', found)
         for kind, found in registered(NetConfig).items()

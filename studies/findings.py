@@ -238,7 +238,9 @@ def claims_of(study: str) -> list[Claim]:
     early, late = (
         (by_block(total, a, None) - by_block(total, b, None)) / (b - a) for a, b in (sizes[:2], sizes[-2:])
     )
-    found.append(Claim(study, f"one more clean image helps more at {sizes[0]:g} than at {sizes[-2]:g}", early - late))
+    found.append(
+        Claim(study, f"one more clean image helps more at {sizes[0]:g} than at {sizes[-2]:g}", early - late)
+    )
     return found
 
 

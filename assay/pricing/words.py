@@ -166,9 +166,7 @@ def quote_lines(quote: Quote) -> list[str]:
             rate = f"{1 / worth:.3g} noisy images at noise {sigma:g} replace a clean one"
             lines.append(f"For {GOALS[goal]}: about {rate} ({1 / high:.3g} to {1 / low:.3g} in 95% of quotes).")
         _, low, high = quote.goal("structure", sigma)
-        advice = (
-            f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
-        )
+        advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
         if high < 0.02 or low > 0.8:
             advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
         lines.append(advice)

@@ -196,8 +196,8 @@ def _in_time(draft: _Draft, affordable: float, measured: float, num_mixes: int) 
     if _MIN_EPOCHS * ladder[-1] * have_clean > num_images:
         have_clean = max(min(have_clean, _FEWEST), int(num_images / _MIN_EPOCHS / ladder[-1]))
         note = (
-            f"\n# That is too short to train on {draft.have_clean:,} or more images, so {have_clean:,} stand for "
-            "them. In trials,\n# worth by level hardly depended on the share of clean images."
+            f"\n# That is too short to train on {draft.have_clean:,} or more images, so {have_clean:,} stand "
+            "for them. In trials,\n# worth by level hardly depended on the share of clean images."
         )
     draft = replace(draft, have_clean=have_clean, ladder=ladder)
     batch_size = _batch(draft)
