@@ -139,8 +139,6 @@ def test_conditions_say_what_is_missing() -> None:
         (lambda: bounds.upper_bound([-1.0], 1, 1), "sigma[0]"),
         (lambda: bounds.effective_sizes([1.0], 1, [-1]), "count"),
         (lambda: bounds.effective_sizes([1.0], 1, [0]), "count"),
-        (lambda: lemmas.hard_pair(0), "k"),
-        (lambda: lemmas.hard_packing(1, 1, 1.0, np.random.default_rng(0)), "num_features"),
         (lambda: lemmas.hard_packing(2, 50, 1.0, np.random.default_rng(0)), "num_members"),
     ],
 )

@@ -69,10 +69,8 @@ def log_joint(x: Array, noise: Noise, mixture: Atoms, weighings: list | None = N
     if mixture.covariances is None:
         center = mixture.weights @ mixture.atoms
         return noise.features(x - center) @ noise.places(mixture.atoms - center).T + log_weights
-    squares = []
-    for mean, (weighing, log_det) in zip(
-        mixture.atoms, weighings or (_weighing(noise, each) for each in mixture.covariances), strict=True
-    ):
+    squares, each = [], weighings or (_weighing(noise, covariance) for covariance in mixture.covariances)
+    for mean, (weighing, log_det) in zip(mixture.atoms, each, strict=True):
         squares.append(((x - mean) * _apply(weighing, x - mean)).sum(1) + log_det)
     return log_weights - 0.5 * np.stack(squares, axis=1)
 

@@ -121,8 +121,6 @@ def hard_pair(k: int, epsilon: float = 1.0) -> tuple[Atoms, Atoms]:
     points are the Chebyshev extrema, symmetric, so that one is the mirror image of the other and (for k >= 2)
     both have mean 0.
     """
-    if k < 1:
-        raise AssayError(f"is {k}: a mixture has at least one atom", key="k")
     points = -np.cos(np.pi * np.arange(2 * k) / (2 * k - 1))
     gaps = points[:, None] - points
     np.fill_diagonal(gaps, 1)
@@ -144,8 +142,6 @@ def hard_packing(
     of another, are closer than `distance`: W1 between two members is at least scale * distance. The theorem
     takes the scale c (d / sum_i sigma_i^-4)^(1/4), at which the samples cannot tell the members apart.
     """
-    if num_features < 2:
-        raise AssayError(f"is {num_features}: directions need two dimensions", key="num_features")
     found = np.empty((0, num_features))
     for _ in range(1000):
         u = rng.standard_normal(num_features)
