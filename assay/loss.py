@@ -108,7 +108,7 @@ def consistency_loss(
 
     `eps` (2, B, ...) is the unit noise of the two draws, and 0 < s'' < s' < sigma_start. What is exact: for
     the exact denoiser of Gaussian data the loss is zero in expectation. What is not: three steps reach
-    s' = sigma_start / 10 with at least 95 % of the true standard deviation of Gaussian data (more steps or
+    s' = sigma_start / 10 with at least 95% of the true standard deviation of Gaussian data (more steps or
     a shorter way: closer), and other data has E[h''] off by O((1 - (s''/s')^2)^2), since a draw replaces
     x_0 by its mean.
     """

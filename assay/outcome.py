@@ -136,7 +136,7 @@ class Configuration(BaseModel):
 
 def percent(part: float) -> str:
     """A part as a percentage with the digits it takes: "10%", "0.1%", "99.95%"; only all of it is "100%"."""
-    slack = 0.5 * min(part, 1 - part)  # percentage points: 0.5 % of the part, or of the rest
+    slack = 0.5 * min(part, 1 - part)  # percentage points: 0.5% of the part, or of the rest
     decimals = next(n for n in range(16) if n == 15 or abs(round(100 * part, n) - 100 * part) <= slack)
     return f"{round(100 * part, decimals):.{decimals}f}%"
 

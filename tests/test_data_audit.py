@@ -70,7 +70,7 @@ def test_choosing_flat_windows_does_not_change_their_noise(shape: tuple[int, int
 
 
 def check_levels(net: LevelNet, x: Tensor, bars: Sequence[float], num_seeds: int, peer: bool = False) -> None:
-    """Median errors below the bars and scikit-image's, seed by seed; intervals hold 90 to 99 % of levels."""
+    """Median errors below the bars and scikit-image's, seed by seed; intervals hold 90 to 99% of levels."""
     inside = []
     for seed in range(num_seeds):
         for i, (sigma, bar) in enumerate(zip(SIGMAS, bars, strict=True)):
@@ -222,7 +222,7 @@ def test_levels_that_differ_are_not_called_one() -> None:
 
 
 def test_two_exposures_of_faint_galaxies_give_the_gain_without_bias() -> None:
-    """Whose mean is as noisy as the images: a line through the noisy means finds 17 % too little."""
+    """Whose mean is as noisy as the images: a line through the noisy means finds 17% too little."""
     rng = np.random.default_rng(0)
     row, column = np.mgrid[:16, :16] - 8.0
     pixels: list[list[np.ndarray]] = [[], [], []]

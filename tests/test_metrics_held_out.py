@@ -188,7 +188,7 @@ def test_the_standard_error_is_the_spread_over_held_out_sets(clean_fraction: flo
     for estimates in (found, gaps):
         spread = np.std([estimate.value for estimate in estimates], ddof=1)
         claimed = np.mean([estimate.standard_error for estimate in estimates])
-        assert claimed == pytest.approx(spread, rel=0.3)  # 60 sets know the spread to 9 %
+        assert claimed == pytest.approx(spread, rel=0.3)  # 60 sets know the spread to 9%
 
 
 def test_batches_and_subsets_do_not_matter() -> None:

@@ -21,7 +21,7 @@ from tests.errors import rejected
 
 
 def instance(seed: int, n: int, d: int, k: int, separation: float, noisy: float = 3.0):
-    """Atoms at a given distance from the origin, 10 % of the samples with noise 1."""
+    """Atoms at a given distance from the origin, 10% of the samples with noise 1."""
     rng = np.random.default_rng(seed)
     atoms = rng.normal(size=(k, d))
     atoms *= separation / np.linalg.norm(atoms, axis=1, keepdims=True)

@@ -151,7 +151,7 @@ def test_bad_questions_are_named(call, key: str) -> None:
 
 
 def test_second_moments_concentrate() -> None:
-    """Lemmas "spec_conc_noise_term" and "cov_conc": at most 5 % beyond a constant of 3, over three settings."""
+    """Lemmas "spec_conc_noise_term" and "cov_conc": at most 5% beyond a constant of 3, over three settings."""
     rng = np.random.default_rng(0)
     for d, levels, n in ((3, (1.0, 4.0), 400), (20, (1.0, 2.0), 2000), (40, (0.3, 1.0), 300)):
         sigma = np.repeat(levels, n // 2)
@@ -291,7 +291,7 @@ def test_errors_at_all_scales_are_those_of_separate_experiments() -> None:
 
 
 def test_exponents_in_the_worst_case_and_for_atoms_that_are_apart() -> None:
-    """Hard pairs, k = 2: within 20 % of 1 / (4k - 2); separated atoms: of 1/2."""
+    """Hard pairs, k = 2: within 20% of 1 / (4k - 2); separated atoms: of 1/2."""
     rng = np.random.default_rng(0)
     sizes = [300, 1000, 3000, 10_000, 30_000]
     curve = draw_curve("worst", sizes, [hard_errors(2, np.ones(n), 150, rng)[0] for n in sizes], 1 / 6)
@@ -303,7 +303,7 @@ def test_exponents_in_the_worst_case_and_for_atoms_that_are_apart() -> None:
 
 
 def test_exchange_rate_follows_the_theory() -> None:
-    """sigma^(4k-2) noisy samples replace a clean one within a factor of 3, which is 20 % of error (3^(1/6))."""
+    """sigma^(4k-2) noisy samples replace a clean one within a factor of 3, which is 20% of error (3^(1/6))."""
     shares: list[float] = []
     config = RatesConfig(sigma=(1.6, 1.3), clean_fraction=0.2, num_samples=(300, 1000, 3000), num_repeats=60)
     result = measure_rates(config, shares.append)

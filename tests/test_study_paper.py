@@ -118,7 +118,7 @@ def test_the_papers_studies_run_to_the_end_in_small(tmp_path: Path, name: str, m
         "consistency.num_samples=2",
     ]
     if name == "cifar10":
-        settings += ["extra.1.clean_fraction=0.05"]  # 1 % of 40 images is none
+        settings += ["extra.1.clean_fraction=0.05"]  # 1% of 40 images is none
     opened = open_study(spec, tmp_path / "out", settings)
     prepare_shared(opened)
     run_local(opened, 1)

@@ -53,7 +53,7 @@ def test_papers_numbers_stand_where_the_paper_has_them(paper: list[Outcome]) -> 
     values = dict(first.rows)
     assert values["100% clean"] == "1.99 ± 0.02" and values["10% clean"] == "17.30 ± 0.14"
     assert values["10% clean + 90% noisy"] == "2.81 ± 0.02"
-    assert values["100% noisy, consistency"] == "11.93 ± 0.09"  # the paper's "100 % noisy" is its best variant
+    assert values["100% noisy, consistency"] == "11.93 ± 0.09"  # the paper's "100% noisy" is its best variant
     assert first.title == "FID at noise 0.2"
     assert [row[1:] for row in extras.rows] == [
         ("0.1", "0.4", "full", "3.56 ± 0.03"),

@@ -45,12 +45,12 @@ class Note:
     content: int  # a hash
     is_deep: bool  # a 16-bit file without a range
     found: dict[str, float]  # what of the above, with a number
-    measured: tuple[float, float, float] | None  # its noise and 95 % interval, where black to white is 2
+    measured: tuple[float, float, float] | None  # its noise and 95% interval, where black to white is 2
     source: int = 0  # the number of its source
 
 
 def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float] | None:
-    """The noise of image i (C, H, W) of a source and its 95 % interval, quickly; None for most, or if small."""
+    """The noise of image i (C, H, W) of a source and its 95% interval, quickly; None for most, or if small."""
     chosen = np.linspace(0, num_images - 1, min(num_images, _NUM_MEASURED)).round()  # evenly spread
     if i not in chosen or min(x.shape[1:]) < MIN_SIDE:
         return None
@@ -104,7 +104,7 @@ class _Seen:
                 words = "counts as clean" if is_clean else f"is said to have noise of {sigma:.3g}"
                 found.append(
                     f"{self.name} {words}, but its noise measures {measured:.3g}: is `sigma` right, and in the "
-                    "units of the files? `assay data noise` tells more"
+                    "units of the files? `assay data noise` measures it"
                 )
         return found
 

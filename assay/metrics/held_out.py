@@ -324,7 +324,7 @@ def checkpoint_loss(path: Path, source: ImageSource, **options: Any) -> HeldOutL
 _NUM_STOPS = 8
 # Images that choose the stop of a band: differences on the same noise are precise. Of a run with 120 clean and
 # 1,080 noisy digits, 128 chose stops whose loss (3.60) is 0.003 nats above that of all images' choice, and 32
-# stops 0.007 above; measuring took 6 % of the time of training.
+# stops 0.007 above; measuring took 6% of the time of training.
 _NUM_CHOOSING = 128
 
 

@@ -96,7 +96,7 @@ class Curve:
         return -float(self._power_law()[0])
 
     def slope_interval(self, seed: int = 0) -> tuple[float, float]:
-        """A 90 % interval of the slope, from draws of the draws."""
+        """A 90% interval of the slope, from draws of the draws."""
         rng = np.random.default_rng(seed)
         low, high = np.quantile([self.redrawn(rng).slope for _ in range(_NUM_REDRAWN)], [0.05, 0.95])
         return float(low), float(high)
@@ -129,7 +129,7 @@ class Exchange:
     """At the error where the curves of clean and of noisy samples overlap most."""
     low: float
     high: float
-    """A 90 % interval for it, from draws of the draws."""
+    """A 90% interval for it, from draws of the draws."""
     theory: float
     """What the theorem promises; nan for both terms together."""
 

@@ -53,9 +53,9 @@ def partition_mass(alpha: Array, num_groups: int) -> NDArray[np.int64]:
 
 
 def select_group(atoms: Array, weights: Array) -> NDArray[np.int64]:
-    """Among estimates (num_groups, ..., k), the index (...) of one that 60 % of the others lie closest to.
+    """Among estimates (num_groups, ..., k), the index (...) of one that 60% of the others lie closest to.
 
-    Lemma "conc_mom" takes any estimate with 60 % of all within a radius it knows up to constants; the one for
+    Lemma "conc_mom" takes any estimate with 60% of all within a radius it knows up to constants; the one for
     which the smallest such radius is least needs no constants and is among them.
     """
     num_groups = len(atoms)

@@ -18,7 +18,7 @@ the value at the smallest and the largest clean-only size; what is left, beta an
 affine-invariant ensemble (Goodman and Weare, 2010). Priors are weak: beta within a factor of 4 of 0.7, w from a
 little below 0 to a little above 1 with a density falling as 1 / (|w| + 0.1). Worths outside of [0, 1] exist in
 the sampling only, so that estimates near an end are not bent away from it; intervals are cut to [0, 1], and one
-that reaches 0 spends its 5 % on the other end. Simulations in tests/test_pricing.py and bench/pricing.py count
+that reaches 0 spends its 5% on the other end. Simulations in tests/test_pricing.py and bench/pricing.py count
 how often intervals hold the truth.
 """
 
@@ -36,7 +36,7 @@ from assay.pricing.results import Array, Measured
 
 _BETA, _BETA_SPREAD = 0.7, 0.7  # prior of log beta
 _MOST_WORTH, _LEAST_WORTH = 1.3, -0.3
-_SCALE_DF, _SCALE = 1.0, 0.02  # prior of the error of a run: weak, 2 % of the range of the results
+_SCALE_DF, _SCALE = 1.0, 0.02  # prior of the error of a run: weak, 2% of the range of the results
 _BLOCK_RATIOS = (0.0, 0.3, 1.0, 3.0, 10.0)  # variance between blocks, over that between runs
 _MISFIT_RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # variance between configurations, alike
 _GROWTHS = (0.0, 1.0, 4.0)  # of the variance of a run, from the largest clean-only size to the smallest

@@ -74,7 +74,7 @@ class Quote:
         return "\n".join(quote_lines(self))
 
     def goal(self, goal: Goal, sigma: ArrayLike) -> tuple[float, float, float]:
-        """The worth of a noisy image for structure or everything, and its 95 % interval.
+        """The worth of a noisy image for structure or everything, and its 95% interval.
 
         `sigma` is its level, or the levels of many images, or of the pixels of a map: then it is an average.
         """
@@ -121,7 +121,7 @@ def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: fl
 
 
 def interval(worth: float, spread: float = SPREAD, deviations: float = 1.96) -> tuple[float, float, float]:
-    """A quoted worth with its 95 % interval: log w is right up to a factor exp(+-1.96 spread)."""
+    """A quoted worth with its 95% interval: log w is right up to a factor exp(+-1.96 spread)."""
     low, high = (worth ** np.exp(sign * deviations * spread) for sign in (1, -1))
     return worth, float(low), float(high)
 

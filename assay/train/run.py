@@ -130,7 +130,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
         what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
         raise AssayError(what, key="train.batch_size", cure="lower it")
     if not settings.rounds and source.convolved.any():
-        what = f"images of {source.name} were convolved with a kernel, and would be learnt as they are"
+        what = f"images of {source.name} were convolved with a kernel, and the model would learn the blur"
         raise AssayError(what, key="train.rounds", cure="set e.g. 3")
     lowest = settings.consistency.sigma_min
     if settings.consistency.coefficient and source.sigma_tn.max().item() <= lowest:

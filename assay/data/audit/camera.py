@@ -32,7 +32,7 @@ _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its 95 % interval."""
+    """A number with its 95% interval."""
 
     value: float
     low: float

@@ -22,7 +22,7 @@ from assay.errors import AssayError
 MIN_SIDE = 8  # pixels; smaller images have too few windows
 _SIDES = (3, 4, 6)
 _SHARES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
-_FIRST_GUESS = 2 * (len(_SHARES) + 2)  # the detail of the flattest 20 % of the 4 x 4 windows
+_FIRST_GUESS = 2 * (len(_SHARES) + 2)  # the detail of the flattest 20% of the 4 x 4 windows
 _FLATTEST = [2 * len(_SHARES) * i for i in range(len(_SIDES))]  # the detail of the flattest windows
 _WIDTH = 48
 _NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
@@ -74,7 +74,7 @@ class LevelNet(nn.Module):
 
     @torch.no_grad()
     def levels(self, x: Tensor) -> Tensor:
-        """The noise levels of images (N, C, H, W) and their 95 % intervals, (3, N): level, low, high."""
+        """The noise levels of images (N, C, H, W) and their 95% intervals, (3, N): level, low, high."""
         inputs, guess = features(x, self.unit.item() or None)
         mean, std = self(inputs)
         centre = guess + mean
@@ -96,7 +96,7 @@ def blind_net() -> LevelNet:
 def train_on_examples(clean: Sequence[Tensor], seed: int = 0, num_draws: int = 6000) -> LevelNet:
     """A network that knows what clean images look like, from images (C, H, W) without noise; some seconds.
 
-    Every fifth image is kept aside to check that the intervals cover 95 %, and to widen them if not.
+    Every fifth image is kept aside to check that the intervals cover 95%, and to widen them if not.
     """
     unit = float(torch.cat([image.flatten() for image in clean]).double().std())
     if not unit > 0:

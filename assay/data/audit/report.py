@@ -46,12 +46,12 @@ class Audit:
 
     `clipped` is the share of values at the lowest or the highest value of all images. `step` is the distance
     of neighbouring values (1 for whole numbers), 0 if they are not rounded. `values` are the lowest value,
-    those that 1 % and 99 % of the values lie below, and the highest.
+    those that 1% and 99% of the values lie below, and the highest.
     """
 
     names: tuple[str, ...]
     sigma: np.ndarray
-    low: np.ndarray  # of the 95 % interval
+    low: np.ndarray  # of the 95% interval
     high: np.ndarray
     clipped: np.ndarray
     method: str
@@ -325,7 +325,7 @@ class _Values:
         return self._extreme[0].min(), self._extreme[1].max()
 
     def spread(self) -> tuple[float, float, float, float]:
-        """The lowest value, those that 1 % and 99 % of the values lie below, and the highest."""
+        """The lowest value, those that 1% and 99% of the values lie below, and the highest."""
         low, high = np.quantile(np.concatenate(self._kept), [0.01, 0.99]).tolist()
         return float(self.bounds()[0]), low, high, float(self.bounds()[1])
 
