@@ -28,17 +28,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
 
 from assay.checkpoint import CheckpointInfo
-from assay.errors import AssayError
-from assay.files import Name, csv_cell, csv_text, decoding, one_line, write_whole
+from assay.errors import AssayError, about, explained
+from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
 from assay.sample import SampleConfig
+from assay.settings import Level
 
 Sampling = Literal["full", "truncated", "refined"]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Sizes of the paper's data sets (caption of its clean-mix table); ImageNet is stated as "about 1.3M".
 NUM_IMAGES = {"cifar10": 60_000, "celeba_hq": 30_000, "imagenet": 1_300_000}
 _MAX_LEVELS_IN_WORDS = 3
@@ -56,19 +58,17 @@ class Configuration(BaseModel):
 
     dataset: Name = ""
     table: Name = ""
-    num_clean: float = Field(ge=0, allow_inf_nan=False)
-    noisy: tuple[tuple[float, float], ...] = ()
+    num_clean: Number
+    noisy: tuple[tuple[Level, Number], ...] = ()
     clean_fraction: float | None = Field(None, ge=0, le=1)
     consistency: bool = False
-    rounds: int = Field(0, ge=0)
+    rounds: NonNegativeInt = 0
     sampling: Sampling = "full"
     seed: int | None = None
 
     @field_validator("noisy")
     @classmethod
     def _in_order(cls, noisy: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-        if not all(0 < level < math.inf and 0 <= number < math.inf for level, number in noisy):
-            raise ValueError("noisy images have a level > 0, and their number is at least 0")
         if len({level for level, _ in noisy}) < len(noisy):
             raise ValueError("a noise level is named twice")
         return tuple(sorted(part for part in noisy if part[1] > 0))
@@ -105,11 +105,10 @@ class Configuration(BaseModel):
             scale = (1 - self.clean_fraction) / max(self.num_noisy, 1)
             text, clean = percent, self.clean_fraction
             noisy = {level: scale * number for level, number in self.noisy}
-        if len(noisy) > _MAX_LEVELS_IN_WORDS or not levels:
-            at_levels = f" at {min(noisy):g} to {max(noisy):g}" if noisy and levels else ""
-            parts = [f"{text(sum(noisy.values()))} noisy{at_levels}"] if noisy else []
-        else:
-            parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
+        parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
+        if noisy and (len(noisy) > _MAX_LEVELS_IN_WORDS or not levels):
+            at_levels = f" at {min(noisy):g} to {max(noisy):g}" if levels else ""
+            parts = [f"{text(sum(noisy.values()))} noisy{at_levels}"]
         parts = [f"{text(clean)} clean"] * (clean > 0 or not parts) + parts
         marks = [f"{self.sampling} sampling"] * (self.sampling != "full") + ["consistency"] * self.consistency
         marks += [f"{self.rounds} round" + "s" * (self.rounds > 1)] * (self.rounds > 0)
@@ -124,11 +123,8 @@ class Configuration(BaseModel):
         extra = f"{self.table}: " if self.table not in ("", "clean_mix", "only_noisy") else ""
         return f"{extra}{self}" + ("" if self.seed is None else f" (seed {self.seed})")
 
-    def __lt__(self, other: "Configuration") -> bool:
-        return self._order() < other._order()
-
-    def _order(self) -> tuple[Any, ...]:
-        """Clean-only configurations first, then by noise; more clean images first; repeats together."""
+    def order(self) -> tuple[Any, ...]:
+        """Sorts clean-only configurations first, then by noise; more clean images first; repeats together."""
         seed = -1 if self.seed is None else self.seed
         way = self.sampling, self.consistency, self.rounds
         return self.dataset, self.table, self.noisy != (), self.noisy, -self.num_clean, *way, seed
@@ -253,7 +249,7 @@ def gather(paths: Iterable[Path]) -> list[Outcome]:
         group[name] = outcome.evaluation
     for group in groups.values():
         compare(group)
-    return sorted(found.values(), key=lambda outcome: outcome.configuration)
+    return sorted(found.values(), key=lambda outcome: outcome.configuration.order())
 
 
 def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
@@ -277,15 +273,8 @@ _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
 _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
 _SECONDS = ["train_seconds", "sample_seconds", "held_out_loss_seconds"]
 COLUMNS = _CONFIGURATION + _MEASURED + _COUNTS + _SECONDS
-_OTHER_NAMES = {
-    "fid": "fd",
-    "fid_std": "fd_std",
-    "n_clean": "num_clean",
-    "n_noisy": "num_noisy",
-    "noise": "sigma",
-    "block": "seed",
-    "loss": "held_out_loss",
-}
+_OTHER_NAMES = {"fid": "fd", "fid_std": "fd_std", "n_clean": "num_clean", "n_noisy": "num_noisy"}
+_OTHER_NAMES |= {"noise": "sigma", "block": "seed", "loss": "held_out_loss"}
 _TEXT = ("dataset", "table", "metric", "extractor", "sampling")
 
 
@@ -316,23 +305,24 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
 
     `num_images` is the size of the data set if the table gives fractions; it is known for those of the paper.
     """
-    cure = "give a CSV file of results"
-    with decoding(path, cure), open(path, newline="", encoding="utf-8-sig") as file:
+    with decoding(path, "give a CSV file of results"), open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [name.strip().lower() for name in next(reader, [])]
         rows = {line: row for row in reader if row and (line := reader.line_num)}
     if not rows:
         raise AssayError("has no rows", path=path, cure="give a header and results")
     names = [_OTHER_NAMES.get(name, name) for name in header]
-    if missing := _missing(names):
+    needed = [] if {"clean_fraction", "noisy_fraction"} <= set(names) else ["num_clean", "num_noisy"]
+    missing = [name for name in ("sigma", *needed) if name not in names]
+    if missing := missing + ["fd or held_out_loss"] * (not {"fd", "held_out_loss"} & set(names)):
         raise AssayError(
             f"has no column {', '.join(missing)}; its header has {one_line(', '.join(header))}",
             path=path, key=missing[0], cure="see the table of columns in docs/howto/deciding.md",
         )  # fmt: skip
     if twice := {name for name in names if names.count(name) > 1}:
         raise AssayError("is named twice", path=path, key=min(twice), cure="remove one of the columns")
-    dataset, found = "" if "dataset" in names else path.stem, {}
-    default = "FID" if "fid" in header else "FD"
+    default = {"dataset": "" if "dataset" in names else path.stem, "metric": "FID" if "fid" in header else "FD"}
+    found = {}
     for line, row in rows.items():
         where = f"{path}, line {line}"
         if len(row) != len(header):
@@ -340,70 +330,49 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
             raise AssayError(what, path=where, cure="correct the line")
         cells = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
         cells |= {name: csv_text(cells[name]) for name in _TEXT if name in cells}
-        try:
-            found[line] = _read_outcome({"dataset": dataset, "metric": default, **cells}, num_images)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            message = fault["msg"].removeprefix("Value error, ")
-            key = str((*fault["loc"], "sigma")[0])
-            raise AssayError(message, path=where, key=key, cure="correct it") from None
-        except AssayError as error:
-            error.path = where
-            raise
+        with about(where):
+            found[line] = _read_outcome(default | cells, num_images)
     return found
 
 
-def _missing(names: list[str]) -> list[str]:
-    """The columns that a table of results lacks."""
-    needed = ["sigma", "num_clean", "num_noisy"]
-    if {"clean_fraction", "noisy_fraction"} <= set(names):
-        needed = ["sigma"]
-    found = [name for name in needed if name not in names]
-    return found if {"fd", "held_out_loss"} & set(names) else [*found, "fd or held_out_loss"]
-
-
 def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome:
-    measured = Evaluation.model_validate({name: cells[name] for name in _MEASURED if name in cells})
-    for name in _MEASURED:
-        value, positive = getattr(measured, name), name in ("fd", "held_out_loss")
-        least = 0 if positive or name.endswith(("_error", "_std")) else -math.inf
-        if isinstance(value, float) and not (
-            math.isfinite(value) and value >= least and (value or not positive)
-        ):
-            raise AssayError(f"{value:g} is impossible", key=name, cure="correct it, or leave it empty")
-    if measured.fd is None and measured.held_out_loss is None:
-        raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
-    clean, noisy = cells.get("num_clean"), cells.get("num_noisy", "0").split()
-    if clean is None:
-        size = num_images or NUM_IMAGES.get(cells["dataset"])
-        if size is None or "clean_fraction" not in cells:
-            raise AssayError(
-                "is not given",
-                key="num_clean",
-                cure="give numbers of images, or num_images, the size of the data set",
-            )
-        clean = str(round(size * _float("clean_fraction", cells["clean_fraction"])))
-        parts = cells.get("noisy_fraction", "0").split()
-        noisy = [str(round(size * _float("noisy_fraction", part))) for part in parts]
-    numbers = [_float("num_noisy", number) for number in noisy]
-    levels = [_float("sigma", level) for level in cells.get("sigma", "").split()] if any(numbers) else []
-    if len(levels) != len(numbers) and any(numbers):
-        what = f"{len(levels)} levels, but {len(numbers)} numbers of noisy images"
+    size = num_images or NUM_IMAGES.get(cells["dataset"])
+    clean, noisy = _numbers(cells, "num_clean"), _numbers(cells, "num_noisy")
+    if not clean and size:
+        parts = (_numbers(cells, name) for name in ("clean_fraction", "noisy_fraction"))
+        clean, noisy = ([float(round(size * each)) for each in part] for part in parts)
+    if len(clean) != 1 or not any((*clean, *noisy)):
+        cure = "give numbers of images, or num_images, the size of the data set"
+        raise AssayError("is not given, or there are no images at all", key="num_clean", cure=cure)
+    levels = _numbers(cells, "sigma") if any(noisy) else []
+    if any(noisy) and len(levels) != len(noisy):
+        what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images"
         raise AssayError(what, key="sigma", cure="give a number for each level")
     fields: dict[str, Any] = {name: cells[name] for name in Configuration.model_fields if name in cells}
-    fields |= {"num_clean": clean, "noisy": tuple(zip(levels, numbers, strict=False))}
-    if not any(numbers) and _float("num_clean", clean) == 0:
-        raise AssayError("with no noisy images either, there is no data", key="num_clean", cure="correct it")
-    seconds = {name: cells.get(name) for name in _SECONDS}
-    return Outcome.model_validate(
-        {"configuration": Configuration.model_validate(fields), "evaluation": measured, **seconds}
-    )
-
-
-def _float(name: str, text: str) -> float:
+    fields |= {"num_clean": clean[0], "noisy": tuple(zip(levels, noisy, strict=False))}
+    measured = {name: cells[name] for name in _MEASURED if name in cells}
+    for name, text in measured.items():
+        number, positive = float(text) if is_number(text) else 1.0, name in METRICS
+        least = 0.0 if positive or name.endswith(("_error", "_std")) else -math.inf
+        if not least <= number < math.inf or (positive and not number):
+            raise AssayError(f"{text} is impossible", key=name, cure="correct it, or leave it empty")
+    if not METRICS.keys() & measured.keys():
+        raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
     try:
-        if math.isfinite(value := float(text)):
-            return value
-    except ValueError:
-        pass
-    raise AssayError(f"{text!r} is not a number", key=name, cure="correct it, or leave it empty")
+        return Outcome(
+            configuration=Configuration.model_validate(fields),
+            evaluation=Evaluation.model_validate(measured),
+            **{name: cells[name] for name in _SECONDS if name in cells},
+        )
+    except ValidationError as error:
+        fault = explained(error)
+        fault.key = (fault.key or "").split(".")[0]
+        raise fault from None
+
+
+def _numbers(cells: Mapping[str, str], name: str) -> list[float]:
+    """The numbers in a cell, which has spaces between them."""
+    texts = cells.get(name, "").split()
+    if not all(is_number(text) and math.isfinite(float(text)) for text in texts):
+        raise AssayError(f"{cells[name]!r} is not a number", key=name, cure="correct it, or leave it empty")
+    return [float(text) for text in texts]

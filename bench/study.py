@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from assay.study import open_study, run_local
-from assay.study.run import prepare_shared
+from assay.study.stages import find_reference
 
 NUM_ROUNDS = 2
 SPEC = """
@@ -41,7 +41,7 @@ def study_seconds(folder: Path, num_workers: int, num_threads: int) -> tuple[flo
     folder.mkdir(parents=True)
     (folder / "spec.toml").write_text(SPEC)
     opened = open_study(folder / "spec.toml", folder / "out")
-    prepare_shared(opened)
+    find_reference(opened.study, opened.data, opened.folder)
     started = time.perf_counter()
     run_local(opened, num_workers, num_threads=num_threads)
     seconds = time.perf_counter() - started

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from assay.outcome import write_outcomes
 from assay.study import OpenStudy, open_study
-from assay.study.run import prepare_shared
+from assay.study.stages import find_reference
 
 SPEC = """\
 name = "tiny"
@@ -55,6 +55,20 @@ blocks = 2
 )
 
 
+# One more training, which diverges.
+WILD = '[[extra]]\ntable = "wild"\nclean_fraction = 1\ntrain = {lr = 1e30}\n'
+
+
+def fewer(spec: str) -> str:
+    """Three trainings: clean, noisy, noisy with consistency."""
+    return spec.replace("[1, 0.1, 0]", "[1, 0]")
+
+
+def short(spec: str) -> str:
+    """One short training on clean images."""
+    return spec.replace("[1, 0.1, 0]", "[1]").replace("num_steps = 120", "num_steps = 20")
+
+
 def prepared(folder: Path, change: Callable[[str], str] = lambda spec: spec) -> OpenStudy:
     """The study in its folder, its data and reference made."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +76,7 @@ def prepared(folder: Path, change: Callable[[str], str] = lambda spec: spec) -> 
     assert spec != SPEC or change("x") == "x", "the change did not apply"
     (folder / "spec.toml").write_text(spec)
     opened = open_study(folder / "spec.toml", folder / "out")
-    prepare_shared(opened)
+    find_reference(opened.study, opened.data, opened.folder)
     return opened
 
 

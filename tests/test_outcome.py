@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from assay.checkpoint import CheckpointInfo
-from assay.cli import app
 from assay.errors import AssayError
 from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation, save_evaluation
 from assay.metrics.generated import SamplerSettings
@@ -29,6 +27,8 @@ from assay.outcome import (
 from assay.pricing import PAPER
 from assay.sample import SampleConfig
 from assay.study.tables import averages
+from tests.commands import run
+from tests.errors import rejected
 
 # --- words -------------------------------------------------------------------------------------------------
 
@@ -76,13 +76,13 @@ def test_repeats_are_settings_alike_but_for_the_seed() -> None:
     assert first != second and first.without_seed == second.without_seed
     assert hash(first.without_seed) == hash(second.without_seed)
     fewer, clean = Configuration(num_clean=5, noisy=((0.1, 5),), seed=0), Configuration(num_clean=3, seed=0)
-    assert sorted([second, fewer, first, clean]) == [clean, first, second, fewer]
+    assert sorted([second, fewer, first, clean], key=Configuration.order) == [clean, first, second, fewer]
 
 
 def test_levels_are_sorted_and_empty_ones_dropped() -> None:
     assert Configuration(num_clean=1, noisy=((0.5, 2), (0.1, 3), (0.2, 0))).noisy == ((0.1, 3), (0.5, 2))
     for noisy in (((0.1, 1), (0.1, 2)), ((0.0, 1),), ((0.1, -1),)):
-        with pytest.raises(ValueError, match=r"noise level|noisy images"):
+        with pytest.raises(ValueError, match="noisy"):
             Configuration(num_clean=1, noisy=noisy)
 
 
@@ -128,17 +128,14 @@ def test_records_survive_json_and_csv(tmp_path_factory: pytest.TempPathFactory, 
     assert path.read_bytes() == before
 
 
-def test_cells_that_a_spreadsheet_would_run_are_text(tmp_path: Path) -> None:
-    evaluation = Evaluation(fd=1.0, metric="FD", extractor="pixels")
-    for name in ("=HYPERLINK(1)", "+1", "-1", "@x"):
-        write_outcomes(
-            tmp_path / "t.csv",
-            [Outcome(configuration=Configuration(dataset=name, num_clean=1), evaluation=evaluation)],
-        )
-        with open(tmp_path / "t.csv", newline="") as file:
-            assert next(csv.DictReader(file))["dataset"] == f"'{name}"
-        (back,) = read_outcomes(tmp_path / "t.csv").values()
-        assert back.configuration.dataset == name
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@x"])
+def test_cells_that_a_spreadsheet_would_run_are_text(tmp_path: Path, name: str) -> None:
+    of = Configuration(dataset=name, num_clean=1)
+    write_outcomes(tmp_path / "t.csv", [Outcome(configuration=of, evaluation=Evaluation(fd=1.0))])
+    with open(tmp_path / "t.csv", newline="") as file:
+        assert next(csv.DictReader(file))["dataset"] == f"'{name}"
+    (back,) = read_outcomes(tmp_path / "t.csv").values()
+    assert back.configuration.dataset == name
 
 
 def test_the_papers_table_is_read() -> None:
@@ -153,28 +150,9 @@ def test_the_papers_table_is_read() -> None:
     assert mixed.configuration.words(shares=True) == "90% clean + 10% noisy at 0.2"
 
 
-OLD = """\
-table,dataset,data,sigma,clean_fraction,noisy_fraction,sampling,consistency,fid,fid_std,seed,num_clean,num_noisy,num_images,metric,extractor,train_seconds,sample_seconds
-clean_mix,demo,clean_only,,0.1,0.0,full,0,9.137,1.12,0,200,0,1000,FD-classifier,classifier,46.8,4.3
-only_noisy,demo,mix,0.3,0.0,1.0,full,1,5.70,0.42,0,0,2000,1000,FD-classifier,classifier,69.0,4.5
-"""
-
-
-def test_tables_of_older_versions_are_read(tmp_path: Path) -> None:
-    (tmp_path / "old.csv").write_text(OLD)
-    clean, noisy = read_outcomes(tmp_path / "old.csv").values()
-    assert clean.configuration == Configuration(
-        dataset="demo", table="clean_mix", num_clean=200, clean_fraction=0.1, seed=0
-    )
-    assert noisy.configuration.noisy == ((0.3, 2000),) and noisy.configuration.consistency
-    found = noisy.evaluation
-    assert (found.fd, found.fd_std, found.metric, found.num_images) == (5.7, 0.42, "FD-classifier", 1000)
-    assert found.kid is None and noisy.train_seconds == 69
-
-
-def test_headers_may_be_in_any_case(tmp_path: Path) -> None:
+def test_headers_may_be_in_any_case_and_other_columns_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text("Sigma, Num_Clean ,num_noisy,FD\n,10,0,2.5\n\n0.1 0.2,10,5 6,1.5\n")
+    path.write_text("Sigma, Num_Clean ,num_noisy,FD,data\n,10,0,2.5,x\n\n0.1 0.2,10,5 6,1.5,\n")
     found = read_outcomes(path)
     assert list(found) == [2, 4]  # the line, not the row
     assert found[4].configuration == Configuration(dataset="mine", num_clean=10, noisy=((0.1, 5), (0.2, 6)))
@@ -188,9 +166,8 @@ def test_common_names_and_sizes_are_understood(tmp_path: Path) -> None:
     assert found.configuration == Configuration(dataset="mine", num_clean=10, noisy=((0.2, 90),))
     assert (found.evaluation.fd, found.evaluation.metric) == (2.5, "FID")
     path.write_text("sigma,clean_fraction,noisy_fraction,fd\n0.2,0.1,0.9,2.5\n")
-    with pytest.raises(AssayError) as caught:
+    with rejected("num_clean"):
         read_outcomes(path)
-    assert caught.value.key == "num_clean"
     (found,) = read_outcomes(path, num_images=2000).values()
     assert (found.configuration.num_clean, found.configuration.noisy) == (200, ((0.2, 1800),))
 
@@ -214,9 +191,8 @@ def test_common_names_and_sizes_are_understood(tmp_path: Path) -> None:
 def test_bad_cells_are_named(tmp_path: Path, row: str, key: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"sigma,num_clean,num_noisy,fd,sampling,consistency,seed\n{row}\n")
-    with pytest.raises(AssayError) as caught:
+    with rejected(key, f"{path}, line 2"):
         read_outcomes(path)
-    assert (caught.value.key, caught.value.path) == (key, f"{path}, line 2")
 
 
 @pytest.mark.parametrize(
@@ -229,9 +205,8 @@ def test_bad_cells_are_named(tmp_path: Path, row: str, key: str) -> None:
 )
 def test_columns_that_are_missing_or_named_twice_are_rejected(tmp_path: Path, header: str, key: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n,1,0,2,3\n")
-    with pytest.raises(AssayError) as caught:
+    with rejected(key):
         read_outcomes(tmp_path / "t.csv")
-    assert caught.value.key == key
 
 
 def test_every_metric_is_a_column() -> None:
@@ -253,20 +228,10 @@ def evaluated(fd: float, reference: str = "digits", **info: object) -> Evaluatio
         sample=SampleConfig(), first_seed=0, checkpoint_sha256="", info=CheckpointInfo.model_validate(info)
     )
     details = Details(
-        extractor_sha256="x",
-        extractor_accuracy=None,
-        num_features=64,
-        generated="final.safetensors",
-        reference=reference,
-        reference_fingerprint="r",
-        num_reference=1797,
-        sampler=sampler,
-        ranges=(),
-        training=None,
-        held_out=None,
-        memorisation=None,
-        assay_version="0",
-    )
+        extractor_sha256="x", extractor_accuracy=None, num_features=64, generated="final.safetensors",
+        reference=reference, reference_fingerprint="r", num_reference=1797, sampler=sampler, ranges=(),
+        training=None, held_out=None, memorisation=None, assay_version="0",
+    )  # fmt: skip
     return Evaluation(
         fd=fd, fd_std=0.1, metric="FD-pixels", extractor="pixels", num_images=100, details=details
     )
@@ -306,8 +271,8 @@ def test_gathered_results_make_a_table(tmp_path: Path) -> None:
     # A table can be gathered again, with one more result.
     more = save(tmp_path / "more.json", evaluated(3.1, sigma_tn=((0.5, 1.0),), num_images=900, seed=0))
     assert len(gather([output, more])) == 5
-    reported = CliRunner().invoke(app, ["study", "report", str(output)], env={"COLUMNS": "300"})
-    assert reported.exit_code == 0 and (tmp_path / "report.html").exists()
+    run("study", "report", output)
+    assert (tmp_path / "report.html").exists()
 
 
 def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
@@ -316,12 +281,8 @@ def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
     images = evaluated(2.0).model_copy(update={"details": None})
     fewer = evaluated(2.0, sigma_tn=levels, num_images=10).model_copy(update={"num_images": 50})
     (tmp_path / "bad.json").write_text('{"value": 1}')
-    for name, bad in (
-        ("old", evaluated(2.0, sigma_tn=levels)),
-        ("images", images),
-        ("fewer", fewer),
-        ("bad", None),
-    ):
+    old = evaluated(2.0, sigma_tn=levels)
+    for name, bad in (("old", old), ("images", images), ("fewer", fewer), ("bad", None)):
         path = tmp_path / f"{name}.json"
         with pytest.raises(AssayError) as caught:
             gather([good, path if bad is None else save(path, bad)])

@@ -1,22 +1,16 @@
 """A study file that suits a store and the time: its ladder, mixes and steps; and what cannot be studied."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from assay.cli import app
 from assay.data.store import PackedImage, write_store
-from assay.errors import AssayError
 from assay.study import OpenStudy, init, open_study
 from assay.study.init import draft_study
-
-
-def run(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-    assert done.exit_code == code, done.output + str(done.exception)
-    return done.output
+from tests.commands import failing, run
+from tests.errors import rejected
 
 
 def packed(path: Path, sigma: list[float], side: int = 8, kernel: np.ndarray | None = None) -> Path:
@@ -77,30 +71,26 @@ def test_real_noise_lies_below_what_is_in_hand(tmp_path: Path, monkeypatch: pyte
     ]
 
 
+BLUR = np.zeros((8, 8), np.float32)
+BLUR[0, :2] = 0.5
+
+
 @pytest.mark.parametrize(
-    ("sigma", "options", "key"),
+    ("sigma", "kernel", "options", "key"),
     [
-        ([0.0] * 50, {}, None),
-        ([0.5] * 500, {}, None),
-        ([0.0] * 500 + [0.5] * 500, {"noisy": (0.2,)}, "noisy"),
-        ([0.0] * 500, {"minutes": 0}, "minutes"),
+        ([0.0] * 50, None, {}, None),
+        ([0.5] * 500, None, {}, None),
+        ([0.0] * 500 + [0.5] * 500, None, {"noisy": (0.2,)}, "noisy"),
+        ([0.0] * 500, None, {"minutes": 0}, "minutes"),
+        ([0.0] * 300 + [0.1] * 100, BLUR, {}, None),  # incomplete images
     ],
 )
 def test_what_cannot_be_priced_is_rejected(
-    sigma: list[float], options: dict[str, object], key: str | None, tmp_path: Path
+    sigma: list[float], kernel: np.ndarray | None, options: dict[str, Any], key: str | None, tmp_path: Path
 ) -> None:
-    packed(tmp_path / "store", sigma)
-    with pytest.raises(AssayError) as caught:
-        draft_study(tmp_path / "store", **options)  # type: ignore[arg-type]
-    assert caught.value.key == key
-
-
-def test_incomplete_images_are_rejected(tmp_path: Path) -> None:
-    kernel = np.zeros((8, 8), np.float32)
-    kernel[0, :2] = 0.5
-    store = packed(tmp_path / "store", [0.0] * 300 + [0.1] * 100, kernel=kernel)
-    with pytest.raises(ValueError):
-        draft_study(store)
+    store = packed(tmp_path / "store", sigma, kernel=kernel)
+    with rejected(key):
+        draft_study(store, **options)
 
 
 def test_the_command_writes_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,5 +98,5 @@ def test_the_command_writes_the_file_once(tmp_path: Path, monkeypatch: pytest.Mo
     packed(tmp_path / "store", [0.0] * 600)
     said = run("study", "init", "store", "--have-clean", 60, "--noisy", 0.2, "--minutes", 0.05)
     assert "540 clean images" in said and "assay study run study.toml" in said
-    run("study", "init", "store", code=1)
+    assert failing("study", "init", "store").path == "study.toml"
     assert open_study("study.toml").study.design is not None

@@ -17,10 +17,10 @@ from assay.metrics.statistics import features_to_statistics, save_statistics
 from assay.outcome import read_outcomes
 from assay.pricing.paper import PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.study import open_study, read_study
-from assay.study.cost import study_cost
+from assay.study.cost import cost_elsewhere, missing_parts
 from assay.study.pool import run_local
 from assay.study.report import _beside_paper, write_report
-from assay.study.run import prepare_shared
+from assay.study.stages import find_reference
 
 SPECS = Path(__file__).parent.parent / "studies" / "paper"
 NAMES = ("cifar10", "celeba", "imagenet")
@@ -29,23 +29,24 @@ MODES = ("", "-published")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_is_counted_without_the_data(name: str) -> None:
-    ours, published = (study_cost(read_study(SPECS / f"{name}{mode}.toml")) for mode in MODES)
+    studies = [read_study(SPECS / f"{name}{mode}.toml") for mode in MODES]
+    ours, published = map(cost_elsewhere, studies)
     # 6 clean-only and 18 mixed configurations, 3 noise levels with and without consistency, and the extras; the
     # noisy-only models of the two tables share their trainings, and C samples B's model.
     num_extra = {"cifar10": 2, "celeba": 0, "imagenet": 3}[name]
-    assert len(ours.runs) == len(published.runs) == 6 + 15 + 6 + num_extra
+    assert len(ours) == len(published) == 6 + 15 + 6 + num_extra
     millions = {"cifar10": 200, "celeba": 100, "imagenet": 2500}[name]
-    assert ours.runs[0].num_trained == pytest.approx(millions * 1e6, rel=1e-5)
-    assert any("fid-refs" in sentence for sentence in ours.missing)
+    assert ours[0].num_trained == pytest.approx(millions * 1e6, rel=1e-5)
+    assert any("fid-refs" in sentence for sentence in missing_parts(studies[0]))
     # EDM's networks take about 21, 42 and 104 billion multiply-adds for an image, so twice as many operations.
-    per_image = ours.runs[0].flops / (3 * ours.runs[0].num_trained)
+    per_image = ours[0].flops / (3 * ours[0].num_trained)
     assert 1 < per_image / {"cifar10": 40e9, "celeba": 80e9, "imagenet": 200e9}[name] < 1.3
     # 32 images x (1 + 32 draws x 8 evaluations), all with gradient, beside a batch of 512, 256 or 4096.
-    study = read_study(SPECS / f"{name}-published.toml")
+    study = studies[1]
     with_it = study.train.model_copy(update={"consistency": study.consistency})
     ratio = training_evaluations(with_it, 0) / training_evaluations(study.train, 0)
     assert ratio == pytest.approx(1 + 32 * 257 / study.train.batch_size)
-    assert published.flops > ours.flops
+    assert sum(run.flops for run in published) > sum(run.flops for run in ours)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -120,7 +121,7 @@ def test_the_papers_studies_run_to_the_end_in_small(tmp_path: Path, name: str, m
     if name == "cifar10":
         settings += ["extra.1.clean_fraction=0.05"]  # 1% of 40 images is none
     opened = open_study(spec, tmp_path / "out", settings)
-    prepare_shared(opened)
+    find_reference(opened.study, opened.data, opened.folder)
     run_local(opened, 1)
     assert all(opened.is_finished(run) for run in opened.runs)
     assert write_report(opened) is not None

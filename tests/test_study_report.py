@@ -10,16 +10,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
-from assay.cli import app
-from assay.errors import AssayError
 from assay.figure import Panel, Series, draw_svg
 from assay.outcome import read_outcomes
 from assay.pricing.paper import PAPER
 from assay.study import open_study
 from assay.study.report import report_from_table, write_report
 from assay.study.stages import Work, execute
+from tests.commands import failing, run
 from tests.studies import DESIGN, SPEC
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -30,8 +28,7 @@ def run_all(spec: str, folder: Path) -> Path:
     (folder / "spec.toml").write_text(spec)
     opened = open_study(folder / "spec.toml", folder / "out")
     assert write_report(opened) is None, "no result, no report"
-    for run in opened.runs:
-        assert execute(Work(opened.study, opened.folder, opened.data, run))
+    assert all(execute(Work(opened.study, opened.folder, opened.data, each)) for each in opened.runs)
     written = write_report(opened)
     assert written is not None and written.path == folder / "out" / "report.html"
     return folder / "out"
@@ -128,32 +125,20 @@ def test_tables_that_say_little_are_reported_all_the_same(rows: Any, tmp_path: P
     assert not re.search(r"\bnan\b", " ".join(written.answer))
 
 
-def test_bad_table_names_line_and_column(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.csv", LADDER)
-    path.write_text(path.read_text().replace("3.0,0.01", "good,0.01"))
-    with pytest.raises(AssayError) as caught:
-        report_from_table(path, tmp_path)
-    assert (caught.value.key, caught.value.path) == ("fd", f"{path}, line 2")
-
-
 def test_commands_on_a_finished_study(design: Path) -> None:
-    def said(*words: object, code: int = 0) -> str:
-        done = CliRunner().invoke(app, ["study", *map(str, words)], env={"COLUMNS": "300"})
-        assert done.exit_code == code, done.output
-        return done.output
-
-    status = said("status", design)
+    status = run("study", "status", design)
     assert "8 of 8 runs finished in 2 blocks" in status and status.count("finished") == 9
-    assert "80 clean" in said("compare", design, design / "results.csv")
+    assert "0 trainings" in run("study", "cost", design)
+    assert "80 clean" in run("study", "compare", design, design / "results.csv")
     before = (design / "results.csv").read_bytes()
-    assert "Would free" in said("clean", design)
+    assert "Would free" in run("study", "clean", design)
     assert list(design.glob("runs/*/snapshots/final.safetensors"))
-    said("clean", design, "--yes")
+    run("study", "clean", design, "--yes")
     assert not list(design.glob("runs/*/snapshots/*")) and len(list(design.glob("runs/*/outcome-*.json"))) == 8
-    said("report", design)
+    run("study", "report", design)
     assert (design / "results.csv").read_bytes() == before
-    spec = design.parent / "spec.toml"
-    assert "8 results of other settings" in said("run", spec, "-o", design, "--set", "train.lr=0.1", code=1)
+    other = "study", "run", design.parent / "spec.toml", "-o", design, "--set", "train.lr=0.1"
+    assert failing(*other).path == str(design)  # its results are not replaced
 
 
 def test_figures_are_the_same_in_every_report() -> None:

@@ -1,6 +1,5 @@
 """The stages of a run, each alone: what it writes, that it resumes, and that nothing is repeated."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 
 from assay.metrics import evaluate, load_extractor, reference_from_images
+from assay.metrics.evaluate import save_evaluation
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import losses_by_band, stopping_steps
 from assay.pricing.results import read_levels, write_levels
@@ -18,19 +18,19 @@ from assay.study.stages import (
     compared_steps,
     execute,
     measure_stage,
+    read_measures,
     record_stage,
     sample_stage,
     snapshots,
     train_stage,
 )
 from assay.train.folder import final_path, snapshot_path
-from tests.studies import DESIGN, prepared
+from tests.studies import DESIGN, prepared, short
 
 
 def measured(spec: str) -> str:
     """One short training, measured four times, with 200 held-out images."""
-    spec = spec.replace("[1, 0.1, 0]", "[1]").replace("num_steps = 120", "num_steps = 20")
-    spec = spec.replace('store = "digits"', 'store = "digits"\nheld_out = 200')
+    spec = short(spec).replace('store = "digits"', 'store = "digits"\nheld_out = 200')
     return spec.replace("num_ranges = 2", "num_ranges = 2\nalong = 4")
 
 
@@ -74,12 +74,10 @@ def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
         sampled = update.done
 
     assert not execute(replace(work, tell=count, should_stop=lambda: sampled > 120))
-    (kept,) = work.run_dir.glob("along-*.json")
-    distances = json.loads(kept.read_text())
-    assert list(distances) == ["5", "10"]
-    kept.write_text(json.dumps(distances | {"10": 0.0}))  # what is there is taken
+    ten, five = sorted(work.run_dir.glob("samples-*-*.json"))
+    save_evaluation(ten, read_measures(ten).model_copy(update={"fd": 0.0}))  # what is there is taken
     evaluation = sample_stage(work, sample)
-    assert [point.fd for point in evaluation.along][:2] == [distances["5"], 0.0]
+    assert [point.fd for point in evaluation.along][:2] == [read_measures(five).fd, 0.0]
 
     # The same by the library: the result is of the first seeds, a point along training of those after them.
     extractor = load_extractor("pixels", tmp_path)

@@ -1,12 +1,12 @@
 """`assay study`: which data should I use, and what is it worth?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from assay.cli.options import open_console, output_option
 from assay.cli.train import stop_on_signal
@@ -15,12 +15,10 @@ from assay.progress import duration, open_progress
 if TYPE_CHECKING:
     from assay.pricing.price import Price
     from assay.progress import Tell
-    from assay.study.drive import Driven, Runner
+    from assay.study.drive import Runner
+    from assay.study.folder import OpenStudy
     from assay.study.report import Written
-    from assay.study.run import OpenStudy
-    from assay.study.spec import Study
     from assay.study.stages import Update
-    from assay.study.tables import Table as Cells
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,14 +115,6 @@ def run(
             "one, e.g. 0.5. Default: 1 if there are any.",
         ),
     ] = None,
-    ranks_per_run: Annotated[
-        int | None,
-        typer.Option(
-            "--processes-per-run",
-            min=1,
-            help="Processes that share the batches of a training. Default: one per GPU of it.",
-        ),
-    ] = None,
 ) -> None:
     """Train and measure every configuration that has no result yet, then write tables, figures and the report.
 
@@ -136,8 +126,14 @@ def run(
 
         assay study run study.toml --gpus-per-run 4
     """
-    runner = _runner(workers, threads, ray, gpus_per_run, ranks_per_run)
-    _run(_open(spec, output, settings or []), runner, until, minutes)
+    from assay.study.cluster import run_on_ray
+    from assay.study.pool import run_local
+
+    opened = _open(spec, output, settings or [])
+    runner: Runner = partial(run_local, num_workers=workers, num_threads=threads, gpus_per_run=gpus_per_run)
+    if ray is not None:
+        runner = partial(run_on_ray, address=ray, gpus_per_run=gpus_per_run)
+    _run(opened, runner, until, minutes)
 
 
 def demo(
@@ -151,35 +147,22 @@ def demo(
 
     Example: `assay demo`
     """
+    from assay.study.pool import run_local
     from assay.study.spec import DEMO
 
-    _run(_open(DEMO, output, settings or []), _runner(workers, 1, None, None, None), None, None)
+    _run(_open(DEMO, output, settings or []), partial(run_local, num_workers=workers))
 
 
-def _runner(
-    workers: int | None, threads: int, ray: str | None, gpus_per_run: float | None, ranks_per_run: int | None
-) -> "Runner":
-    """Where the runs of a study are taken to their ends: on this machine, or on a Ray cluster."""
-    if ray is not None:
-        from assay.study.cluster import run_on_ray
-
-        return lambda opened, tell, stop: run_on_ray(opened, ray, gpus_per_run, tell, stop, ranks_per_run)
-    from assay.study.pool import run_local
-
-    return lambda opened, tell, stop: run_local(
-        opened, workers, tell, stop, threads, gpus_per_run, ranks_per_run
-    )
-
-
-def _run(opened: "OpenStudy", runner: "Runner", until: float | None, minutes: float | None) -> None:
-    from assay.study.drive import drive, missing
+def _run(
+    opened: "OpenStudy", runner: "Runner", until: float | None = None, minutes: float | None = None
+) -> None:
+    from assay.study.drive import drive, to_halve, width
+    from assay.study.report import write_report
 
     console = open_console()
-    if left := len(missing(opened)):
-        done = len(opened.runs) - left
-        text = (
-            f"{opened.study.name}: {len(opened.runs)} trainings, {done} of them finished, into {opened.folder}"
-        )
+    if left := len(opened.missing()):
+        num_runs, name = len(opened.runs), opened.study.name
+        text = f"{name}: {num_runs} trainings, {num_runs - left} of them finished, into {opened.folder}"
         console.print(text, soft_wrap=True)
     with stop_on_signal() as stopped, open_progress(console=console) as tell:
         board = _Board(opened, console, tell)
@@ -189,27 +172,16 @@ def _run(opened: "OpenStudy", runner: "Runner", until: float | None, minutes: fl
         raise typer.Exit(130)
     for title, reason in driven.failed.items():  # before the report, which a full disk has no room for either
         console.print(f"failed: {title}: {reason}", style="red", soft_wrap=True, markup=False)
-    _report(driven.opened, console)
-    _say_what_next(driven, console)
+    _print_report(write_report(driven.opened), console)
+    if driven.prices:
+        blocks, seconds = to_halve(driven.opened, max(driven.prices, key=width))
+        runs = blocks * len(driven.opened.runs) // driven.opened.num_blocks
+        time = f"{runs} runs, {duration(seconds)} of one core"
+        text = f"About {blocks} more blocks ({time}) would halve the interval; --until adds blocks."
+        console.print(text, soft_wrap=True, markup=False)
     if driven.failed:
         console.print(f"{len(driven.failed)} trainings failed. Run the same command to try them again.")
         raise typer.Exit(1)
-
-
-def _say_what_next(driven: "Driven", console: Console) -> None:
-    """What it would take to halve the widest interval of the goal."""
-    from assay.study.drive import to_halve, width
-
-    if driven.prices:
-        widest = max(driven.prices, key=width)
-        blocks, seconds = to_halve(driven.opened, widest)
-        runs = blocks * len(driven.opened.runs) // driven.opened.num_blocks
-        console.print(
-            f"About {blocks} more blocks ({runs} runs, {duration(seconds)} of one core) would halve the "
-            "interval; --until adds blocks.",
-            soft_wrap=True,
-            markup=False,
-        )
 
 
 class _Board:
@@ -259,50 +231,36 @@ def cost(
         ),
     ] = None,
 ) -> None:
-    """List the runs and estimate how long the unfinished ones will take on this machine.
+    """List the unfinished runs and estimate how long they will take on this machine.
 
     Example: `assay study cost study.toml`
 
     On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
-    from assay.study.cost import estimate_seconds, missing_parts
+    from assay.study.cost import cost_elsewhere, cost_here, missing_parts
     from assay.study.spec import read_study
 
     console = open_console()
     study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings or [])
-    if rate is not None or missing_parts(study):
-        _print_cost(study, rate or _RATE, console)
-        return
-    opened = _open(spec, output, settings or [])
-    with console.status("timing a few steps ..."):
-        seconds = estimate_seconds(opened)
-    table, total = Table("run", "images", "state", "time"), 0.0
-    for each in opened.runs:
-        finished = opened.is_finished(each)
-        total += 0 if finished else seconds[each.key]
-        num_images = each.config.train.num_steps * each.config.train.batch_size
-        state = "finished" if finished else "to do"
-        table.add_row(each.title, f"{num_images:,}", state, "" if finished else duration(seconds[each.key]))
-    console.print(table)
-    console.print(f"About {duration(total)} on one core; each worker takes one.")
-
-
-def _print_cost(study: "Study", rate: float, console: Console) -> None:
-    from assay.study.cost import study_cost
-
-    cost = study_cost(study)
-    table = Table("run", "images trained on", "images sampled", "hours", "GB")
-    for each in cost.runs:
-        hours, size = each.flops / (rate * 1e12) / 3600, each.num_bytes / 1e9
+    missing = missing_parts(study)
+    if rate is None and not missing:
+        with console.status("timing a few steps ..."):
+            found = cost_here(_open(spec, output, settings or []))
+        hours = [(each.seconds or 0) / 3600 for each in found]
+        basis = "on one core, of which each worker takes one"
+    else:
+        found, rate = cost_elsewhere(study), rate or _RATE
+        hours = [each.flops / (rate * 1e12) / 3600 for each in found]
+        basis = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
+    rows = []
+    for each, time in zip(found, hours, strict=True):
         counts = f"{each.num_trained:,}", f"{each.num_sampled:,}"
-        table.add_row(each.title, *counts, f"{hours:,.1f}", f"{size:.1f}")
-    console.print(table)
-    console.print(
-        f"{len(cost.runs)} trainings: {cost.hours(rate * 1e12):,.0f} hours of one device at {rate:g} TFLOP/s "
-        f"sustained, {cost.num_bytes / 1e9:,.0f} GB if all run at once. Counted, not measured.",
-        soft_wrap=True,
-    )
-    for line in cost.missing:
+        rows.append((each.title, *counts, duration(3600 * time), f"{each.num_bytes / 1e9:.1f}"))
+    _print_table(study.name, ("run", "images trained on", "images sampled", "time", "GB"), rows, console)
+    size = sum(each.num_bytes for each in found) / 1e9
+    text = f"{len(found)} trainings, {size:,.0f} GB if all run at once: about {sum(hours):,.3g} hours"
+    console.print(f"{text} {basis}.", soft_wrap=True)
+    for line in missing:
         console.print(f"missing: {line}", style="yellow", soft_wrap=True, markup=False)
 
 
@@ -317,13 +275,14 @@ def status(spec: Spec, output: Folder = None) -> None:
     console = open_console()
     opened = _open(spec, output)
     found = study_status(opened)
-    table = Table("run", "state", "held-out loss", "FD", "left on one core")
+    rows = []
     for each in found:
         state = f"{each.state} {each.share:.0%}" if each.state == "training" else each.state
         numbers = ["" if value is None else f"{value:.4g}" for value in (each.loss, each.fd)]
         left = duration(each.seconds_left) if each.seconds_left else ""
-        table.add_row(each.title, f"{state}: {each.reason}" if each.reason else state, *numbers, left)
-    console.print(table)
+        rows.append((each.title, f"{state}: {each.reason}" if each.reason else state, *numbers, left))
+    header = ("run", "state", "held-out loss", "FD", "left on one core")
+    _print_table(opened.study.name, header, rows, console)
     done = sum(each.state == "finished" for each in found)
     text = f"{done} of {len(found)} runs finished in {opened.num_blocks} blocks or seeds"
     console.print(f"{text}; {opened.folder} takes {disk_use(opened.folder) / 1e6:,.0f} MB.", soft_wrap=True)
@@ -332,37 +291,25 @@ def status(spec: Spec, output: Folder = None) -> None:
 
 
 @app.command()
-def report(
-    spec: Spec,
-    output: Folder = None,
-    tables: Annotated[
-        Literal["text", "markdown", "latex"] | None,
-        typer.Option(help="Only print the tables of the paper, in this format."),
-    ] = None,
-) -> None:
-    """Write results.csv, figures and report.html from the finished runs.
+def report(spec: Spec, output: Folder = None) -> None:
+    """Write results.csv, tables, figures and report.html from the finished runs.
 
     A CSV file of results can be given instead of a study: your own, or the paper's tables.
 
     Examples:
 
-        assay study report out/demo --tables latex
+        assay study report out/demo
 
         assay study report my.csv --output out/mine
     """
-    from assay.study.report import report_from_table
-    from assay.study.tables import format_table, study_tables
+    from assay.study.report import report_from_table, write_report
 
     if spec.suffix == ".csv":
         folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
-        _print_report(report_from_table(spec, folder), open_console())
-        return
-    opened = _open(spec, output)
-    if tables is None:
-        _report(opened, open_console())
-    elif found := [outcome for _, outcome in opened.outcomes()]:
-        for table in study_tables(found):
-            typer.echo(format_table(table, tables))
+        written: Written | None = report_from_table(spec, folder)
+    else:
+        written = write_report(_open(spec, output))
+    _print_report(written, open_console())
 
 
 @app.command()
@@ -379,7 +326,8 @@ def compare(
 
     found = [read_outcomes(path / "results.csv" if path.is_dir() else path) for path in (first, second)]
     mine, theirs = (list(each.values()) for each in found)
-    _print_table(compared_table(mine, theirs, (str(first), str(second))), open_console())
+    table = compared_table(mine, theirs, (str(first), str(second)))
+    _print_table(table.title, table.header, table.rows, open_console())
 
 
 @app.command()
@@ -399,7 +347,7 @@ def clean(
     found = unneeded(_open(spec, None))
     total = 0
     for path in found:
-        size = disk_use(path) if path.is_dir() else path.stat().st_size
+        size = disk_use(path)
         total += size
         console.print(f"{size / 1e6:10,.1f} MB  {path}", soft_wrap=True, markup=False, highlight=False)
     if yes:
@@ -407,27 +355,12 @@ def clean(
     console.print(f"{'Removed' if yes else 'Would free'} {total / 1e6:,.1f} MB.")
 
 
-def _report(opened: "OpenStudy", console: Console) -> None:
-    from assay.study.report import write_report
-
-    if (written := write_report(opened)) is None:
-        console.print("No run is finished yet.")
-    else:
-        _print_report(written, console)
+def _print_report(written: "Written | None", console: Console) -> None:
+    console.print(written or "No run is finished yet.", soft_wrap=True, markup=False, highlight=False)
 
 
-def _print_report(written: "Written", console: Console) -> None:
-    for table in written.tables:
-        _print_table(table, console)
-    for line in written.answer:
-        console.print(line, soft_wrap=True, markup=False)
-    for figure in sorted((written.path.parent / "figures").glob("*worth-by-level.png")):
-        console.print(f"The worth curve is {figure}", soft_wrap=True, markup=False)
-    console.print(f"The report is {written.path}", soft_wrap=True, markup=False)
+def _print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+    from assay.study.tables import Table, format_table
 
-
-def _print_table(table: "Cells", console: Console) -> None:
-    shown = Table(*table.header, title=table.title)
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown)
+    text = format_table(Table(title, tuple(header), tuple(map(tuple, rows))), "text")
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

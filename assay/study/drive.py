@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,14 @@ from assay.errors import AssayError
 from assay.files import write_whole
 from assay.pricing.price import Price, price_results
 from assay.progress import open_progress
+from assay.study.folder import OpenStudy, locked, open_study
 from assay.study.init import draft_study
 from assay.study.pool import run_local
 from assay.study.report import Written, write_report
-from assay.study.run import OpenStudy, locked, open_study, prepare_shared
-from assay.study.runs import Run
-from assay.study.stages import Update
+from assay.study.stages import Update, find_reference
 
 # Takes the unfinished runs of a study to their ends, here (`run_local`) or on a cluster (`run_on_ray`).
-Runner = Callable[[OpenStudy, Callable[[Update], None], Callable[[], bool]], None]
+Runner = Callable[..., None]  # (opened, on_update=, should_stop=)
 
 
 @dataclass(frozen=True)
@@ -41,38 +41,45 @@ def drive(
     on_update: Callable[[Update], None] = lambda update: None,
     on_prices: Callable[[int, Sequence[Price]], None] = lambda num_blocks, prices: None,
     should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Driven:
     """Run all that is missing, and add blocks to a design until its price is sure enough, or time is over.
 
-    `until` is the factor by which the ends of an interval may differ. `on_prices` hears the prices of the
-    design's goal after each block.
+    `until` is the factor by which the ends of an interval may differ. A block that would end after `minutes`,
+    by what the last ones took, is not begun. `on_prices` hears the prices of the goal after each block.
     """
-    started, reasons = time.monotonic(), dict[str, str]()
+    started, reasons = clock(), dict[str, str]()
 
     def hear(update: Update) -> None:
         if update.phase == "failed":
             reasons[update.run] = update.reason
         on_update(update)
 
-    def is_over(prices: Sequence[Price]) -> bool:
-        if opened.study.design is None or (until is None and minutes is None):
-            return True
-        late = minutes is not None and time.monotonic() - started > 60 * minutes
-        return late or (until is not None and bool(prices) and all(width(price) <= until for price in prices))
-
     with locked(opened.folder):
-        if missing(opened):
-            prepare_shared(opened)
+        if opened.missing():
+            find_reference(opened.study, opened.data, opened.folder)  # once, before all runs use it
         while True:
-            runner(opened, hear, should_stop)
-            stopped, left = should_stop(), missing(opened)
+            num_missing, begun = len(opened.missing()), clock()
+            runner(opened, on_update=hear, should_stop=should_stop)
+            stopped, left = should_stop(), opened.missing()
             prices = () if stopped or left else goal_prices(opened)
             if prices:
                 on_prices(opened.num_blocks, prices)
-            if stopped or left or is_over(prices):
+            runs_per_block = len(opened.runs) // opened.num_blocks
+            pace = (clock() - begun) / num_missing if num_missing else _seconds_of_one(opened)
+            late = minutes is not None and clock() - started + pace * runs_per_block > 60 * minutes
+            sure = until is not None and bool(prices) and all(width(price) <= until for price in prices)
+            unlimited = until is None and minutes is None
+            if stopped or left or opened.study.design is None or unlimited or late or sure:
                 failed = {run.title: reasons.get(run.key) or opened.failure(run) or "" for run in left}
                 return Driven(opened, stopped, prices, {} if stopped else failed)
             opened = opened.with_blocks(opened.num_blocks + 1)
+
+
+def _seconds_of_one(opened: OpenStudy) -> float:
+    """Seconds between the ends of two runs, if this machine does what was recorded, one run for each core."""
+    num_runs = len(opened.runs)
+    return opened.seconds() / num_runs / min(os.cpu_count() or 1, num_runs // opened.num_blocks)
 
 
 def width(price: Price) -> float:
@@ -85,11 +92,7 @@ def to_halve(opened: OpenStudy, price: Price) -> tuple[int, float]:
 
     An interval shrinks as the square root of the blocks, so it takes three times as many again.
     """
-    spent = [
-        (each.train_seconds or 0) + (each.sample_seconds or 0) + (each.held_out_loss_seconds or 0)
-        for _, each in opened.outcomes()
-    ]
-    return 3 * price.law.num_blocks, 3 * sum(spent)
+    return 3 * price.law.num_blocks, 3 * opened.seconds()
 
 
 def goal_prices(opened: OpenStudy) -> tuple[Price, ...]:
@@ -99,11 +102,6 @@ def goal_prices(opened: OpenStudy) -> tuple[Price, ...]:
     (levels,) = opened.levels()
     found = price_results([outcome for _, outcome in opened.outcomes()], levels)
     return tuple(price for price in found.prices if price.goal == opened.study.design.goal)
-
-
-def missing(opened: OpenStudy) -> list[Run]:
-    """The runs without all of their results."""
-    return [run for run in opened.runs if not opened.is_finished(run)]
 
 
 def run_study(
@@ -129,9 +127,7 @@ def run_study(
     >>> found.path
     PosixPath('out/mine/report.html')
     """
-    opened = open_study(
-        _spec(study, folder, have_clean, noisy, minutes), None if folder is None else Path(folder)
-    )
+    opened = open_study(_spec(study, folder, have_clean, noisy, minutes), Path(folder) if folder else None)
     share = {run.key: float(opened.is_finished(run)) for run in opened.runs}
     with open_progress(progress) as tell:
 
@@ -139,12 +135,8 @@ def run_study(
             share[now.run] = 1.0 if now.phase == "done" else 0.9 * now.done / max(now.total, 1)
             tell(opened.study.name, sum(share.values()), len(share))
 
-        def runner(
-            opened: OpenStudy, on_update: Callable[[Update], None], should_stop: Callable[[], bool]
-        ) -> None:
-            run_local(opened, num_workers or os.cpu_count() or 1, on_update, should_stop)
-
-        driven = drive(opened, runner, until, minutes if until is not None else None, update)
+        runner, limit = partial(run_local, num_workers=num_workers), minutes if until is not None else None
+        driven = drive(opened, runner, until, limit, update)
     for title, reason in driven.failed.items():
         raise AssayError(f"{title} failed: {reason}", path=opened.folder, cure="correct it, and call again")
     written = write_report(driven.opened)

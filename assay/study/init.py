@@ -7,13 +7,14 @@ Steps are timed on this machine. The text is opened as a study before it is retu
 """
 
 import json
-import math
 import os
 import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from assay.cost import WITH_GRADIENT, seconds_per_evaluation
 from assay.data import ImageSource
@@ -23,13 +24,11 @@ from assay.data.view import check_complete
 from assay.errors import AssayError
 from assay.metrics.held_out import num_evaluations
 from assay.metrics.reference import MIN_IMAGES
-from assay.study.run import OpenStudy, open_study
+from assay.study.folder import OpenStudy, open_study
 from assay.study.runs import level_bins
 from assay.study.stages import can_measure
-from assay.train.presets import PRESETS
+from assay.train.presets import PRESETS, Preset, suited_preset
 
-_PRESETS = {12: "digits", 20: "tiny", math.inf: "small"}  # by the longer side in pixels, at most
-_MORE = ("optimizer", "clip_grad")  # of a preset, where it sets them
 _LADDER = (1.0, 1.7, 3.0, 5.0, 10.0)
 _BLOCKS = 3
 _FEWEST = 40  # clean images that a design begins with, unless told otherwise
@@ -39,62 +38,34 @@ _MIN_STEPS = 100
 
 @dataclass(frozen=True)
 class _Draft:
-    """Everything that the file says."""
+    """Everything that the file says; its text is `page/study.toml.j2`."""
 
     store: str
     name: str
     about: str
-    preset: str
+    preset: Preset
     have_clean: int
     noisy: tuple[float, ...]  # to be simulated; none if the store has noisy images
     ladder: tuple[float, ...] = _LADDER
+    blocks: int = _BLOCKS
     batch_size: int = 1
     num_steps: int = _MIN_STEPS
     timing: str = "not timed yet"
 
     def text(self) -> str:
         """The file."""
-        train = PRESETS[self.preset].train
-        num_images = self.num_steps * self.batch_size
-        net = PRESETS[self.preset].net["preset"]
-        more = "".join(f"{key} = {json.dumps(train[key])}\n" for key in _MORE if key in train)
-        noise = f"noisy = {list(self.noisy)}           # levels to simulate; black is -1 and white is 1"
-        if not self.noisy:
-            noise = "# The noisy images of the store are studied, by level, or in three bins of levels."
-        return f"""\
-# {self.about}
-# Written by `assay study init`; edit it as you like. `assay study cost` estimates how long it takes, and
-# `assay study run --until 2` runs it until the upper end of the 95% interval is at most twice the lower end.
-#
-# {self.timing}
-name = {_quoted(self.name)}              # results go to out/{self.name}
+        loader = FileSystemLoader(Path(__file__).with_name("page"))
+        environment = Environment(
+            loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+        )
+        environment.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False)
+        return environment.get_template("study.toml.j2").render(vars(self))
 
-[data]
-store = {_quoted(self.store)}
-# A tenth of the clean images, at least 40, is held out and never trained on; held_out = 500 changes that.
-
-[net]
-preset = {_quoted(net)}           # for images of this size; `assay model list` shows others
-
-[train]
-num_steps = {self.num_steps}
-batch_size = {self.batch_size}
-lr = {train["lr"]}
-lr_ramp_images = {min(10_000, num_images // 10)}
-lr_decay = "cosine"
-ema_half_life_images = {min(train["ema_half_life_images"], num_images // 10)}
-{more}state_every = {max(1, min(1000, self.num_steps // 4))}        # steps; a run resumes from there
-
-[evaluate]
-num_images = 0                # 1000 also samples every model and prices how samples look, by `extractor`
-
-[design]
-have_clean = {self.have_clean}             # clean images in every mix
-ladder = {list(self.ladder)}   # sizes of the clean-only trainings, in units of have_clean
-{noise}
-blocks = {_BLOCKS}                    # each draws other images and has another seed; `--until` adds more
-goal = "structure"            # or "everything", down to one grey step; "looks" needs num_images above
-"""
+    def opened(self, folder: Path) -> OpenStudy:
+        """The study in a folder."""
+        spec = folder / "draft.toml"
+        spec.write_text(self.text(), encoding="utf-8")
+        return open_study(spec, folder)
 
 
 def draft_study(
@@ -110,9 +81,7 @@ def draft_study(
     images that could be had, which are simulated where all images of the store are clean.
     """
     if not minutes > 0:
-        raise AssayError(
-            f"{minutes:g} is no time", key="minutes", cure="give the minutes that the study may take"
-        )
+        raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
     cores = cores or os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
@@ -121,14 +90,14 @@ def draft_study(
         if not can_measure(data.open_held_out()):
             cure = "pack 200 clean images or more"
             raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
-        opened = _open(replace(draft, batch_size=_batch(draft)), folder)
+        opened = replace(draft, batch_size=_batch(draft)).opened(folder)
         config = opened.runs[0].config
         per_image = WITH_GRADIENT * seconds_per_evaluation(config, opened.source, num_threads=1)
         assert opened.held_out is not None
         measured = num_evaluations(len(opened.held_out)) / WITH_GRADIENT
         num_mixes = len(opened.runs) // _BLOCKS - len(draft.ladder)
         draft, note = _in_time(draft, 60 * minutes * cores / per_image, measured, num_mixes)
-        num_runs = len(_open(draft, folder).runs)
+        num_runs = len(draft.opened(folder).runs)
         seconds = per_image * num_runs * (draft.num_steps * draft.batch_size + measured)
     timing = (
         f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
@@ -166,7 +135,7 @@ def _first_draft(store: Path, source: ImageSource, have_clean: int | None, noisy
         store=str(store),
         name=re.sub(r"[^\w.-]+", "-", store.resolve().name).strip(".-") or "study",
         about=about + ".",
-        preset=next(name for side, name in _PRESETS.items() if max(source.image_shape[1:]) <= side),
+        preset=PRESETS[suited_preset(source.image_shape)],
         have_clean=have_clean,
         noisy=() if num_noisy else noisy or (0.2,),
         ladder=tuple(rung for rung in _LADDER if rung * have_clean <= num_clean),
@@ -175,7 +144,7 @@ def _first_draft(store: Path, source: ImageSource, have_clean: int | None, noisy
 
 def _batch(draft: _Draft) -> int:
     """The preset's batch, or the largest power of two that the smallest training fills."""
-    return 1 << (min(draft.have_clean, PRESETS[draft.preset].train["batch_size"]).bit_length() - 1)
+    return 1 << (min(draft.have_clean, draft.preset.train["batch_size"]).bit_length() - 1)
 
 
 def _in_time(draft: _Draft, affordable: float, measured: float, num_mixes: int) -> tuple[_Draft, str]:
@@ -183,7 +152,7 @@ def _in_time(draft: _Draft, affordable: float, measured: float, num_mixes: int) 
 
     `affordable` are the images of training that the time allows, `measured` those that measuring a run takes.
     """
-    train, have_clean, ladder, note = PRESETS[draft.preset].train, draft.have_clean, draft.ladder, ""
+    train, have_clean, ladder, note = draft.preset.train, draft.have_clean, draft.ladder, ""
 
     def each(ladder: Sequence[float]) -> float:
         """Images that each run may be trained on."""
@@ -202,15 +171,3 @@ def _in_time(draft: _Draft, affordable: float, measured: float, num_mixes: int) 
     draft = replace(draft, have_clean=have_clean, ladder=ladder)
     batch_size = _batch(draft)
     return replace(draft, batch_size=batch_size, num_steps=max(_MIN_STEPS, int(num_images / batch_size))), note
-
-
-def _open(draft: _Draft, folder: Path) -> OpenStudy:
-    spec = folder / "draft.toml"
-    spec.write_text(draft.text())
-    return open_study(spec, folder)
-
-
-def _quoted(text: str) -> str:
-    """A TOML string."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

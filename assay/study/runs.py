@@ -7,9 +7,8 @@ clean and noisy images (`design_mixes`); those of the paper's grid are fractions
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -91,96 +90,76 @@ def study_runs(
 
     `source` holds the images of `data`. Configurations that differ only in how they are sampled share a run.
     """
-    if study.design is not None:
-        found = _design_runs(study, study.design, data, source, blocks or study.design.blocks)
-    else:
-        found = _grid_runs(study, data, source)
-    shared: dict[tuple[str, str], list[_Row]] = {}
-    there: dict[Configuration, tuple[RunConfig, SampleConfig]] = {}
-    for config, of, sample, first in found:
-        if there.setdefault(of, (config, sample)) != (config, sample):
-            raise AssayError(f"two of them are called {of.title!r}", key="extra", cure="give one another table")
-        key = config.model_dump_json(), "" if first is None else first.model_dump_json()
-        shared.setdefault(key, []).append((config, of, sample, first))
     about = study.evaluate, source.fingerprint, held_out_fingerprint
-    continued = {first for _, first in shared}
-    runs = []
-    for (name, _), same in shared.items():
-        ways = tuple(dict.fromkeys((of, sample) for _, of, sample, _ in same))
-        first = same[0][3]
-        goes_on = None if first is None else Run(first, (), *about, is_continued=True)
-        runs.append(Run(same[0][0], ways, *about, goes_on, name in continued))
-    return runs
+    if study.design is not None:
+        found = _design_rows(study, study.design, data, source, blocks or study.design.blocks)
+    else:
+        found = _grid_rows(study, data, source)
+    runs: dict[str, Run] = {}
+    there: dict[Configuration, tuple[str, SampleConfig]] = {}
+    for config, of, sample, before in found:
+        goes_on = None if before is None else Run(before, (), *about, is_continued=True)
+        run = Run(config, (), *about, goes_on)
+        if there.setdefault(of, (run.key, sample)) != (run.key, sample):
+            raise AssayError(f"two of them are called {of.title!r}", key="extra", cure="give one another table")
+        ways = (*runs.get(run.key, run).ways, (of, sample))
+        runs[run.key] = replace(run, ways=tuple(dict.fromkeys(ways)))
+    continued = {run.continues.key for run in runs.values() if run.continues}
+    return [replace(run, is_continued=key in continued) for key, run in runs.items()]
 
 
-# A configuration: what is trained, its words, how it is sampled, and the training that it continues, if any.
+# What is trained, its words, how it is sampled, and the training that it continues, if any.
 _Row = tuple[RunConfig, Configuration, SampleConfig, RunConfig | None]
 
 
-@dataclass(frozen=True)
-class Mix:
-    """Numbers of images: clean ones, and noisy ones with simulated noise `sigma`, or real noise in `levels`."""
+def _design_rows(
+    study: Study, design: Design, data: DataConfig, source: ImageSource, blocks: int
+) -> Iterator[_Row]:
+    """The ladder of clean sizes, then a mix for each level of noise; all of it in each block."""
+    num_clean, sizes = int((source.sigma_tn == 0).sum()), [round(design.have_clean * r) for r in design.ladder]
+    ladder = [size for size in sorted(set(sizes)) if size <= num_clean]
+    bins = [] if design.noisy else level_bins(source.sigma_tn)
+    _check_design(design, source, num_clean, ladder, bins)
+    mixes: list[tuple[dict[str, Any], float | None]] = [({"clean": size, "noisy": 0}, None) for size in ladder]
+    for clean in (round(design.have_clean * rung) for rung in design.mixes):
+        num_noisy = design.num_noisy or max(ladder[-1] - clean, 0)
+        if design.noisy and not 0 < num_noisy <= num_clean - clean:
+            what = f"{clean} clean images of {num_clean} leave {num_clean - clean} to get noise"
+            raise AssayError(what, key="design.num_noisy", cure="lower it, or lower design.mixes")
+        mixes += [({"clean": clean, "noisy": num_noisy, "sigma": sigma}, sigma) for sigma in design.noisy]
+        for levels in bins:
+            inside = source.sigma_tn[_between(source.sigma_tn, levels)]
+            middle = float(f"{inside.double().log().mean().exp().item():.3g}")  # for all levels of the bin
+            images = {"clean": clean, "noisy": min(num_noisy, len(inside)), "levels": levels}
+            mixes.append((images, levels[0] if levels[0] == levels[1] else middle))
+    train = {"pairing": "level_first"} | study.train.model_dump(mode="json", exclude_unset=True)
+    for block in range(blocks):
+        for images, level in mixes:
+            tree = {"data": data.model_dump(mode="json") | images | {"block": block}, "net": study.net}
+            config = read_config({**tree, "train": train | {"seed": block}}, "train")
+            noisy = ((level, images["noisy"]),) if level and images["noisy"] else ()
+            of = Configuration(dataset=study.name, num_clean=images["clean"], noisy=noisy, seed=block)
+            yield config, of, study.evaluate.sample, None
 
-    num_clean: int
-    num_noisy: int = 0
-    sigma: float | None = None
-    levels: Levels | None = None
 
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The same as settings of a run's data."""
-        noise = {"sigma": self.sigma, "levels": self.levels}
-        return {"clean": self.num_clean, "noisy": self.num_noisy} | {k: v for k, v in noise.items() if v}
-
-
-def design_mixes(design: Design, source: ImageSource) -> list[Mix]:
-    """What a design trains on: the ladder of clean sizes, then a mix for each level of noise."""
-    num_clean = int((source.sigma_tn == 0).sum())
-    real = [] if design.noisy else level_bins(source.sigma_tn)
-    if not design.noisy and not real:
-        raise AssayError(
-            f"all images of {source.name} are clean",
-            key="design.noisy",
-            cure="give the noise levels to simulate",
-        )
+def _check_design(
+    design: Design, source: ImageSource, num_clean: int, ladder: list[int], bins: list[Levels]
+) -> None:
+    """Reject a design that the images cannot give."""
+    if not design.noisy and not bins:
+        what, cure = f"all images of {source.name} are clean", "give the noise levels to simulate"
+        raise AssayError(what, key="design.noisy", cure=cure)
     if design.noisy and num_clean < len(source):
         raise AssayError(
             f"simulates noise, but {len(source) - num_clean} images of {source.name} are noisy already",
             key="design.noisy", cure="leave it out to study these, or set data.noisy = 0 to leave them out",
         )  # fmt: skip
-    sizes = sorted({round(design.have_clean * rung) for rung in design.ladder})
-    ladder = [size for size in sizes if size <= num_clean]
     if len(ladder) < 3:
         raise AssayError(
             f"{source.name} has {num_clean} clean images to train on, too few for three sizes from "
             f"{design.have_clean} up", key="design.have_clean",
             cure="lower it: in trials worth by level hardly depended on the share of clean images",
         )  # fmt: skip
-    mixes = [Mix(size) for size in ladder]
-    for clean in (round(design.have_clean * rung) for rung in design.mixes):
-        num_noisy = design.num_noisy or max(ladder[-1] - clean, 0)
-        if design.noisy and not 0 < num_noisy <= num_clean - clean:
-            what = f"{clean} clean images of {num_clean} leave {num_clean - clean} to get noise"
-            raise AssayError(what, key="design.num_noisy", cure="lower it, or lower design.mixes")
-        mixes += [Mix(clean, num_noisy, sigma) for sigma in design.noisy]
-        for low, high in real:
-            inside = (source.sigma_tn >= torch.tensor(low)) & (source.sigma_tn <= torch.tensor(high))
-            mixes.append(Mix(clean, min(num_noisy, int(inside.sum())), levels=(low, high)))
-    return mixes
-
-
-def _design_runs(
-    study: Study, design: Design, data: DataConfig, source: ImageSource, blocks: int
-) -> Iterator[_Row]:
-    train = {"pairing": "level_first"} | study.train.model_dump(mode="json", exclude_unset=True)
-    for block in range(blocks):
-        for mix in design_mixes(design, source):
-            images = data.model_dump(mode="json") | mix.keys | {"block": block}
-            config = read_config({"data": images, "net": study.net, "train": train | {"seed": block}}, "train")
-            level = mix.sigma or _middle(source.sigma_tn, mix.levels)
-            noisy = ((level, mix.num_noisy),) if mix.num_noisy else ()
-            of = Configuration(dataset=study.name, num_clean=mix.num_clean, noisy=noisy, seed=block)
-            yield config, of, study.evaluate.sample, None
 
 
 def level_bins(sigma_tn: Tensor, max_bins: int = 3) -> list[Levels]:
@@ -198,15 +177,12 @@ def _plain(level: Tensor) -> float:
     return float(str(np.float32(level.item())))
 
 
-def _middle(sigma_tn: Tensor, levels: Levels | None) -> float:
-    """The level that stands for a bin: the geometric mean of its images."""
-    if levels is None or levels[0] == levels[1]:
-        return levels[0] if levels else math.nan
-    inside = (sigma_tn >= torch.tensor(levels[0])) & (sigma_tn <= torch.tensor(levels[1]))
-    return float(f"{sigma_tn[inside].double().log().mean().exp().item():.3g}")
+def _between(sigma_tn: Tensor, levels: Levels) -> Tensor:
+    low, high = torch.tensor(levels)
+    return (sigma_tn >= low) & (sigma_tn <= high)
 
 
-def _grid_runs(study: Study, data: DataConfig, source: ImageSource) -> Iterator[_Row]:
+def _grid_rows(study: Study, data: DataConfig, source: ImageSource) -> Iterator[_Row]:
     """The rows of the paper's tables, in their order, then the extras."""
     grid = study.grid
     assert grid is not None
@@ -216,24 +192,25 @@ def _grid_runs(study: Study, data: DataConfig, source: ImageSource) -> Iterator[
             key="grid.sigmas", cure="write a [design] for these, or set data.noisy = 0 to leave them out",
         )  # fmt: skip
     for seed in grid.seeds:
+        rows = []
         for p in grid.clean_fractions:
             if p == 1 or (p > 0 and "clean_only" in grid.baselines):
-                yield _grid_run(study, data, source, seed, Extra(table="clean_mix", clean_fraction=p))
+                rows.append(Extra(table="clean_mix", clean_fraction=p))
             for sigma in grid.sigmas if p < 1 else ():
-                yield _grid_run(
-                    study, data, source, seed, Extra(table="clean_mix", clean_fraction=p, sigma=sigma)
-                )
+                rows.append(Extra(table="clean_mix", clean_fraction=p, sigma=sigma))
                 if p == 0:
-                    only: dict[str, Any] = {"table": "only_noisy", "clean_fraction": 0.0, "sigma": sigma}
-                    ways: list[dict[str, Any]] = [{}]
-                    ways += [{"sampling": "truncated"}] * ("truncated" in grid.baselines)
-                    ways += [{"consistency": True}] * ("consistency" in grid.baselines)
-                    yield from (_grid_run(study, data, source, seed, Extra(**only, **way)) for way in ways)
+                    alone = Extra(table="only_noisy", clean_fraction=p, sigma=sigma)
+                    rows.append(alone)
+                    if "truncated" in grid.baselines:
+                        rows.append(alone.model_copy(update={"sampling": "truncated"}))
+                    if "consistency" in grid.baselines:
+                        rows.append(alone.model_copy(update={"consistency": True}))
+        yield from (_grid_row(study, data, source, seed, row) for row in rows)
     for extra in study.extra:
-        yield from (_grid_run(study, data, source, seed, extra) for seed in extra.seeds or grid.seeds)
+        yield from (_grid_row(study, data, source, seed, extra) for seed in extra.seeds or grid.seeds)
 
 
-def _grid_run(study: Study, data: DataConfig, source: ImageSource, seed: int, row: Extra) -> _Row:
+def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, row: Extra) -> _Row:
     general, own = (part.model_dump(mode="json", exclude_unset=True) for part in (study.train, row.train))
     train, p, sigma = {**general, **own, "seed": seed}, row.clean_fraction, row.sigma
     if row.consistency:
@@ -259,7 +236,7 @@ def _grid_run(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
     first = None
     if row.continues:
         same_images = Extra(table="clean_mix", clean_fraction=p, sigma=sigma)
-        first = _grid_run(study, data, source, seed, same_images)[0]
+        first = _grid_row(study, data, source, seed, same_images)[0]
     try:
         return config, of, SampleConfig(**sample), first
     except ValidationError as error:

@@ -18,15 +18,11 @@ The paper's own grid has the sections below instead of [design]; `assay.study.ru
                 sigma = 0.2
 """
 
-import json
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from assay.data.config import DataConfig
 from assay.errors import AssayError
@@ -34,7 +30,7 @@ from assay.metrics import ExtractorName
 from assay.outcome import Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
-from assay.settings import Level, Strict, faults_to_error, override, read_toml
+from assay.settings import Level, Strict, checked, override, read_toml
 from assay.train.config import ConsistencyConfig, TrainConfig
 from assay.train.presets import PRESETS, preset_tree
 
@@ -188,35 +184,27 @@ class Study(Strict):
         """The study that `scale` asks for."""
         if self.scale == 1:
             return self
-        number, sample = self.evaluate.num_images, self.evaluate.sample
+        whole, number, sample = self.train.num_steps, self.evaluate.num_images, self.evaluate.sample
+        steps = max(2, round(whole * self.scale))
+        train = {"num_steps": steps, "batch_size": min(self.train.batch_size, 4), "max_per_device": None}
         evaluate = {
             "num_images": max(20, round(number * self.scale)) if number else 0,
             "along": min(self.evaluate.along, 2),
             "sample": sample.model_copy(update={"num_steps": min(sample.num_steps, 4), "num_extra": 0}),
         }
-        thin = {"model_channels": 8, "num_blocks": 1} if "preset" in self.net else {}
+        extras = []
+        for extra in self.extra:
+            longer = {"num_steps": steps + (extra.train.num_steps > whole)}
+            own = longer if "num_steps" in extra.train.model_fields_set else {}
+            few = {"num_extra": min(extra.num_extra, 2), "train": extra.train.model_copy(update=own)}
+            extras.append(extra.model_copy(update=few))
         update = {
-            "net": {**self.net, **thin},
-            "train": self._scaled_training(self.train, self.train.num_steps),
+            "net": {**self.net, **({"model_channels": 8, "num_blocks": 1} if "preset" in self.net else {})},
+            "train": self.train.model_copy(update=train | {"precision": "32"}),
             "evaluate": self.evaluate.model_copy(update=evaluate),
-            "extra": tuple(
-                extra.model_copy(
-                    update={"num_extra": min(extra.num_extra, 2)}
-                    | ({"train": self._scaled_training(extra.train, self.train.num_steps)})
-                )
-                for extra in self.extra
-            ),
+            "extra": tuple(extras),
         }
         return self.model_copy(update=update)
-
-    def _scaled_training(self, train: TrainConfig, whole: int) -> TrainConfig:
-        """Fewer steps, in the proportion of `whole`, and small batches."""
-        changes: dict[str, Any] = {}
-        if "num_steps" in train.model_fields_set or train is self.train:
-            changes["num_steps"] = max(2, round(whole * self.scale)) + (train.num_steps > whole)
-        if train is self.train:
-            changes |= {"batch_size": min(train.batch_size, 4), "max_per_device": None, "precision": "32"}
-        return train.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _one_plan(self) -> "Study":
@@ -236,7 +224,7 @@ _DECIDED = {
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
-    """Read and check a study file; a fault is named with its line and, if near one, the valid name.
+    """Read and check a study file; a fault is named with its key and, if near one, the valid name.
 
     `settings` change it as `assay train --set` does, e.g. "train.num_steps=100".
     """
@@ -244,13 +232,9 @@ def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
     for key, cure in _DECIDED.items():
         section, name = key.split(".")
         if name in tree.get(section, {}):
-            with naming_line(path):
-                raise AssayError("is decided by the study", key=key, cure=f"leave it out, and set {cure}")
-    try:
-        return Study.model_validate_json(json.dumps(tree)).scaled()
-    except ValidationError as error:
-        with naming_line(path):
-            raise faults_to_error(error, Study) from None
+            what = "is decided by the study"
+            raise AssayError(what, path=path, key=key, cure=f"leave it out, and set {cure}")
+    return checked(Study, tree, path).scaled()
 
 
 def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
@@ -269,37 +253,3 @@ def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
         "train": chosen["train"],
         "evaluate": evaluate,
     }
-
-
-@contextmanager
-def naming_line(path: Path) -> Iterator[None]:
-    """Give an error that names a setting the file as its path, with the line of that setting."""
-    try:
-        yield
-    except AssayError as error:
-        if error.key or error.path is None:
-            error.what = f"{error.path} {error.what}" if error.path else error.what
-            keys = (error.key or "").split(".")
-            error.path = place(path, tuple(int(part) if part.isdigit() else part for part in keys))
-        raise
-
-
-def place(path: Path, key: tuple[Any, ...]) -> str:
-    """ "study.toml, line 7" of the longest beginning of a key, e.g. ("extra", 1, "sigma"), that it names."""
-    section: tuple[Any, ...] = ()
-    num_tables: Counter[str] = Counter()
-    longest, found = 0, str(path)
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
-        here: tuple[Any, ...]
-        if header := re.match(r"\s*(\[+)\s*([\w.-]+)\s*\]", line):
-            here = section = tuple(header[2].split("."))
-            if header[1] == "[[":
-                here = section = (*section, num_tables[header[2]])
-                num_tables[header[2]] += 1
-        elif name := re.match(r"\s*([\w.-]+)\s*=", line):
-            here = (*section, *name[1].split("."))
-        else:
-            continue
-        if here == key[: len(here)] and len(here) > longest:
-            longest, found = len(here), f"{path}, line {number}"
-    return found

@@ -5,16 +5,15 @@
     sample    runs/<key>/samples-*.json   distances of samples, one file per way of sampling, and a picture
     record    runs/<key>/outcome-*.json   one row of results.csv
 
-`execute` goes through them. An outcome's file is all that counts: with it nothing is repeated, even if the
-checkpoint is gone.
+`execute` goes through them, and `attempt` tells how that ended. An outcome's file is all that counts: with it
+nothing is repeated, even if the checkpoint is gone.
 """
 
-import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from assay.data.config import DataConfig
 from assay.data.picture import image_grid
 from assay.devices import find_devices
 from assay.errors import AssayError
-from assay.files import decoding, hold_lock, read_json, write_whole
+from assay.files import decoding, hold_lock, write_whole
 from assay.metrics import (
     Extractor,
     Reference,
@@ -48,20 +47,40 @@ from assay.train.ranks import train_on_ranks
 from assay.train.restored import round_ends, snapshot_at
 
 _NUM_PICTURED = 64
+_SECONDS_BETWEEN_UPDATES = 0.2
+_SECONDS_FOR_ORPHANS = 15.0  # for a worker of an earlier study, which was killed, to leave its run
 
 
 @dataclass(frozen=True)
 class Update:
     """What a run is doing ("training", "measuring", "sampling") and how far it is, or how it ended.
 
-    Ends are "done", "stopped" and "failed", which has a reason.
+    Ends are "done", "stopped" and, with a reason, "failed" and "lost": its worker died.
     """
 
     run: str
     phase: str
-    done: int
-    total: int
+    done: int = 1
+    total: int = 1
     reason: str = ""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether no more is heard of this attempt."""
+        return self.phase in ("done", "stopped", "failed", "lost")
+
+
+def now_and_then(tell: Callable[[Update], None]) -> Callable[[Update], None]:
+    """The same, but for updates that follow another one closely and do not complete anything."""
+    last_told = 0.0
+
+    def tell_some(update: Update) -> None:
+        nonlocal last_told
+        if time.monotonic() - last_told > _SECONDS_BETWEEN_UPDATES or update.done == update.total:
+            last_told = time.monotonic()
+            tell(update)
+
+    return tell_some
 
 
 @dataclass(frozen=True)
@@ -102,11 +121,29 @@ class Interrupted(Exception):
     """Measuring or sampling was asked to stop; it starts again next time, since it takes little time."""
 
 
+def attempt(work: Work) -> Update:
+    """Execute a run and tell how it ended; the reason of a failure is recorded in its folder."""
+    run, run_dir = work.run, work.run_dir
+    try:
+        busy = f"{run_dir} is held by {{holder}}, which an earlier study left: end it"
+        with hold_lock(run_dir / ".lock", busy, _SECONDS_FOR_ORPHANS):
+            failure_path(work.folder, run).unlink(missing_ok=True)
+            return Update(run.key, "done" if execute(work) else "stopped")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        record_failure(work.folder, run, reason)
+        return Update(run.key, "failed", 0, 1, reason)
+
+
+def record_failure(folder: Path, run: Run, reason: str) -> None:
+    """Record why a run failed; if the disk is full, the other runs continue without the record."""
+    with suppress(OSError), write_whole(failure_path(folder, run)) as partial:
+        partial.write_text(reason)
+
+
 def execute(work: Work) -> bool:
     """Take a run through its stages to the end, or until it should stop; True if finished."""
-    missing = [
-        sample for sample in work.run.samples if not outcome_path(work.folder, work.run, sample).exists()
-    ]
+    missing = [s for s in work.run.samples if not outcome_path(work.folder, work.run, s).exists()]
     if not missing:
         return True
     if not train_stage(work):
@@ -117,8 +154,11 @@ def execute(work: Work) -> bool:
             record_stage(work, sample, measured, sample_stage(work, sample))
     except Interrupted:
         return False
-    for path in _unneeded_snapshots(work):
-        path.unlink()
+    settings = work.run.config.train
+    kept, every = {settings.total_steps, *round_ends(settings)}, settings.snapshot_every
+    for step, path in snapshots(work).items():  # not those that the run's own settings ask for
+        if step not in kept and not (every and step % every == 0):
+            path.unlink()
     return True
 
 
@@ -151,24 +191,18 @@ def snapshots(work: Work) -> dict[int, Path]:
     }
 
 
-def _unneeded_snapshots(work: Work) -> list[Path]:
-    """Of a finished run: all that were kept to be compared, not those that its own settings ask for."""
-    settings = work.run.config.train
-    kept, every = {settings.total_steps, *round_ends(settings)}, settings.snapshot_every
-    return [
-        path for step, path in snapshots(work).items() if step not in kept and not (every and step % every == 0)
-    ]
-
-
 def train_stage(work: Work) -> bool:
     """Train the run, or resume it; True if it is finished."""
     config, run_dir = work.run.config, work.run_dir
     if final_path(run_dir).exists() and (run_dir / "train.seconds").exists():
         return True
     if work.run.continues is not None:
-        if not _train_first(work):
+        first = replace(work, run=work.run.continues)
+        with hold_lock(first.run_dir / ".training", "", math.inf):
+            pass  # another worker may be at it
+        if not train_stage(first):
             return False
-        goes_on = {"continue_from": run_path(work.folder, work.run.continues)}
+        goes_on = {"continue_from": first.run_dir}
         config = config.model_copy(update={"train": config.train.model_copy(update=goes_on)})
     images, steps = config.data.with_stores(work.data.all_paths), compared_steps(work)
 
@@ -192,15 +226,6 @@ def train_stage(work: Work) -> bool:
         for unneeded in (*states, *run_dir.glob("restored-*")):  # by a finished model
             shutil.rmtree(unneeded, ignore_errors=True)
     return finished
-
-
-def _train_first(work: Work) -> bool:
-    """Train the run that this one continues, unless it is there; True if it is finished."""
-    assert work.run.continues is not None
-    first = replace(work, run=work.run.continues)
-    with hold_lock(first.run_dir / ".training", "", math.inf):
-        pass  # another worker may be at it
-    return train_stage(first)
 
 
 @contextmanager
@@ -232,7 +257,7 @@ def measure_stage(work: Work) -> Evaluation:
     """The held-out loss by bands of levels; nothing without enough held-out images."""
     path, held_out = losses_path(work.folder, work.run), work.data.open_held_out()
     if path.exists():
-        return read_losses(path)
+        return read_measures(path)
     if held_out is None or not can_measure(held_out):
         return Evaluation()
     with _timed(path.with_suffix(".seconds")):
@@ -245,12 +270,12 @@ def measure_stage(work: Work) -> Evaluation:
     by_step = zip(found.steps, found.chosen_by.sum(1).tolist(), strict=True)
     along = tuple(Along(step=step, held_out_loss=loss) for step, loss in by_step)
     save_evaluation(path, with_band_losses(Evaluation(), found).model_copy(update={"along": along}))
-    return read_losses(path)
+    return read_measures(path)
 
 
-def read_losses(path: Path) -> Evaluation:
-    """Read what the measuring stage wrote, with the losses of each image."""
-    with decoding(path, "remove it, and the run is measured again"):
+def read_measures(path: Path) -> Evaluation:
+    """Read what the measuring or the sampling stage wrote, with the losses of each image."""
+    with decoding(path, "remove it, and it is measured again"):
         return load_arrays(path, Evaluation.model_validate_json(path.read_bytes()))
 
 
@@ -277,84 +302,46 @@ def find_reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extrac
 
 def sample_stage(work: Work, sample: SampleConfig) -> Evaluation:
     """Sample the final model, and those along training, and measure their distances; draw a grid of samples."""
-    path = outcome_path(work.folder, work.run, sample)
-    written = samples_path(path)
-    if written.exists():
-        with decoding(written, "remove it, and the samples are measured again"):
-            return Evaluation.model_validate_json(written.read_bytes())
-    with _timed(written.with_suffix(".seconds")):
-        found, pictured = _measure_samples(work, sample, path)
-    with write_whole(picture_path(path)) as partial:
-        image_grid(pictured, 8).save(partial)
-    save_evaluation(written, found)
-    return found
+    path = samples_path(outcome_path(work.folder, work.run, sample))
+    if not path.exists():
+        with _timed(path.with_suffix(".seconds")):
+            found, pictured = _measure_samples(work, sample, path)
+        with write_whole(path.with_suffix(".png")) as partial:
+            image_grid(pictured, 8).save(partial)
+        save_evaluation(path, found)
+    return read_measures(path)
 
 
 def _measure_samples(work: Work, sample: SampleConfig, path: Path) -> tuple[Evaluation, torch.Tensor]:
-    """What the samples of a run are like, and some of them to look at."""
-    compared = find_reference(work.study, work.data, work.folder)
-    protocol, devices = work.study.evaluate, find_devices()
-    num_total, weights = protocol.num_images * protocol.num_ranges, snapshots(work)
+    """What the samples of a run are like, and some of them to look at.
+
+    Points along training are measured on seeds that no result uses, each with a file of its own.
+    """
+    compared, protocol = find_reference(work.study, work.data, work.folder), work.study.evaluate
     frequencies = compared[1].frequencies if compared else None
     advance = work.counter("sampling", max(work.run.num_sampled, 1))
-    along = {}
-    if compared:
-        kept = path.with_name(path.name.replace("outcome-", "along-"))
-        for step in (each for each in along_steps(work) if each in weights):
-            along[step] = _fd_along(work, sample, compared, kept, step, weights[step], advance)
-    final = weights[work.run.config.train.total_steps]
+    num_images, weights, along = protocol.num_images, snapshots(work), []
+    first_seed = num_images * protocol.num_ranges  # of the points along training
+    for step in (each for each in along_steps(work) if compared and each in weights):
+        kept = path.with_name(f"{path.stem}-{step}.json")
+        if compared and not kept.exists():
+            samples, _ = sample_checkpoint(
+                weights[step], num_images, first_seed, sample, frequencies, find_devices()[0]
+            )
+            found = evaluate(samples, compared[1], compared[0], num_images, progress=advance, fd_only=True)
+            save_evaluation(kept, found.evaluation)
+        along.append(Along(step=step, fd=read_measures(kept).fd))
     samples, settings = sample_checkpoint(
-        final, max(num_total, _NUM_PICTURED), 0, sample, frequencies, devices[0]
-    )
-    found = Evaluation()
+        weights[work.run.config.train.total_steps], max(first_seed, _NUM_PICTURED), 0, sample, frequencies,
+        find_devices()[0],
+    )  # fmt: skip
+    result = Evaluation()
     if compared:
-        found = evaluate(
-            samples,
-            compared[1],
-            compared[0],
-            protocol.num_images,
-            protocol.num_ranges,
-            sampler=settings,
-            progress=advance,
-            fd_only=protocol.fd_only,
-        ).evaluation
-    found = found.model_copy(update={"along": tuple(Along(step=step, fd=fd) for step, fd in along.items())})
-    return found, samples.read(torch.arange(_NUM_PICTURED))
-
-
-def _fd_along(
-    work: Work,
-    sample: SampleConfig,
-    compared: tuple[Extractor, Reference],
-    kept: Path,
-    step: int,
-    weights: Path,
-    advance: Callable[[int], None],
-) -> float:
-    """The distance after one step, on seeds that no result uses; those before an interruption are in `kept`."""
-    found = read_along(kept)
-    if step not in found:
-        protocol, (extractor, reference) = work.study.evaluate, compared
-        num_images, devices = protocol.num_images, find_devices()
-        samples, _ = sample_checkpoint(
-            weights, num_images, num_images * protocol.num_ranges, sample, reference.frequencies, devices[0]
-        )
-        evaluation = evaluate(
-            samples, reference, extractor, num_images, progress=advance, fd_only=True
-        ).evaluation
-        assert evaluation.fd is not None
-        found[step] = evaluation.fd
-        with write_whole(kept) as partial:
-            partial.write_text(json.dumps(found))
-    return found[step]
-
-
-def read_along(path: Path) -> dict[int, float]:
-    """The distances by step that were measured before an interruption, if there was one."""
-    if not path.exists():
-        return {}
-    with decoding(path, "remove it, and it is measured again"):
-        return {int(step): float(fd) for step, fd in read_json(path).items()}
+        result = evaluate(
+            samples, compared[1], compared[0], num_images, protocol.num_ranges, sampler=settings,
+            progress=advance, fd_only=protocol.fd_only,
+        ).evaluation  # fmt: skip
+    return result.model_copy(update={"along": tuple(along)}), samples.read(torch.arange(_NUM_PICTURED))
 
 
 # --- record ------------------------------------------------------------------------------------------------
@@ -400,13 +387,8 @@ def outcome_path(folder: Path, run: Run, sample: SampleConfig) -> Path:
 
 
 def samples_path(outcome: Path) -> Path:
-    """The file of the sampling stage that belongs to an outcome."""
+    """The file of the sampling stage that belongs to an outcome; a grid of samples stands beside it."""
     return outcome.with_name(outcome.name.replace("outcome-", "samples-"))
-
-
-def picture_path(outcome: Path) -> Path:
-    """The grid of samples next to an outcome."""
-    return samples_path(outcome).with_suffix(".png")
 
 
 def failure_path(folder: Path, run: Run) -> Path:

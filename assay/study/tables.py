@@ -7,7 +7,7 @@ deviation over seeds (or over ranges of samples, if there is one seed).
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,49 +67,36 @@ class Table:
 
 
 def study_tables(outcomes: Sequence[Outcome], metric: Metric = FD) -> list[Table]:
-    """The paper's tables (headline, only noisy, clean and noisy mixed), the extras, and all metrics."""
+    """The paper's tables (headline, only noisy, clean and noisy mixed), and all that they do not show."""
     values, name = averages(outcomes, metric), metric.title(outcomes[0])
-    found = [
-        _headline_table(values, name),
-        _only_noisy_table(values, name),
-        _clean_mix_table(values, name),
-        _extras_table(values, name),
-    ]
-    tables = [table for table in found if table is not None]
+    makers = _headline_table, _only_noisy_table, _clean_mix_table
+    found = [table for make in makers if (table := make(values, name)) is not None]
     every = metrics_table(outcomes)
-    return [*tables, every] if len(every.header) > 2 or not tables else tables
-
-
-def headline_sigma(configurations: Iterable[Configuration]) -> float:
-    """The noise level of the headline: the highest of the grid."""
-    return max((c.sigma for c in configurations if c.table == "clean_mix" and c.sigma), default=math.nan)
+    more = len(every.header) > 2 or any(of.table not in ("clean_mix", "only_noisy") for of in values)
+    return [*found, every] if more or not found else found
 
 
 def headline_configurations(configurations: Iterable[Configuration]) -> dict[Role, Configuration]:
-    """Those of the paper's grid that its headline compares, by their role; not all of them need to be there."""
-    configurations = list(configurations)
-    sigma = headline_sigma(configurations)
-    grid = [c for c in configurations if c.table == "clean_mix" and c.clean_fraction is not None]
-    few = min({c.clean_fraction for c in grid if c.clean_fraction} - {1.0}, default=math.nan)
+    """Those of the paper's grid that its headline compares, by their role; not all of them need to be there.
 
-    def in_grid(of: Configuration, part: float, noisy: bool) -> bool:
-        found = of.table, of.clean_fraction, of.sigma
-        return found == ("clean_mix", part, sigma if noisy else None)
-
-    def only_noisy(of: Configuration, sampling: str = "full", consistency: bool = False) -> bool:
-        found = of.table, of.sigma, of.sampling, of.consistency
-        return found == ("only_noisy", sigma, sampling, consistency)
-
-    roles: dict[Role, Callable[[Configuration], bool]] = {
-        "all_clean": lambda of: in_grid(of, 1.0, noisy=False),
-        "noisy": only_noisy,
-        "noisy_truncated": lambda of: only_noisy(of, sampling="truncated"),
-        "noisy_consistent": lambda of: only_noisy(of, consistency=True),
-        "few_clean": lambda of: in_grid(of, few, noisy=False),
-        "mix": lambda of: in_grid(of, few, noisy=True),
+    The noise level is the highest of the grid, and few clean images are its smallest fraction.
+    """
+    there: dict[tuple[object, ...], Configuration] = {}
+    for of in configurations:
+        part = of.clean_fraction if of.table == "clean_mix" else None
+        there.setdefault((of.table, part, of.sigma, of.sampling, of.consistency), of)
+    grid = [of for of in there.values() if of.table == "clean_mix" and of.clean_fraction is not None]
+    sigma = max((of.sigma for of in grid if of.sigma), default=math.nan)
+    few = min({of.clean_fraction for of in grid if of.clean_fraction} - {1.0}, default=math.nan)
+    roles: dict[Role, tuple[object, ...]] = {
+        "all_clean": ("clean_mix", 1.0, None, "full", False),
+        "noisy": ("only_noisy", None, sigma, "full", False),
+        "noisy_truncated": ("only_noisy", None, sigma, "truncated", False),
+        "noisy_consistent": ("only_noisy", None, sigma, "full", True),
+        "few_clean": ("clean_mix", few, None, "full", False),
+        "mix": ("clean_mix", few, sigma, "full", False),
     }
-    found = {role: next(filter(has_role, configurations), None) for role, has_role in roles.items()}
-    return {role: each for role, each in found.items() if each is not None}
+    return {role: there[key] for role, key in roles.items() if key in there}
 
 
 def headline_title(of: Configuration) -> str:
@@ -138,11 +125,10 @@ def headline(outcomes: Sequence[Outcome], metric: Metric = FD) -> str:
 def _headline_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
     """Table 1: the headline configurations at the highest noise of the grid."""
     roles = headline_configurations(values).values()
-    if len(roles) < 2:
-        return None
     rows = tuple((headline_title(of), str(values[of])) for of in roles)
-    dataset = next(iter(roles)).dataset
-    return Table(f"{name} at noise {headline_sigma(values):g}", ("available data", dataset), rows)
+    at_noise = "".join(f" at noise {sigma:g}" for sigma in {of.sigma for of in roles if of.sigma})
+    header = ("available data", *{of.dataset for of in roles})
+    return Table(f"{name}{at_noise}", header, rows) if len(rows) > 1 else None
 
 
 def _only_noisy_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
@@ -181,43 +167,31 @@ def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Tabl
     return Table(title, header, tuple(rows)) if fractions else None
 
 
-def _extras_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
-    """What the spec's `[[extra]]` configurations gave."""
-    rows = []
-    for of, value in values.items():
-        if of.table not in ("", "clean_mix", "only_noisy"):
-            fraction = "" if of.clean_fraction is None else f"{of.clean_fraction:.3g}"
-            way = "consistency" if of.consistency else f"{of.rounds} rounds" if of.rounds else of.sampling
-            rows.append((of.table, fraction, _levels(of.levels), way, str(value)))
-    header = ("configuration", "clean fraction", "noise level", "way", name)
-    return Table(f"{name} of further configurations", header, tuple(rows)) if rows else None
-
-
 def metrics_table(outcomes: Sequence[Outcome]) -> Table:
     """Every configuration with all that was measured of it."""
-    names = titles(outcome.evaluation for outcome in outcomes)
-    metrics = [METRICS.get(name, Metric(name)) for name in names]
-    columns = [averages(outcomes, metric) for metric in metrics]
-    rows: dict[str, tuple[str, ...]] = {}
-    for of in dict.fromkeys(of for column in columns for of in column):
-        cells = tuple(str(column.get(of, "")) for column in columns)
-        rows.setdefault(of.title, (of.title, *cells))  # noisy images alone are in two of the paper's tables
-    header = ("configuration", *(metric.title(outcomes[0]) for metric in metrics))
-    return Table("All metrics", header, tuple(rows.values()))
+    metrics = [METRICS.get(name, Metric(name)) for name in titles(each.evaluation for each in outcomes)]
+    columns = [(metric.title(outcomes[0]), averages(outcomes, metric)) for metric in metrics]
+    return _configurations_table("All metrics", columns)
 
 
 def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: tuple[str, str]) -> Table:
     """Two studies side by side: the configurations of either, by the metrics that both have."""
-    metrics = [m for m in METRICS.values() if any(map(m.value, first)) and any(map(m.value, second))]
-    columns = [averages(outcomes, metric) for metric in metrics for outcomes in (first, second)]
-    alike = [
-        {of.model_copy(update={"dataset": ""}): value for of, value in column.items()} for column in columns
-    ]
-    rows = []
-    for of in dict.fromkeys(of for column in alike for of in column):
-        rows.append((of.title, *(str(column.get(of, "")) for column in alike)))
-    header = [f"{metric.title(first[0])}, {name}" for metric in metrics for name in names]
-    return Table(f"{names[0]} and {names[1]}", ("configuration", *header), tuple(rows))
+    columns = []
+    for metric in METRICS.values():
+        if any(map(metric.value, first)) and any(map(metric.value, second)):
+            for name, outcomes in zip(names, (first, second), strict=True):
+                found = averages(outcomes, metric).items()
+                alike = {of.model_copy(update={"dataset": ""}): value for of, value in found}
+                columns.append((f"{metric.title(first[0])}, {name}", alike))
+    return _configurations_table(f"{names[0]} and {names[1]}", columns)
+
+
+def _configurations_table(title: str, columns: Sequence[tuple[str, Mapping[Configuration, Average]]]) -> Table:
+    rows: dict[str, tuple[str, ...]] = {}
+    for of in dict.fromkeys(of for _, column in columns for of in column):
+        cells = (str(column.get(of, "")) for _, column in columns)
+        rows.setdefault(of.title, (of.title, *cells))  # noisy images alone are in two of the paper's tables
+    return Table(title, ("configuration", *(name for name, _ in columns)), tuple(rows.values()))
 
 
 def _levels(levels: Sequence[float]) -> str:

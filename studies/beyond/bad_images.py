@@ -111,7 +111,7 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
                 of_kind = made.configuration.model_copy(update={"dataset": dataset})
                 found.append(made.model_copy(update={"configuration": of_kind}))
             print(f"{name}: FD {made.evaluation.fd:.2f}, loss {made.evaluation.held_out_loss:.3f}", flush=True)
-            outcomes = sorted(found, key=lambda each: each.configuration)
+            outcomes = sorted(found, key=lambda each: each.configuration.order())
             write_outcomes(out / "bad_images.csv", outcomes)
 
 

@@ -19,7 +19,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,8 @@ from assay.outcome import Configuration, Outcome, load_outcome, write_outcomes
 from assay.pricing import PAPER, price_all, read_levels
 from assay.sample import SampleConfig
 from assay.settings import read_toml
-from assay.study.report import along_panels
 from assay.study.spec import DEMO, read_study
-from assay.study.stages import read_along
+from assay.study.stages import read_measures
 from assay.train.average import average_checkpoint, save_averages
 from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
@@ -595,13 +594,8 @@ FORMATS: list[Format] = [
     Format("demo toml", _text("study.toml", DEMO.read_text()), read_study),
     Format("run config", _text("config.json", _RUN), read_run),
     Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
-    Format(
-        "along.csv",
-        _text("along.csv", _ALONG),
-        lambda path: [asdict(panel) for panel in along_panels(path)],
-    ),
     Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: [vars(each) for each in read_levels(path)]),
-    Format("along json", _text("along-1.json", json.dumps({"10": 2.5, "20": 1.5})), read_along),
+    Format("stage json", _text("samples-1.json", _EVALUATION), read_measures),
     Format("job json", _job, lambda path: _to_go(path.parent).check_job(_JOB), named=lambda p: p.parent.name),
     Format("results.csv", _text("results.csv", PAPER.read_text()), _read_table),
     Format("results.csv of a study", _results, _read_table),
