@@ -92,17 +92,8 @@ def _make_checkpoint(folder: Path) -> None:
 
 
 def _sample(folder: Path) -> list[str]:
-    arguments = [
-        "sample",
-        str(folder / "trained"),
-        "--seeds",
-        "0-199",
-        "--batch-size",
-        "20",
-        "--num-steps",
-        "6",
-    ]
-    return [*arguments, "-o", str(folder / "out" / "samples")]
+    options = "--seeds 0-199 --batch-size 20 --num-steps 6".split()
+    return ["sample", str(folder / "trained"), *options, "-o", str(folder / "out" / "samples")]
 
 
 def _make_study(folder: Path) -> None:
@@ -125,15 +116,13 @@ def _files(out: Path, wanted: Callable[[Path], bool] = lambda path: True) -> dic
     return {str(path.relative_to(out)): path.read_bytes() for path in found}
 
 
+def _pack(folder: Path) -> list[str]:
+    return ["data", "pack", str(folder / "images.npz"), "-o", str(folder / "out" / "store")]
+
+
 COMMANDS = [
     Command("train", _pack_digits, _train, _trained),
-    Command(
-        "pack",
-        _make_images,
-        lambda folder: ["data", "pack", str(folder / "images.npz"), "-o", str(folder / "out" / "store")],
-        _files,
-        target="store",
-    ),
+    Command("pack", _make_images, _pack, _files, target="store"),
     Command("sample", _make_checkpoint, _sample, _files),
     Command("study", _make_study, _study, _studied, has_workers=True),
 ]
@@ -227,30 +216,31 @@ def _disturb(command: Command, folder: Path, seconds: float, rng: random.Random,
         time.sleep(0.005)
     workers, everybody = workers_of(pid), children(pid)
     how = rng.choice(("driver", "worker", "both", "stopped", "paused")) if workers else "driver"
-    if how == "paused":
-        for each in (pid, *workers):
-            _signal(each, signal.SIGSTOP)
-        time.sleep(0.5)
-        for each in (*workers, pid):
-            _signal(each, signal.SIGCONT)
-    if how == "stopped":
-        _signal(rng.choice(workers), signal.SIGSTOP)
-    if how in ("worker", "both"):
-        for worker in workers if how == "both" else [rng.choice(workers)]:
-            _signal(worker, signal.SIGKILL)
+    match how:
+        case "paused":
+            _signal((pid, *workers), signal.SIGSTOP)
+            time.sleep(0.5)
+            _signal((*workers, pid), signal.SIGCONT)
+        case "stopped":
+            _signal([rng.choice(workers)], signal.SIGSTOP)
+        case "worker":
+            _signal([rng.choice(workers)], signal.SIGKILL)
+        case "both":
+            _signal(workers, signal.SIGKILL)
     if how in ("worker", "paused"):  # the driver goes on and does what is left
         report.num_kills += 1
         return _ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), report)
-    _signal(pid, signal.SIGKILL)
+    _signal([pid], signal.SIGKILL)
     os.waitpid(pid, 0)
     report.num_kills += 1
     report.orphan_seconds = max(report.orphan_seconds, seconds_until_gone(everybody))
     return False
 
 
-def _signal(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):  # it has just ended
-        os.kill(pid, number)
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
 
 
 def _ended(status: int, report: Report) -> bool:

@@ -277,10 +277,9 @@ def status(spec: Spec, output: Folder = None) -> None:
     found = study_status(opened)
     rows = []
     for each in found:
-        state = f"{each.state} {each.share:.0%}" if each.state == "training" else each.state
         numbers = ["" if value is None else f"{value:.4g}" for value in (each.loss, each.fd)]
         left = duration(each.seconds_left) if each.seconds_left else ""
-        rows.append((each.title, f"{state}: {each.reason}" if each.reason else state, *numbers, left))
+        rows.append((each.title, each.state, *numbers, left))
     header = ("run", "state", "held-out loss", "FD", "left on one core")
     _print_table(opened.study.name, header, rows, console)
     done = sum(each.state == "finished" for each in found)

@@ -208,18 +208,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far one run is: finished, failed (with the reason), training, measuring or to do.
+    """How far one run is, as words: finished, failed (and why), training (how much of it), measuring or to do.
 
-    `share` of its training is done; `seconds_left` is None where nothing is known of its speed.
+    `seconds_left` is None where nothing is known of its speed.
     """
 
     title: str
     state: str
-    share: float
     loss: float | None = None
     fd: float | None = None
     seconds_left: float | None = None
-    reason: str = ""
 
 
 def study_status(opened: OpenStudy) -> list[RunStatus]:
@@ -228,18 +226,17 @@ def study_status(opened: OpenStudy) -> list[RunStatus]:
     taken = [each.train_seconds for each in outcomes.values() if each.train_seconds]
     usual, found = sum(taken) / len(taken) if taken else None, []
     for run in opened.runs:
-        losses = losses_path(opened.folder, run)
+        losses, train = losses_path(opened.folder, run), run.config.train
         loss = read_measures(losses).held_out_loss if losses.exists() else None
-        if opened.is_finished(run):
-            fd = outcomes[run.key].evaluation.fd
-            found.append(RunStatus(run.title, "finished", 1.0, loss, fd, 0.0))
-            continue
-        reason, (step, per_second) = opened.failure(run) or "", _last_step(opened.folder, run)
-        train = run.config.train
+        step, per_second = _last_step(opened.folder, run)
         left = usual if not step else (train.total_steps - step) * train.batch_size / max(per_second, 1e-9)
-        state = "failed" if reason else "to do" if not step else "training"
-        state = "measuring" if step == train.total_steps and not reason else state
-        found.append(RunStatus(run.title, state, step / train.total_steps, loss, None, left, reason))
+        state = f"training {step / train.total_steps:.0%}" if step else "to do"
+        state, fd = "measuring" if step == train.total_steps else state, None
+        if opened.is_finished(run):
+            state, fd, left = "finished", outcomes[run.key].evaluation.fd, 0.0
+        elif reason := opened.failure(run):
+            state = f"failed: {reason}"
+        found.append(RunStatus(run.title, state, loss, fd, left))
     return found
 
 

@@ -349,8 +349,9 @@ def _measure_samples(work: Work, sample: SampleConfig, path: Path) -> tuple[Eval
 
 def record_stage(work: Work, sample: SampleConfig, measured: Evaluation, sampled: Evaluation) -> None:
     """Write the outcome of one way of sampling the run: all that was measured, as one record."""
-    fields = [name for name in Evaluation.model_fields if name.startswith("held_out_loss") or name == "bands"]
-    update: dict[str, object] = {name: getattr(measured, name) for name in fields}
+    update: dict[str, object] = {
+        name: value for name, value in measured if name.startswith("held_out_loss") or name == "bands"
+    }
     losses = {point.step: point.held_out_loss for point in measured.along}
     distances = {point.step: point.fd for point in sampled.along}
     update["along"] = tuple(

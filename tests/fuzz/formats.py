@@ -467,7 +467,6 @@ _RUN = json.dumps(
     {"assay": "0.2.0", "fingerprint": {"data": "a1", "run": "b2"}, "config": {"train": {}}, "net": {}}
 )
 _JOB = {"seeds": 10, "sample": {"num_steps": 4}}
-_ALONG = "configuration,step,fd,held_out_loss\n10 clean,1,3.5,4.5\n10 clean,2,2.5,\n"
 _LEVELS = (
     "dataset,table,block,sigma,num_clean,num_noisy,level_low,level_high,loss,error,step,last_step,loss_last\n"
     "a,,0,,10,0,0.1,1,0.5,0.01,100,200,0.6\na,,0,0.5,10,90,0.1,1,0.25,0.01,100,200,0.3\n"
