@@ -157,7 +157,7 @@ def pending() -> str:
 
 
 def registered() -> str:
-    """The sections of the findings that come from the registered studies, as far as they have results."""
+    """The conclusions from the registered studies, as far as they have results; `evidence` has the tables."""
     if not measured_studies():
         return pending()
     parts = [
@@ -167,13 +167,24 @@ def registered() -> str:
         "quote predicts (dashed):",
         "![Worth of a noisy image by noise level, for each study](worth.png)",
         "## The paper's claims",
-        "Each claim is tested on differences within blocks. All tests are corrected together by Holm's method\n"
-        "at 5%.",
+        "How many of the registered claims hold, fail or are undecided (`studies/README.md` has each of them):",
+        verdicts(),
+    ]
+    return "\n\n".join(parts)
+
+
+def evidence() -> str:
+    """The tables behind the conclusions."""
+    if not measured_studies():
+        return NO_RESULTS
+    parts = [
+        "### Claims",
+        "Each is tested on differences within blocks. All tests are corrected together by Holm's method at 5%.",
         claims(),
-        "## The share of clean images",
+        "### The share of clean images",
         "Worth for structure, from mixes with few clean images and with three times as many:",
         shares(),
-        "## Quotes",
+        "### Quotes",
         "How far the quoted worth is from the measured one, and how well quotes predict the held-out loss of\n"
         "mixes before any noisy image is seen:",
         quoted(),
@@ -255,18 +266,32 @@ def holm(p_values: Iterable[float]) -> list[bool]:
     return rejected
 
 
-def claims() -> str:
-    """Every claim on every study: holds, fails or undecided, all corrected as one family."""
+@cache
+def judged() -> list[tuple[Claim, str]]:
+    """Every claim on every study with its verdict, all corrected as one family."""
     family = [claim for study in measured_studies() for claim in claims_of(study)]
+    decided = holm(claim.p_value for claim in family)
+    words = [("holds" if claim.gain.mean() > 0 else "fails") for claim in family]
+    return [(c, w if d else "undecided") for c, w, d in zip(family, words, decided, strict=True)]
+
+
+def claims() -> str:
+    """Every claim with its verdict and its gain."""
     rows = []
-    for claim, decided in zip(family, holm(claim.p_value for claim in family), strict=True):
-        verdict = "undecided" if not decided else "holds" if claim.gain.mean() > 0 else "fails"
+    for claim, verdict in judged():
         low, high = claim.interval
         gain = f"{claim.gain.mean():.3g} ({low:.3g} to {high:.3g})"
         rows.append((STUDIES[claim.study], claim.words, verdict, gain))
-    counts = {verdict: sum(row[2] == verdict for row in rows) for verdict in ("holds", "fails", "undecided")}
-    total = f"{counts['holds']} claims hold, {counts['fails']} fail and {counts['undecided']} are undecided."
-    return f"{total}\n\n" + markdown(("images", "claim", "verdict", "gain (95%, uncorrected)"), rows)
+    return markdown(("images", "claim", "verdict", "gain (95%, uncorrected)"), rows)
+
+
+def verdicts() -> str:
+    """How many claims have each verdict, by study."""
+    rows = []
+    for study in measured_studies():
+        found = [verdict for claim, verdict in judged() if claim.study == study]
+        rows.append((STUDIES[study], *(str(found.count(word)) for word in ("holds", "fails", "undecided"))))
+    return markdown(("images", "hold", "fail", "undecided"), rows)
 
 
 def shares() -> str:
@@ -410,7 +435,7 @@ def worth_panels() -> list[Panel]:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     block.__name__: block
-    for block in (answer, replacement, pending, registered, costs, noise, published, rates)
+    for block in (answer, replacement, pending, registered, evidence, costs, noise, published, rates)
 }
 
 
