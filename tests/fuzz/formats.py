@@ -60,6 +60,7 @@ from assay.mixture.samples import read_mixture, read_samples, write_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
 from assay.outcome import Configuration, Outcome, load_outcome, write_outcomes
 from assay.pricing import PAPER, price_all, read_levels
+from assay.pricing.words import price_rows
 from assay.sample import SampleConfig
 from assay.settings import read_toml
 from assay.study.spec import DEMO, read_study
@@ -510,7 +511,7 @@ def _read_annotations(path: Path) -> Any:
 
 
 def _read_table(path: Path) -> Any:
-    return [(found.dataset, found.prices) for found in price_all(path)]
+    return [price_rows(found) for found in price_all(path)]
 
 
 _STORE_FILES = [
