@@ -66,7 +66,7 @@ def faults_to_error(
             one = AssayError("is not a setting", key=key, cure=cure)
         found.setdefault(one.key, one)  # of a value that may be of several types the first is told
     first, *others = found.values()
-    what = "; ".join([first.what, *dict.fromkeys(map(str, others))])
+    what = "; ".join([first.what, *(f"{one.key}: {one.what}" for one in others)])
     return AssayError(what, path=path, key=first.key, cure=first.cure)
 
 
