@@ -79,7 +79,7 @@ def sample_to_files(
     output: Path,
     seeds: Sequence[int],
     sample: SampleConfig = SampleConfig(),  # noqa: B008
-    label: int | None = None,
+    label: int | str | None = None,
     files: FilesConfig = FilesConfig(),  # noqa: B008
     physical_range: PhysicalRange | None = None,
     compute: ComputeConfig = ComputeConfig(),  # noqa: B008
@@ -88,16 +88,20 @@ def sample_to_files(
     """Generate one image per seed; files are named by seed (see `open_target` for `output` and formats).
 
     Returns the number of images, those included that were there already.
-    `label` generates one class; by default classes are drawn evenly. `physical_range` overrides the one that
-    the checkpoint records.
+    `label` generates one class, a name or a number; by default classes are drawn evenly. `physical_range`
+    overrides the one that the checkpoint records.
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
-    num_classes = loaded.config.num_classes
-    if label is not None and not 0 <= label < num_classes:
-        what = f"{label} is not one of its {num_classes} classes"
-        raise AssayError(what, path=checkpoint, key="label", cure="count from 0, or leave it out for all")
+    num_classes, names = loaded.config.num_classes, loaded.info.label_names
+    if label is not None:
+        known = {str(k): k for k in range(num_classes)} | {name: k for k, name in enumerate(names)}
+        if str(label) not in known:
+            what = f"{label} is not one of its {num_classes} classes"
+            cure = f"choose one of {', '.join(names)}" if names else "count from 0, or leave it out for all"
+            raise AssayError(what, path=checkpoint, key="label", cure=cure)
+        label = known[str(label)]
     shape, units = loaded.config.image_shape, physical_range or loaded.info.physical_range
     target = open_target(output, shape[0], units, files.format or "png", files.dtype)
     classes = None

@@ -1,5 +1,6 @@
 """Options made from configs, and errors rendered in the names of a command's options."""
 
+import re
 from typing import Literal
 
 import pytest
@@ -53,6 +54,12 @@ def test_every_command_loads_and_helps() -> None:
     for name in COMMANDS:
         done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300"})
         assert done.exit_code == 0 and "Usage" in done.output, name
+
+
+def test_values_of_options_are_named_plainly() -> None:
+    for name, word in (("train", "--raise-to FLOAT "), ("sample", "--truncate-at FLOAT|auto ")):
+        text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300"}).output
+        assert word in re.sub(" +", " ", text) and "ANNOTATION" not in text
 
 
 def test_keys_are_rendered_as_options() -> None:

@@ -35,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, num_classes, info in [
         ("mixed", 0, CheckpointInfo(sigma_tn=((0.0, 0.1), (0.2, 0.9)), clean_fraction=0.1)),
         ("noisy", 0, CheckpointInfo(sigma_tn=((0.3, 1.0),), clean_fraction=0.0)),
-        ("classes", 4, CheckpointInfo()),
+        ("classes", 4, CheckpointInfo(label_names=("shoe", "bag", "coat", "hat"))),
     ]:
         config = MLPConfig(image_shape=(1, 8, 8), num_classes=num_classes, width=16, num_blocks=1)
         denoiser = build_denoiser(config)
@@ -66,6 +66,14 @@ def test_folder_npz_and_grid_hold_the_images_of_their_seeds(checkpoints: Path, t
     assert archive["seeds"].tolist() == [3, 8, 10, 14] and archive["label"].tolist() == label.tolist()
     assert Image.open(tmp_path / "grid.png").size == (130, 130)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "grid.png", "images.npz"]
+
+
+def test_a_class_is_a_name_or_a_number(checkpoints: Path, tmp_path: Path) -> None:
+    command = "sample", checkpoints / "classes.safetensors", "--seeds", "0-1", "--num-steps", 3, "--class"
+    for word in ("coat", "2"):
+        run(*command, word, "-o", tmp_path / f"{word}.npz")
+        assert np.load(tmp_path / f"{word}.npz")["label"].tolist() == [2, 2]
+    assert "shoe, bag, coat, hat" in str(failing(*command, "cat", "-o", tmp_path / "x.npz").cure)
 
 
 def test_every_setting_of_a_sampler_is_an_option() -> None:

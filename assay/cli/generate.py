@@ -50,7 +50,10 @@ def sample(
         bool, typer.Option("--tuned", help="Use the sampler of `assay model tune`, not the options below.")
     ] = False,
     label: Annotated[
-        int | None, typer.Option("--class", help="Generate only this class. Default: all classes evenly.")
+        str | None,
+        typer.Option(
+            "--class", metavar="NAME|N", help="Generate only this class. Default: all classes evenly."
+        ),
     ] = None,
     physical_range: PhysicalRange = None,
 ) -> None:

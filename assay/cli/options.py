@@ -106,12 +106,15 @@ def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
 
 def _metavar(kind: Any) -> str:
     """What a value looks like: choices by their names, else the type."""
-    parts = [part for part in get_args(kind) if part is not type(None)] or [kind]
+    inner = get_args(kind)
     if get_origin(kind) is Literal:
-        return "|".join(map(str, parts))
-    return "|".join(
-        _metavar(part) if get_origin(part) else getattr(part, "__name__", str(part)).upper() for part in parts
-    )
+        return "|".join(map(str, inner))
+    if get_origin(kind) is Annotated:
+        return _metavar(inner[0])
+    parts = [_metavar(part) for part in inner if part not in (type(None), ...)]
+    if get_origin(kind) is tuple:
+        return ",".join(parts)
+    return "|".join(dict.fromkeys(parts)) or kind.__name__.upper()
 
 
 def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:

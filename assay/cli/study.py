@@ -211,7 +211,7 @@ class _Board:
         """Show the prices after a block."""
         from assay.pricing.words import amount
 
-        rates = ", ".join(f"{amount(price)} at noise {price.sigma:g}" for price in prices)
+        rates = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in prices)
         text = f"{num_blocks} blocks, for {prices[0].goal}, noisy images per clean one: {rates}"
         self.console.print(text, soft_wrap=True, markup=False)
 
