@@ -68,7 +68,7 @@ class Law:
 
     def __repr__(self) -> str:
         worths = ", ".join(
-            f"{np.median(w):.3g} at {s:g}" for s, w in zip(self.sigmas, self.worth.T, strict=True)
+            f"{np.median(w):.3g} at {s:.3g}" for s, w in zip(self.sigmas, self.worth.T, strict=True)
         )
         return f"Law(worth {worths}; exponent {np.median(self.exponent):.2g}; {self.num_runs} runs)"
 
@@ -77,8 +77,8 @@ class Law:
         wanted = np.atleast_1d(np.asarray(sigmas, float))
         outside = (wanted > 0) & ((wanted < 0.99 * self.sigmas[0]) | (wanted > 1.01 * self.sigmas[-1]))
         if outside.any():
-            measured = ", ".join(f"{level:g}" for level in self.sigmas)
-            what = f"no results near noise {wanted[outside][0]:g}: measured are {measured}"
+            measured = ", ".join(f"{level:.3g}" for level in self.sigmas)
+            what = f"no results near noise {wanted[outside][0]:.3g}: measured are {measured}"
             raise AssayError(what, key="sigma", cure="plan from a quote of clean images instead")
         at = np.interp(np.log(np.maximum(wanted, 1e-300)), np.log(self.sigmas), np.arange(len(self.sigmas)))
         left = np.floor(at).astype(int).clip(0, max(len(self.sigmas) - 2, 0))

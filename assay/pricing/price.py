@@ -119,7 +119,7 @@ class Prices:
         """The price for a goal at a noise level, by default the highest."""
         found = [price for price in self.prices if price.goal == goal and sigma in (None, price.sigma)]
         if not found:
-            have = ", ".join(f"{price.goal} at {price.sigma:g}" for price in self.prices)
+            have = ", ".join(f"{price.goal} at {price.sigma:.3g}" for price in self.prices)
             raise AssayError(f"{self.dataset} has no price for {goal}; it has {have}", key="goal")
         return found[-1]
 

@@ -56,7 +56,7 @@ def reason(price: Price) -> str:
 
 def sentence(price: Price) -> str:
     """The price in a sentence, with its interval and the number of runs."""
-    law, noisy = price.law, f"noisy images at noise {price.sigma:g}"
+    law, noisy = price.law, f"noisy images at noise {price.sigma:.3g}"
     goal = f"For {GOALS[price.goal]} ({price.results.metric}), "
     number, _, ends = amount(price).partition(" (")
     sure = f"{price.confidence:.0%} interval{f' {ends[:-1]}' if ends else ''}, {law.num_runs} runs"
@@ -77,7 +77,7 @@ def price_lines(prices: Prices) -> list[str]:
     lines = []
     for goal in GOALS:
         if found := [price for price in prices.prices if price.goal == goal]:
-            each = ", ".join(f"{amount(price)} at noise {price.sigma:g}" for price in found)
+            each = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in found)
             metric = found[0].results.metric if goal == "looks" else "held-out loss"
             lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
     return lines
@@ -86,7 +86,7 @@ def price_lines(prices: Prices) -> list[str]:
 def doubts(prices: Prices) -> list[str]:
     """What a reader must know: reasons for what is undecided, assumptions, and where the law does not fit."""
     open_ones = [price for price in prices.prices if price.verdict == "undecided"]
-    said = [f"For {price.goal} at noise {price.sigma:g}: {reason(price)}." for price in open_ones]
+    said = [f"For {price.goal} at noise {price.sigma:.3g}: {reason(price)}." for price in open_ones]
     for goal, law in {price.goal: price.law for price in prices.prices}.items():
         if not law.repeated:
             said.append(f"For {goal}, {_ASSUMED}.")
@@ -108,7 +108,7 @@ def extremes(prices: Prices) -> list[str]:
         if each.configuration.table == "extreme" and each.configuration.dataset == prices.dataset:
             setting, law = each.configuration, prices.of("looks").law
             levels, counts = np.transpose(setting.noisy)
-            shown = f"beyond the noise levels of the fit, {law.sigmas[-1]:g} at most"
+            shown = f"beyond the noise levels of the fit, {law.sigmas[-1]:.3g} at most"
             if levels.max() <= law.sigmas[-1]:
                 values = law.values(law.size([setting.num_clean], [counts], levels))[:, 0]
                 low, middle, high = np.quantile(values, [0.025, 0.5, 0.975])
@@ -144,7 +144,7 @@ def detail_table(prices: Prices) -> Sheet:
     for row, price in zip(price_rows(prices), prices.prices, strict=True):
         worth = f"{price.worth:.3g} ({price.low:.3g} to {price.high:.3g})"
         pairs = _ends(row["pairs_low"], row["pairs_high"])
-        cells = [price.goal, f"{price.sigma:g}", amount(price), worth, pairs]
+        cells = [price.goal, f"{price.sigma:.3g}", amount(price), worth, pairs]
         box = _ends(row["box_low"], row["box_high"]) if "box_low" in row else "-"
         rows.append((*cells, *[box] * prices.from_paper))
     return tuple(header), rows
@@ -163,7 +163,7 @@ def quote_lines(quote: Quote) -> list[str]:
     for sigma in quote.sigmas.tolist():
         for goal in goals:
             worth, low, high = quote.goal(goal, sigma)
-            rate = f"{1 / worth:.3g} noisy images at noise {sigma:g} replace a clean one"
+            rate = f"{1 / worth:.3g} noisy images at noise {sigma:.3g} replace a clean one"
             lines.append(f"For {GOALS[goal]}: about {rate} ({1 / high:.3g} to {1 / low:.3g} in 95% of quotes).")
         _, low, high = quote.goal("structure", sigma)
         advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
@@ -191,7 +191,7 @@ def price_panels(prices: Prices) -> list[Panel]:
         return [_law_panel(prices.dataset, price.results, price.law) for price in by_goal.values()]
     panel = Panel(f"{prices.dataset}: worth by level", "noise level", _WORTH, log_x=True)
     for which, curve in enumerate(prices.curves):
-        colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:g}"
+        colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:.3g}"
         known = np.where(curve.limited, np.nan, curve.worth)
         panel.series.append(Series("", "band", curve.levels, curve.worth, curve.low, curve.high, colour))
         panel.series.append(Series(name, "line", curve.levels, known, colour=colour))
@@ -213,7 +213,7 @@ def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
         sizes = law.size(measured.num_clean[order], measured.num_noisy[order], measured.sigmas)
         alone = [value for level, value in measured.alone if level == sigma]
         points = np.append(x, np.full(len(alone), 100.0)), np.append(measured.value[order], alone)
-        name = f"noise {sigma:g}" if sigma else "clean only"
+        name = f"noise {sigma:.3g}" if sigma else "clean only"
         panel.series.append(Series(name, "points", *points, colour=colour))
         panel.series.append(Series("", "line", x, np.median(law.values(sizes), 0), colour=colour))
     return panel
@@ -226,7 +226,7 @@ def quote_panels(quote: Quote) -> list[Panel]:
         colour = COLOURS[(which + 1) % len(COLOURS)]
         low, high = np.transpose([interval(w)[1:] for w in worth])
         panel.series.append(Series("", "band", quote.levels, worth, low, high, colour))
-        panel.series.append(Series(f"noise {sigma:g}", "line", quote.levels, worth, colour=colour))
+        panel.series.append(Series(f"noise {sigma:.3g}", "line", quote.levels, worth, colour=colour))
     return [panel]
 
 

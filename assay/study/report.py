@@ -173,7 +173,7 @@ def _subject(
         panels = {f"{slug}{_slug(panel.title)}": panel for panel in price_panels(prices)} | panels
         details = Table("Prices and their cross-checks", tuple(header), tuple(rows))
         for price in prices.prices:
-            row = f"{price.sigma:g}", amount(price), sentence(price)
+            row = f"{price.sigma:.3g}", amount(price), sentence(price)
             cards.setdefault(GOALS[price.goal], []).append(row)
     pictures = [
         (headline_title(of), f"Samples of the model trained on {of}", _sample_name(of), False)

@@ -111,7 +111,7 @@ def headline(outcomes: Sequence[Outcome], metric: Metric = FD) -> str:
     if "mix" not in roles:
         return ""
     mix, name = roles["mix"], metric.title(outcomes[0])
-    parts = [f"{headline_title(mix)} images at noise {mix.sigma:g} reach {name} {values[mix]}"]
+    parts = [f"{headline_title(mix)} images at noise {mix.sigma:.3g} reach {name} {values[mix]}"]
     if clean := roles.get("all_clean"):
         parts.append(f"all clean ones {values[clean]}")
     if few := roles.get("few_clean"):
@@ -126,7 +126,7 @@ def _headline_table(values: Mapping[Configuration, Average], name: str) -> Table
     """Table 1: the headline configurations at the highest noise of the grid."""
     roles = headline_configurations(values).values()
     rows = tuple((headline_title(of), str(values[of])) for of in roles)
-    at_noise = "".join(f" at noise {sigma:g}" for sigma in {of.sigma for of in roles if of.sigma})
+    at_noise = "".join(f" at noise {sigma:.3g}" for sigma in {of.sigma for of in roles if of.sigma})
     header = ("available data", *{of.dataset for of in roles})
     return Table(f"{name}{at_noise}", header, rows) if len(rows) > 1 else None
 
@@ -187,15 +187,17 @@ def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: t
 
 
 def _configurations_table(title: str, columns: Sequence[tuple[str, Mapping[Configuration, Average]]]) -> Table:
-    rows: dict[str, tuple[str, ...]] = {}
+    rows: dict[object, tuple[str, ...]] = {}
     for of in dict.fromkeys(of for _, column in columns for of in column):
         cells = (str(column.get(of, "")) for _, column in columns)
-        rows.setdefault(of.title, (of.title, *cells))  # noisy images alone are in two of the paper's tables
+        rows.setdefault(
+            (of.title, of.noisy), (of.title, *cells)
+        )  # noisy images alone are in two of the paper's tables
     return Table(title, ("configuration", *(name for name, _ in columns)), tuple(rows.values()))
 
 
 def _levels(levels: Sequence[float]) -> str:
-    return " + ".join(f"{level:g}" for level in levels)
+    return " + ".join(f"{level:.3g}" for level in levels)
 
 
 def format_table(table: Table, form: Literal["text", "markdown", "latex"]) -> str:
