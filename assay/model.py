@@ -40,9 +40,11 @@ from assay.metrics.held_out import HeldOutLoss, held_out_loss
 from assay.metrics.reference import reference_from_images
 from assay.nets import NetConfig
 from assay.nets.passed import pass_module
+from assay.noise import warn_of_units
 from assay.progress import open_progress
 from assay.registry import kind_of
 from assay.sample import SampleConfig, SeededNoise, sample_posterior
+from assay.settings import checked
 from assay.train import train
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Model:
         config, info = self.checkpoint.config, self.checkpoint.info
         shape = " x ".join(map(str, config.image_shape))
         num_weights = sum(weight.numel() for weight in self.denoiser.parameters())
-        levels = ", ".join(f"{100 * part:.3g}% at {level:g}" for level, part in info.sigma_tn) or "unknown"
+        levels = ", ".join(f"{100 * part:.3g}% at {level:.3g}" for level, part in info.sigma_tn) or "unknown"
         return f"<{self.name}: {config.kind} for {shape}, {num_weights:,} weights; noise: {levels}>"
 
     def sample(self, num_images: int = 16, seed: int = 0, **settings: Any) -> Tensor:
@@ -83,7 +85,9 @@ class Model:
     def _samples(
         self, num_images: int, seed: int, settings: dict[str, Any], frequencies: list[float] | None = None
     ) -> Samples:
-        chosen = SampleConfig(**settings)
+        if num_images < 1:
+            raise AssayError(f"{num_images} is no number of images", key="num_images")
+        chosen = checked(SampleConfig, settings)
         return samples_of(self.checkpoint, self.name, num_images, seed, chosen, frequencies)
 
     def save(self, path: Path | str) -> Path:
@@ -121,13 +125,22 @@ class Model:
         >>> model.denoise(x_tn, images.sigma_tn[:5]).shape
         torch.Size([5, 1, 8, 8])
         """
-        if isinstance(x_tn, np.ndarray):
-            given = torch.as_tensor(x_tn, dtype=torch.float32).view(len(x_tn), -1, *x_tn.shape[-2:])
-            return self.denoise(given, sigma_tn, posterior_sample, seed).numpy().reshape(x_tn.shape)
+        if not isinstance(x_tn, Tensor):
+            given = torch.as_tensor(np.asarray(x_tn), dtype=torch.float32)
+            images = given[:, None] if given.ndim == 3 else given
+            return self.denoise(images, sigma_tn, posterior_sample, seed).numpy().reshape(given.shape)
         if x_tn.shape[1:] != self.checkpoint.config.image_shape:
             what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
             raise AssayError(what, key="x_tn")
-        levels = torch.as_tensor(sigma_tn, dtype=x_tn.dtype).expand(len(x_tn))
+        levels = torch.as_tensor(sigma_tn, dtype=x_tn.dtype)
+        if levels.shape not in ((), (1,), (len(x_tn),)) or not (levels >= 0).all() or levels.isinf().any():
+            what = f"is not one level of at least 0 for all {len(x_tn)} images, or one each"
+            raise AssayError(what, key="sigma_tn")
+        if not ((x_tn.abs() <= 2 + 5 * levels.max()).float().mean() > 0.5) or x_tn.isnan().any():
+            what = f"has values from {x_tn.min():.4g} to {x_tn.max():.4g}, where black is -1 and white 1"
+            raise AssayError(what, key="x_tn", cure="scale images and levels alike")
+        warn_of_units(float(levels.max()))
+        levels = levels.expand(len(x_tn))
         with torch.no_grad():
             if not posterior_sample:
                 return self.denoiser(x_tn, levels)

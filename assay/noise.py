@@ -20,6 +20,7 @@ once, where data comes in, by `check_sigma` and `check_distribution`.
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -149,6 +150,13 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
     With unit signal power, sigma 0.2 is 14.15 dB. Infinite for a clean image.
     """
     return 10 * math.log10(1 + signal_power / sigma**2) if sigma > 0 else math.inf
+
+
+def warn_of_units(sigma: float) -> None:
+    """Warn of a level that is more than twice the range from black to white."""
+    if sigma > 4:
+        what = f"a noise level of {sigma:.4g}, where black to white is 2"
+        warnings.warn(f"{what}: is it in the units of the files?", stacklevel=3)
 
 
 def same_axes(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

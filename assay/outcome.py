@@ -24,6 +24,7 @@ import csv
 import io
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -36,6 +37,7 @@ from assay.checkpoint import CheckpointInfo
 from assay.errors import AssayError, about, explained
 from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
+from assay.noise import warn_of_units
 from assay.sample import SampleConfig
 from assay.settings import Level
 
@@ -105,9 +107,9 @@ class Configuration(BaseModel):
             scale = (1 - self.clean_fraction) / max(self.num_noisy, 1)
             text, clean = percent, self.clean_fraction
             noisy = {level: scale * number for level, number in self.noisy}
-        parts = [f"{text(number)} noisy at {level:g}" for level, number in noisy.items()]
+        parts = [f"{text(number)} noisy at {level:.3g}" for level, number in noisy.items()]
         if noisy and (len(noisy) > _MAX_LEVELS_IN_WORDS or not levels):
-            at_levels = f" at {min(noisy):g} to {max(noisy):g}" if levels else ""
+            at_levels = f" at {min(noisy):.3g} to {max(noisy):.3g}" if levels else ""
             parts = [f"{text(sum(noisy.values()))} noisy{at_levels}"]
         parts = [f"{text(clean)} clean"] * (clean > 0 or not parts) + parts
         marks = [f"{self.sampling} sampling"] * (self.sampling != "full") + ["consistency"] * self.consistency
@@ -332,6 +334,10 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
         cells |= {name: csv_text(cells[name]) for name in _TEXT if name in cells}
         with about(where):
             found[line] = _read_outcome(default | cells, num_images)
+    if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
+        what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
+        warnings.warn(f"{what}, which make intervals too narrow: remove them", stacklevel=2)
+    warn_of_units(max((level for each in found.values() for level in each.configuration.levels), default=0))
     return found
 
 

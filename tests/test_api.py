@@ -155,6 +155,18 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
     assert np.array_equal(clean, model.denoise(torch.tensor(noisy)[:, None], 0.3)[:, 0].numpy())
     with rejected("x_tn"):
         model.denoise(noisy[:, :4], 0.3)
+    for wrong in (noisy[0], 255 * np.abs(noisy), np.full_like(noisy, np.nan)):
+        with rejected("x_tn"):
+            model.denoise(wrong, 0.3)
+    for level in (-1.0, np.nan, [0.3, 0.2]):
+        with rejected("sigma_tn"):
+            model.denoise(noisy, level)
+    with pytest.warns(UserWarning, match="level of 20, where black to white is 2"):
+        model.denoise(noisy, 20.0)
+    with rejected("num_images"):
+        model.sample(0)
+    with rejected("num_step"):
+        model.sample(2, num_step=3)
     with rejected("path"):
         model.save("model.pt")
     assert "model_fields_set" not in dir(TrainConfig()) and "num_steps" in dir(TrainConfig())

@@ -49,6 +49,9 @@ def test_channels_may_be_last() -> None:
         (UNIT, {"sigma": 1e-300}, "sigma"),
         (UNIT, {"sigma": -1.0}, "sigma"),
         (UNIT, {"sigma": [0.1, 0.2]}, "sigma"),
+        (UNIT, {"sigma": "low"}, "sigma"),
+        (UNIT, {"value_range": 1}, "value_range"),
+        ([UNIT[0], UNIT[1, :8]], {}, "images"),
         (UNIT, {"label": [0, 1]}, "label"),
         (UNIT, {"label": [0.5] * 20}, "label"),
         (UNIT, {"label": [-2] * 20}, "label"),
@@ -71,6 +74,35 @@ def test_what_cannot_be_right_is_rejected(images: np.ndarray, options: dict[str,
 )
 def test_what_may_be_right_is_accepted(images: np.ndarray, options: dict[str, Any]) -> None:
     assert len(from_arrays(images, **options)) == len(images)
+
+
+SMOOTH = np.linspace(0, 1, 16)[:, None] * RNG.random((20, 16, 16)).cumsum(2) / 16
+GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "words"),
+    [
+        (SMOOTH, {}, "black is -1 and white 1: give `value_range`"),
+        (GRAINY, {"value_range": (0, 1)}, "counts as clean, but its noise measures 0.0[78]"),
+        (GRAINY * 255, {"value_range": (0, 255), "sigma": 0.16}, "noise of 0.16, but its noise measures [12]"),
+        (GRAINY, {"value_range": (0, 1), "sigma": 20}, "20 noisy images vary less by their content"),
+        (SMOOTH / 16, {"value_range": (0, 1)}, "is `range` right"),
+        (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 images are copies"),
+        (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "16 x 160 pixels: are images the first axis"),
+        (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
+        (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
+    ],
+)
+def test_what_looks_wrong_is_told(images: np.ndarray, options: dict[str, Any], words: str) -> None:
+    with pytest.warns(UserWarning, match=words):
+        from_arrays(images, **options)
+
+
+def test_ordinary_images_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    from_arrays(SMOOTH, value_range=(0, 1))
+    from_arrays(GRAINY[..., None], sigma=0.08, value_range=(0, 1))
+    assert not recwarn.list
 
 
 def test_stores_take_no_level_that_would_be_lost(tmp_path: Any) -> None:

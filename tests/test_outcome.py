@@ -45,6 +45,7 @@ from tests.errors import rejected
          "2 clean + 1,998 noisy at 0.3, consistency", "0.1% clean + 99.9% noisy at 0.3, consistency"),
         (Configuration(num_clean=50, noisy=((0.5, 30), (0.1, 20)), clean_fraction=0.5),
          "50 clean + 20 noisy at 0.1 + 30 noisy at 0.5", "50% clean + 20% noisy at 0.1 + 30% noisy at 0.5"),
+        (Configuration(num_clean=0, noisy=((0.302445, 9),)), "9 noisy at 0.302", "9 noisy at 0.302"),
         (Configuration(num_clean=50, noisy=tuple((level / 10, 25) for level in range(1, 5))),
          "50 clean + 100 noisy at 0.1 to 0.4", "50 clean + 100 noisy at 0.1 to 0.4"),
     ],
@@ -126,6 +127,12 @@ def test_records_survive_json_and_csv(tmp_path_factory: pytest.TempPathFactory, 
     before = path.read_bytes()
     write_outcomes(path, back)
     assert path.read_bytes() == before
+
+
+def test_copies_of_rows_and_levels_in_other_units_are_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("num_clean,num_noisy,sigma,fd\n" + "200,9,38,4.1\n" * 2)
+    with pytest.warns(UserWarning, match="1 of the 2 rows"), pytest.warns(UserWarning, match="level of 38"):
+        read_outcomes(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@x"])

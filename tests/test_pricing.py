@@ -112,6 +112,7 @@ def test_spectrum_of_few_images_is_not_spread_out() -> None:
         (np.zeros((4, 8, 8)), 0.1, "images"),
         (np.zeros((40, 8, 8), np.uint8), 0.1, "images"),
         (np.full((40, 8, 8), 200.0), 0.1, "images"),
+        (np.zeros((40, 8, 8)), 0.1, "images"),
         (np.zeros((40, 8, 8)), 0.0, "sigma"),
     ],
 )
@@ -119,6 +120,12 @@ def test_images_that_cannot_be_quoted(images: Any, sigma: float, key: str) -> No
     with pytest.raises(AssayError) as caught:
         assay.quote(images, sigma)
     assert caught.value.key == key
+
+
+def test_units_that_look_wrong_are_told() -> None:
+    images = np.random.default_rng(0).random((40, 8, 8))
+    with pytest.warns(UserWarning, match="level of 38"), pytest.warns(UserWarning, match="scaled to"):
+        assay.quote(images, 38)
 
 
 # The law.
@@ -408,6 +415,12 @@ def test_plan_buys_the_most_effective_images_per_money() -> None:
     assert plan(known(), least, budget=1000).mixes[0].counts == pytest.approx((0, 0, 12500))
 
 
+def test_plan_of_one_offer_and_of_the_same_twice() -> None:
+    assert plan(known(), [Vendor(price=2.0)], budget=1000).mixes[0].counts == (500,)
+    with pytest.raises(AssayError, match="offered twice"):
+        plan(known(), [Vendor(price=2.0)] * 2, budget=1000)
+
+
 def test_plan_stays_within_measured_shares_and_says_so() -> None:
     offers = [Vendor(price=1.0), Vendor(sigma=0.1, price=0.2)]
     found = plan(known(share=0.1), offers, budget=1000)
@@ -446,7 +459,13 @@ def test_plan_from_a_quote_needs_some_clean_images_for_detail(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["name,sigma\na,0.1\n", "name,sigma,price\na,-1,1\n", "name,sigma,price\na,x,1\n"]
+    "text",
+    [
+        "name,sigma\na,0.1\n",
+        "name,sigma,price\na,-1,1\n",
+        "name,sigma,price\na,x,1\n",
+        "sigma,price,min_images,max_images\n0.1,1,9,8\n",
+    ],
 )
 def test_vendor_files_that_cannot_be_used(tmp_path: Path, text: str) -> None:
     (tmp_path / "vendors.csv").write_text(text)

@@ -1,5 +1,6 @@
 """Images from memory: an array and a noise level are enough, no files are needed."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.data.notes import FAINT, Note, Notes, measure
 from assay.data.source import ImageSource
 from assay.data.store import PackedImage, Store, check_levels, write_store
 from assay.errors import AssayError
@@ -79,7 +81,7 @@ def from_arrays(
     """
     values = _channels_first(images)
     low, high = _black_and_white(values, value_range)
-    levels = np.asarray(sigma, dtype=np.float64) * 2 / (high - low)
+    levels = _array(sigma, "sigma", np.float64) * 2 / (high - low)
     if levels.shape not in ((), (len(values),)):
         what = f"has shape {levels.shape}, not one level for all {len(values)} images or one each"
         raise AssayError(what, key="sigma")
@@ -90,9 +92,18 @@ def from_arrays(
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
     if classes.shape != (len(values),) or not np.issubdtype(classes.dtype, np.integer) or classes.min() < -1:
         raise AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
+    for text in _warnings(values, x_tn, levels, classes, value_range, (low, high), name):
+        warnings.warn(text, stacklevel=2)
     class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
     return Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
+
+
+def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=dtype)
+    except (ValueError, TypeError) as error:
+        raise AssayError(f"are not numbers in one array ({error})", key=key) from None
 
 
 def _channels_first(images: Any) -> np.ndarray:
@@ -100,12 +111,12 @@ def _channels_first(images: Any) -> np.ndarray:
     if isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images):
         cure = "save them as files with a map of their noise, infinite where a pixel is missing, and pack these"
         raise AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
-    values = np.asarray(images)
+    values = _array(images, "images")
     values = values[:, None] if values.ndim == 3 else values
     if values.ndim != 4 or 0 in values.shape or values.dtype.kind not in "biuf":
         what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
         raise AssayError(what, key="images")
-    if values.shape[1] > 4 and values.shape[3] in (1, 3, 4):
+    if values.shape[1] > 4 and values.shape[3] <= 4:
         values = values.transpose(0, 3, 1, 2)
     if not np.isfinite(values).all():
         raise AssayError("have values that are not finite numbers", key="images", cure="remove those images")
@@ -116,6 +127,8 @@ def _black_and_white(values: np.ndarray, value_range: tuple[float, float] | None
     if value_range is None and values.dtype != np.uint8 and values.dtype.kind != "f":
         what = f"black and white of images of {values.dtype} are not known"
         raise AssayError(what, key="value_range", cure="give their values")
+    if value_range is not None and np.shape(value_range) != (2,):
+        raise AssayError(f"{value_range} are not two values, black and white", key="value_range")
     low, high = value_range or ((0.0, 255.0) if values.dtype == np.uint8 else (-1.0, 1.0))
     if not low < high:
         raise AssayError(f"{value_range} are not black and white, the lower one first", key="value_range")
@@ -131,3 +144,42 @@ def _check_scale(x: np.ndarray, sigma: float, value_range: tuple[float, float]) 
         ends = [low + (float(end) + 1) / 2 * (high - low) for end in (x.min(), x.max())]
         what = f"{low:g} to {high:g} cannot be black to white of values from {ends[0]:g} to {ends[1]:g}"
         raise AssayError(what, key="value_range", cure="give the values of black and white in these images")
+
+
+def is_without_dark(x: np.ndarray) -> bool:
+    """Whether images said to lie in [-1, 1] have hardly a pixel below the middle: they may lie in [0, 1]."""
+    return 0 < x.max() <= 1.5 and float(np.quantile(x, 0.05)) > -0.1
+
+
+def _warnings(
+    values: np.ndarray,
+    x: np.ndarray,
+    levels: np.ndarray,
+    classes: np.ndarray,
+    stated: tuple[float, float] | None,
+    black_and_white: tuple[float, float],
+    name: str,
+) -> list[str]:
+    """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
+    num, channels, height, width = values.shape
+    if num == 1:
+        return []
+    notes, ends = Notes([name], None), [at(values, axis=(1, 2, 3)) for at in (np.min, np.mean, np.max)]
+    faint = (levels > 0) & (x.var(axis=(1, 2, 3)) < 2 * levels**2)
+    faint &= faint.sum() > (levels > 0).sum() / 2  # a few may be of dark scenes
+    for i in range(num):
+        low, mean, high = (float(end[i]) for end in ends)
+        found, seen = {FAINT: 1.0} if faint[i] else {}, hash(x[i].tobytes())
+        measured = measure(x[i], i, num)
+        notes.add(Note(float(levels[i]), (low, mean, high), black_and_white, seen, False, found, measured))
+    told = notes.warnings()
+    if stated is None and values.dtype.kind == "f" and is_without_dark(x):
+        values_found = f"{name} has values from {x.min():.3g} to {x.max():.3g}"
+        told.append(f"{values_found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
+    if max(height, width) > 8 * min(height, width):
+        told.append(f"{name} has {num} images of {height} x {width} pixels: are images the first axis?")
+    if channels in (2, 4) and np.ptp(values[:, -1]) == 0:
+        told.append(f"the last of {channels} channels is {values[0, -1, 0, 0]:g} everywhere: leave opacity out")
+    if classes.max() >= num:
+        told.append(f"{classes.max() + 1:,} classes for {num:,} images: are classes numbered from 0?")
+    return told

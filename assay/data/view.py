@@ -27,6 +27,7 @@ from assay.data.source import ImageSource, no_kernel
 from assay.data.store import Store
 from assay.errors import AssayError
 from assay.files import content_hash
+from assay.noise import warn_of_units
 
 _MAX_CACHE_BYTES = 2**30
 
@@ -262,6 +263,7 @@ def simulate(
         raise AssayError(f"{fractions} are not fractions that sum to 1", key="clean_fraction")
     if not all(0 < level < math.inf for _, level in levels):
         raise AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")
+    warn_of_units(max((level for _, level in levels), default=0))
     if bool((noisy := source.usable_from > 0).any()):
         first = int(noisy.nonzero()[0])
         what = f"image {first} of {source.name} is noisy already, or usable from {source.usable_from[first]:g}"

@@ -35,6 +35,8 @@ class PassedConfig(BaseConfig):
 
 def pass_module(module: nn.Module) -> dict[str, str]:
     """Make a module known in this process; returns the `[net]` that stands for it."""
+    if not any(weight.requires_grad for weight in module.parameters()):
+        raise AssayError(f"{type(module).__name__} has no weights to train", key="net")
     _passed[type(module).__name__] = module
     return {"kind": "passed", "name": type(module).__name__}
 

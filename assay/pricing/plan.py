@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from assay.errors import AssayError
 from assay.files import decoding, reason
@@ -46,10 +46,17 @@ class Vendor(BaseModel):
     min_images: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_images: float = Field(math.inf, ge=0)
 
+    @model_validator(mode="after")
+    def _agree(self) -> "Vendor":
+        if self.min_images > self.max_images:
+            what = f"{self.min_images:g} is more than the largest order, {self.max_images:g}"
+            raise AssayError(what, key="min_images")
+        return self
+
     @property
     def title(self) -> str:
         """What is bought there."""
-        kind = f"noisy at {self.sigma:g}" if self.sigma else "clean"
+        kind = f"noisy at {self.sigma:.3g}" if self.sigma else "clean"
         return f"{kind} from {self.name}" if self.name else kind
 
 
@@ -117,6 +124,8 @@ def plan(
     if not offers or have_clean < 0 or (budget is not None and not 0 <= budget < math.inf):
         what = "a plan needs vendors, and a budget and numbers of images of at least 0"
         raise AssayError(what, key="vendors")
+    if twice := [offer.title for offer in set(offers) if offers.count(offer) > 1]:
+        raise AssayError(f"{twice[0]} is offered twice", key="vendors", cure="list each offer once")
     forecast = forecast_of(source, goal)
     if budget is None:
         assert target is not None
@@ -166,7 +175,8 @@ def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_sha
     """Numbers of images (m, V) of mixes on a grid over the budget, within supplies and measured shares."""
     num = len(offers)
     parts = _STEPS.get(num, 6)
-    bars = np.array(list(itertools.combinations(range(parts + num - 1), num - 1))).reshape(-1, num - 1)
+    chosen = list(itertools.combinations(range(parts + num - 1), num - 1))
+    bars = np.array(chosen, int).reshape(len(chosen), num - 1)
     edges = np.column_stack([np.full(len(bars), -1), bars, np.full(len(bars), parts + num - 1)])
     shares = (np.diff(edges, axis=1) - 1) / parts
     price, most, least = (

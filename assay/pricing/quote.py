@@ -35,6 +35,7 @@ Real images are not Gaussian and networks are not maximum likelihood, so a quote
 `SPREAD`, from the comparison with measured curves in bench/quote.py.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from assay.data import ImageSource
+from assay.data.arrays import is_without_dark
 from assay.errors import AssayError
+from assay.noise import warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
 SPREAD = 0.37  # standard deviation of log(log w measured / log w quoted)
@@ -111,6 +114,7 @@ def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: fl
     levels = np.unique(np.atleast_1d(np.asarray(sigma, float)))
     if not (np.isfinite(levels) & (levels > 0)).all() or not levels.size:
         raise AssayError(f"{levels} are not levels above 0", key="sigma")
+    warn_of_units(float(levels.max()))
     if not 0 < share < 1:
         raise AssayError(f"{share:g} is not a share between 0 and 1", key="share")
     x = _read(images)
@@ -161,6 +165,11 @@ def _read(images: ImageSource | NDArray[np.generic]) -> Array:
         what = f"values of type {x.dtype} from {x.min():g} to {x.max():g}"
         raise AssayError(what, key="images", cure="scale them to [-1, 1] as floats")
     flat = x.reshape(len(x), -1).astype(np.float64)
+    if np.ptp(flat, axis=0).max() == 0:
+        raise AssayError(f"all {len(x)} clean images are the same", key="images", cure="give others")
+    if is_without_dark(flat):
+        what = f"clean images have values from {x.min():.3g} to {x.max():.3g}, where black is -1 and white 1"
+        warnings.warn(f"{what}: are they scaled to [-1, 1]?", stacklevel=3)
     if flat.shape[1] <= _MAX_VALUES:
         return flat
     channels = x.shape[1] if x.ndim == 4 else 1
