@@ -2,8 +2,9 @@
 
 Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed to the disk and then
 renamed. A process killed at any moment leaves the old file, the new file, or none: never half of one. What it
-leaves in that folder is removed by the next writer of the same target, or by `remove_leftovers`; a lock that
-ends with the process tells leftovers from work in progress. Nothing outside of such folders is ever removed.
+leaves in that folder is removed by the next writer of the same target, or by `remove_leftovers`; a lock in
+the same folder, which ends with the process, tells leftovers from work in progress and from files of others.
+Nothing outside of such folders is ever removed.
 """
 
 import errno
@@ -92,12 +93,12 @@ def check_absent(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left anywhere below a folder; what is still written stays.
 
-    Nothing else is touched: only what lies in a folder of the name that this module alone makes.
+    Nothing else is touched: only what lies beside its lock in a folder of the name that this module makes.
     """
     for owned in [*Path(folder).rglob(_PARTIAL)]:
         if owned.is_dir() and not owned.is_symlink():
-            for name in {entry.name.removesuffix(_LOCK) for entry in owned.iterdir()}:
-                _remove_leftover(owned / name)
+            for lock in [*owned.glob(f"*{_LOCK}")]:
+                _remove_leftover(lock.with_name(lock.name.removesuffix(_LOCK)))
 
 
 def _remove_leftover(partial: Path) -> None:
@@ -134,35 +135,34 @@ def _acquire(lock: FileLock) -> bool:
 
 
 def _unlock(lock: FileLock) -> None:
-    """Remove the file of a lock, and its folder if that is one of ours and empty."""
+    """Remove the file of a lock, and its folder if that is empty."""
     path = Path(lock.lock_file)
     path.unlink(missing_ok=True)
     lock.release()
-    if path.parent.name == _PARTIAL:
-        with suppress(OSError):
-            path.parent.rmdir()
+    with suppress(OSError):
+        path.parent.rmdir()
 
 
 @contextmanager
 def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock file `path` until the block ends; the lock ends with the process, however that ends.
+    """Hold the lock called `path` until the block ends; the lock ends with the process, however that ends.
 
-    If another process still holds it after `seconds`, raises an error with the sentence `busy`, in which
-    `{holder}` becomes that process. A long wait is announced by a warning.
+    No file of that name is touched: the lock's own is where unfinished files are. If another process still
+    holds it after `seconds`, raises an error with the sentence `busy`, in which `{holder}` is that process.
+    A long wait is announced by a warning.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock, started, warned = FileLock(path), time.monotonic(), False
-    while not _acquire(lock):
+    file, started, warned = Path(f"{_partial(path)}{_LOCK}"), time.monotonic(), False
+    while (lock := _lock(_partial(path))) is None:
         waited = time.monotonic() - started
         if waited >= seconds:
-            raise AssayError(busy.format(holder=_holder(path)))
+            raise AssayError(busy.format(holder=_holder(file)))
         if waited > _SECONDS_UNTIL_WARNED and not warned:
             warned = True
-            warnings.warn(f"waiting for {_holder(path)}, which holds {path}", stacklevel=3)
+            warnings.warn(f"waiting for {_holder(file)}, which holds {file}", stacklevel=3)
         time.sleep(0.05)
     try:
         with explain_full_disk(path):
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
         _unlock(lock)

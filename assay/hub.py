@@ -36,7 +36,7 @@ def push(
 
     `results` are JSON files of `assay evaluate` and `prices` is a table of results, for the card.
     """
-    if "://" in destination:
+    if re.match(r"(?!hf:)\w+:|\w+://", destination):
         cure = "give hf:OWNER/NAME, or a folder"
         raise AssayError("is an address", path=destination, key="destination", cure=cure)
     loaded, repository = load_checkpoint(checkpoint), hub_name(destination)

@@ -301,6 +301,8 @@ def test_bad_levels(tmp_path: Path, rows: str, skipped: str) -> None:
         ("a.csv", b"filename,sigma\ngood0.png,29,9\n"),  # a decimal comma
         ("a.jsonl", b'{"filename": "good0.png", "sigma": 0.1}\n{"file": 3}\n'),
         ("a.jsonl", b'{"filename": "good0.png", "probabilities": [0.1]}\n'),
+        ("a.jsonl", b'{"filename": "good0.png", "sigma": 0.1, "sigma": 0.2}\n'),
+        ("a.jsonl", b'{"filename": "good0.png", "sigma": true}\n'),
         ("a.csv", b"filename,sigma\nsame.png,0.1\n"),  # which of the two?
         ("gone.csv", None),
     ],

@@ -1,5 +1,6 @@
 """Stores of several shards and stores elsewhere give the images of a plain one, in little memory."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -95,20 +96,33 @@ def test_shards_of_other_contents_or_settings_are_not_mixed(tmp_path: Path, what
     file = {"folder": tmp_path / "in/5.npy", "levels": tmp_path / "levels.csv"}.get(
         what, tmp_path / f"{what}.npy"
     )
-    before = file.read_bytes() if file.exists() else b""
+    before, time = (file.read_bytes(), file.stat().st_mtime_ns) if file.exists() else (b"", 0)
     other = config.model_copy(update={"classes": what == "classes"})
     if what == "levels":
         file.write_bytes(before.replace(b"0.222", b"0.022"))
     elif what == "kspace":
         np.save(file, 1 - np.load(file))
-    elif before:  # other contents of the same length, as if made at the same second
+    elif before:  # other contents of the same length
         file.write_bytes(before[:-4] + bytes(byte ^ 3 for byte in before[-4:]))
+    if before:  # as of a copy that keeps the times
+        os.utime(file, ns=(time, time))
     with rejects(tmp_path / "store", "shards"):
         make(2, other, **{"quantile": 0.5} if what == "quantile" else {})
     if before:
         file.write_bytes(before)  # with another time
     make(2)
     assert len(open_store(tmp_path / "store")) == 6
+
+
+def test_shards_of_other_data_sets_are_not_mixed(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"image": datasets.Image()})
+    for name, value in (("a", 1), ("b", 2)):
+        rows = [{"image": np.full((8, 8), value, np.uint8)}] * 4
+        datasets.Dataset.from_list(rows, features=kinds).save_to_disk(str(tmp_path / name))
+    pack_shards(SourceSpec(path=f"hf:{tmp_path / 'a'}"), tmp_path / "store", 2, 1)
+    with rejects(tmp_path / "store", "shards"):
+        pack_shards(SourceSpec(path=f"hf:{tmp_path / 'b'}"), tmp_path / "store", 2, 2)
 
 
 def test_images_read_from_files_are_those_of_the_mapping(tmp_path: Path) -> None:

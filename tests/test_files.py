@@ -75,16 +75,17 @@ def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path:
 
 def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
     deep = tmp_path / "deep" / ".assay-partial"
-    for name in ("a.txt", "store.lock", "store/inner/x"):
+    for name in ("a.txt", "a.txt.lock", "store.lock", "store/inner/x"):
         (deep / name).parent.mkdir(parents=True, exist_ok=True)
         (deep / name).write_text("half")
-    held = hold_lock(tmp_path / ".lock", "")
+    held = hold_lock(tmp_path / "mine", "")
     with held, write_whole(tmp_path / "c.txt") as mine, write_whole_directory(tmp_path / "d") as folder:
         mine.write_text("x")
         (folder / "file").write_text("y")
         remove_leftovers(tmp_path)
-        assert sorted(os.listdir(tmp_path)) == [".assay-partial", ".lock", "deep"]
-        assert sorted(os.listdir(tmp_path / ".assay-partial")) == ["c.txt", "c.txt.lock", "d", "d.lock"]
+        assert sorted(os.listdir(tmp_path)) == [".assay-partial", "deep"]
+        unfinished = ["c.txt", "c.txt.lock", "d", "d.lock", "mine.lock"]
+        assert sorted(os.listdir(tmp_path / ".assay-partial")) == unfinished
     assert sorted(os.listdir(tmp_path)) == ["c.txt", "d", "deep"] and not os.listdir(tmp_path / "deep")
     deep.mkdir()
     (deep / "a.txt").write_text("the leftover of a killed writer, longer than what comes")
@@ -95,12 +96,14 @@ def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
 
 def test_files_of_others_stay(tmp_path: Path) -> None:
     theirs = ".lock", "notes/.a.lock", ".a.txt.partial.txt", ".X.partial.lock", ".X.partial/thesis.tex"
+    theirs += ".assay-partial/thesis.tex", "notes/.assay-partial/kept/a.txt"
     for name in theirs:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / ".assay-partial").symlink_to(tmp_path / "notes")
-    remove_leftovers(tmp_path)
+    with hold_lock(tmp_path / ".lock", ""):
+        remove_leftovers(tmp_path)
     assert all((tmp_path / name).read_text() == "mine" for name in theirs)
 
 
@@ -116,7 +119,7 @@ def test_two_writers_of_one_file_both_succeed(tmp_path: Path) -> None:
 
 
 def test_a_lock_names_its_holder_and_ends_with_the_process(tmp_path: Path) -> None:
-    lock = tmp_path / ".lock"
+    lock = tmp_path / "busy"
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom assay.files import hold_lock\n"
         "with hold_lock(Path(sys.argv[1]), ''):\n"
@@ -138,7 +141,7 @@ def test_a_lock_names_its_holder_and_ends_with_the_process(tmp_path: Path) -> No
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with hold_lock(lock, "busy"):
-        assert lock.exists()
+        assert not lock.exists() and (tmp_path / ".assay-partial" / "busy.lock").exists()
     assert os.listdir(tmp_path) == []
 
 

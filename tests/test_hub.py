@@ -188,7 +188,10 @@ def test_a_folder_serves_as_well(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hf:me", "hf:me/a b", "hf:", "hf:me/a/b", "https://huggingface.co/me/mix", "hf://"]
+    "name",
+    "hf:me|hf:me/a b|hf:|hf:me/a/b|https://huggingface.co/me/mix|hf://|HF:me/mix|s3:/mix|huggingface:me/mix".split(
+        "|"
+    ),
 )
 def test_what_is_no_name_on_the_hub_is_not_taken_for_a_folder(
     name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

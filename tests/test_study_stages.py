@@ -98,9 +98,14 @@ def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
 
 def test_what_was_only_compared_goes_at_the_end(tmp_path: Path) -> None:
     work = work_of(tmp_path)
+    theirs = [work.run_dir / name for name in ("state/notes.txt", "restored-by-hand/notes.txt", ".lock")]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
     assert execute(work)
     assert [path.name for path in (work.run_dir / "snapshots").iterdir()] == ["final.safetensors"]
-    assert not (work.run_dir / "state").exists()
+    assert list((work.run_dir / "state").iterdir()) == theirs[:1]
+    assert all(path.read_text() == "mine" for path in theirs)
 
 
 def test_results_by_level_are_written_and_read_again(tmp_path: Path) -> None:

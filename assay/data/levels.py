@@ -112,10 +112,16 @@ def _level_of(row: dict[str, Any], scaled: bool) -> Level:
 
 def _given(row: dict[str, Any], keys: dict[str, bool], scaled: bool) -> tuple[float | None, bool]:
     """The number under one of these keys, and whether it is for images from -1 to 1."""
-    given = {key: float(row[key]) for key in keys if row.get(key) not in (None, "")}
+    given = {key: float(str(row[key])) for key in keys if row.get(key) not in (None, "")}
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are the same")
     return next(((number, scaled or keys[key]) for key, number in given.items()), (None, scaled))
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(row := dict(pairs)) < len(pairs):
+        raise ValueError("it has a key twice")
+    return row
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -125,7 +131,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for line, content in enumerate(text.split("\n"), 1):
             if content.strip():
                 with decoding(path, f'write line {line} like {{"filename": "a.png", "sigma": 0.2}}'):
-                    row = json.loads(content)
+                    row = json.loads(content, object_pairs_hook=_each_once)
                     row["filename"]
                 yield line, row
         return

@@ -85,7 +85,8 @@ def pack_shards(
     # Where files are is no matter, but what they hold.
     settings = [spec.model_dump(exclude=set(FILES), mode="json") for spec in specs]
     files = [Path(file) for spec in specs for key in FILES if (file := getattr(spec, key)) is not None]
-    job = content_hash(num_shards, config.model_dump(mode="json"), settings)
+    elsewhere = [str(file) for file in files if not file.exists()]
+    job = content_hash(num_shards, config.model_dump(mode="json"), settings, elsewhere)
     declare_job(path, job, [file for file in files if file.exists()])
     reports = []
     for number in range(1, num_shards + 1) if only is None else [only]:

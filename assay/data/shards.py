@@ -84,11 +84,13 @@ def declare_job(path: Path, settings: str, files: Sequence[Path]) -> None:
     """Record what the shards of a folder are made of, or reject what is not the same.
 
     The contents of `files`, which may be folders, count. Whoever comes first reads them; later ones compare
-    names, sizes and times, and read the contents only where these differ.
+    names, sizes, and what a copy cannot keep: the number of the file on its disk and the time of its last
+    change. They read the contents only where these differ.
     """
     record, every = path / _JOB, [file for each in files for file in (each, *sorted(each.rglob("*")))]
-    with hold_lock(path / ".job.lock", "{holder} is reading the same sources", seconds=math.inf):
-        looks = content_hash([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in every])
+    with hold_lock(path / "job", "{holder} is reading the same sources", seconds=math.inf):
+        stats = [(file.name, file.stat()) for file in every]
+        looks = content_hash([(name, stat.st_size, stat.st_ino, stat.st_ctime_ns) for name, stat in stats])
         known = read_json(record) if record.exists() else {}
         if (known.get("settings"), known.get("looks")) == (settings, looks):
             return
@@ -134,7 +136,7 @@ def _open_elsewhere(address: str) -> Store:
     busy = f"{here} is being filled by {{holder}}: wait for it, or set ASSAY_CACHE to another folder"
     with (
         decoding(address, "check the address and your access to it, or copy the store there again"),
-        hold_lock(here.with_name(f".{here.name}.lock"), busy, seconds=_SECONDS_TO_FILL),
+        hold_lock(here, busy, seconds=_SECONDS_TO_FILL),
     ):
         files, root = fsspec.core.url_to_fs(address)
         is_sharded = files.isfile(f"{root}/{_SHARDS}")

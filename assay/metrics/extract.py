@@ -186,7 +186,7 @@ def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> E
         except ValueError as error:
             warnings.warn(f"{error}; training the classifier again", stacklevel=2)
             path.unlink(missing_ok=True)
-    with hold_lock(cache / f".{path.stem}.lock", "", math.inf):  # a second process waits, then reads the file
+    with hold_lock(cache / path.stem, "", math.inf):  # a second process waits, then reads the file
         if not path.is_file():
             network, accuracy = train_classifier(reference, progress)
             state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}

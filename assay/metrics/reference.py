@@ -74,7 +74,7 @@ def reference_from_images(
         index = torch.arange(len(source))
     key = content_hash(extractor.sha256, source.fingerprint)[:16]
     folder = cache / f"features-{extractor.name}-{key}"
-    with hold_lock(cache / f".{folder.name}.lock", "", math.inf):  # a second process waits, then reads these
+    with hold_lock(cache / f"making-{folder.name}", "", math.inf):  # a second process waits, then reads these
         if not folder.is_dir():
             features = images_to_features(extractor, source, index, progress)
             with write_whole_directory(folder) as partial:

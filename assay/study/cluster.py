@@ -10,7 +10,6 @@ for each, all on its node: a training does not span nodes.
 
 import math
 import re
-import shutil
 import signal
 import socket
 import tempfile
@@ -34,6 +33,7 @@ from assay.study.pool import run_all
 from assay.study.runs import Run
 from assay.study.spec import Study
 from assay.study.stages import Update, Work, attempt, failure_path, now_and_then, run_path
+from assay.train.folder import remove_states
 
 _MAX_RETRIES = 10  # of a task whose node dies; clusters of cheap machines lose them often
 _SECONDS_TO_ANSWER = 10.0  # for the address
@@ -216,7 +216,7 @@ def _keep(end: Update, files: Files, folder: Path, run: Run) -> None:
     failure_path(folder, run).unlink(missing_ok=True)
     _unpack(files, run_dir)
     if end.phase == "done":
-        shutil.rmtree(run_dir / "state", ignore_errors=True)
+        remove_states(run_dir / "state")
         for path in (run_dir / "snapshots").glob("*.safetensors"):  # of an earlier attempt, used by this one
             if str(path.relative_to(run_dir)) not in files:
                 path.unlink()

@@ -198,7 +198,7 @@ def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time run a study; the lock ends with the process, however that ends."""
-    with hold_lock(folder / ".lock", f"{folder} is being run by {{holder}}: wait for it, or stop it"):
+    with hold_lock(folder / "study", f"{folder} is being run by {{holder}}: wait for it, or stop it"):
         remove_leftovers(folder)
         yield
 

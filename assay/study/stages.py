@@ -42,9 +42,9 @@ from assay.sample import SampleConfig
 from assay.study.runs import Run, hash_tree
 from assay.study.spec import Study
 from assay.train import train
-from assay.train.folder import final_path
+from assay.train.folder import final_path, remove_states
 from assay.train.ranks import train_on_ranks
-from assay.train.restored import round_ends, snapshot_at
+from assay.train.restored import restored_path, round_ends, snapshot_at
 
 _NUM_PICTURED = 64
 _SECONDS_BETWEEN_UPDATES = 0.2
@@ -126,7 +126,7 @@ def attempt(work: Work) -> Update:
     run, run_dir = work.run, work.run_dir
     try:
         busy = f"{run_dir} is held by {{holder}}, which an earlier study left: end it"
-        with hold_lock(run_dir / ".lock", busy, _SECONDS_FOR_ORPHANS):
+        with hold_lock(run_dir / "run", busy, _SECONDS_FOR_ORPHANS):
             failure_path(work.folder, run).unlink(missing_ok=True)
             return Update(run.key, "done" if execute(work) else "stopped")
     except Exception as error:
@@ -198,7 +198,7 @@ def train_stage(work: Work) -> bool:
         return True
     if work.run.continues is not None:
         first = replace(work, run=work.run.continues)
-        with hold_lock(first.run_dir / ".training", "", math.inf):
+        with hold_lock(first.run_dir / "training", "", math.inf):
             pass  # another worker may be at it
         if not train_stage(first):
             return False
@@ -222,9 +222,10 @@ def train_stage(work: Work) -> bool:
                 should_stop=work.should_stop,
             ).finished
     if finished:
-        states = () if work.run.is_continued else (run_dir / "state",)
-        for unneeded in (*states, *run_dir.glob("restored-*")):  # by a finished model
-            shutil.rmtree(unneeded, ignore_errors=True)
+        if not work.run.is_continued:
+            remove_states(run_dir / "state")
+        for number in range(config.train.rounds + 1):  # by a finished model
+            shutil.rmtree(restored_path(run_dir, number), ignore_errors=True)
     return finished
 
 

@@ -16,8 +16,10 @@ A state is all that a run needs to continue bit for bit: the loader and all rand
 """
 
 import json
+import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,8 +150,16 @@ def load_state(folder: Path, remove_damaged: bool = True) -> State | None:
     return None
 
 
+def remove_states(folder: Path) -> None:
+    """Remove the states of a finished run, and their folder if nothing else is in it."""
+    for state in _states(folder):
+        state.unlink()
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def _states(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.safetensors") if path.stem.isdigit())
+    return sorted(path for path in folder.glob("*.safetensors") if re.fullmatch("[0-9]{9,}", path.stem))
 
 
 def whole(tensor: Tensor) -> Tensor:

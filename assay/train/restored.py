@@ -33,7 +33,7 @@ from assay.devices import NumDevices
 from assay.files import sha256, write_whole
 from assay.generate import SIGMA_MIN, RestoreConfig, lowest_learnt, restore
 from assay.train.config import RunConfig, TrainConfig
-from assay.train.folder import claim_folder, final_path, snapshot_path
+from assay.train.folder import claim_folder, final_path, remove_states, snapshot_path
 from assay.train.gaussian import fit_gaussian
 from assay.train.loop import train_run
 from assay.train.run import Progress, Run, TrainResult, open_run
@@ -78,6 +78,11 @@ def train(
 def round_path(run_dir: Path, number: int) -> Path:
     """The folder of one round; 0 is the first training."""
     return run_dir / f"round-{number}"
+
+
+def restored_path(run_dir: Path, number: int) -> Path:
+    """Where the images are that a round is trained on."""
+    return run_dir / f"restored-{number}"
 
 
 def round_ends(settings: TrainConfig) -> list[int]:
@@ -130,7 +135,7 @@ def _train_rounds(
             if not trained.finished:
                 return TrainResult(run_dir, before + trained.step, False, final)
         if fabric.is_global_zero:
-            shutil.rmtree(folder / "state", ignore_errors=True)  # a finished round needs no optimizer
+            remove_states(folder / "state")  # a finished round needs no optimizer
         start, before = final_path(folder), end
     assert start is not None
     if fabric.is_global_zero:
@@ -162,7 +167,7 @@ def _restored(
     Before the first round there is no `checkpoint`, and a Gaussian completes them. What was stopped starts over
     next time, for it is short beside training.
     """
-    path, seed, done = run_dir / f"restored-{number}", config.train.seed, True
+    path, seed, done = restored_path(run_dir, number), config.train.seed, True
 
     def check(done: int, total: int) -> None:
         if should_stop():

@@ -78,7 +78,7 @@ def open_run(
     with (
         _switches(config),
         _lost_rank_named(run_dir, fabric.world_size),
-        hold_lock(run_dir / ".training", busy) if fabric.is_global_zero else nullcontext(),
+        hold_lock(run_dir / "training", busy) if fabric.is_global_zero else nullcontext(),
     ):
         yield fabric
 
