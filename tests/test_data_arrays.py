@@ -1,5 +1,6 @@
 """Arrays from memory: their scale, shape and levels are checked; images in both halves of a split are found."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,16 @@ UNIT = RNG.random((20, 16, 16))
 def test_the_default_range_is_that_of_the_type() -> None:
     assert torch.equal(from_arrays(BYTES).x_tn, from_arrays(BYTES, value_range=(0, 255)).x_tn)
     assert from_arrays(BYTES).physical_range == (0, 255) and from_arrays(2 * UNIT - 1).physical_range == (-1, 1)
+
+
+def test_images_from_0_to_1_without_a_range_are_told() -> None:
+    images = RNG.random((3, 8, 8))
+    with pytest.warns(UserWarning, match=r"value_range=\(0, 1\)"):
+        from_arrays(images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_arrays(images, value_range=(0, 1))
+        from_arrays(2 * images - 1)
 
 
 def test_channels_may_be_last() -> None:
@@ -119,5 +130,8 @@ def test_images_on_both_sides_of_a_split_are_found() -> None:
     mixed = np.concatenate([images[150:], images[7:9], images[20:25] + 0.002])
     with pytest.warns(UserWarning, match="2 of the 57"), pytest.warns(UserWarning, match="5 of the 57"):
         check_overlap(training, from_arrays(mixed, value_range=(0, 1)))
+    eight_bit = RNG.integers(0, 256, (40, 12, 12), np.uint8)  # the same pictures, stored in another type
+    with rejected("data.held_out"):
+        check_overlap(from_arrays(eight_bit), from_arrays(eight_bit / 127.5 - 1))
     with rejected("data.held_out"):
         check_overlap(*split_held_out(from_arrays(np.repeat(images[:3], 20, 0), value_range=(0, 1)), 12))

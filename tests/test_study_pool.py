@@ -239,6 +239,14 @@ def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> 
     assert opened.is_finished(opened.runs[0]) and opened.failure(opened.runs[0]) is None
 
 
+def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:
+    opened = prepared(tmp_path, short)
+    (opened.folder / "results.csv").write_text("mine")
+    with rejected(path=opened.folder), locked(opened.folder):
+        pass
+    assert (opened.folder / "results.csv").read_text() == "mine"
+
+
 def test_a_second_driver_is_refused(tmp_path: Path) -> None:
     opened = prepared(tmp_path, short)
     with locked(opened.folder):

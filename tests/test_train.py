@@ -342,8 +342,20 @@ def test_a_checkpoint_to_start_from_counts_by_its_contents(tmp_path: Path) -> No
     elsewhere = config(num_steps=3, init_from=str(weights_of[1].checkpoint))
     assert elsewhere.fingerprint(points) == chosen.fingerprint(points)
     start.write_bytes(weights_of[2].checkpoint.read_bytes())
-    with rejected(f"{start} has changed", tmp_path / "run"):
+    with rejected("train.init_from", tmp_path / "run"):
         train(chosen, tmp_path / "run", points)
+
+
+def test_a_run_to_continue_counts_by_its_contents(tmp_path: Path) -> None:
+    points, parts = Points(50), [tmp_path / name for name in ("first", "run")]
+    chosen = config(num_steps=4, continue_from=str(parts[0]))
+    train(config(num_steps=2), parts[0], points)
+    train(chosen, parts[1], points)
+    assert train(chosen, parts[1], points).finished  # the same again
+    shutil.rmtree(parts[0])
+    train(config(num_steps=2, seed=1), parts[0], points)
+    with rejected("train.continue_from", parts[1]):
+        train(chosen, parts[1], points)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
@@ -580,6 +592,10 @@ def test_set_takes_toml_values_and_strings() -> None:
         ({"net.widht": 3}, "net.widht"),
         ({"net.width": "wide"}, "net.width"),
         ({"net.width": 100_000_000}, "net"),
+        ({"net.width": 2**63}, "net"),
+        ({"net.sigma_data": 1e300}, "net.sigma_data"),
+        ({"train.lr": 1e38}, "train.lr"),
+        ({"train.augment.shift": 2**63}, "train.augment.shift"),
         ({"net.kind": "cnn"}, "net.kind"),
         ({"net.num_classes": 3}, "net.num_classes"),
     ],

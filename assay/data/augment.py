@@ -39,7 +39,7 @@ class Augmentation(Strict):
     flip_y: bool = Field(False, description="Mirror half of the images top to bottom.")
     turn: bool = Field(False, description="Rotate images by 0, 90, 180 or 270 degrees.")
     shift: int = Field(
-        0, ge=0, description="Shift images by up to this number of whole pixels, wrapping around."
+        0, ge=0, le=2**20, description="Shift images by up to this number of whole pixels, wrapping around."
     )
     geometric: float = Field(
         0.0,

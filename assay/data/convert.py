@@ -305,7 +305,7 @@ def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, kern
 
     The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
     deviations rules the level out. Missing pixels do not count. At a frequency that was measured the noise has
-    a power of sigma^2 times the number of pixels; less than a hundredth of it at many rules a mask out.
+    a power of sigma^2 times the number of pixels; less than a thousandth of it at many rules a mask out.
     """
     seen, noise = x, sigma
     if sigma_map is not None:
@@ -320,8 +320,8 @@ def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, kern
         noise *= math.sqrt(passes.mean())  # none at frequencies filled with 0
         if seen is x:
             power = np.square(np.abs(np.fft.fft2(x)))[:, passes]
-            is_empty = power < 0.01 * sigma**2 * x[0].size
-            if is_empty.sum() > 4 and is_empty.mean() > 0.1:
+            is_empty = power < 0.001 * sigma**2 * x[0].size
+            if is_empty.sum() > 4 and is_empty.mean() > 0.03:
                 what = f"has nothing at {is_empty.mean():.0%} of the frequencies that its mask calls measured"
                 cure = "give the mask in the order of numpy's fft2, perhaps by np.fft.ifftshift"
                 raise AssayError(what, key="kspace", cure=cure)

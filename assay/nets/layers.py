@@ -51,7 +51,9 @@ class BaseConfig(Settings):
         description="What the network sees: pixels, dct (the cosine transform of 2 x 2 blocks, which halves "
         "the sides), or an encoder of your own (`assay.encode`).",
     )
-    sigma_data: float = Field(0.5, gt=0, description="Standard deviation of the data in EDM's preconditioning.")
+    sigma_data: float = Field(
+        0.5, gt=0, le=1e6, description="Standard deviation of the data in EDM's preconditioning."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
     label_dropout: float = Field(
         0.0, ge=0, lt=1, description="How often training hides the class; guidance by class needs it."

@@ -198,6 +198,10 @@ def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time run a study; the lock ends with the process, however that ends."""
+    theirs = [name for name in ("results.csv", "report.html") if (folder / name).exists()]
+    if theirs and not (folder / "runs").is_dir():
+        what, cure = f"holds {theirs[0]}, which no run here made", "choose another folder with -o"
+        raise AssayError(what, path=folder, cure=cure)
     with hold_lock(folder / "study", f"{folder} is being run by {{holder}}: wait for it, or stop it"):
         remove_leftovers(folder)
         yield

@@ -155,7 +155,7 @@ class TrainConfig(Strict):
         description="muon moves the matrices of the network by orthogonal momentum, at ten times the learning "
         "rate, and the rest by Adam: dearer steps, but far fewer of them.",
     )
-    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
+    lr: float = Field(1e-3, gt=0, le=1e6, description="Learning rate of Adam.")
     lr_ramp_images: int | None = Field(
         None,
         ge=0,

@@ -90,10 +90,15 @@ def claim_folder(
     found = read_run(path)
     known, there = found["fingerprint"], found["config"]
     what, key = f"was trained on other images: {source.name} has changed since the run began", "data"
+    if first := config.train.continue_from:  # which may be gone, but not another run
+        identity["parents"] = [run["fingerprint"] for run in found.get("lineage", [])[-1:]]
+        is_there = identity["parents"] and (first / "config.json").is_file()
+        known["parents"] = [read_run(first / "config.json")["fingerprint"]] if is_there else identity["parents"]
     if known["data"] == identity["data"]:
         # Wherever the images lie, however pictures are sampled.
         here = config.model_dump(mode="json") | {same: there.get(same) for same in ("data", "sample")}
-        different = differences(there, here) or [f"{config.train.init_from} has changed"]
+        changed = f"train.continue_from: {first}" if first else f"train.init_from: {config.train.init_from}"
+        different = differences(there, here) or [f"{changed} has changed"]
         what, key = f"holds a run with another config ({'; '.join(different)})", different[0].partition(":")[0]
     if known != identity:
         raise AssayError(what, path=run_dir, key=key, cure="train into another folder")

@@ -154,7 +154,7 @@ def _check_network(config: NetConfig) -> None:
     try:
         with torch.device("meta"):
             num_bytes = 16 * sum(weight.numel() for weight in build_denoiser(config).parameters())
-    except (RuntimeError, OverflowError):  # sizes that no number of torch holds
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no number of torch holds
         num_bytes = 2**63
     if num_bytes > memory:
         what = f"its weights need {num_bytes / 1e9:.3g} GB to train, and this machine has {memory / 1e9:.3g}"
