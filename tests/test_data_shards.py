@@ -194,6 +194,7 @@ def test_a_store_elsewhere_is_copied_as_it_is_read(
     assert torch.equal(found.read(few), plain.read(few))
     assert copy.stat().st_size == (tmp_path / "origin/images.npy").stat().st_size
     assert copy.stat().st_blocks * 512 <= 5 * 2**16  # of 36 blocks
+    found.verify()  # which fetches the others
     every = torch.randperm(3000, generator=torch.Generator().manual_seed(0))
     expected = plain.read(every)
     assert torch.equal(found.read(every), expected) and found.fingerprint == plain.fingerprint

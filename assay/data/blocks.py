@@ -83,6 +83,10 @@ class ImageFile:
                 part, place = part[count:], place + count
         return values
 
+    def check_all(self) -> None:
+        """Compare every block, and fetch those that are missing."""
+        self._check(np.zeros(1, np.int64), np.array([self._num_bytes]))
+
     def _check(self, start: np.ndarray, stop: np.ndarray) -> None:
         """Compare the blocks that hold the bytes start .. stop - 1, (B,) each, unless that was done before."""
         if (written := os.fstat(self._file).st_mtime_ns) != self._written:

@@ -166,7 +166,11 @@ class Store(ImageSource):
         return [bytes(name).decode() for name in self._names[list(index)]]
 
     def verify(self) -> None:
-        """Compare every file with its checksum; raises an error on the first that has changed."""
+        """Compare every file with its checksum; raises an error on the first that has changed.
+
+        Of a store elsewhere, images that are not here yet are fetched.
+        """
+        self._images.check_all()
         for file in self.meta.checksums:
             self._compare(file)
 

@@ -90,17 +90,16 @@ def claim_folder(
     found = read_run(path)
     known, there = found["fingerprint"], found["config"]
     what, key = f"was trained on other images: {source.name} has changed since the run began", "data"
-    if first := config.train.continue_from:  # which may be gone, but not another run
-        identity["parents"] = [run["fingerprint"] for run in found.get("lineage", [])[-1:]]
-        is_there = identity["parents"] and (first / "config.json").is_file()
-        known["parents"] = [read_run(first / "config.json")["fingerprint"]] if is_there else identity["parents"]
+    first, is_another = config.train.continue_from, False
+    if first and found.get("lineage") and (first / "config.json").is_file():  # it may be gone
+        is_another = read_run(first / "config.json")["fingerprint"] != found["lineage"][-1]["fingerprint"]
     if known["data"] == identity["data"]:
         # Wherever the images lie, however pictures are sampled.
         here = config.model_dump(mode="json") | {same: there.get(same) for same in ("data", "sample")}
         changed = f"train.continue_from: {first}" if first else f"train.init_from: {config.train.init_from}"
         different = differences(there, here) or [f"{changed} has changed"]
         what, key = f"holds a run with another config ({'; '.join(different)})", different[0].partition(":")[0]
-    if known != identity:
+    if known != identity or is_another:
         raise AssayError(what, path=run_dir, key=key, cure="train into another folder")
 
 
