@@ -1,6 +1,5 @@
 """Arrays from memory: their scale, shape and levels are checked; images in both halves of a split are found."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,6 @@ UNIT = RNG.random((20, 16, 16))
 def test_the_default_range_is_that_of_the_type() -> None:
     assert torch.equal(from_arrays(BYTES).x_tn, from_arrays(BYTES, value_range=(0, 255)).x_tn)
     assert from_arrays(BYTES).physical_range == (0, 255) and from_arrays(2 * UNIT - 1).physical_range == (-1, 1)
-
-
-def test_images_from_0_to_1_without_a_range_are_told() -> None:
-    images = RNG.random((3, 8, 8))
-    with pytest.warns(UserWarning, match=r"value_range=\(0, 1\)"):
-        from_arrays(images)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        from_arrays(images, value_range=(0, 1))
-        from_arrays(2 * images - 1)
 
 
 def test_channels_may_be_last() -> None:

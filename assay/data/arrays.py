@@ -130,10 +130,6 @@ def _black_and_white(values: np.ndarray, value_range: tuple[float, float] | None
     if value_range is not None and np.shape(value_range) != (2,):
         raise AssayError(f"{value_range} are not two values, black and white", key="value_range")
     low, high = value_range or ((0.0, 255.0) if values.dtype == np.uint8 else (-1.0, 1.0))
-    if value_range is None and values.dtype.kind == "f" and values.min() >= 0 and 0.5 < values.max() <= 1:
-        warnings.warn(
-            "these images have no value below 0; if black is 0, give value_range=(0, 1)", stacklevel=3
-        )
     if not low < high:
         raise AssayError(f"{value_range} are not black and white, the lower one first", key="value_range")
     return float(low), float(high)
