@@ -53,7 +53,11 @@ def init(
     ] = None,
     noisy: Annotated[
         list[float] | None,
-        typer.Option(help="A noise level that you could buy; repeat it for several. It is simulated."),
+        typer.Option(
+            metavar="SIGMA",
+            help="A noise level that you could buy; repeat it for several. It is simulated, where all images "
+            "of the store are clean. Default there: 0.2.",
+        ),
     ] = None,
     minutes: Annotated[float, typer.Option(help="How long the first blocks may take on this machine.")] = 30.0,
 ) -> None:
