@@ -122,6 +122,12 @@ def test_images_that_cannot_be_quoted(images: Any, sigma: float, key: str) -> No
     assert caught.value.key == key
 
 
+def test_bright_images_of_a_known_scale_are_not_told(recwarn: pytest.WarningsRecorder) -> None:
+    bright = 0.8 + 0.2 * np.random.default_rng(0).random((40, 4, 4))
+    assay.quote(assay.from_arrays(bright, value_range=(0, 1)), 0.3)
+    assert not recwarn.list
+
+
 def test_units_that_look_wrong_are_told() -> None:
     images = np.random.default_rng(0).random((40, 8, 8))
     with pytest.warns(UserWarning, match="level of 38"), pytest.warns(UserWarning, match="scaled to"):
