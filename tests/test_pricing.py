@@ -26,7 +26,7 @@ from assay.pricing import (
 )
 from assay.pricing.law import Law, interval
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
-from assay.pricing.price import Prices, price_results, smooth
+from assay.pricing.price import Prices, price_results
 from assay.pricing.quote import _costs, _information, _worth, spectrum
 from assay.pricing.words import amount, price_lines, price_panels, reason, sentence
 
@@ -314,16 +314,6 @@ def test_training_as_the_limit_is_said() -> None:
     prices = price_results([], by_level(late=True))
     assert {found.verdict for found in prices.prices} == {"undecided"}
     assert "training, not data" in reason(prices.of("structure", 0.3))
-
-
-def test_smoothing_keeps_what_is_known_and_bridges_what_is_not() -> None:
-    curve = np.linspace(0, 1, 12)
-    found, error = smooth(curve, np.full(12, 1e-4), np.eye(12))
-    assert found == pytest.approx(curve, abs=1e-3) and (error < 2e-4).all()
-    deviation, seen = np.full(12, 0.01), curve.copy()
-    deviation[5], seen[5] = 0.4, 0.0
-    found, error = smooth(seen, deviation, np.eye(12))
-    assert found[5] == pytest.approx(curve[5], abs=0.1) and 0.01 < error[5] < 0.2
 
 
 # Tables.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from assay.errors import AssayError, about
 from assay.figure import draw
@@ -32,7 +31,6 @@ Verdict = Literal["estimate", "at least", "at most", "undecided"]
 _MOST_FACTOR = 10.0  # between the ends of an interval that is an estimate
 _LEAST_RATE = 1.5  # "at least" this many says something
 _MOST_RATE = 30.0  # "at most" this many says something
-_STEPS = np.geomspace(0.003, 0.5, 12)  # deviations of a worth curve from one band to the next
 
 
 @dataclass(frozen=True)
@@ -324,58 +322,13 @@ def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_
 
 
 def _curves(levels: LevelResults, bands: list[Law], confidence: float, quote: Quote | None) -> list[WorthCurve]:
-    mean, deviation = (np.array([f(law.worth, axis=0) for law in bands]) for f in (np.mean, np.std))  # (B, S)
-    related = correlations(levels)
+    """The worth in each band by the law of that band, nothing shared between them."""
+    worth, low, high = np.moveaxis([interval(law.worth, confidence) for law in bands], 0, 2)  # (3, S, B)
+    only = np.eye(len(bands), dtype=bool)
     found = []
-    for level, sigma in enumerate(levels.sigmas):
-        worth, error = smooth(mean[:, level], deviation[:, level], related)
-        wide = -norm.ppf((1 - confidence) / 2) * error
-        only = np.eye(len(bands), dtype=bool)
-        limited = np.array(
-            [bool(_limited(levels, law, level, one)) for law, one in zip(bands, only, strict=True)]
-        )
-        ends = (worth - wide).clip(0, 1), (worth + wide).clip(0, 1)
-        quoted = None if quote is None else quoted_at(quote, float(sigma), levels.centres)
-        found.append(WorthCurve(float(sigma), levels.centres, worth.clip(*ends), *ends, limited, quoted))
+    for level, sigma in enumerate(levels.sigmas.tolist()):
+        limited = [bool(_limited(levels, law, level, one)) for law, one in zip(bands, only, strict=True)]
+        quoted = None if quote is None else quoted_at(quote, sigma, levels.centres)
+        ends = worth[level], low[level], high[level]
+        found.append(WorthCurve(sigma, levels.centres, *ends, np.array(limited), quoted))
     return found
-
-
-def correlations(levels: LevelResults) -> Array:
-    """Correlation (B, B) of the errors of bands, by their distance, from what configurations leave over."""
-    counts = np.column_stack([levels.num_clean, levels.num_noisy])
-    which = np.unique(counts, axis=0, return_inverse=True)[1].reshape(-1)
-    own = np.eye(which.max() + 1)[which]
-    rest = levels.loss - own @ (own.T @ levels.loss / own.sum(0)[:, None])
-    size = np.sqrt(np.square(rest).mean(0))
-    num = len(size)
-    if not size.all():  # no configuration ran twice
-        return np.asarray(0.5 ** np.abs(np.subtract.outer(np.arange(num), np.arange(num))))
-    found = rest.T @ rest / len(rest) / np.outer(size, size)
-    by_distance = [float(np.diagonal(found, k).mean().clip(0, 0.95)) for k in range(num)]
-    by_distance[0] = 1.0
-    related = np.array(by_distance)[np.abs(np.subtract.outer(np.arange(num), np.arange(num)))]
-    value, vector = np.linalg.eigh(related)
-    related = (vector * value.clip(1e-3)) @ vector.T
-    return np.asarray(related / np.sqrt(np.outer(np.diag(related), np.diag(related))))
-
-
-def smooth(mean: Array, deviation: Array, related: Array) -> tuple[Array, Array]:
-    """A curve (B,) that walks at random from band to band, from estimates with correlated errors.
-
-    The size of the steps is averaged over its posterior. Returns the curve and its standard deviation.
-    """
-    num, error = len(mean), np.maximum(deviation, 1e-6)
-    noise = related * np.outer(error, error)
-    walk = np.minimum.outer(np.arange(num), np.arange(num)).astype(float)
-    weights, means, squares = [], [], []
-    for step in _STEPS:
-        prior = step**2 * walk + 1.0  # the first band may be anything
-        gain = np.linalg.solve(prior + noise, prior).T
-        root = np.linalg.cholesky(prior + noise)
-        weights.append(-np.log(np.diag(root)).sum() - 0.5 * np.square(np.linalg.solve(root, mean)).sum())
-        means.append(gain @ mean)
-        squares.append(np.diag(prior - gain @ prior).clip(0) + means[-1] ** 2)
-    weight = np.exp(np.array(weights) - max(weights))
-    weight /= weight.sum()
-    curve = weight @ np.array(means)
-    return curve, np.sqrt((weight @ np.array(squares) - curve**2).clip(1e-12))

@@ -21,6 +21,7 @@ GOALS: dict[Goal, str] = {
     "looks": "how samples look",
 }
 _UNLIKELY = 0.01  # a lack of fit that counts
+_VAGUE = 0.7  # width of an interval of a worth that says too little for a line
 _ASSUMED = "no configuration was repeated, so the scatter around the law stands for the error of a run"
 _WORTH = "worth of a noisy image, in clean ones"
 Sheet = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
@@ -192,7 +193,8 @@ def price_panels(prices: Prices) -> list[Panel]:
     panel = Panel(f"{prices.dataset}: worth by level", "noise level", _WORTH, log_x=True)
     for which, curve in enumerate(prices.curves):
         colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:.3g}"
-        known = np.where(curve.limited, np.nan, curve.worth)
+        vague = curve.high - curve.low > _VAGUE  # the band shows it; a line would suggest more
+        known = np.where(curve.limited.astype(bool) | vague, np.nan, curve.worth)
         panel.series.append(Series("", "band", curve.levels, curve.worth, curve.low, curve.high, colour))
         panel.series.append(Series(name, "line", curve.levels, known, colour=colour))
         if curve.quoted is not None:
