@@ -67,10 +67,10 @@ def augment(
     most = augmentation.shift
     moved = _moved(
         x,
-        (flip_x < 0.5) & augmentation.flip_x,
-        (flip_y < 0.5) & augmentation.flip_y,
-        (turn * 4).long() * augmentation.turn,
-        *((draw * (2 * most + 1)).long() - most for draw in (down, right)),
+        flip_x < 0.5 if augmentation.flip_x else None,
+        flip_y < 0.5 if augmentation.flip_y else None,
+        (turn * 4).long() if augmentation.turn else None,
+        *((draw * (2 * most + 1)).long() - most if most else None for draw in (down, right)),
     )
     if augmentation.geometric == 0:
         return moved, None
@@ -84,19 +84,27 @@ def augment(
     return x, label
 
 
-def _moved(x: Tensor, flip_x: Tensor, flip_y: Tensor, quarter: Tensor, down: Tensor, right: Tensor) -> Tensor:
+def _moved(
+    x: Tensor,
+    flip_x: Tensor | None,
+    flip_y: Tensor | None,
+    quarter: Tensor | None,
+    down: Tensor | None,
+    right: Tensor | None,
+) -> Tensor:
     """Images mirrored, rotated by quarter turns, shifted by whole pixels: every output pixel is an input pixel.
 
-    (B,) each; what leaves at one side enters at the other.
+    (B,) each, or None for what is off; what leaves at one side enters at the other.
     """
     each = (-1, 1, 1, 1)
-    for flipped, axes in ((flip_x, (-1,)), (flip_y, (-2,)), (quarter >= 2, (-2, -1))):
-        if bool(flipped.any()):
+    turned, odd = (None, None) if quarter is None else (quarter >= 2, quarter % 2 == 1)
+    for flipped, axes in ((flip_x, (-1,)), (flip_y, (-2,)), (turned, (-2, -1))):
+        if flipped is not None:
             x = torch.where(flipped.view(each), x.flip(axes), x)
-    if bool((odd := quarter % 2 == 1).any()):
+    if odd is not None and x.shape[-1] == x.shape[-2]:  # else no turn is odd
         x = torch.where(odd.view(each), x.rot90(1, (-2, -1)), x)
     for dimension, shift in ((2, down), (3, right)):
-        if bool(shift.any()):
+        if shift is not None:
             place = torch.arange(x.shape[dimension]).view([-1 if d == dimension else 1 for d in range(4)])
             x = x.gather(dimension, ((place - shift.view(each)) % x.shape[dimension]).expand_as(x))
     return x

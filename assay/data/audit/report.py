@@ -180,7 +180,7 @@ def audit(
         step=values.step,
         values=values.spread(),
         units=raw.units,
-        recorded=stated if len(stated) == len(raw.names) else None,
+        recorded=stated if len(stated) == len(raw.names) and stated.any() else None,
         **found,
     )
 
