@@ -323,7 +323,7 @@ def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_
 
 def _curves(levels: LevelResults, bands: list[Law], confidence: float, quote: Quote | None) -> list[WorthCurve]:
     """The worth in each band by the law of that band, nothing shared between them."""
-    worth, low, high = np.moveaxis([interval(law.worth, confidence) for law in bands], 0, 2)  # (3, S, B)
+    worth, low, high = np.stack([np.stack(interval(law.worth, confidence)) for law in bands], 2)  # (S, B) each
     only = np.eye(len(bands), dtype=bool)
     found = []
     for level, sigma in enumerate(levels.sigmas.tolist()):
