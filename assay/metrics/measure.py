@@ -239,13 +239,15 @@ def _check(config: MeasureConfig, real: ImageSource | Path | None, nearest: Path
 
 
 def _check_unseen(run: Path, held_out: ImageSource) -> None:
-    """Where the model is a run whose images are still there: held-out images must not be among them."""
+    """Held-out images must not be among those of a run; a warning where these are gone."""
     if not (run / "config.json").is_file():
         return
     data = DataConfig.model_validate_json(json.dumps(read_run(run / "config.json")["config"]["data"]))
     try:
         drawn_from = DataConfig(store=data.store, held_out=data.held_out, seed=data.seed).open()
     except (OSError, ValueError):
+        why = f"{data.store}, which {run} was trained on, cannot be opened"
+        warnings.warn(f"{why}: it cannot be checked that {held_out.name} has none of its images.", stacklevel=3)
         return
     if drawn_from.image_shape == held_out.image_shape:
         try:
