@@ -56,7 +56,7 @@ blocks = 2
 
 
 # One more training, which diverges.
-WILD = '[[extra]]\ntable = "wild"\nclean_fraction = 1\ntrain = {lr = 1e30}\n'
+WILD = '[[extra]]\ntable = "wild"\nclean_fraction = 1\ntrain = {lr = 1e6}\n'
 
 
 def fewer(spec: str) -> str:
