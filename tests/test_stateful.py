@@ -1,4 +1,4 @@
-"""Random sequences of commands in one folder; see tests/stateful.py."""
+"""Random sequences of commands in one folder; see tests/stateful.py, which runs 10,000 steps in `make soak`."""
 
 import pytest
 
@@ -10,6 +10,6 @@ def test_300_steps() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 9))
-def test_10_000_steps_in_all(seed: int) -> None:
-    check(1250, seed, studies=1)
+@pytest.mark.parametrize("seed", [1, 6])
+def test_1_000_steps_with_studies(seed: int) -> None:
+    check(500, seed, studies=1)
