@@ -162,7 +162,7 @@ def test_the_demo_shortened_shows_the_papers_ordering(tmp_path: Path, installed:
     )
     done = run(f"assay demo -o demo --workers 1 {shorter}", tmp_path, installed)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = re.findall(r"│ (100%[^│]*|10%[^│]*?) +│ ([\d.]+) ±", done.stdout)
+    rows = re.findall(r"(?m)^(100?% .*?) {2,}([\d.]+) ±", done.stdout)
     value: dict[str, float] = {}
     for name, number in rows:
         value[name.strip()] = float(number)
