@@ -306,13 +306,13 @@ def _price(results: Measured, law: Law, level: int, confidence: float, limited: 
 def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_]) -> float:
     """How many times the steps it would take if training is the limit in these bands (B,), else 0.
 
-    It is where most runs are best at their last stop and either more clean images do not help or noisy ones
-    harm. Where runs did stop early, stops grow as the number of images.
+    It is where most runs are best at their last stop and either more clean images do not help or mixes do no
+    better than their clean images alone. Where runs did stop early, stops grow as the number of images.
     """
     step, last = levels.step[:, bands], levels.last_step[:, None]
     late = step >= last
-    harm = interval(law.worth)[2][level] == 0
-    if late.mean() < 0.5 or not (law.gain < 0.9 or harm):
+    useless = interval(law.worth)[0][level] == 0
+    if late.mean() < 0.5 or not (law.gain < 0.9 or useless):
         return 0.0
     size = levels.num_clean + levels.num_noisy.sum(1)
     if late.all():
