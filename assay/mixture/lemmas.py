@@ -16,7 +16,6 @@ from scipy.special import logsumexp
 
 from assay.errors import AssayError
 from assay.mixture.moments import Array, Atoms, inverse_weights
-from assay.mixture.noise import check_sigma
 
 
 def noise_deviation(alpha: Array, num_features: int, delta: float) -> float:
@@ -32,7 +31,7 @@ def covariance_deviation(
 
     Sigma_hat = sum_i alpha_i x_i x_i' - sigma_bar^2 I with alpha_i ~ sigma_i^-4, for atoms within `radius`.
     """
-    level = check_sigma(sigma)
+    level = np.asarray(sigma, np.float64)
     alpha, size = inverse_weights(level**4), num_features + math.log(1 / delta)
     noise = float((alpha * level) ** 2 @ np.maximum(level**2, radius**2))
     drawn = radius**2 * k * math.sqrt(math.log(k / delta) * float(alpha @ alpha))

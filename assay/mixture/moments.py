@@ -23,20 +23,12 @@ _CHUNK = 2048  # samples at a time: the features of a chunk stay in the cache
 
 @dataclass(frozen=True)
 class Atoms:
-    """A discrete distribution, or a mixture of Gaussians: an atom is one whose covariance is 0."""
+    """A discrete distribution."""
 
     atoms: Array
-    """(k,) or (k, d): the atoms, or the means of Gaussians."""
+    """(k,) or (k, d)."""
     weights: Array
     """(k,), with sum 1."""
-    covariances: Array | None = None
-    """(k, d, d); None for atoms."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that a fit of it chooses."""
-        k, d = len(self.weights), math.prod(self.atoms.shape[1:])
-        return k * (1 + d + (0 if self.covariances is None else d * (d + 1) // 2)) - 1
 
     def __repr__(self) -> str:
         k, d = len(self.weights), math.prod(self.atoms.shape[1:])
