@@ -53,7 +53,7 @@ def test_weights_on_a_grid_are_those_of_a_general_solver(d: int, count: int) -> 
     problem.solve(solver="CLARABEL")
     assert ours.log_likelihood == pytest.approx(log_likelihood(x, sigma, ours.mixture), abs=1e-6)
     assert problem.value - 1e-3 <= ours.log_likelihood <= problem.value + ours.gap + 1e-3
-    assert ours.gap <= 1e-6 * len(x) and ours.num_places == count**d
+    assert ours.gap <= 1e-6 * len(x)
     score = (table / (densities(x, sigma, ours.mixture.atoms) @ ours.mixture.weights)[:, None]).sum(0)
     assert len(x) * math.log(score.max() / len(x)) == pytest.approx(ours.gap, abs=1e-7 * len(x))
 

@@ -12,7 +12,7 @@ from scipy.stats import norm, wasserstein_distance
 from assay.mixture import NoisyMixture, bounds, lemmas
 from assay.mixture.distance import sliced_wasserstein, wasserstein, wasserstein_line
 from assay.mixture.moments import Atoms, denoised_moments, moment_weights, project_moments, quadrature
-from assay.mixture.rates import Curve, RatesConfig, hard_errors, line_errors, measure_rates, separated
+from assay.mixture.rates import Curve, RatesConfig, hard_errors, line_errors, measure_rates
 from assay.mixture.samples import simulate, two_levels
 from assay.mixture.search import simplex_net, sphere_net
 from tests.errors import rejected
@@ -164,12 +164,8 @@ def test_second_moments_concentrate() -> None:
             second = (truth.weights[:, None] * truth.atoms).T @ truth.atoms
             found = (alpha[:, None] * x).T @ x - (alpha @ sigma**2) * np.eye(d)
             error = np.linalg.norm(found - second, 2)
-            ratios.append(
-                [
-                    noise / lemmas.noise_deviation(alpha, d, 0.05),
-                    error / lemmas.covariance_deviation(sigma, d, 3, 0.05),
-                ]
-            )
+            bound = lemmas.noise_deviation(alpha, d, 0.05), lemmas.covariance_deviation(sigma, d, 3, 0.05)
+            ratios.append([noise / bound[0], error / bound[1]])
         beyond = np.quantile(ratios, 0.95, axis=0)
         assert (beyond < 3).all() and (beyond > 0.1).all()  # neither violated nor far from the truth
 
@@ -296,7 +292,8 @@ def test_exponents_in_the_worst_case_and_for_atoms_that_are_apart() -> None:
     curve = Curve("worst", sizes, [hard_errors(2, np.ones(n), 150, rng)[0] for n in sizes], 1 / 6)
     assert (curve.standard_error < 0.1 * curve.error).all()
     assert curve.power_law()[0] == pytest.approx(1 / 6, rel=0.2)
-    draws = [line_errors(separated(2), np.ones(1), np.ones(n), 150, rng, 9.0) for n in sizes[:-1]]
+    apart = Atoms(np.array([-3.0, 3.0]), np.full(2, 0.5))
+    draws = [line_errors(apart, np.ones(1), np.ones(n), 150, rng, 9.0) for n in sizes[:-1]]
     assert Curve("easy", sizes[:-1], draws, 0.5).power_law()[0] == pytest.approx(0.5, rel=0.2)
 
 

@@ -61,7 +61,7 @@ def fit(
             numbers = f"{row.log_likelihood:,.2f}", f"{row.penalised:,.2f}", f"{row.probability:.3f}"
             table.add_row(f"{row.num_atoms}", *numbers)
         highest = f"{best.log_likelihood + best.gap:,.2f} (duality gap {best.gap:.2g} nats)"
-        said = f"no mixture on {best.num_places:,} places has a log-likelihood above {highest}"
+        said = f"no mixture on the grid has a log-likelihood above {highest}"
         console.print(table, said, soft_wrap=True)
     console.print(_atom_table(model, errors))
     if json_path:

@@ -54,13 +54,10 @@ class Condition:
         return f"{self.name}: have {self.have:,.4g}, need {self.need:,.4g}: {verdict}"
 
 
-def effective_sizes(
-    sigma: ArrayLike, k: int, count: ArrayLike = 1.0, radius: float = 0.0
-) -> tuple[float, float]:
+def effective_sizes(sigma: ArrayLike, k: int, count: ArrayLike = 1.0, radius: float = 0.0) -> tuple[float, ...]:
     """(n_d, n_l): how many samples at the lowest noise these are worth; levels below `radius` count as it."""
     _log_inverse(k)
-    samples = _samples(sigma, count, radius)
-    return _size(*samples, 4), _size(*samples, 4 * k - 2)
+    return tuple(_size(*_samples(sigma, count, radius), power) for power in (4, 4 * k - 2))
 
 
 def noisy_per_clean(sigma: float, k: int) -> tuple[float, float]:

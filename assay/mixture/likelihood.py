@@ -8,14 +8,11 @@ With the precision p_i = sigma_i^-2, log N(x_i; mu, sigma_i^2 I) is a constant p
 
 so that the log-densities of many samples at many places are one product of matrices.
 
-EM with the known noise crawls when atoms overlap. `polish` climbs by Newton's method: the observed information
-is the complete one minus the variance of the complete score over the labels (Louis' formula). That happens in
-the atoms' subspace. `polish_in_space` then moves the atoms off it, where the samples are noise, the observed
-information is R' P R for responsibilities R and P = diag(p), and the step is a weighted regression of the
-samples on their responsibilities.
-
-A step is taken only if it does not lower L, so the point returned is the best one evaluated. The last step is
-EM's, which cannot lower L and whose atoms are averages of samples: no fit leaves the range of its data.
+EM crawls when atoms overlap. `polish` climbs by Newton's method in the atoms' subspace; the information is the
+complete one minus the variance of the complete score over the labels (Louis' formula). `polish_in_space` then
+moves the atoms off it, where the samples are noise, the information is R' P R for responsibilities R and
+P = diag(p), and the step is a weighted regression of the samples on their responsibilities. No step lowers L.
+The last one is EM's, whose atoms are averages of samples: no fit leaves the range of its data.
 """
 
 import math

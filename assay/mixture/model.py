@@ -74,16 +74,9 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     evidence_: list[Evidence]
 
     def __init__(
-        self,
-        n_components: int | None = 2,
-        *,
-        sigma: float | None = None,
-        polish: bool = True,
-        num_restarts: int = 2,
-        delta: float = 0.05,
-        check_units: bool = True,
-        random_state: Any = None,
-    ) -> None:
+        self, n_components: int | None = 2, *, sigma: float | None = None, polish: bool = True,
+        num_restarts: int = 2, delta: float = 0.05, check_units: bool = True, random_state: Any = None,
+    ) -> None:  # fmt: skip
         self.n_components = n_components
         self.sigma = sigma
         self.polish = polish
@@ -140,13 +133,9 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         """Log-density of each sample under the mixture and its own noise, in nats: (n,)."""
         return self._answer(posterior, X, sigma)[1]
 
-    def score(
-        self, X: ArrayLike, y: None = None, sample_weight: ArrayLike | None = None, *,
-        sigma: ArrayLike | None = None,
-    ) -> float:  # fmt: skip
-        """Mean log-density of the samples, weighted if asked for, in nats: higher is better."""
-        weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
-        return float(np.average(self.score_samples(X, sigma=sigma), weights=weights))
+    def score(self, X: ArrayLike, y: None = None, *, sigma: ArrayLike | None = None) -> float:
+        """Mean log-density of the samples, in nats: higher is better."""
+        return float(self.score_samples(X, sigma=sigma).mean())
 
     def predict_proba(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
         """Probability that each sample comes from each atom, given its noise: (n, k')."""

@@ -4,15 +4,14 @@ Over all distributions G of the atoms, on a grid or anywhere, maximise
 
     L(G) = sum_i log f_i(G),   f_i(G) = integral N(x_i; mu, sigma_i^2 I) dG(mu).
 
-It is concave in G, and any G proves how far it is from the maximum: with
+It is concave in G, and any G proves how far it is from the maximum, by the duality gap: with
 
-    D(mu) = sum_i N(x_i; mu, sigma_i^2 I) / f_i(G),   max L - L(G) <= n log(max_mu D(mu) / n),
+    D(mu) = sum_i N(x_i; mu, sigma_i^2 I) / f_i(G),   max L - L(G) <= n log(max_mu D(mu) / n).
 
-the duality gap. The maximum has few atoms, where D = n. So a few places are kept (the active ones), their
-weights are found by Newton's method under the constraint that none is negative, and places where D exceeds n
-join them until none does. A pass costs n times the number of active places, plus D on the grid: a product of
-matrices, since the density on a grid is a product over its axes. Samples enter by their vectors (n, d + 2), see
-`assay.mixture.likelihood`; places are relative to the grid's middle.
+The maximum has few atoms, where D = n. So a few places are kept (the active ones), their weights are found by
+Newton's method under the constraint that none is negative, and places where D exceeds n join them until none
+does. D on a grid is a product of matrices, since a density is a product over the axes. Samples enter by their
+vectors (n, d + 2), see `assay.mixture.likelihood`.
 """
 
 import math
@@ -50,8 +49,6 @@ class Estimate:
     """No distribution on the places looked at has a log-likelihood higher by more than this."""
     gap_everywhere: float
     """The same for every distribution in the grid's box; infinite if the grid is coarser than the noise."""
-    num_places: int
-    """How many places were looked at: those of the grid and those found between them."""
 
 
 def npmle(
@@ -81,12 +78,12 @@ def npmle(
     if n > 2 * _SUBSAMPLE:
         few = np.random.default_rng(seed).permutation(n)[:_SUBSAMPLE]
         places, weights, *_ = _solve(vectors[few], places, weights, grid, free, max(tolerance, 1e-5))
-    places, weights, log_density, gap, num_places = _solve(vectors, places, weights, grid, free, tolerance)
+    places, weights, log_density, gap = _solve(vectors, places, weights, grid, free, tolerance)
     order = np.argsort(-weights, kind="stable")
     log_likelihood = float((log_density + log_constant(sigma, d)).sum())
     everywhere = gap + _between(sigma, np.array([np.diff(axis).max() for axis in grid]))
     mixture = Atoms(places[order] + center, weights[order])
-    return Estimate(mixture, log_likelihood, gap * n, everywhere * n, num_places)
+    return Estimate(mixture, log_likelihood, gap * n, everywhere * n)
 
 
 def default_axes(x: Array, sigma: Array, num_places: int = 10_000) -> list[Array]:
@@ -119,9 +116,9 @@ def _between(sigma: Array, spacing: Array) -> float:
 
 def _solve(
     vectors: Array, places: Array, weights: Array, axes: list[Array], free: bool, tolerance: float
-) -> tuple[Array, Array, Array, float, int]:
-    """Active places, weights, log f_i (n,), the gap over n, and how many places were looked at."""
-    inner, num_places = 1e-2, math.prod(len(axis) for axis in axes)
+) -> tuple[Array, Array, Array, float]:
+    """Active places, weights, log f_i (n,), and the gap over n."""
+    inner = 1e-2
     for rounds_left in reversed(range(_MOST_ROUNDS)):
         weights, log_density = _solve_weights(vectors, places, weights, inner)
         places, weights = places[weights > 0], weights[weights > 0]
@@ -134,21 +131,17 @@ def _solve(
             climbed = np.concatenate([places, found, worst[:, 1:-1] / (-2 * worst[:, -1:])])
             for _ in range(2):
                 climbed = _climb(vectors, log_density, climbed)
-            there = _scores(vectors, log_density, np.concatenate([places, climbed])) / len(vectors)
-            active, reached = np.split(there, [len(places)])
-            found, values = np.concatenate([found, climbed]), np.concatenate([values, reached])
-            num_places += len(climbed)
-        else:
-            active = np.ones(0)  # they are on the grid
-        gap = math.log(max(1.0, values.max(initial=1.0), active.max(initial=1.0)))
+            there = _scores(vectors, log_density, np.concatenate([climbed, places])) / len(vectors)
+            found, values = np.concatenate([found, climbed]), np.concatenate([values, there])
+        gap = math.log(values.max(initial=1.0))
         if gap < tolerance or rounds_left == 0:
             break
-        new = values > 1 + tolerance / 10
+        new = values[: len(found)] > 1 + tolerance / 10
         share = min(gap, 1e-3)
         places = np.concatenate([places, found[new]])
         weights = np.concatenate([(1 - share) * weights, np.full(new.sum(), share / new.sum())])
         inner = max(min(gap / 10, 1e-2), tolerance / 4)
-    return places, weights, log_density, gap, num_places
+    return places, weights, log_density, gap
 
 
 def _solve_weights(vectors: Array, places: Array, weights: Array, tolerance: float) -> tuple[Array, Array]:

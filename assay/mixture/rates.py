@@ -1,16 +1,15 @@
 """The experiment behind the theorems: error against the number of samples, for clean, noisy and mixed samples.
 
-On a line, with the estimator of Algorithm "Denoised Method of Moments", the error falls like n^-1/(4k-2) in the
-worst case; a distribution that is hard at one n is easy at another, so the worst case is the largest mean error
-over hard pairs of many scales. Well separated atoms are learned at the parametric rate n^-1/2.
+On a line, with Algorithm "Denoised Method of Moments", the error falls like n^-1/(4k-2) in the worst case. What
+is hard at one n is easy at another, so the worst case is the largest mean error over hard pairs of many scales.
+Well separated atoms are learned at the parametric rate n^-1/2.
 
-In d dimensions the theorem has two terms, and each fit measures both: the distance between the truth and its
-projection onto the directions that were found, of order (d / n)^(1/4), and the error along these, of order
-n^-1/(4k-2); beside them, the error of the whole. The hard pairs lie on a line in a random direction.
+In d dimensions each fit measures both terms of the theorem, the distance between the truth and its projection
+onto the directions that were found and the error along these, and the error of the whole. The hard pairs lie on
+a line in a random direction.
 
 How many noisy samples replace a clean one is read off the curves: as many as give the same error in the worst
-case. The theorem promises sigma^4 for the subspace and sigma^(4k-2) inside it; of both together, only the
-measurement tells.
+case. The theorem promises sigma^4 for the subspace and sigma^(4k-2) inside it.
 """
 
 import math
@@ -172,24 +171,21 @@ def line_errors(
     return wasserstein_line(radius * atoms, mass, scales[:, None] * shape.atoms, shape.weights)
 
 
-def hard_errors(
-    k: int, sigma: Array, num_repeats: int, rng: np.random.Generator, num_features: int = 1
-) -> list[Array]:
+def hard_errors(k: int, sigma: Array, num_repeats: int, rng: np.random.Generator, d: int = 1) -> list[Array]:
     """W1 errors (num_repeats, num_scales) by term for hard pairs in the unit ball; samples have noise `sigma`.
 
-    Of a pair one suffices: the other is its mirror image. On a line there is one term. In d dimensions there
-    are three: of the subspace, inside it, and of the whole.
+    Of a pair one suffices: the other is its mirror image. On a line there is one term, in d dimensions three.
     """
-    if num_features == 1:
+    if d == 1:
         return [line_errors(hard_pair(k)[0], np.geomspace(0.03, 1, 14), sigma, num_repeats, rng, 1.0)]
     scales = np.geomspace(0.1, 1, 6)
-    errors = [[_fit_errors(k, scale, num_features, sigma, rng) for scale in scales] for _ in range(num_repeats)]
+    errors = [[_fit_errors(k, scale, d, sigma, rng) for scale in scales] for _ in range(num_repeats)]
     return list(np.moveaxis(np.array(errors), -1, 0))
 
 
-def _fit_errors(k: int, scale: float, num_features: int, sigma: Array, rng: np.random.Generator) -> list[float]:
+def _fit_errors(k: int, scale: float, d: int, sigma: Array, rng: np.random.Generator) -> list[float]:
     """Errors of the theorem's estimator, by term, for a hard mixture of this scale in a random direction."""
-    shape, direction = hard_pair(k, scale)[0], rng.standard_normal(num_features)
+    shape, direction = hard_pair(k, scale)[0], rng.standard_normal(d)
     truth = Atoms(shape.atoms[:, None] * direction / np.linalg.norm(direction), shape.weights)
     subspace, z, rest = project_half(simulate(truth, sigma, rng), sigma, k, rng)
     found = moment_estimate(z[rest], sigma[rest], k)
@@ -197,11 +193,6 @@ def _fit_errors(k: int, scale: float, num_features: int, sigma: Array, rng: np.r
     seen = Atoms(subspace.project(truth.atoms), truth.weights)
     fitted = Atoms(subspace.lift(found.atoms), found.weights)
     return [wasserstein(truth, projected), wasserstein(found, seen), wasserstein(truth, fitted)]
-
-
-def separated(k: int, spacing: float = 6.0) -> Atoms:
-    """k equally heavy atoms, `spacing` apart: in units of the noise, 6 keeps the samples apart."""
-    return Atoms(np.linspace(-1, 1, k) * spacing * (k - 1) / 2, np.full(k, 1 / k))
 
 
 def measure_rates(config: RatesConfig, say: Callable[[str], None] = lambda name: None) -> Rates:
@@ -230,8 +221,9 @@ def measure_rates(config: RatesConfig, say: Callable[[str], None] = lambda name:
         measured.append(measure(f"worst case, {name}", levels, [d] * len(sizes), rate))
     curves, dimensions = [curve for kind in measured for curve in kind], []
     if d == 1:
-        easy, repeats, each = separated(k), 4 * config.num_repeats, np.ones(1)
-        draws = [line_errors(easy, each, np.ones(n), repeats, rng, 3.0 * k + 3) for n in sizes]
+        easy = Atoms(np.linspace(-1, 1, k) * 3.0 * (k - 1), np.full(k, 1 / k))  # 6 apart, in units of the noise
+        repeats, radius = 4 * config.num_repeats, 3.0 * k + 3
+        draws = [line_errors(easy, np.ones(1), np.ones(n), repeats, rng, radius) for n in sizes]
         curves.append(Curve("separated, clean", sizes, draws, 0.5))
     else:
         levels, dims = [np.ones(max(sizes))] * 4, [d, 2 * d, 4 * d, 8 * d]
