@@ -133,9 +133,13 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         """Log-density of each sample under the mixture and its own noise, in nats: (n,)."""
         return self._answer(posterior, X, sigma)[1]
 
-    def score(self, X: ArrayLike, y: None = None, *, sigma: ArrayLike | None = None) -> float:
-        """Mean log-density of the samples, in nats: higher is better."""
-        return float(self.score_samples(X, sigma=sigma).mean())
+    def score(
+        self, X: ArrayLike, y: None = None, sample_weight: ArrayLike | None = None, *,
+        sigma: ArrayLike | None = None,
+    ) -> float:  # fmt: skip
+        """Mean log-density of the samples, in nats: higher is better. A pipeline may pass a `sample_weight`."""
+        weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+        return float(np.average(self.score_samples(X, sigma=sigma), weights=weights))
 
     def predict_proba(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
         """Probability that each sample comes from each atom, given its noise: (n, k')."""
