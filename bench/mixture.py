@@ -1,12 +1,12 @@
 """Learning mixtures from samples of unequal noise: Assay beside its peers, in one run.
 
     python bench/mixture.py            all parts
-    python bench/mixture.py packages   one of: packages, em, million, growth, npmle, covariances
+    python bench/mixture.py packages   one of: packages, em, million, growth, npmle
 
 Times are ratios measured in the same run, beside the W1 error of each method. Instances: k = 3 atoms at
 distance 2 (overlapping) or 8 (well separated) from the origin in random directions, 10% of the samples with
-noise 1, 90% with noise 3. The packages come with `pip install -e '.[bench]'`; each runs in a process of its
-own, with a limit on time and memory, and what it says when it fails is printed.
+noise 1, 90% with noise 3. npeb comes with `pip install -e '.[bench]'`; it runs in a process of its own, with a
+limit on time and memory, and what it says when it fails is printed.
 """
 
 import json
@@ -21,15 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from scipy.special import logsumexp
 from sklearn.cluster import KMeans
 
-from assay.mixture.deconvolve import log_joint
 from assay.mixture.distance import wasserstein
-from assay.mixture.likelihood import _gather_in_space
+from assay.mixture.likelihood import _gather_in_space, log_constant, place_vectors, sample_vectors
 from assay.mixture.model import NoisyMixture
 from assay.mixture.moments import Atoms
-from assay.mixture.noise import along_axes, isotropic
 from assay.mixture.npmle import npmle
 from assay.mixture.samples import simulate, two_levels
 
@@ -68,29 +65,12 @@ def em(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
     guess = Atoms(clusters.cluster_centers_, np.bincount(clusters.labels_, minlength=k) / len(x))
     last = -np.inf
     for _ in range(500):
-        here = _gather_in_space(x, isotropic(sigma, x.shape[1]), guess, np.zeros(x.shape[1]))
+        here = _gather_in_space(x, sigma, guess, np.zeros(x.shape[1]))
         guess = here.em
         if here.log_likelihood / len(x) - last < 1e-6:
             break
         last = here.log_likelihood / len(x)
     return guess
-
-
-def run_pygmmis(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
-    import pygmmis
-
-    model = pygmmis.GMM(K=k, D=x.shape[1])
-    covariance = sigma[:, None, None] ** 2 * np.eye(x.shape[1])
-    pygmmis.fit(model, x, covar=covariance, init_method="kmeans", rng=np.random.RandomState(0))
-    return Atoms(np.asarray(model.mean), np.asarray(model.amp))
-
-
-def run_astroml(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
-    from astroML.density_estimation import XDGMM
-
-    model = XDGMM(k, random_state=0)
-    model.fit(x, sigma[:, None, None] ** 2 * np.eye(x.shape[1]))
-    return Atoms(model.mu, model.alpha)
 
 
 def run_npeb(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
@@ -103,25 +83,22 @@ def run_npeb(x: np.ndarray, sigma: np.ndarray, k: int) -> Atoms:
     return Atoms(np.asarray(model.atoms), np.asarray(model.weights))
 
 
-PEERS = {"pygmmis": run_pygmmis, "astroML": run_astroml, "npeb": run_npeb}
-
-
-def peer_process(name: str, path: str) -> None:
-    """The child: run one package on stored samples within the limits and print what it found."""
+def peer_process(path: str) -> None:
+    """The child: run npeb on stored samples within the limits and print what it found."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     with np.load(path) as stored:
         x, sigma = stored["x"], stored["sigma"]
-    found, seconds = timed(PEERS[name], x, sigma, 3)
+    found, seconds = timed(run_npeb, x, sigma, 3)
     answer = {"atoms": found.atoms.tolist(), "weights": found.weights.tolist(), "seconds": seconds}
     print("\n" + json.dumps(answer))
 
 
-def ask_peer(name: str, x: np.ndarray, sigma: np.ndarray, truth: Atoms, limit: int) -> tuple[float | None, str]:
-    """Seconds that a package took (None if it failed) and a line about the outcome."""
+def ask_npeb(x: np.ndarray, sigma: np.ndarray, truth: Atoms, limit: int) -> tuple[float | None, str]:
+    """Seconds that npeb took (None if it failed) and a line about the outcome."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.npz"
         np.savez(path, x=x, sigma=sigma)
-        command = [sys.executable, __file__, "peer", name, str(path)]
+        command = [sys.executable, __file__, "peer", str(path)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
@@ -135,18 +112,17 @@ def ask_peer(name: str, x: np.ndarray, sigma: np.ndarray, truth: Atoms, limit: i
 
 
 def packages() -> None:
-    # At 100,000 samples none of them ends within minutes: a smaller size compares the errors.
+    # At 100,000 samples npeb does not end within minutes: a smaller size compares the errors.
     for n, limit in ((100_000, 30), (500, 60)):
         for name, separation in SEPARATIONS.items():
             x, sigma, truth = instance(0, n, 20, 3, separation)
             found, ours = timed(assay, x, sigma, 3, repeats=3)
             print(f"n = {n:,}, d = 20, {name}")
             print(f"  {'assay':10} {ours:8.2f} s   W1 {wasserstein(found, truth):.4f}", flush=True)
-            for peer in PEERS:
-                seconds, line = ask_peer(peer, x, sigma, truth, limit)
-                least = "at least " if "stopped" in line else ""
-                ratio = f"   assay is {least}{seconds / ours:,.0f}x faster" if seconds else ""
-                print(f"  {peer:10} {line}{ratio}", flush=True)
+            seconds, line = ask_npeb(x, sigma, truth, limit)
+            least = "at least " if "stopped" in line else ""
+            ratio = f"   assay is {least}{seconds / ours:,.0f}x faster" if seconds else ""
+            print(f"  {'npeb':10} {line}{ratio}", flush=True)
 
 
 def em_from_kmeans() -> None:
@@ -205,8 +181,7 @@ def line_instance(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kernel(x: np.ndarray, sigma: np.ndarray, places: np.ndarray) -> np.ndarray:
-    noise = isotropic(sigma, x.shape[1])
-    return np.exp(noise.features(x) @ noise.places(places).T + noise.constant[:, None])
+    return np.exp(sample_vectors(x, sigma) @ place_vectors(places).T + log_constant(sigma, x.shape[1])[:, None])
 
 
 def describe(
@@ -261,12 +236,12 @@ def nonparametric() -> None:
         places, table = axis[:, None], kernel(x, sigma, axis[:, None])
         print(f"n = {n:,}, {m} places on a line (seconds of CPU)")
         start = time.process_time()
-        found = npmle(x, isotropic(sigma, 1), [axis], free=False)
+        found = npmle(x, sigma, [axis], free=False)
         ours = time.process_time() - start
         line = describe(x, sigma, found.mixture.atoms, found.mixture.weights, table)
         print(f"  {'assay':10} {ours:8.2f} s   {line}")
         start = time.process_time()
-        free = npmle(x, isotropic(sigma, 1))
+        free = npmle(x, sigma)
         seconds = time.process_time() - start
         line = describe(x, sigma, free.mixture.atoms, free.mixture.weights, table)
         print(
@@ -297,7 +272,7 @@ def nonparametric() -> None:
             sigma = rng.uniform(0.5, 2, n)
             x = simulate(Atoms(3 * rng.normal(size=(5, d)), np.full(5, 0.2)), sigma, rng)
             start = time.process_time()
-            found = npmle(x, isotropic(sigma, d))
+            found = npmle(x, sigma)
             seconds.append(time.process_time() - start)
             print(
                 f"n = {n:,}, d = {d}, 10,000 places and free atoms: {seconds[-1]:.1f} s of CPU, gap / n "
@@ -307,72 +282,18 @@ def nonparametric() -> None:
         print(f"  exponent of the time in n: {np.log10(seconds[1] / seconds[0]):.2f}")
 
 
-def covariances() -> None:
-    """Components with covariances under noise that differs by sample and coordinate, at equal likelihood."""
-    rng = np.random.default_rng(0)
-    n, d, k = 1000, 3, 3
-    means, root = 2.5 * rng.normal(size=(k, d)), rng.normal(size=(k, d, d)) / 2
-    label = rng.choice(k, n, p=[0.5, 0.3, 0.2])
-    deviation = rng.uniform(0.2, 1.0, (n, d))
-    x = (
-        means[label]
-        + np.einsum("nab,nb->na", root[label], rng.normal(size=(n, d)))
-        + deviation * rng.normal(size=(n, d))
-    )
-    matrices = deviation[:, :, None] ** 2 * np.eye(d)
-    noise = along_axes(deviation)
-
-    def height(weights: np.ndarray, centres: np.ndarray, spread: np.ndarray) -> float:
-        return float(logsumexp(log_joint(x, noise, Atoms(centres, weights, spread)), axis=1).mean())
-
-    start = time.process_time()
-    model = NoisyMixture(k, covariance="full", random_state=0).fit(x, sigma=deviation)
-    ours = time.process_time() - start
-    print(f"n = {n:,}, d = {d}, k = {k}, covariances (seconds of CPU)")
-    mine = height(model.weights_, model.means_, model.covariances_)
-    print(f"  {'assay':10} {ours:8.2f} s   log-likelihood / n {mine:.6f}", flush=True)
-
-    def pygmmis_fit() -> tuple:
-        import pygmmis
-
-        gmm = pygmmis.GMM(K=k, D=d)
-        pygmmis.fit(gmm, x, covar=matrices, init_method="kmeans", tol=1e-6, rng=np.random.RandomState(0))
-        return np.asarray(gmm.amp), np.asarray(gmm.mean), np.asarray(gmm.covar)
-
-    def astroml_fit() -> tuple:
-        from astroML.density_estimation import XDGMM
-
-        xd = XDGMM(k, max_iter=1000, tol=1e-6, random_state=0).fit(x, matrices)
-        return xd.alpha, xd.mu, xd.V
-
-    for name, run in {"pygmmis": pygmmis_fit, "astroML": astroml_fit}.items():
-        start = time.process_time()
-        try:
-            found = run()
-        except Exception as error:  # a benchmark tells what a peer says when it fails
-            print(f"  {name:10} failed: {error}")
-            continue
-        seconds = time.process_time() - start
-        print(
-            f"  {name:10} {seconds:8.2f} s   log-likelihood / n {height(*found):.6f}   "
-            f"assay is {seconds / ours:,.1f}x faster",
-            flush=True,
-        )
-
-
 PARTS = {
     "packages": packages,
     "em": em_from_kmeans,
     "million": million,
     "growth": growth,
     "npmle": nonparametric,
-    "covariances": covariances,
 }
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if sys.argv[1:2] == ["peer"]:
-        peer_process(*sys.argv[2:])
+        peer_process(sys.argv[2])
     elif sys.argv[1:2] == ["peer_npeb"]:
         peer_npeb(sys.argv[2])
     else:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
 from assay.figure import Panel, save_png
-from assay.mixture.rates import Curve
 from assay.outcome import Outcome, read_outcomes
 from assay.pricing import (
     PAPER,
@@ -412,7 +411,7 @@ def rates() -> str:
         mine = [point for point in points if point["curve"] == name]
         size, error = ([float(point[key]) for point in mine] for key in ("num_samples", "error"))
         theory = 0.5 if "separated" in name else 1 / 6
-        slope = Curve(name, np.array(size), np.array(error), theory).slope
+        slope = -np.polyfit(np.log(size), np.log(error), 1)[0]
         rows.append((name, f"{size[0]:,.0f} to {size[-1]:,.0f}", f"{slope:.3f}", f"{theory:.3f}"))
     return markdown(("samples", "n", "measured exponent b, error ~ n^-b", "in theory"), rows)
 

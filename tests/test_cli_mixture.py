@@ -1,4 +1,4 @@
-"""`assay mixture`: every command on every format, and what it says when the input is wrong."""
+"""`assay mixture`: every command on both formats, and what it says when the input is wrong."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.mixture.samples import read_mixture, read_samples, write_samples
+from assay.mixture.samples import read_samples, write_samples
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -19,20 +19,18 @@ def run(*arguments: object, code: int = 0) -> str:
     return " ".join(done.output.split())
 
 
-@pytest.mark.parametrize("suffix", ["npy", "npz", "csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["npz", "csv"])
 def test_simulate_and_fit(tmp_path: Path, suffix: str) -> None:
     samples, result = tmp_path / f"samples.{suffix}", tmp_path / "fit.json"
-    assert "20,000 samples" in run("simulate", samples, "--atoms", "0,0; 4,0; 0,5", "-n", 20_000, "--sigma", 2)
+    options = ["--atoms", "0,0; 4,0; 0,5", "-n", 20_000, "--sigma", 2, "--clean-fraction", 0.5]
+    assert "20,000 samples" in run("simulate", samples, *options)
+    x, sigma = read_samples(samples)
+    assert x.shape == (20_000, 2) and (sigma == 1).sum() == (sigma == 2).sum() == 10_000
     said = run("fit", samples, "--k", 3, "--json", result)
     assert "noise 1 to 2" in said and "20,000.0 for the subspace (n_d)" in said and "warning" not in said
     assert "the atoms' radius, counts as that" in said
-    found = read_mixture(result)
-    order = np.lexsort(np.round(found.atoms).T)
-    np.testing.assert_allclose(found.atoms[order], [[0, 0], [4, 0], [0, 5]], atol=0.15)
-    again = tmp_path / f"again.{suffix}"
-    run("simulate", again, "--mixture", result, "-n", 100, "--clean-fraction", 0.5)
-    x, sigma = read_samples(again)
-    assert x.shape == (100, 2) and (sigma == 1).sum() == 50 and (sigma == 3).sum() == 50
+    atoms = np.array(json.loads(result.read_text())["atoms"])
+    np.testing.assert_allclose(atoms[np.lexsort(np.round(atoms).T)], [[0, 0], [4, 0], [0, 5]], atol=0.15)
 
 
 def test_fit_warns_about_failing_conditions(tmp_path: Path) -> None:
@@ -51,7 +49,7 @@ def test_bounds(tmp_path: Path) -> None:
     assert "156.2" in said and "1,024.0" in said and "n_d: have 156.2, need 23: holds" in said
     assert "FAILS" in run("bounds", "--k", 3, "-d", 2000, "-n", 1000)
     assert "FAILS" not in run("bounds", "--k", 3, "-d", 2000, "-n", 10**12)
-    assert "on a line, with probability 0.75" in run("bounds", "--k", 3, "-n", 1000)
+    assert "on a line, probability 0.75" in run("bounds", "--k", 3, "-n", 1000)
 
 
 @pytest.mark.parametrize("d, terms", [(1, ["inside it"]), (4, ["subspace", "inside it", "together"])])
@@ -75,21 +73,9 @@ def test_number_of_atoms_is_chosen_with_its_evidence(tmp_path: Path) -> None:
     run("simulate", samples, "--atoms", "0;6", "-n", 2000, "--sigma", 2)
     said = run("fit", samples, "--json", result)
     assert "duality gap" in said and "probability" in said and "±" in said
-    assert len(read_mixture(result).weights) == 2
-    assert max(json.loads(result.read_text())["evidence"], key=lambda row: row["probability"])["num_atoms"] == 2
-
-
-def test_noise_per_feature_and_missing_values(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    label, sigma = rng.integers(2, size=400), rng.uniform(0.3, 1, (400, 2))
-    x = 5 * label[:, None] * [1, 0] + sigma * rng.normal(size=(400, 2))
-    sigma[::5, 1] = np.inf
-    np.savez(tmp_path / "s.npz", x=x, sigma=sigma)
-    said = run("fit", tmp_path / "s.npz", "--k", 2, "--json", tmp_path / "fit.json")
-    assert "noise 0.3" in said and "to inf" in said
-    np.testing.assert_allclose(np.sort(read_mixture(tmp_path / "fit.json").atoms[:, 0]), [0, 5], atol=0.2)
-    said = run("fit", tmp_path / "s.npz", "--k", 2, "--covariance", "--json", tmp_path / "fit.json")
-    assert "mean" in said and len(json.loads((tmp_path / "fit.json").read_text())["covariances"]) == 2
+    found = json.loads(result.read_text())
+    assert len(found["weights"]) == 2
+    assert max(found["evidence"], key=lambda row: row["probability"])["num_atoms"] == 2
 
 
 @pytest.mark.parametrize(
@@ -100,10 +86,8 @@ def test_noise_per_feature_and_missing_values(tmp_path: Path) -> None:
         (["fit", "good.csv", "--k", "40"], "too few"),
         (["fit", "good.csv", "--sigma", "1e300"], "sigma"),
         (["fit", "bad.csv"], "bad.csv"),
-        (["simulate", "out.csv"], "--atoms"),
         (["simulate", "out.csv", "--atoms", "0,0;1"], "--atoms"),
         (["simulate", "out.csv", "--atoms", "0;1", "--weights", "0.5,0.6"], "--weights"),
-        (["simulate", "out.csv", "--mixture", "empty.json"], "empty.json"),
         (["simulate", "out.csv", "--atoms", "0;1", "--sigma", "-1"], "sigma"),
         (["simulate", "out.txt", "--atoms", "0;1"], "out.txt"),
         (["bounds", "--delta", "0.3"], "--delta"),
@@ -120,7 +104,6 @@ def test_errors_are_sentences(tmp_path: Path, monkeypatch, arguments: list[str],
     rng = np.random.default_rng(0)
     write_samples(Path("good.csv"), rng.normal(size=(50, 2)), np.ones(50))
     Path("bad.csv").write_text("x,sigma\n1,a\n")
-    Path("empty.json").write_text(json.dumps([1]))
     said = run(*arguments, code=1)
     assert names in said and "Traceback" not in said
     assert not Path("out.csv").exists()

@@ -1,8 +1,6 @@
 """Subspace, likelihood and the estimator: against dense algebra, finite differences, and on awkward input."""
 
 import warnings
-from contextlib import ExitStack
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from assay.mixture import ConditionWarning, NoisyMixture, likelihood
 from assay.mixture.distance import wasserstein
 from assay.mixture.likelihood import _gather, _move, polish, polish_in_space
 from assay.mixture.moments import Atoms
-from assay.mixture.noise import isotropic
 from assay.mixture.samples import simulate, two_levels
 from assay.mixture.subspace import Subspace, cleanest, find_subspace
 from tests.errors import rejected
@@ -88,16 +85,14 @@ def test_subspace_is_as_close_to_the_truth_as_dense_eigenvectors(seed: int) -> N
     assert ours < 1.05 * sine(dense_subspace(x, sigma, 4)[1], true) + 1e-3
 
 
-def test_subspace_leaves_the_samples_alone_and_reads_any_storage(tmp_path) -> None:
+def test_subspace_reads_any_storage(tmp_path) -> None:
     x, sigma, _ = instance(1, 5000, 30, 3, 4.0)
-    single = x.astype(np.float32)
-    np.save(tmp_path / "x.npy", single)
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    before = single.copy()
-    ours = find_subspace(single, sigma, 2, np.random.default_rng(0))
-    np.testing.assert_array_equal(single, before)
-    theirs = find_subspace(mapped, sigma, 2, np.random.default_rng(0))
-    np.testing.assert_array_equal(ours.basis, theirs.basis)
+    found = [
+        find_subspace(each, sigma, 2, np.random.default_rng(0)).basis for each in (np.array(mapped), mapped)
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 def test_subspace_of_few_features_is_everything() -> None:
@@ -114,9 +109,9 @@ def test_score_and_information_are_the_derivatives() -> None:
     """Against finite differences of the log-likelihood in (atoms, logarithms of weights)."""
     z, sigma, truth = instance(3, 300, 2, 3, 2.0)
     guess = Atoms(truth.atoms + 0.1, truth.weights)
-    here = _gather(z, isotropic(sigma, 2), guess)
+    here = _gather(z, sigma, guess)
     assert here.log_likelihood == pytest.approx(log_likelihood(z, sigma, guess))
-    assert likelihood.log_likelihood(z, isotropic(sigma, 2), guess) == pytest.approx(here.log_likelihood)
+    assert likelihood.log_likelihood(z, sigma, guess) == pytest.approx(here.log_likelihood)
     size, step = guess.atoms.size + 3, 1e-4
 
     def at(*moves: tuple[int, float]) -> float:
@@ -127,16 +122,12 @@ def test_score_and_information_are_the_derivatives() -> None:
 
     score = [(at((i, step)) - at((i, -step))) / (2 * step) for i in range(size)]
     np.testing.assert_allclose(here.score.ravel(), score, rtol=1e-5, atol=1e-4)
-    hessian = np.array(
-        [
-            [
-                (at((i, step), (j, step)) - at((i, step), (j, -step)) - at((i, -step), (j, step))
-                 + at((i, -step), (j, -step))) / (4 * step**2)
-                for j in range(size)
-            ]
-            for i in range(size)
-        ]
-    )  # fmt: skip
+    signs = [(one, two) for one in (step, -step) for two in (step, -step)]
+    second = [
+        [sum(one * two * at((i, one), (j, two)) for one, two in signs) for j in range(size)]
+        for i in range(size)
+    ]
+    hessian = np.array(second) / (4 * step**4)
     gauge = np.zeros((3, 3, 3, 3))
     gauge[:, -1, :, -1] = len(z) * np.outer(guess.weights, guess.weights)
     root = np.sqrt(here.complete.ravel())
@@ -147,7 +138,7 @@ def test_score_and_information_are_the_derivatives() -> None:
 @pytest.mark.parametrize("separation", [1.5, 3.0, 8.0])
 def test_polish_ends_where_em_would(separation: float) -> None:
     z, sigma, truth = instance(4, 5000, 2, 3, separation)
-    found = slow = polish(z, isotropic(sigma, 2), Atoms(truth.atoms + 0.3, np.full(3, 1 / 3)))
+    found = slow = polish(z, sigma, Atoms(truth.atoms + 0.3, np.full(3, 1 / 3)))
     for _ in range(2000):
         slow = em_step(z, sigma, slow)
     assert log_likelihood(z, sigma, slow) - log_likelihood(z, sigma, found) < 0.05
@@ -157,7 +148,7 @@ def test_polish_in_space_ends_where_em_would() -> None:
     x, sigma, truth = instance(5, 12_000, 30, 3, 4.0)
     subspace = Subspace.through(truth.atoms, truth.weights)
     start = Atoms(subspace.project(truth.atoms), truth.weights)
-    low = polish(subspace.project(x), isotropic(sigma, 2), start)
+    low = polish(subspace.project(x), sigma, start)
     found = polish_in_space(x, sigma, low, subspace)
     slow = found
     for _ in range(200):
@@ -210,7 +201,7 @@ def test_coincident_atoms_do_not_run_away() -> None:
     tiny=st.sampled_from([1.0, 1e-2, 1e-6]),
     num_samples=st.integers(30, 600),
 )
-def test_a_fit_is_the_best_point_it_evaluated(
+def test_no_climb_ends_below_its_start(
     seed: int, k: int, d: int, levels: list, coincident: float, tiny: float, num_samples: int
 ) -> None:
     """Noise from none to 5 radii, atoms that coincide, atoms with next to no weight."""
@@ -222,51 +213,17 @@ def test_a_fit_is_the_best_point_it_evaluated(
     weights = rng.dirichlet(np.ones(k)) * np.where(np.arange(k) == k - 1, tiny, 1)
     sigma = rng.choice(levels, num_samples)
     x = simulate(Atoms(atoms, weights / weights.sum()), sigma, rng)
-    outside, heights, levels_seen = {}, [], []
-
-    def project(self, rows):
-        z = plain_project(self, rows)
-        if len(z) == num_samples:  # what lies outside the subspace is noise, and a part of the likelihood
-            square = ((x - self.center) ** 2).sum(1) - (z**2).sum(1)
-            outside[id(z)] = (z, square, d - z.shape[1])
-        return z
-
-    def recorded(plain):
-        def evaluate(rows, noise, *rest):
-            here = plain(rows, noise, *rest)
-            if id(rows) in outside or plain is gather_in_space:  # all samples, not a part of them
-                sigma, height = noise.precision[:, 0] ** -0.5, getattr(here, "log_likelihood", here)
-                _, square, more = outside.get(id(rows), (rows, 0.0, 0))
-                there = -0.5 * square / sigma**2 - 0.5 * more * np.log(2 * np.pi * sigma**2)
-                heights.append(height + there.sum())
-                levels_seen.append(sigma)
-            return here
-
-        return evaluate
-
-    plain_project, gather_in_space = Subspace.project, likelihood._gather_in_space
-    names = ("_gather", "_gather_in_space", "log_likelihood")
-    with ExitStack() as patches:
-        patches.enter_context(patch.object(Subspace, "project", project))
-        for name in names:
-            patches.enter_context(patch.object(likelihood, name, recorded(getattr(likelihood, name))))
-        model = quiet_fit(x, sigma, k)
+    model = quiet_fit(x, sigma, k)
     assert (model.means_ >= x.min(0) - 1e-9).all() and (model.means_ <= x.max(0) + 1e-9).all()
-    if k > 1:
-        sigma = levels_seen[0]
-        rounding = 1e-11 * sigma**-2 @ ((x - x.mean(0)) ** 2).sum(1)
-        best = log_likelihood(x, sigma, model.mixture_)
-        assert len(heights) > 3 and best >= max(heights) - 1e-6 - rounding
-
-
-@pytest.mark.parametrize("d", [1, 2, 20])
-def test_moments_alone_improve_with_samples(d: int) -> None:
-    errors = []
-    for n in (5000, 500_000 // d):
-        trials = [instance(seed, n, d, 2, 3.0, 2.0) for seed in range(6)]
-        fitted = [NoisyMixture(2, polish=False, random_state=0).fit(x, sigma=s).mixture_ for x, s, _ in trials]
-        errors.append(np.mean([wasserstein(f, truth) for f, (_, _, truth) in zip(fitted, trials, strict=True)]))
-    assert errors[1] < 0.6 * errors[0] and errors[1] < 0.35
+    sigma = np.maximum(sigma, 1e-6)
+    rounding = 1e-6 + 1e-11 * sigma**-2 @ ((x - x.mean(0)) ** 2).sum(1)
+    subspace = find_subspace(x, sigma, min(max(k - 1, 1), d), rng)
+    z = subspace.project(x)
+    starts = likelihood.cluster_starts(z, sigma, k, rng, 2)
+    low = likelihood.climb(z, sigma, np.arange(0, num_samples, 2), starts)
+    assert log_likelihood(z, sigma, low) >= max(log_likelihood(z, sigma, each) for each in starts) - rounding
+    found, lifted = polish_in_space(x, sigma, low, subspace), Atoms(subspace.lift(low.atoms), low.weights)
+    assert log_likelihood(x, sigma, found) >= log_likelihood(x, sigma, lifted) - rounding
 
 
 @pytest.mark.parametrize("few, many", [((200, 0.001), (20_000, 0.1)), ((200, 0.0), (20_000, 0.05))])
@@ -321,10 +278,10 @@ def test_units_and_origin_do_not_matter(scale: float, shift: float, seed: int) -
     np.testing.assert_allclose(moved.weights_, plain.weights_, atol=1e-4)
 
 
-def quiet_fit(x: np.ndarray, sigma, k: int, **options) -> NoisyMixture:
+def quiet_fit(x: np.ndarray, sigma, k: int, random_state: int = 0, **options) -> NoisyMixture:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConditionWarning)
-        return NoisyMixture(k, random_state=0, **options).fit(x, sigma=sigma)
+        return NoisyMixture(k, random_state=random_state, **options).fit(x, sigma=sigma)
 
 
 def test_one_atom_is_the_weighted_mean() -> None:
@@ -369,10 +326,7 @@ def test_two_samples_without_noise_may_fall_into_either_half(seed: int) -> None:
     truth = Atoms(np.array([[-2.0, -2.0], [2.0, 2.0]]), np.array([0.4, 0.6]))
     sigma = np.where(np.isin(np.arange(1000), [3, 500]), 0.0, 1.0)
     x = simulate(truth, sigma, np.random.default_rng(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConditionWarning)
-        model = NoisyMixture(2, random_state=seed).fit(x, sigma=sigma)
-    assert wasserstein(model.mixture_, truth) < 0.3
+    assert wasserstein(quiet_fit(x, sigma, 2, random_state=seed).mixture_, truth) < 0.3
     rest = (np.arange(1000) >= 500) & (sigma > 0)
     found = find_subspace(x, sigma, 1, np.random.default_rng(seed), rest)
     np.testing.assert_allclose(found.center, x[rest].mean(0))
@@ -414,10 +368,8 @@ def test_few_samples_warn_which_condition_fails() -> None:
     "change, key",
     [
         (lambda x, s: (x, None), "sigma"),
-        (lambda x, s: (x, s[:-1]), "sigma"),
-        (lambda x, s: (x, np.where(np.arange(50) == 3, -1, s)), "sigma[3]"),
         (lambda x, s: (np.where(np.arange(50)[:, None] == 7, np.nan, x), s), "X"),
-        (lambda x, s: (x, np.where(np.arange(3) == 1, np.inf, s[:, None])), "sigma"),
+        (lambda x, s: (x, s[:-1]), "sigma"),
         (lambda x, s: (x[:3], s[:3]), "X"),
         (lambda x, s: (1e160 * x, 1e160 * s), "sigma[0]"),
         (lambda x, s: (1e-160 * x, 1e-160 * s), "X"),
@@ -433,8 +385,6 @@ def test_bad_samples_are_named(change, key: str) -> None:
     "key, values",
     [
         ("n_components", (0, 2.0, True)),
-        ("radius", (0.0, np.nan, np.inf)),
-        ("covariance", ("diagonal",)),
         ("delta", (0.0, 0.7)),
         ("num_restarts", (-1,)),
     ],

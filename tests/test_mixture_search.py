@@ -130,12 +130,8 @@ def test_searches_find_the_atoms(k: int, num_dims: int, noise: float) -> None:
     truth = Atoms(atoms, np.arange(1.0, k + 1) / np.arange(1, k + 1).sum())
     sigma = np.where(np.arange(200_000) < 20_000, noise, 2 * noise)
     marginals = Marginals(simulate(truth, sigma, rng), sigma, k, 5)
-    exhaustive, scalable = (
-        wasserstein(exhaustive_search(marginals), truth),
-        wasserstein(scalable_search(marginals), truth),
-    )
-    spacing = 200_000 ** (-1 / (4 * k - 2))
-    assert exhaustive < spacing and scalable < 0.03
+    assert wasserstein(exhaustive_search(marginals), truth) < 200_000 ** (-1 / (4 * k - 2))
+    assert wasserstein(scalable_search(marginals), truth) < 0.03
 
 
 def test_exhaustive_search_refuses_what_it_cannot_finish() -> None:

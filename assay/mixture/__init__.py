@@ -1,20 +1,20 @@
-"""Learning mixtures from samples of unequal quality: the theory of the paper as code, and what it needs in use.
+"""Learning mixtures from samples of unequal quality: the theory of the paper as code.
 
-X_i = Y_i + noise_i with Y_i from a k-atomic distribution and Gaussian noise that is known for each sample.
-`NoisyMixture` learns the atoms and their weights from samples in d dimensions; the parts it is made of, and the
-bounds, stand on their own:
+X_i = Y_i + sigma_i g_i with Y_i from a k-atomic distribution, Gaussian g_i and a known noise level sigma_i per
+sample (Definition "mog_heterogeneous"). `NoisyMixture` learns the atoms and their weights; the parts it is made
+of, and the bounds, stand on their own. Docstrings quote the labels of the paper's source ("cov_conc").
 
-    moments     denoised moments, projection onto the moment space, Gauss quadrature
-    noise       isotropic noise, noise along the axes, full covariances, missing values
+    moments     denoised moments, the moment space (MOM-CHAR), Gauss quadrature: on a line
     subspace    the affine subspace of the atoms, in O(nd)
-    search      median of means, partition, from marginals to atoms
-    likelihood  the polish of atoms by maximum likelihood, under any noise
-    npmle       the nonparametric maximum likelihood estimate, with a certificate
-    estimate    the estimator of the theorem, from these parts, and how many atoms there are
-    deconvolve  components with covariances; posterior means and standard errors
-    bounds      effective sample sizes, upper and lower bounds, hard pairs
+    search      median of means, partition, from marginals to atoms: the low-dimensional algorithm
+    estimate    the high-dimensional algorithm; how many atoms there are
+    likelihood  beyond the paper: the polish of atoms by maximum likelihood, and standard errors
+    npmle       beyond the paper: the nonparametric maximum likelihood estimate, with a certificate
+    model       `NoisyMixture`, with the interface of scikit-learn
+    bounds      effective sample sizes, upper and lower bounds, and their conditions
+    lemmas      the lemmas between the estimator and the bounds; hard pairs and packings
     distance    W1 on a line, in d dimensions, along directions
-    samples     drawing, reading and writing samples
+    samples     drawing, checking, reading and writing samples
     rates       error against the number of samples, what a noisy sample is worth: measured and drawn
 """
 

@@ -2,9 +2,9 @@
 
 Upwards: the weighted second moment is near that of the atoms (`covariance_deviation`), projecting onto its top
 eigenvectors then moves the atoms little (`projection_error`), and among the candidates of the low-dimensional
-search is a good one (`nearest_candidate`). Downwards: pairs and families of mixtures that are far apart
-(`hard_pair`, `hard_packing`), whose samples are nearly alike (`divergences`, `chi_squared_bound`, `kl_bound`),
-so that no test tells them apart (`bretagnolle_huber`). Constants that the paper leaves open are 1 unless given.
+search is a good one (`nearest_candidate`). Downwards: mixtures that are far apart (`hard_pair`, `hard_packing`)
+have samples that are nearly alike (`divergences`, `chi_squared_bound`, `kl_bound`), so that no test tells them
+apart (`bretagnolle_huber`). Constants that the paper leaves open are 1.
 """
 
 import math
@@ -16,7 +16,6 @@ from scipy.special import logsumexp
 
 from assay.errors import AssayError
 from assay.mixture.moments import Array, Atoms, inverse_weights
-from assay.mixture.noise import check_sigma
 
 
 def noise_deviation(alpha: Array, num_features: int, delta: float) -> float:
@@ -32,8 +31,8 @@ def covariance_deviation(
 
     Sigma_hat = sum_i alpha_i x_i x_i' - sigma_bar^2 I with alpha_i ~ sigma_i^-4, for atoms within `radius`.
     """
-    level = check_sigma(sigma)
-    alpha, size = inverse_weights(level**4), num_features + math.log(1 / delta)
+    level, size = np.asarray(sigma, np.float64), num_features + math.log(1 / delta)
+    alpha = inverse_weights(level**4)
     noise = float((alpha * level) ** 2 @ np.maximum(level**2, radius**2))
     drawn = radius**2 * k * math.sqrt(math.log(k / delta) * float(alpha @ alpha))
     return max(math.sqrt(size * noise), size * float((alpha * level**2).max()), drawn)

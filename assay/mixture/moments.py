@@ -23,25 +23,12 @@ _CHUNK = 2048  # samples at a time: the features of a chunk stay in the cache
 
 @dataclass(frozen=True)
 class Atoms:
-    """A discrete distribution, or a mixture of Gaussians: an atom is one whose covariance is 0."""
+    """A discrete distribution."""
 
     atoms: Array
-    """(k,) or (k, d): the atoms, or the means of Gaussians."""
+    """(k,) or (k, d)."""
     weights: Array
     """(k,), with sum 1."""
-    covariances: Array | None = None
-    """(k, d, d); None for atoms."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that a fit of it chooses."""
-        k, d = len(self.weights), math.prod(self.atoms.shape[1:])
-        return k * (1 + d + (0 if self.covariances is None else d * (d + 1) // 2)) - 1
-
-    def __repr__(self) -> str:
-        k, d = len(self.weights), math.prod(self.atoms.shape[1:])
-        shown = ", ".join(f"{weight:.3g}" for weight in self.weights[:5]) + (", ..." if k > 5 else "")
-        return f"Atoms({k} in {d} dimension{'s' * (d > 1)}, weights {shown})"
 
 
 def inverse_weights(variance: Array) -> Array:
@@ -54,12 +41,10 @@ def inverse_weights(variance: Array) -> Array:
 def moment_weights(sigma: Array, k: int, radius: float, caution: float = 1.0) -> Array:
     """Weights (n,) of samples in the moments 1 .. 2k - 1 of atoms within `radius`.
 
-    The inverse of the variance of the highest, `hermite_variance`. For sigma >> radius that is the paper's
-    sigma^-(4k-2). For sigma << radius the spread of the atoms limits the variance and the weights are equal:
-    sigma^-(4k-2) would leave all of it to the few cleanest samples, and more samples would increase the error.
-
-    Errors from which atoms were drawn only move the weights of the estimate; errors from the noise move its
-    atoms, the more the closer these lie. `caution` >= 1 multiplies the noise's part of the variance.
+    The inverse of the variance of the highest, `hermite_variance`: the paper's sigma^-(4k-2) far above the
+    radius; far below it equal weights, since there the spread of the atoms limits the variance. Errors from
+    which atoms were drawn only move the estimated weights, those from the noise move the atoms: `caution` >= 1
+    multiplies the noise's part of the variance.
     """
     spread = radius ** (4 * k - 2)
     return inverse_weights(spread + caution * (hermite_variance(2 * k - 1, sigma**2, radius) - spread))
@@ -67,10 +52,8 @@ def moment_weights(sigma: Array, k: int, radius: float, caution: float = 1.0) ->
 
 def hermite(x: Array, variance: Array, order: int) -> Array:
     """gamma_0 .. gamma_order of `x` (..., n) at noise `variance` (n,): (order + 1, ..., n)."""
-    values = np.empty((order + 1, *x.shape))
-    values[0] = 1
-    if order:
-        values[1] = x
+    values = np.ones((order + 1, *x.shape))
+    values[1:2] = x
     for r in range(1, order):
         np.multiply(x, values[r], out=values[r + 1])
         values[r + 1] -= (r * variance) * values[r - 1]
@@ -84,9 +67,8 @@ def hermite_variance(order: int, variance: Array, radius: float) -> Array:
 
         sum_j binom(r, j)^2 j! sigma^(2j) radius^(2(r-j)).
     """
-    terms = [
-        math.comb(order, j) ** 2 * math.factorial(j) * radius ** (2 * (order - j)) for j in range(order + 1)
-    ]
+    each = range(order + 1)
+    terms = [math.comb(order, j) ** 2 * math.factorial(j) * radius ** (2 * (order - j)) for j in each]
     return np.asarray(np.polynomial.polynomial.polyval(variance, terms))
 
 

@@ -1,25 +1,23 @@
 """The experiment behind the theorems: error against the number of samples, for clean, noisy and mixed samples.
 
-On a line, with the estimator of Algorithm "Denoised Method of Moments", the error falls like n^-1/(4k-2) in the
-worst case; a distribution that is hard at one n is easy at another, so the worst case is the largest mean error
-over hard pairs of many scales. Well separated atoms are learned at the parametric rate n^-1/2.
+On a line, with Algorithm "Denoised Method of Moments", the error falls like n^-1/(4k-2) in the worst case. What
+is hard at one n is easy at another, so the worst case is the largest mean error over hard pairs of many scales.
+Well separated atoms are learned at the parametric rate n^-1/2.
 
-In d dimensions the theorem has two terms, and each fit measures both: the distance between the truth and its
-projection onto the directions that were found, of order (d / n)^(1/4), and the error along these, of order
-n^-1/(4k-2); beside them, the error of the whole. The hard pairs lie on a line in a random direction.
+In d dimensions each fit measures both terms of the theorem, the distance between the truth and its projection
+onto the directions that were found and the error along these, and the error of the whole. The hard pairs lie on
+a line in a random direction.
 
 How many noisy samples replace a clean one is read off the curves: as many as give the same error in the worst
-case. The theorem promises sigma^4 for the subspace and sigma^(4k-2) inside it; of both together, only the
-measurement tells.
+case. The theorem promises sigma^4 for the subspace and sigma^(4k-2) inside it.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import ArrayLike
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from assay.errors import AssayError
@@ -71,51 +69,42 @@ class RatesConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean W1 error at each number of samples (or of dimensions)."""
+    """W1 errors at each number of samples (or of dimensions)."""
 
     name: str
-    num_samples: Array
-    error: Array
+    num_samples: Sequence[int]
+    draws: Sequence[Array]
+    """The errors at each number of samples: (num_repeats, num_scales)."""
     theory_slope: float
-    draws: tuple[Array, ...] = field(default=(), repr=False)
-    """Where they are known, the errors behind each mean: (num_repeats, num_scales), the worst scale counts."""
+
+    @property
+    def worst(self) -> list[Array]:
+        """The errors (num_repeats,) at the scale where their mean is largest, by number of samples."""
+        return [draw[:, draw.mean(0).argmax()] for draw in self.draws]
+
+    @property
+    def error(self) -> Array:
+        """Mean error in the worst case."""
+        return np.array([column.mean() for column in self.worst])
 
     @property
     def standard_error(self) -> Array:
         """Of the mean errors."""
-        worst = [draw[:, draw.mean(0).argmax()] for draw in self.draws]
-        return np.array([column.std() / math.sqrt(max(len(column) - 1, 1)) for column in worst])
+        return np.array([column.std() / math.sqrt(max(len(column) - 1, 1)) for column in self.worst])
 
-    def _power_law(self) -> Array:
-        """-b and log a of the fit error = a n^-b."""
-        return np.polyfit(np.log(self.num_samples), np.log(self.error), 1)
-
-    @property
-    def slope(self) -> float:
-        """Exponent b of the fit error = a n^-b."""
-        return -float(self._power_law()[0])
+    def power_law(self) -> tuple[float, float]:
+        """b and log a of the fit error = a n^-b."""
+        slope, level = np.polyfit(np.log(self.num_samples), np.log(self.error), 1)
+        return -float(slope), float(level)
 
     def slope_interval(self, seed: int = 0) -> tuple[float, float]:
-        """A 90% interval of the slope, from draws of the draws."""
+        """A 90% interval of the exponent b, from draws of the draws."""
         rng = np.random.default_rng(seed)
-        low, high = np.quantile([self.redrawn(rng).slope for _ in range(_NUM_REDRAWN)], [0.05, 0.95])
-        return float(low), float(high)
-
-    def log_samples_for(self, error: float) -> float:
-        """Logarithm of the number of samples that reach `error`, by the fitted power law."""
-        slope, level = self._power_law()
-        return float((np.log(error) - level) / slope)
+        return _interval([self.redrawn(rng).power_law()[0] for _ in range(_NUM_REDRAWN)])
 
     def redrawn(self, rng: np.random.Generator) -> "Curve":
         """The curve of as many draws, taken from these with replacement."""
-        draws = [draw[rng.integers(len(draw), size=len(draw))] for draw in self.draws]
-        return draw_curve(self.name, self.num_samples, draws, self.theory_slope)
-
-
-def draw_curve(name: str, num_samples: ArrayLike, draws: Sequence[Array], theory_slope: float) -> Curve:
-    """A curve from errors (num_repeats, num_scales) at each number of samples."""
-    error = np.array([float(draw.mean(0).max()) for draw in draws])
-    return Curve(name, np.array(num_samples, np.float64), error, theory_slope, tuple(draws))
+        return replace(self, draws=[draw[rng.integers(len(draw), size=len(draw))] for draw in self.draws])
 
 
 @dataclass(frozen=True)
@@ -127,26 +116,10 @@ class Exchange:
     sigma: float
     measured: float
     """At the error where the curves of clean and of noisy samples overlap most."""
-    low: float
-    high: float
+    interval: tuple[float, float]
     """A 90% interval for it, from draws of the draws."""
     theory: float
     """What the theorem promises; nan for both terms together."""
-
-
-def exchange(
-    term: str, sigma: float, theory: float, curves: tuple[Curve, Curve], rng: np.random.Generator
-) -> Exchange:
-    """The exchange rate between the curves of clean and of noisy samples, with its interval."""
-
-    def rate(clean: Curve, noisy: Curve) -> float:
-        middle = float(np.exp(np.log(np.concatenate([clean.error, noisy.error])).mean()))
-        # Few repeats may leave no slope to speak of: the rate is then anything, and its interval says so.
-        return float(np.exp(np.clip(noisy.log_samples_for(middle) - clean.log_samples_for(middle), -300, 300)))
-
-    redrawn = [rate(*(curve.redrawn(rng) for curve in curves)) for _ in range(_NUM_REDRAWN)]
-    low, high = np.quantile(redrawn, [0.05, 0.95])
-    return Exchange(term, sigma, rate(*curves), float(low), float(high), theory)
 
 
 @dataclass(frozen=True)
@@ -154,9 +127,22 @@ class Rates:
     """All curves of the experiment, and the exchange rates between noisy and clean samples."""
 
     curves: list[Curve]
-    exchanges: list[Exchange]
-    dimensions: list[Curve] = field(default_factory=list)
+    dimensions: list[Curve]
     """In d dimensions: the errors of clean samples against d, at one number of samples."""
+    exchanges: list[Exchange]
+
+
+def _interval(redrawn: list[float]) -> tuple[float, float]:
+    low, high = np.quantile(redrawn, [0.05, 0.95])
+    return float(low), float(high)
+
+
+def _exchange_rate(clean: Curve, noisy: Curve) -> float:
+    """Noisy samples for a clean one, by the fitted power laws, at the error where the curves overlap most."""
+    middle = np.log(np.concatenate([clean.error, noisy.error])).mean()
+    sizes = [(level - middle) / slope for slope, level in (clean.power_law(), noisy.power_law())]
+    # Few repeats may leave no slope to speak of: the rate is then anything, and its interval says so.
+    return float(np.exp(np.clip(sizes[1] - sizes[0], -300, 300)))
 
 
 def line_errors(
@@ -185,24 +171,21 @@ def line_errors(
     return wasserstein_line(radius * atoms, mass, scales[:, None] * shape.atoms, shape.weights)
 
 
-def hard_errors(
-    k: int, sigma: Array, num_repeats: int, rng: np.random.Generator, num_features: int = 1
-) -> list[Array]:
+def hard_errors(k: int, sigma: Array, num_repeats: int, rng: np.random.Generator, d: int = 1) -> list[Array]:
     """W1 errors (num_repeats, num_scales) by term for hard pairs in the unit ball; samples have noise `sigma`.
 
-    Of a pair one suffices: the other is its mirror image. On a line there is one term. In d dimensions there
-    are three: of the subspace, inside it, and of the whole.
+    Of a pair one suffices: the other is its mirror image. On a line there is one term, in d dimensions three.
     """
-    if num_features == 1:
+    if d == 1:
         return [line_errors(hard_pair(k)[0], np.geomspace(0.03, 1, 14), sigma, num_repeats, rng, 1.0)]
     scales = np.geomspace(0.1, 1, 6)
-    errors = [[_fit_errors(k, scale, num_features, sigma, rng) for scale in scales] for _ in range(num_repeats)]
+    errors = [[_fit_errors(k, scale, d, sigma, rng) for scale in scales] for _ in range(num_repeats)]
     return list(np.moveaxis(np.array(errors), -1, 0))
 
 
-def _fit_errors(k: int, scale: float, num_features: int, sigma: Array, rng: np.random.Generator) -> list[float]:
+def _fit_errors(k: int, scale: float, d: int, sigma: Array, rng: np.random.Generator) -> list[float]:
     """Errors of the theorem's estimator, by term, for a hard mixture of this scale in a random direction."""
-    shape, direction = hard_pair(k, scale)[0], rng.standard_normal(num_features)
+    shape, direction = hard_pair(k, scale)[0], rng.standard_normal(d)
     truth = Atoms(shape.atoms[:, None] * direction / np.linalg.norm(direction), shape.weights)
     subspace, z, rest = project_half(simulate(truth, sigma, rng), sigma, k, rng)
     found = moment_estimate(z[rest], sigma[rest], k)
@@ -212,55 +195,47 @@ def _fit_errors(k: int, scale: float, num_features: int, sigma: Array, rng: np.r
     return [wasserstein(truth, projected), wasserstein(found, seen), wasserstein(truth, fitted)]
 
 
-def separated(k: int, spacing: float = 6.0) -> Atoms:
-    """k equally heavy atoms, `spacing` apart: in units of the noise, 6 keeps the samples apart."""
-    return Atoms(np.linspace(-1, 1, k) * spacing * (k - 1) / 2, np.full(k, 1 / k))
-
-
-def measure_rates(config: RatesConfig, progress: Callable[[float], None] = lambda share: None) -> Rates:
-    """Run the experiment.
+def measure_rates(config: RatesConfig, say: Callable[[str], None] = lambda name: None) -> Rates:
+    """Run the experiment; `say` is given the name of each curve before it is measured.
 
     Noisy curves are measured at as many more samples as the theory says they need for the same errors, as far
     as two million numbers allow.
     """
     k, d, sizes = config.k, config.num_features, config.num_samples
     terms, rate = (_TERMS[1:2], [1 / (4 * k - 2)]) if d == 1 else (_TERMS, [0.25, 1 / (4 * k - 2), math.nan])
-    kinds = _kinds(config)
-    total = sum(factor for *_, factor in kinds) * sum(sizes) + 15 * (d > 1) * max(sizes)
-    done, rng = 0.0, np.random.default_rng(config.seed)
+    rng = np.random.default_rng(config.seed)
 
     def measure(name: str, levels: list[Array], dims: list[int], slopes: list[float]) -> list[Curve]:
         """A curve for each term: against the number of samples, or of dimensions if these differ."""
-        nonlocal done
-        draws = []
-        for level, dim in zip(levels, dims, strict=True):
-            draws.append(hard_errors(k, level, config.num_repeats, rng, dim))
-            done += len(level) * dim / d
-            progress(min(done / total, 1.0))
+        say(name)
+        repeats = config.num_repeats
+        draws = [hard_errors(k, level, repeats, rng, dim) for level, dim in zip(levels, dims, strict=True)]
         at = dims if len(set(dims)) > 1 else [len(level) for level in levels]
         names = [name] if d == 1 else [f"{name}, {term}" for term in terms]
         by_term = zip(names, zip(*draws, strict=True), slopes, strict=True)
-        return [draw_curve(each, at, mine, slope) for each, mine, slope in by_term]
+        return [Curve(each, at, mine, slope) for each, mine, slope in by_term]
 
     measured = []
-    for name, share, noisy, factor in kinds:
+    for name, share, noisy, factor in _kinds(config):
         levels = [two_levels(round(n * factor), share, 1.0, noisy) for n in sizes]
         measured.append(measure(f"worst case, {name}", levels, [d] * len(sizes), rate))
     curves, dimensions = [curve for kind in measured for curve in kind], []
     if d == 1:
-        easy, repeats, each = separated(k), 4 * config.num_repeats, np.ones(1)
-        draws = [line_errors(easy, each, np.ones(n), repeats, rng, 3.0 * k + 3) for n in sizes]
-        curves.append(draw_curve("separated, clean", sizes, draws, 0.5))
+        easy = Atoms(np.linspace(-1, 1, k) * 3.0 * (k - 1), np.full(k, 1 / k))  # 6 apart, in units of the noise
+        repeats, radius = 4 * config.num_repeats, 3.0 * k + 3
+        draws = [line_errors(easy, np.ones(1), np.ones(n), repeats, rng, radius) for n in sizes]
+        curves.append(Curve("separated, clean", sizes, draws, 0.5))
     else:
         levels, dims = [np.ones(max(sizes))] * 4, [d, 2 * d, 4 * d, 8 * d]
         dimensions = measure(f"{max(sizes):,} clean samples", levels, dims, [-0.25, 0.0, math.nan])
     exchanges = []
     for sigma, noisy_curves in zip(config.sigma, measured[1:-1], strict=True):
         theory = dict(zip(_TERMS, [*noisy_per_clean(sigma, k), math.nan], strict=True))
-        for term, *pair in zip(terms, measured[0], noisy_curves, strict=True):
-            exchanges.append(exchange(term, sigma, theory[term], (pair[0], pair[1]), rng))
-    progress(1.0)
-    return Rates(curves, exchanges, dimensions)
+        for term, clean, other in zip(terms, measured[0], noisy_curves, strict=True):
+            pairs = [(clean.redrawn(rng), other.redrawn(rng)) for _ in range(_NUM_REDRAWN)]
+            interval = _interval([_exchange_rate(*pair) for pair in pairs])
+            exchanges.append(Exchange(term, sigma, _exchange_rate(clean, other), interval, theory[term]))
+    return Rates(curves, dimensions, exchanges)
 
 
 def _kinds(config: RatesConfig) -> list[tuple[str, float, float, float]]:
@@ -285,7 +260,7 @@ def rates_panels(rates: Rates) -> list[Panel]:
     worth = Panel(title, "noise (clean: 1)", "noisy per clean", log_x=True, log_y=True)
     for which, term in enumerate(dict.fromkeys(row.term for row in rates.exchanges)):
         rows = [row for row in rates.exchanges if row.term == term]
-        numbers = [[row.sigma, row.measured, row.low, row.high, row.theory] for row in rows]
+        numbers = [[row.sigma, row.measured, *row.interval, row.theory] for row in rows]
         sigma, measured, low, high, theory = np.transpose(numbers)
         colour = COLOURS[which]
         worth.series.append(Series(f"{term}, measured", "bars", sigma, measured, low, high, colour=colour))
@@ -299,9 +274,9 @@ def rates_panels(rates: Rates) -> list[Panel]:
 def _curves(curves: list[Curve], title: str, label: str) -> Panel:
     panel = Panel(title, label, "W1 error (dashed: slope of the theory)", log_x=True, log_y=True)
     for which, curve in enumerate(curves):
-        size, error, colour = curve.num_samples, curve.error, COLOURS[which % len(COLOURS)]
+        size, error, colour = np.array(curve.num_samples, float), curve.error, COLOURS[which % len(COLOURS)]
         low, high = error - curve.standard_error, error + curve.standard_error
-        name = f"{curve.name}: {label[-1]}^{-curve.slope:.3f}"
+        name = f"{curve.name}: {label[-1]}^{-curve.power_law()[0]:.3f}"
         panel.series.append(Series(name, "line", size, error, colour=colour))
         panel.series.append(Series("", "bars", size, error, low, high, colour=colour, width=1.0))
         if np.isfinite(curve.theory_slope):

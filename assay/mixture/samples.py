@@ -1,4 +1,4 @@
-"""Samples with a noise level each: drawing them from a mixture, reading and writing them."""
+"""Samples with a noise level each: drawing them from a mixture, checking, reading and writing them."""
 
 import csv
 from pathlib import Path
@@ -6,13 +6,31 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from assay.archives import read_npy, read_npz
-from assay.errors import AssayError, extra
-from assay.files import decoding, is_number, one_line, read_json, write_whole
+from assay.archives import read_npz
+from assay.errors import AssayError
+from assay.files import decoding, is_number, one_line, write_whole
 from assay.mixture.moments import Array, Atoms
-from assay.mixture.noise import check_sigma
 
-SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+SUFFIXES = (".npz", ".csv")
+LARGEST = 1e140  # its square, and that of a millionth of its inverse, are still floating-point numbers
+
+
+def check_sigma(sigma: ArrayLike, num_samples: int | None = None) -> Array:
+    """Noise levels as a float64 vector, of `num_samples` if given; rejects what is no noise level.
+
+    One number is then the level of every sample.
+    """
+    levels = np.asarray(sigma, np.float64)
+    levels = np.full(1 if num_samples is None else num_samples, levels) if levels.ndim == 0 else levels
+    if levels.ndim != 1 or not len(levels) or num_samples not in (None, len(levels)):
+        what = f"has shape {levels.shape}, but there are {num_samples or 'no'} samples"
+        raise AssayError(what, key="sigma", cure="give one noise level per sample, (n,)")
+    bad = ~((levels >= 0) & (levels < LARGEST))
+    if bad.any():
+        first = int(bad.argmax())
+        cure = f"give levels from 0 to {LARGEST:g}"
+        raise AssayError(f"is {levels[first]}, which is no noise level", key=f"sigma[{first}]", cure=cure)
+    return levels
 
 
 def check_mixture(atoms: ArrayLike, weights: ArrayLike | None = None) -> Atoms:
@@ -47,111 +65,62 @@ def two_levels(num_samples: int, clean_fraction: float, clean: float, noisy: flo
     return np.where(np.arange(num_samples) < round(clean_fraction * num_samples), clean, noisy)
 
 
-def read_mixture(path: Path) -> Atoms:
-    """The JSON that `assay mixture fit --json` writes: {"atoms": [[..], ..], "weights": [..]}."""
-    cure = "give a file of `assay mixture fit --json`"
-    content = read_json(path, cure)
-    with decoding(path, cure):
-        return check_mixture(content["atoms"], content.get("weights"))
-
-
 def write_samples(path: Path, x: Array, sigma: Array) -> None:
     """Write samples (n, d) and levels (n,), in the layout that `read_samples` reads, by the name's suffix."""
-    names = [*(f"x{i}" for i in range(x.shape[1])), "sigma"]
-    suffix, table = _suffix(path), np.column_stack([x, sigma])
+    suffix = _suffix(path)
     with write_whole(Path(path)) as partial:
-        match suffix:
-            case ".npz":
-                np.savez(partial, x=x, sigma=sigma)
-            case ".npy":
-                np.save(partial, table)
-            case ".csv":
-                np.savetxt(partial, table, delimiter=",", header=",".join(names), comments="", fmt="%.17g")
-            case _:
-                arrow = extra("pyarrow", "parquet", "a parquet file").table(
-                    dict(zip(names, table.T, strict=True))
-                )
-                extra("pyarrow.parquet", "parquet", "a parquet file").write_table(arrow, partial)
+        if suffix == ".npz":
+            np.savez(partial, x=x, sigma=sigma)
+        else:
+            header = ",".join([*(f"x{i}" for i in range(x.shape[1])), "sigma"])
+            table = np.column_stack([x, sigma])
+            np.savetxt(partial, table, delimiter=",", header=header, comments="", fmt="%.17g")
 
 
 def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = None) -> tuple[NDArray, Array]:
     """Samples (n, d) and their levels (n,) from a file; with `sigma` every column is data and has that level.
 
-    - npz: an array named like the sigma column, (n,), (n, d) or (n, d, d), and one other array (n, d);
-    - npy: (n, d + 1), whose last column is sigma; it stays on disk as a memory-map;
-    - csv (with a header) and parquet: one column per feature and the sigma column, or a column per feature with
-      its noise, named sigma_ and the feature's name.
+    - npz: an array named like the sigma column, (n,), and one other array (n, d);
+    - csv, with a header: one column per feature, and the sigma column.
     """
-    columns, level = _read_columns(Path(path), sigma_column, sigma is not None), None
-    with decoding(path, "save columns of numbers, one value per sample"):
-        each = [name for name in columns if f"{sigma_column}_{name}" in columns]
-        if sigma is None and sigma_column in columns:
-            level = columns.pop(sigma_column)
-        elif sigma is None and 2 * len(each) == len(columns) > 0:
-            level = np.column_stack([columns.pop(f"{sigma_column}_{name}") for name in each])
-        elif sigma is None:
+    columns = read_npz(path) if _suffix(path) == ".npz" else _read_csv(path)
+    with decoding(path, "give one row of numbers and one noise level per sample"):
+        if sigma is None and sigma_column not in columns:
             what = f"has no column {sigma_column!r}, only {one_line(', '.join(columns))}"
             raise AssayError(what, key="sigma_column", cure="name it, or give sigma")
+        level = None if sigma is not None else columns.pop(sigma_column).astype(np.float64)
         if not columns:
             raise AssayError("holds noise levels and no samples")
-        x = next(iter(columns.values())) if len(columns) == 1 else np.column_stack(list(columns.values()))
-        x = x[:, None] if x.ndim == 1 else x
-        if x.dtype.kind not in "iuf":
-            raise AssayError(f"holds samples of type {x.dtype}, not numbers")
-        level = np.full(len(x), sigma) if level is None else level.astype(np.float64)
-        if x.ndim != 2 or level.ndim == 0 or len(level) != len(x):
-            what = f"has samples of shape {x.shape} and levels of shape {level.shape}"
-            raise AssayError(what, cure="give one row and one level per sample")
+        x = np.column_stack(list(columns.values()))
+        level = np.full(len(x), sigma) if level is None else level
+        several = _suffix(path) == ".npz" and len(columns) > 1
+        if several or x.dtype.kind not in "iuf" or x.ndim != 2 or level.shape != (len(x),):
+            shapes = ", ".join(f"{name} {array.shape} of {array.dtype}" for name, array in columns.items())
+            raise AssayError(f"holds {one_line(shapes)}, and levels of shape {level.shape}")
     return x, level
 
 
-def _read_columns(path: Path, sigma_column: str, all_data: bool) -> dict[str, NDArray]:
-    """The arrays of a file by name; unless `all_data`, one may be the levels."""
-    match _suffix(path):
-        case ".npz":
-            arrays = read_npz(path)
-            if len(arrays) > 2 - all_data:
-                what = f"holds several arrays of samples: {one_line(', '.join(arrays))}"
-                raise AssayError(what, path=path, cure="keep one, (n, d)")
-            return arrays
-        case ".npy":
-            array = read_npy(path)
-            if array.dtype.names or array.ndim != 2 or array.shape[1] < 2 - all_data:
-                what = f"has shape {array.shape}, not (n, d + 1) with sigma in the last column"
-                raise AssayError(what, path=path, cure="save it so, or give sigma")
-            return {"x": array} if all_data else {"x": array[:, :-1], sigma_column: array[:, -1]}
-        case ".csv":
-            names = _header(path)
-            with decoding(path, "save it as a table of numbers under one header line"):
-                values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8-sig")
-                if values.shape[1] != len(names):
-                    raise AssayError(f"has {values.shape[1]} columns and {len(names)} names above them")
-            return dict(zip(names, values.T, strict=True))
-        case _:
-            parquet = extra("pyarrow.parquet", "parquet", "a parquet file")
-            with decoding(path, "save it again"):
-                table = parquet.read_table(path)
-                return {name: table[name].to_numpy() for name in table.column_names}
-
-
-def _header(path: Path) -> list[str]:
-    """The names in the first line of a csv file; rejects those that would lose a row or a column."""
-    # Spreadsheets put a byte order mark first.
-    with decoding(path, "give a CSV file"), open(path, newline="", encoding="utf-8-sig") as file:
+def _read_csv(path: Path) -> dict[str, NDArray]:
+    """The columns of a table by name; rejects what would lose a row or a column."""
+    cure = "save a header line, such as x0,x1,sigma, and one line of numbers per sample below it"
+    with decoding(path, cure), open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark
         names = [name.strip() for name in next(csv.reader(file), [])]
-        if not any(line.strip() for line in file):
-            raise AssayError("has no rows", cure="write a header line and one line per sample below it")
+        lines = [line for line in file if line.strip()]
+        if not lines:
+            raise AssayError("has no rows", cure=cure)
         if names and all(is_number(name) for name in names):
-            raise AssayError("begins with numbers", cure="put a header line above them, such as x0,x1,sigma")
+            raise AssayError("begins with numbers", cure=cure)
         if len(set(names)) < len(names):
-            what = f"names a column twice in {one_line(','.join(names))}"
-            raise AssayError(what, cure="give each a name of its own")
-    return names
+            raise AssayError(f"names a column twice in {one_line(','.join(names))}", cure=cure)
+        values = np.loadtxt(lines, delimiter=",", ndmin=2)
+        if values.shape[1] != len(names):
+            raise AssayError(f"has {values.shape[1]} columns and {len(names)} names above them", cure=cure)
+    return dict(zip(names, values.T, strict=True))
 
 
 def _suffix(path: Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        what = f"samples are kept in {', '.join(SUFFIXES)} files"
+        what = f"samples are kept in {' and '.join(SUFFIXES)} files"
         raise AssayError(what, path=path, cure="choose one of these")
     return suffix

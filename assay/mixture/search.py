@@ -1,10 +1,9 @@
 """From one-dimensional marginals to atoms in a few dimensions.
 
-Along each direction v of a finite set the samples give an estimate of the marginal: denoised moments per group
-of samples, projected onto the moment space and turned into atoms, of which the group that agrees best with the
-others is taken (median of means, Lemma "conc_mom"). A k-atomic distribution is close to the truth if its
-marginals are close to all of these (Lemma "sliced_wass_disc"), so the search minimises the largest W1 over the
-directions.
+Along each direction of a finite set the samples give an estimate of the marginal: atoms from the denoised
+moments of each group of samples, of which the group that agrees best with the others is taken (median of means,
+Lemma "conc_mom"). A k-atomic distribution is close to the truth if its marginals are close to all of these
+(Lemma "sliced_wass_disc"), so the search minimises the largest W1 over the directions.
 
 `exhaustive_search` is the Low-dimensional Algorithm as the paper writes it: every k-subset of the grid of axis
 atoms with every weight vector of a net, over a net of directions. `scalable_search` thins each of the nets.
@@ -42,10 +41,9 @@ _CAUTION = 10.0  # of the weights of samples, see `moment_weights`
 def partition_mass(alpha: Array, num_groups: int) -> NDArray[np.int64]:
     """Group (n,) of each sample such that each group holds at least half of its share of the mass.
 
-    Guaranteed if max alpha <= sum alpha / (4 num_groups) (Lemma "gred_part"). The paper gives each sample to
-    the lightest group so far. Dealing samples like cards in falling order of alpha keeps the same invariant,
-    that groups differ by at most max alpha: with a_0 >= a_1 >= .. the first group exceeds the last by
-    sum_j (a_{jm} - a_{jm+m-1}) <= sum_j (a_{jm} - a_{(j+1)m}) <= a_0. It needs no loop over samples.
+    Lemma "gred_part", if max alpha <= sum alpha / (4 num_groups). Algorithm "Partition Mass" gives each sample
+    to the lightest group so far. Dealing them like cards in falling order of alpha keeps its invariant, that
+    groups differ by at most max alpha: the first exceeds the last by sum_j (a_{jm} - a_{jm+m-1}) <= a_0.
     """
     group = np.empty(len(alpha), np.int64)
     group[np.argsort(-alpha, kind="stable")] = np.arange(len(alpha)) % num_groups
@@ -58,9 +56,8 @@ def select_group(atoms: Array, weights: Array) -> NDArray[np.int64]:
     Lemma "conc_mom" takes any estimate with 60% of all within a radius it knows up to constants; the one for
     which the smallest such radius is least needs no constants and is among them.
     """
-    num_groups = len(atoms)
     distance = wasserstein_line(atoms[:, None], weights[:, None], atoms[None], weights[None])
-    rank = min(math.ceil(0.6 * num_groups), num_groups - 1)  # its distance 0 to itself counts as one
+    rank = min(math.ceil(0.6 * len(atoms)), len(atoms) - 1)  # its distance 0 to itself counts as one
     return np.asarray(np.sort(distance, axis=1)[:, rank].argmin(0))
 
 
@@ -72,7 +69,12 @@ class Marginals:
 
     def __init__(self, z: Array, sigma: Array, k: int, num_groups: int) -> None:
         self.k, self.num_dims, self.num_samples = k, z.shape[1], len(z)
-        spread = _spread(z, sigma)
+        # How far out the atoms are, in units of the ball: samples that stick out of the noise show it; where
+        # none does, the root mean square of the atoms will do.
+        square, largest_noise = (z**2).sum(1), math.sqrt(z.shape[1]) + math.sqrt(2 * math.log(len(z)))
+        mean_square = float(inverse_weights((sigma**2) ** 2) @ (square / z.shape[1] - sigma**2))
+        outermost = float((np.sqrt(square) - sigma * largest_noise).max())
+        spread = float(np.clip(max(outermost, math.sqrt(max(mean_square, 0))), 0.01, 1))
         # A sample this noisy has next to no weight, but its powers could overflow.
         usable = sigma <= 1e6 * max(float(sigma.min()), spread)
         z, sigma = (z, sigma) if usable.all() else (z[usable], sigma[usable])
@@ -100,18 +102,6 @@ def marginals_from(moments: Array) -> tuple[Array, Array]:
     return atoms[chosen], weights[chosen]
 
 
-def _spread(z: Array, sigma: Array) -> float:
-    """How far out the atoms are, for the weights of the moments; in units of the ball they lie in.
-
-    Samples that stick out of the noise show it; where none does, the root mean square of the atoms will do.
-    """
-    square = (z**2).sum(1)
-    largest_noise = sigma * (math.sqrt(z.shape[1]) + math.sqrt(2 * math.log(len(z))))
-    mean_square = float(inverse_weights((sigma**2) ** 2) @ (square / z.shape[1] - sigma**2))
-    outermost = float((np.sqrt(square) - largest_noise).max())
-    return float(np.clip(max(outermost, math.sqrt(max(mean_square, 0))), 0.01, 1))
-
-
 def worst_marginal(atoms: Array, weights: Array, directions: Array, marginals: tuple[Array, Array]) -> Array:
     """max over v of W1 between the projections of atoms (..., k, r), weights (..., k), and the marginals."""
     projected = np.moveaxis(atoms @ directions.T, -1, -2)  # (..., G, k)
@@ -119,10 +109,10 @@ def worst_marginal(atoms: Array, weights: Array, directions: Array, marginals: t
 
 
 def sphere_net(num_dims: int, radius: float) -> Array:
-    """A net (G, num_dims) of the half sphere that contains the axes: each unit vector or its negative is near.
+    """A net (G, num_dims) with the axes: within `radius` of each unit vector, or of its negative, is a point.
 
-    Near means within `radius`. The points are those of a grid on the faces of the cube, normalised, which only
-    brings them closer together; grid steps of 2 radius / sqrt(num_dims - 1) suffice.
+    The points are those of a grid on the faces of the cube, normalised, which only brings them closer together;
+    grid steps of 2 radius / sqrt(num_dims - 1) suffice.
     """
     if num_dims == 1:
         return np.ones((1, 1))
@@ -131,7 +121,8 @@ def sphere_net(num_dims: int, radius: float) -> Array:
     ticks = np.linspace(-1, 1, steps + 1)
     size = num_dims * len(ticks) ** (num_dims - 1)
     if size > _LARGEST_NET:
-        raise _too_large(f"look along {size:,} directions in {num_dims} dimensions")
+        what = f"an exhaustive search would look along {size:,} directions in {num_dims} dimensions"
+        raise AssayError(what, key="search", cure="use scalable_search")
     face = np.stack(np.meshgrid(*[ticks] * (num_dims - 1), indexing="ij"), -1).reshape(-1, num_dims - 1)
     points = np.concatenate([np.insert(face, axis, 1.0, axis=1) for axis in range(num_dims)])
     return points / np.linalg.norm(points, axis=1, keepdims=True)
@@ -155,7 +146,8 @@ def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> 
     net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
     num_distances = math.comb(k**num_dims, k) * len(net) * len(directions)
     if num_distances > _LARGEST_SEARCH:
-        raise _too_large(f"compute {num_distances:,} distances for k = {k} in {num_dims} dimensions")
+        what = f"an exhaustive search would compute {num_distances:,} distances"
+        raise AssayError(what, key="search", cure="use scalable_search")
     estimates = marginals_from(marginals.moments(directions))
     axes = marginals_from(marginals.moments(np.eye(num_dims)))[0]  # (num_dims, k)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, num_dims)
@@ -165,10 +157,6 @@ def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> 
         if score.min() < best[0]:
             best = (float(score.min()), grid[subset], net[score.argmin()])
     return Atoms(best[1], best[2])
-
-
-def _too_large(what: str) -> AssayError:
-    return AssayError(f"the exhaustive search would {what}", key="search", cure="use search = scalable")
 
 
 def search_directions(num_dims: int) -> Array:

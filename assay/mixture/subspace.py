@@ -68,10 +68,8 @@ def sum_over_chunks(
 ) -> tuple[Array, ...]:
     """One pass over `x` (n, d): the sums of what `work(rows, x[rows])` returns for chunks of rows.
 
-    `width` is how many numbers the work keeps for each row, if more than d.
-
-    Chunks are small enough for the cache, too small to be worth splitting a product over threads: each thread
-    takes chunks of its own instead, as many threads as the products were allowed.
+    `width` is how many numbers the work keeps for each row, if more than d. Chunks fit into the cache, too
+    small for products to be split over threads: each thread takes chunks of its own instead.
     """
     step = max(64, _CHUNK_VALUES // max(x.shape[1], width))
     slices = [slice(start, min(start + step, len(x))) for start in range(0, len(x), step)]
@@ -84,14 +82,10 @@ def sum_over_chunks(
         return sums
 
     products = _products()
-    num_threads = min(
-        len(slices), max((library.num_threads for library in products.lib_controllers), default=1)
-    )
-    with products.limit(limits=1):
-        if num_threads == 1:
-            return tuple(share(slices))
-        with ThreadPoolExecutor(num_threads) as pool:
-            shares = list(pool.map(share, [slices[i::num_threads] for i in range(num_threads)]))
+    allowed = max((library.num_threads for library in products.lib_controllers), default=1)
+    num_threads = min(len(slices), allowed)
+    with products.limit(limits=1), ThreadPoolExecutor(num_threads) as pool:
+        shares = list(pool.map(share, [slices[i::num_threads] for i in range(num_threads)]))
     return tuple(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True))
 
 
@@ -137,9 +131,8 @@ def find_subspace(
         moved = images @ top
         residual = np.linalg.norm(moved - basis @ (top * value[-num_dims:]), 2)
         next_value = max(value[-num_dims - 1], 0) if len(value) > num_dims else 0.0
-        # residual / weakest is the sine of the angle between these vectors and their images, which are
-        # returned; the images are closer to the eigenvectors by the ratio of noise to signal, which is what
-        # separates the eigenvectors from the truth. So 0.2 adds a fiftieth to the error there is anyway.
+        # residual / weakest is the sine of the angle between these vectors and their images, which are returned
+        # and closer to the eigenvectors by the ratio of noise to signal: 0.2 adds a fiftieth to the error.
         if residual < 0.2 * (weakest - next_value) or basis.shape[1] == num_features:
             break
         for _ in range(2):  # twice, because of rounding

@@ -56,7 +56,7 @@ from assay.metrics.held_out import HeldOutConfig, HeldOutLoss, load_held_out_los
 from assay.metrics.reference import reference_from_images
 from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
 from assay.metrics.tune import Tuned, load_tuned, tuned_path
-from assay.mixture.samples import read_mixture, read_samples, write_samples
+from assay.mixture.samples import read_samples, write_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
 from assay.outcome import Configuration, Outcome, load_outcome, write_outcomes
 from assay.pricing import PAPER, price_all, read_levels
@@ -463,7 +463,6 @@ _CONFIG = (
 _ANNOTATIONS = "filename,sigma,usable_from\n0.png,0.1,\n1.png,0,0.5\n2.png,0.2,0.3\n"
 _JSON_LINES = "".join(json.dumps({"filename": f"{i}.png", "sigma": i / 10}) + "\n" for i in range(3))
 _LOG = "".join(json.dumps({"step": i, "loss": 0.5 / i}) + "\n" for i in range(1, 9))
-_MIXTURE = json.dumps({"atoms": [[0.5, 1.0], [-1.0, 2.0]], "weights": [0.25, 0.75]})
 _RUN = json.dumps(
     {"assay": "0.2.0", "fingerprint": {"data": "a1", "run": "b2"}, "config": {"train": {}}, "net": {}}
 )
@@ -610,9 +609,6 @@ FORMATS: list[Format] = [
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
     Format("EDM reference npz", _edm_reference, lambda path: vars(load_statistics(path)), True),
     Format("features", _features, _read_features, True),
-    Format("mixture json", _text("a.json", _MIXTURE), lambda path: vars(read_mixture(path))),
     Format("samples csv", _samples("a.csv"), read_samples),
-    Format("samples npy", _samples("a.npy"), read_samples),
     Format("samples npz", _samples("a.npz"), read_samples, True),
-    Format("samples parquet", _samples("a.parquet"), read_samples),
 ]
