@@ -1,6 +1,6 @@
 """What a user can correct: one error with fields, which the library fills and the command line renders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -54,24 +54,6 @@ def about(path: Path | str | None) -> Iterator[None]:
     except AssayError as error:
         error.path = error.path or (None if path is None else str(path))
         raise
-
-
-def explained(error: Exception, path: Path | str | None = None) -> AssayError:
-    """A validation error of pydantic as ours: the first fault, with the key that it is about."""
-    fault = error.errors()[0]  # type: ignore[attr-defined]
-    return fault_to_error(fault, ".".join(map(str, fault["loc"])) or None, path)
-
-
-def fault_to_error(fault: Mapping[str, Any], key: str | None, path: Path | str | None = None) -> AssayError:
-    """One fault that pydantic found as our error; what a validator of ours raised keeps its words."""
-    inner = fault.get("ctx", {}).get("error")
-    if isinstance(inner, AssayError):
-        return AssayError(inner.what, path=inner.path or path, key=inner.key or key, cure=inner.cure)
-    given = "" if fault["type"] in ("missing", "extra_forbidden") else f" (given: {fault['input']!r:.80})"
-    what = fault["msg"].removeprefix("Value error, ")
-    cures = {"missing": "add it", "extra_forbidden": "remove it, or check its name"}
-    cure = cures.get(fault["type"], "correct it")
-    return AssayError(what[:1].lower() + what[1:] + given, path=path, key=key, cure=cure)
 
 
 def extra(module: str, name: str, purpose: str) -> Any:

@@ -11,15 +11,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.checkpoint import (
-    WEIGHTS_NAME,
-    Checkpoint,
-    find_checkpoint,
-    hub_name,
-    import_hub,
-    load_checkpoint,
-    save_checkpoint,
-)
+from assay.checkpoint import WEIGHTS_NAME, Checkpoint, find_checkpoint, hub_name, import_hub, load_checkpoint
 from assay.data.units import black_and_white
 from assay.errors import AssayError
 from assay.files import check_absent, one_line, write_whole_directory
@@ -62,14 +54,6 @@ def push(
         what = f"cannot be written ({str(error).strip().splitlines()[-1]})"
         raise AssayError(what, path=destination, cure="log in: hf auth login") from error
     return str(done.commit_url)
-
-
-def pull(source: str, output: Path) -> Checkpoint:
-    """Fetch a published model, of ours or of ambient-laws, as a checkpoint of ours; its card stays there."""
-    check_absent(output)
-    loaded = load_checkpoint(Path(source))
-    save_checkpoint(output, loaded.denoiser, loaded.config, loaded.info)
-    return loaded
 
 
 def price_sentences(table: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from assay.cli import COMMANDS, app
 from assay.cli.options import config_from
-from assay.errors import AssayError, explained
+from assay.errors import AssayError
 
 
 class Settings(BaseModel):
@@ -36,18 +36,6 @@ def test_words_that_are_no_value_name_their_setting(given: dict[str, str], key: 
     with pytest.raises(AssayError) as caught:
         config_from(Settings, given)
     assert caught.value.key == key and next(iter(given.values())) in caught.value.what
-
-
-def test_an_error_inside_a_validator_keeps_its_fields() -> None:
-    inner = AssayError("is odd", path="a.toml", cure="give an even number")
-
-    class FakeError(Exception):
-        def errors(self) -> list[dict[str, object]]:
-            fault = {"loc": ("lr",), "msg": "", "input": 1, "type": "value_error"}
-            return [fault | {"ctx": {"error": inner}}]
-
-    found = explained(FakeError())
-    assert (found.what, found.path, found.key, found.cure) == ("is odd", "a.toml", "lr", inner.cure)
 
 
 def test_every_command_loads_and_helps() -> None:

@@ -148,13 +148,13 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
         assert text in card
 
     assert find_checkpoint(Path("hf:me/mix")).read_bytes() == checkpoint.read_bytes()
-    run("model", "pull", "hf:me/mix", tmp_path / "again.safetensors")
+    run("model", "import", "hf:me/mix", tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == checkpoint.read_bytes()
     run("sample", "hf:me/mix", "-o", tmp_path / "hub.npz", "--seeds", "0-3", "--num-steps", 2)
     run("sample", checkpoint, "-o", tmp_path / "own.npz", "--seeds", "0-3", "--num-steps", 2)
     assert (tmp_path / "hub.npz").read_bytes() == (tmp_path / "own.npz").read_bytes()
 
-    gone = failing("model", "pull", "hf:nobody/nothing", tmp_path / "x.safetensors")
+    gone = failing("model", "import", "hf:nobody/nothing", tmp_path / "x.safetensors")
     assert "neither in the local cache nor reachable" in gone.what
     closed = failing("model", "push", checkpoint, "hf:forbidden/x", "--license", "mit")
     assert "hf auth login" in (closed.cure or "")
@@ -165,7 +165,7 @@ def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path)
     config = UNetConfig(**size, attn_resolutions=())
     theirs = Checkpoint(build_denoiser(config, 1), config, CheckpointInfo())
     (hub / "giannisdaras").mkdir()
-    export_checkpoint(theirs, hub / AMBIENT, "ambient-laws-hf")
+    export_checkpoint(theirs, hub / AMBIENT)
     store = get("digits", tmp_path / "digits").store.path
     options = ["--reference", store, "--extractor", "pixels", "--cache", tmp_path / "extractors"]
     options += ["--num-images", 20, "--num-ranges", 1, "--num-steps", 2]
@@ -174,7 +174,7 @@ def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path)
     assert sampler["info"]["dataset"] == "digits" and sampler["info"]["clean_fraction"] == pytest.approx(0.1)
     assert sampler["info"]["sigma_tn"] == [[0.0, 0.1], [0.2, 0.9]]
     pulled = tmp_path / "theirs.safetensors"
-    run("model", "pull", f"hf:{AMBIENT}", pulled)
+    run("model", "import", f"hf:{AMBIENT}", pulled)
     weights, expected = load_checkpoint(pulled).denoiser.state_dict(), theirs.denoiser.state_dict()
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 

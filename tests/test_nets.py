@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.checkpoint import config_from_edm, import_checkpoint
+from assay.checkpoint import config_from_edm, load_checkpoint
 from assay.denoise import Preconditioned
 from assay.nets import (
     ADMConfig,
@@ -84,7 +84,7 @@ def relative(value: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("name", ["edm_ddpmpp", "edm_ncsnpp_cond", "edm_adm_cond"])
 def test_matches_the_original_code(name: str) -> None:
-    denoiser = import_checkpoint(GOLDEN / name).denoiser
+    denoiser = load_checkpoint(GOLDEN / name).denoiser
     io = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / name / "io.npz").items()}
     with torch.no_grad():
         output = denoiser(io["x"], io["sigma"], io.get("labels"), io.get("augment_labels"))
@@ -388,7 +388,7 @@ def test_cpu_presets_adapt_to_any_image(name: str, shape: tuple[int, int, int], 
     ("make", "key"),
     [
         (lambda: UNetConfig(image_shape=(3, 20, 32)), "channel_mult"),
-        (lambda: preset("ddpmpp-cifar10", (3, 30, 32)), "net.preset"),
+        (lambda: preset("ddpmpp-cifar10", (3, 30, 32)), "channel_mult"),
         (lambda: DiTConfig(image_shape=(3, 30, 32)), "patch"),
         (lambda: DiTConfig(image_shape=(3, 32, 32), width=100), "width"),
         (lambda: UNetConfig(image_shape=(0, 32, 32)), "image_shape.0"),

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from scipy.special import softmax
 
 from assay.errors import AssayError
@@ -23,6 +23,7 @@ from assay.mixture.noise import LARGEST, LEAST_NOISE, Noise, isotropic, make_noi
 from assay.mixture.npmle import Estimate, npmle
 from assay.mixture.search import Marginals, cluster, scalable_search
 from assay.mixture.subspace import Subspace, cleanest, find_subspace
+from assay.settings import Strict
 
 _CLEANEST = 1000  # samples per atom that the atoms' radius is read off
 _SUBSAMPLE = 20_000  # on which the likelihood is first climbed
@@ -30,10 +31,8 @@ _MOST_ATOMS = 30
 _MOST_SAMPLES = 200_000  # on which the number of atoms is chosen
 
 
-class Settings(BaseModel):
+class Settings(Strict):
     """The parameters of `NoisyMixture` that decide how it fits, and what they may be."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     n_components: Annotated[int, Field(ge=1)] | None = 2
     covariance: Literal["zero", "full"] = "zero"

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import ValidationError
 from scipy.special import logsumexp, softmax
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from assay.errors import AssayError, explained
+from assay.errors import AssayError
 from assay.mixture.bounds import Condition, upper_conditions
 from assay.mixture.deconvolve import fit_components, log_joint, posterior_means, standard_errors
 from assay.mixture.estimate import Evidence, Settings, choose_number, estimate_atoms, reject_bad_rows
@@ -227,11 +226,8 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     def _settings(self, num_samples: int) -> Settings:
         """The parameters, after checking them."""
         given = {name: getattr(self, name) for name in Settings.model_fields}
-        try:
-            plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in given.items()}
-            settings = Settings(**plain)
-        except ValidationError as error:
-            raise explained(error) from None
+        plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in given.items()}
+        settings = Settings(**plain)
         if settings.covariance == "full" and settings.n_components is None:
             raise AssayError("is None", key="n_components", cure="give a number for covariance = 'full'")
         k = settings.n_components or 1

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series
@@ -30,6 +30,7 @@ from assay.mixture.estimate import moment_estimate, project_half
 from assay.mixture.lemmas import hard_pair
 from assay.mixture.moments import Array, Atoms, hermite, moment_weights, project_moments, quadrature
 from assay.mixture.samples import simulate, two_levels
+from assay.settings import Strict as Settings
 
 _MOST_NUMBERS = 2_000_000  # in the samples of one fit
 _TERMS = ("subspace", "inside it", "together")
@@ -44,10 +45,8 @@ def _listed(text: object) -> object:
 _Level = Annotated[float, Field(ge=1, le=1e6)]
 
 
-class RatesConfig(BaseModel):
+class RatesConfig(Settings):
     """What to measure: clean samples have noise 1, atoms lie in the unit ball."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     k: int = Field(2, ge=2, description="Number of atoms.")
     sigma: Annotated[tuple[_Level, ...], BeforeValidator(_listed), Strict(False)] = Field(
