@@ -194,7 +194,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         check_unpacked(config_path, config_path.stat().st_size, 0)  # some hundred bytes are enough
         edm_config = config_from_edm(read_json(config_path, cure), config_path)
         info = info_from_name(repository or path.resolve().parent.name)
-        return Checkpoint(_fill(edm_config, weights, path), edm_config, info)
+        return Checkpoint(_fill(edm_config, weights, path, config_path), edm_config, info)
     with decoding(path, "make it again with this version, or upgrade Assay"):
         if header["format_version"] != FORMAT_VERSION:
             raise ValueError(f"its format is {header['format_version']!r:.20}, not {FORMAT_VERSION}")
@@ -336,11 +336,14 @@ def _tensors(module: Plain, prefix: str, seen: set[int]) -> Iterator[tuple[str, 
             yield from _tensors(child, f"{prefix}{name}.", seen)
 
 
-def _fill(config: NetConfig, weights: Mapping[str, Tensor], path: Path) -> Preconditioned:
+def _fill(
+    config: NetConfig, weights: Mapping[str, Tensor], path: Path, config_path: Path | None = None
+) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; what does not fit is named."""
-    with decoding(path, "no network can be made of its config and weights; get it again"):
-        with torch.device("meta"):
-            denoiser = build_denoiser(config)  # also sizes that overflow fail
+    cure = "no network can be built from its config; correct it"
+    with decoding(config_path or path, cure), torch.device("meta"):
+        denoiser = build_denoiser(config)  # also sizes that overflow fail
+    with decoding(path, f"get it again{f', or {config_path.name}' if config_path else ''}"):
         constants = {key: slot for key, slot in denoiser.state_dict().items() if not slot.is_meta}
         denoiser.load_state_dict({key: value.float() for key, value in weights.items()}, assign=True)
         for key, value in weights.items():

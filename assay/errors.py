@@ -32,13 +32,6 @@ class AssayError(ValueError):
         places = [place for place in (self.path, self.key) if place]
         return ": ".join([*places, self.what]) + (f"; {self.cure}" if self.cure else "")
 
-    def __reduce__(self) -> Any:  # as it crosses processes
-        return _rebuilt, (type(self), self.what, self.path, self.key, self.cure)
-
-
-def _rebuilt(kind: type[AssayError], what: str, path: str, key: str, cure: str) -> AssayError:
-    return kind(what, path=path, key=key, cure=cure)
-
 
 def check_enough(number: int, least: int, what: str, key: str) -> None:
     """Reject fewer than `least` of `what`: "clean images of digits"."""

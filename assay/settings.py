@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from assay.errors import AssayError
-from assay.files import read_text
+from assay.files import one_line, read_text
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -94,7 +94,7 @@ def _fault_to_error(fault: Mapping[str, Any], model: type[BaseModel], section: s
             names = [inside.key] if "." in inside.key else [*names, inside.key]
         return AssayError(inside.what, path=inside.path, key=".".join(names) or None, cure=inside.cure)
     if fault["type"] == "extra_forbidden":
-        unknown, known = str(fault["loc"][-1]), model.model_fields
+        unknown, known = one_line(str(fault["loc"][-1])), model.model_fields
         near = difflib.get_close_matches(unknown, known, n=1)
         cure = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         return AssayError("is not a setting", key=".".join([*names, unknown]), cure=cure)

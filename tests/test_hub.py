@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -160,7 +162,9 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
     assert "hf auth login" in (closed.cure or "")
 
 
-def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path) -> None:
+def test_models_of_ambient_laws_are_evaluated_by_name(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = {"image_shape": (1, 8, 8), "model_channels": 16, "channel_mult": (1,), "num_blocks": 1}
     config = UNetConfig(**size, attn_resolutions=())
     theirs = Checkpoint(build_denoiser(config, 1), config, CheckpointInfo())
@@ -175,8 +179,13 @@ def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path)
     assert sampler["info"]["sigma_tn"] == [[0.0, 0.1], [0.2, 0.9]]
     pulled = tmp_path / "theirs.safetensors"
     run("model", "import", f"hf:{AMBIENT}", pulled)
-    weights, expected = load_checkpoint(pulled).denoiser.state_dict(), theirs.denoiser.state_dict()
-    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    shutil.rmtree(hub)
+    expected = theirs.denoiser.state_dict()
+    for source in (pulled, Path(f"hf:{AMBIENT}")):  # the latter from the cache
+        weights = load_checkpoint(source).denoiser.state_dict()
+        assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", None)
+    assert "[hub]" in str(fault(lambda: load_checkpoint(Path(f"hf:{AMBIENT}"))).cure)
 
 
 def test_a_folder_serves_as_well(checkpoint: Path, tmp_path: Path) -> None:

@@ -411,9 +411,8 @@ def test_impossible_networks_are_explained(make: Any, key: str) -> None:
 
 
 def test_wrong_inputs_are_explained(config: NetConfig, denoiser: Preconditioned) -> None:
-    x, sigma, label, augment = inputs(config)
+    x, sigma, _, _ = inputs(config)
     assert fault(lambda: denoiser(x[:, :, :4], sigma)).key == "x"
-    assert fault(lambda: denoiser(x, sigma, label, augment[:, :2])).key == "augment_label"
 
 
 def test_edm_arguments_have_edms_defaults() -> None:
