@@ -32,6 +32,7 @@ from assay.unpickle import Plain, PlainTensor, read_pickle
 
 FORMAT_VERSION = 2
 WEIGHTS_NAME = "model.safetensors"  # of a published model
+_PICKLES = (".pkl", ".pt")  # of EDM
 _HEADER = "assay"  # the key of our JSON in a safetensors header
 _CHECKSUM = "sha256"  # the key of the checksum in that JSON
 
@@ -155,7 +156,7 @@ def hub_name(path: str | Path) -> str | None:
 def is_model(path: Path) -> bool:
     """Whether this names a model: a checkpoint, a run folder, or a published model."""
     folder = (path / "snapshots").is_dir() or (path / WEIGHTS_NAME).is_file()
-    return path.suffix == ".safetensors" or folder or hub_name(path) is not None
+    return path.suffix in (".safetensors", *_PICKLES) or folder or hub_name(path) is not None
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -181,7 +182,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     weights). Nothing in a file is run.
     """
     repository, path = hub_name(path), find_checkpoint(Path(path))
-    if path.suffix in (".pkl", ".pt"):
+    if path.suffix in _PICKLES:
         return _load_pickle(path)
     weights, header = _read_safetensors(path)
     if header is None:

@@ -21,6 +21,7 @@ from assay.checkpoint import (
     export_checkpoint,
     find_checkpoint,
     load_checkpoint,
+    load_tensors,
     save_checkpoint,
 )
 from assay.data.known import get
@@ -31,6 +32,7 @@ from assay.pricing import PAPER
 from tests.commands import failing, run
 from tests.errors import fault
 
+GOLDEN = Path(__file__).parent / "golden"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 AMBIENT = "giannisdaras/ambient_laws_digits_sigma_0.2_corruption_0.9_keep_1.0"
 
@@ -189,6 +191,8 @@ def test_models_of_ambient_laws_are_evaluated_by_name(
 
 
 def test_a_folder_serves_as_well(checkpoint: Path, tmp_path: Path) -> None:
+    run("model", "push", GOLDEN / "edm_ddpmpp", tmp_path / "theirs", "--license", "mit")
+    assert load_tensors(tmp_path / "theirs" / "model.safetensors")[1]["info"]["source"] == "edm_ddpmpp"
     run("model", "push", checkpoint, tmp_path / "shared" / "mix", "--license", "mit")
     assert "under mit" in (tmp_path / "shared/mix/README.md").read_text()
     assert load_checkpoint(tmp_path / "shared/mix").info == load_checkpoint(checkpoint).info
