@@ -380,7 +380,7 @@ def test_commands_import_export_and_refuse(tmp_path: Path) -> None:
     assert failing("model", "export", first, exported).path == str(exported)
 
 
-def test_net_list_shows_every_preset() -> None:
+def test_net_list_shows_presets_with_their_published_numbers_of_parameters() -> None:
     cells = [
         [cell.strip() for cell in line.split("│")] for line in run("model", "list").splitlines() if "│" in line
     ]

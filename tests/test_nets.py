@@ -244,11 +244,6 @@ def test_u_nets_follow_their_equations(config: UNetConfig | ADMConfig) -> None:
     assert relative(output, expected) < 2e-5
 
 
-def test_parameter_counts_are_the_published_ones() -> None:
-    assert measure_cost(preset("ddpmpp-cifar10")).num_parameters == pytest.approx(55.7e6, abs=0.05e6)
-    assert measure_cost(preset("adm-imagenet64")).num_parameters == pytest.approx(295.9e6, abs=0.05e6)
-
-
 def test_operations_are_counted_right() -> None:
     cost = measure_cost(DiTConfig(image_shape=(3, 16, 8), width=64, num_blocks=3, patch=4))
     tokens, width, token_size = 4 * 2, 64, 3 * 16
