@@ -2,7 +2,7 @@
 
 A file states how much it holds, and in a damaged or hostile file that is wrong. Sizes are compared with the
 bytes that are there before any memory is allocated, checksums are read to the end, and nothing unpacks to far
-more than it takes on the disk. All limits are defined here; `assay.unpickle` uses them too.
+more than it takes on the disk. All limits are defined here.
 """
 
 import gzip
@@ -24,13 +24,7 @@ from assay.files import decoding, one_line
 # shrink by more than a factor of 20; deflate can claim 1,032.
 FREE_BYTES = 2**26
 MAX_RATIO = 100
-
-# What a pickle may hold. The snapshot of a small EDM network has about 10,000 opcodes.
-PICKLE_OPCODES = 2_000_000
-PICKLE_DEPTH = 100  # of containers in containers; a network has about 20
-PICKLE_VALUES = 2_000_000  # counted as if every shared container were written out where it occurs
-PICKLE_INT_BITS = 128
-MAX_DIMENSIONS = 8  # of a tensor or an array
+MAX_DIMENSIONS = 8  # of an array
 
 
 def check_unpacked(where: str | Path, unpacked: int, packed: int) -> None:

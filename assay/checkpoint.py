@@ -1,10 +1,10 @@
-"""Checkpoints: Assay's own format, and import and export of published ones.
+"""Checkpoints: Assay's own format, and those of EDM and ambient-laws.
 
 Ours is one `.safetensors` file: the weights under their published names, and in its header, as JSON, a
 format version, the network's config and what is known of its training, and a checksum over all of these,
-which is compared whenever the file is opened. It needs no other file. Files of EDM and
-ambient-laws come in through `import_checkpoint` and leave through `export_checkpoint`; both keep a network
-as flat constructor arguments (`img_resolution`, `model_type`, ...) with weights of the same names.
+which is compared whenever the file is opened. It needs no other file. `load_checkpoint` also reads the files of
+EDM and ambient-laws, and `export_checkpoint` writes what the latter reads; both keep a network as flat
+constructor arguments (`img_resolution`, `model_type`, ...) with weights of the same names.
 """
 
 import hashlib
@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,31 +23,22 @@ from torch import Tensor
 from assay.archives import check_unpacked
 from assay.data.units import PhysicalRange
 from assay.denoise import Denoiser, Preconditioned
-from assay.errors import AssayError, explained, extra
-from assay.files import (
-    Name,
-    check_absent,
-    decoding,
-    one_line,
-    read_json,
-    reason,
-    write_whole,
-    write_whole_directory,
-)
+from assay.errors import AssayError, extra
+from assay.files import Name, decoding, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
 from assay.sample import Guided, SampleConfig
-from assay.unpickle import Plain, read_pickle
+from assay.settings import Config, checked
+from assay.unpickle import Plain, PlainTensor, read_pickle
 
 FORMAT_VERSION = 2
 WEIGHTS_NAME = "model.safetensors"  # of a published model
+_PICKLES = (".pkl", ".pt")  # of EDM
 _HEADER = "assay"  # the key of our JSON in a safetensors header
 _CHECKSUM = "sha256"  # the key of the checksum in that JSON
 
 
-class CheckpointInfo(BaseModel):
+class CheckpointInfo(Config):
     """What sampling and the record of a result want to know of training; everything may be unknown."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sigma_tn: tuple[tuple[float, float], ...] = ()  # (noise level, fraction of the images), lowest level first
     clean_fraction: float | None = None
@@ -118,21 +108,30 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
         try:  # in one text: several are written in any order, and the same tensors must give the same bytes
             save_file(dict(tensors), partial, {_HEADER: json.dumps(signed)})
         except SafetensorError as error:
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]) if number else 0, str(error)) from error
+            raise OSError(str(error)) from error
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the header that `save_tensors` wrote; an error if anything has changed."""
-    tensors, metadata = _read_safetensors(path)
-    if _HEADER not in metadata:
-        cure = "use `assay model import` for foreign weights"
-        raise AssayError("was not written by Assay", path=path, cure=cure)
-    with decoding(path, "restore it, or make it again"):
+    tensors, header = _read_safetensors(path)
+    if header is None:
+        raise AssayError("was not written by Assay", path=path, cure="give a file that Assay wrote")
+    return tensors, header
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """All tensors of a file, and our header if it has one, whose checksum is compared."""
+    if not path.is_file():
+        raise AssayError("does not exist or is not a file", path=path, cure="check the path")
+    with decoding(path, "it is truncated, damaged or not a safetensors file; get it again"):
+        with safe_open(path, framework="pt") as file:
+            tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        if _HEADER not in metadata:
+            return tensors, None
         header = json.loads(metadata[_HEADER])
         if header.pop(_CHECKSUM, None) != _digest(tensors, header):
             raise AssayError("is damaged: its checksum does not match")
-    return tensors, header
+        return tensors, header
 
 
 def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
@@ -157,7 +156,7 @@ def hub_name(path: str | Path) -> str | None:
 def is_model(path: Path) -> bool:
     """Whether this names a model: a checkpoint, a run folder, or a published model."""
     folder = (path / "snapshots").is_dir() or (path / WEIGHTS_NAME).is_file()
-    return path.suffix == ".safetensors" or folder or hub_name(path) is not None
+    return path.suffix in (".safetensors", *_PICKLES) or folder or hub_name(path) is not None
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -176,70 +175,43 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Open a file that `save_checkpoint` wrote, the final one of a run folder, or a published model.
+    """Open a checkpoint of ours, the final one of a run folder, a published model, or weights of EDM.
 
-    The latter is a folder or `hf:OWNER/NAME`, and may be of ambient-laws. Errors name what is wrong.
+    A published model is a folder or `hf:OWNER/NAME`, of ours or of ambient-laws: `model.safetensors` with
+    `config.json`. Of EDM: a `network-snapshot-*.pkl` (its EMA weights) or a `training-state-*.pt` (its raw
+    weights). Nothing in a file is run.
     """
     repository, path = hub_name(path), find_checkpoint(Path(path))
-    if path.name == WEIGHTS_NAME and not _is_ours(path):
+    if path.suffix in _PICKLES:
+        return _load_pickle(path)
+    weights, header = _read_safetensors(path)
+    if header is None:
+        config_path = path.with_name("config.json")
         if repository is not None:
-            _download(repository, "config.json")
-        if (path.parent / "config.json").is_file():  # as ambient-laws has
-            return _import_directory(path.parent, repository or path.resolve().parent.name)
-    weights, header = load_tensors(path)
-    if header.get("format_version") != FORMAT_VERSION:
-        what = f"has checkpoint format {header.get('format_version')!r:.20}; {FORMAT_VERSION} is known here"
-        raise AssayError(what, path=path, cure="make it again with this version, or upgrade Assay")
-    with decoding(path, "its header does not describe a network; make it again"):
-        config = net_kind(header["config"]).model_validate(header["config"])
-        info = CheckpointInfo.model_validate(header["info"])
-    return Checkpoint(_fill(config, weights, path), config, info)
+            config_path = _download(repository, "config.json")
+        cure = "write the network's arguments to it as JSON"
+        if not config_path.is_file():
+            raise AssayError(f"is not of Assay, and has no {config_path.name} beside it", path=path, cure=cure)
+        check_unpacked(config_path, config_path.stat().st_size, 0)  # some hundred bytes are enough
+        edm_config = config_from_edm(read_json(config_path, cure), config_path)
+        info = info_from_name(repository or path.resolve().parent.name)
+        return Checkpoint(_fill(edm_config, weights, path, config_path), edm_config, info)
+    with decoding(path, "make it again with this version, or upgrade Assay"):
+        if header["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"its format is {header['format_version']!r:.20}, not {FORMAT_VERSION}")
+        config = checked(net_kind(header["config"]), header["config"])
+        return Checkpoint(_fill(config, weights, path), config, checked(CheckpointInfo, header["info"]))
 
 
-def import_checkpoint(source: str | Path) -> Checkpoint:
-    """Read weights of EDM or ambient-laws, without running anything in them.
+def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors`, as ambient-laws' `from_pretrained` reads them.
 
-    `source` is an EDM `network-snapshot-*.pkl` (its EMA weights), a `training-state-*.pt` (its raw
-    weights), a state dict that `export_checkpoint` wrote, a directory with `config.json` and
-    `model.safetensors`, or the name of a Hugging Face repository with these two files.
+    The first holds the arguments of EDM's `EDMPrecond`, the second its state dict.
     """
-    path = Path(source)
-    if path.is_dir():
-        return _import_directory(path, path.resolve().name)
-    if path.suffix in (".pkl", ".pt", ".pth"):
-        return _import_pickle(path)
-    if not path.exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        _download(str(source), "config.json")
-        return _import_directory(_download(str(source), WEIGHTS_NAME).parent, str(source))
-    cure = "give an EDM .pkl or .pt file, a directory with config.json, or the name of a repository"
-    raise AssayError("cannot be imported" if path.exists() else "does not exist", path=source, cure=cure)
-
-
-ExportFormat = Literal["edm-state-dict", "ambient-laws-hf"]
-
-
-def export_checkpoint(checkpoint: Checkpoint, path: Path, to: ExportFormat) -> None:
-    """Write weights for EDM or ambient-laws.
-
-    `edm-state-dict`: a `torch.save` file of tensors alone, and beside it a `.json` of the same name with
-    the arguments of `EDMPrecond`. `ambient-laws-hf`: a directory for `from_pretrained`.
-    """
-    path = Path(path)
     config = json.dumps(config_to_edm(checkpoint.config), indent=1)
-    check_absent(path)
-    match to:
-        case "ambient-laws-hf":
-            with write_whole_directory(path) as partial:
-                (partial / "config.json").write_text(config)
-                save_file(_state(checkpoint.denoiser), partial / WEIGHTS_NAME, {"format": "pt"})
-        case "edm-state-dict":
-            if path.suffix not in (".pt", ".pth"):
-                raise AssayError("is no name for a state dict", path=path, cure="end it in .pt or .pth")
-            check_absent(path.with_suffix(".json"))
-            with write_whole(path) as partial:
-                torch.save(_state(checkpoint.denoiser), partial)
-            with write_whole(path.with_suffix(".json")) as partial:
-                partial.write_text(config)
+    with write_whole_directory(Path(folder)) as partial:
+        (partial / "config.json").write_text(config)
+        save_file(_state(checkpoint.denoiser), partial / WEIGHTS_NAME, {"format": "pt"})
 
 
 _MODEL_TYPES: dict[str, type[UNetConfig] | type[ADMConfig]] = {
@@ -257,12 +229,9 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
         cure = f"give one of {', '.join(_MODEL_TYPES)}"
         raise AssayError(f"{one_line(repr(model_type))} is not known", path=where, key="model_type", cure=cure)
     with decoding(where, "write all arguments of the network to it"):
-        resolution, num_classes = given.pop("img_resolution"), given.pop("label_dim", 0)
+        resolution, given["num_classes"] = given.pop("img_resolution"), given.pop("label_dim", 0)
         given["image_shape"] = (given.pop("img_channels"), resolution, resolution)
-    try:
-        return _MODEL_TYPES[model_type].model_validate(given | dict(num_classes=num_classes))
-    except ValidationError as error:
-        raise explained(error, path=where) from error
+        return _MODEL_TYPES[model_type](**given)
 
 
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
@@ -273,7 +242,7 @@ def config_to_edm(config: NetConfig) -> dict[str, Any]:
     )
     if not published or height != width or config.encoder != "pixels":
         what = f"EDM has no network of this kind ({config.kind}) for {height} x {width} {config.encoder}"
-        raise AssayError(what, key="to", cure="train one of the presets named ddpmpp, ncsnpp or adm")
+        raise AssayError(what, key="checkpoint", cure="train one of the presets named ddpmpp, ncsnpp or adm")
     ours = {"kind", "image_shape", "num_classes", "resample_with", "encoder"}
     arguments = config.model_dump(mode="json", exclude=ours)
     model_type = next(name for name, kind in _MODEL_TYPES.items() if isinstance(config, kind))
@@ -303,22 +272,6 @@ def _mix(sigma: float, corrupted: float) -> dict[str, Any]:
     return dict(sigma_tn=tuple(share for share in shares if share[1] > 0), clean_fraction=shares[0][1])
 
 
-def _import_directory(directory: Path, name: str) -> Checkpoint:
-    """The files of an ambient-laws repository."""
-    config_path, weights_path = directory / "config.json", directory / WEIGHTS_NAME
-    config = config_from_edm(_read_json(config_path), config_path)
-    denoiser = _fill(config, _read_safetensors(weights_path)[0], weights_path, config_path)
-    return Checkpoint(denoiser, config, info_from_name(name))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The arguments of a network."""
-    if not path.is_file():
-        raise AssayError("is missing", path=path, cure="write the network's arguments to it as JSON")
-    check_unpacked(path, path.stat().st_size, 0)  # some hundred bytes are enough
-    return read_json(path, "write the network's arguments to it as JSON")
-
-
 def import_hub() -> Any:
     """The package that talks to Hugging Face."""
     extra("huggingface_hub.errors", "hub", "Hugging Face")
@@ -338,25 +291,19 @@ def _download(repository: str, name: str) -> Path:
         raise AssayError(what, path=f"hf:{repository}", cure="check its name and the connection") from error
 
 
-def _import_pickle(path: Path) -> Checkpoint:
-    """An EDM snapshot (`ema`), a training state (`net`) or an exported state dict with its `.json`."""
-    content, config_path = read_pickle(path), None
+def _load_pickle(path: Path) -> Checkpoint:
+    """An EDM snapshot, whose network is its `ema`, or a training state, whose network is its `net`."""
+    content = read_pickle(path.read_bytes(), path)
     network = content.get("ema", content.get("net")) if isinstance(content, dict) else content
-    if isinstance(network, Plain) and network.class_name == "EDMPrecond":
-        with decoding(path, "it is not laid out as EDM does; get it again"):
-            arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
-            arguments |= network.state["_init_kwargs"]
-            weights = dict(_tensors(network, ""))
-        config = config_from_edm(arguments, path)
-    elif isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values()):
-        config_path = path.with_suffix(".json")
-        config, weights = config_from_edm(_read_json(config_path), config_path), content
-    else:
-        found = network.class_name if isinstance(network, Plain) else type(network).__name__
+    if not isinstance(network, Plain) or network.name != "EDMPrecond":
+        found = network.name if isinstance(network, Plain) else type(network).__name__
         cure = "give an EDM snapshot or training state, whose 'ema' or 'net' is an EDMPrecond"
         raise AssayError(f"holds no EDMPrecond, but a {one_line(found)}", path=path, cure=cure)
-    denoiser = _fill(config, weights, path, config_path)
-    return Checkpoint(denoiser, config, _info_from_snapshot(path, content))
+    with decoding(path, "it is not laid out as EDM does; get it again"):
+        arguments = dict(zip(_EDM_ORDER.split(), network.state["_init_args"], strict=False))
+        config = config_from_edm(arguments | network.state["_init_kwargs"], path)
+        weights = dict(_tensors(network, "", set()))
+    return Checkpoint(_fill(config, weights, path), config, _info_from_snapshot(path, content))
 
 
 # The order of EDMPrecond's arguments, for networks that were built without naming them.
@@ -376,58 +323,36 @@ def _info_from_snapshot(path: Path, content: dict[str, Any]) -> CheckpointInfo:
     return CheckpointInfo(**known)
 
 
-def _tensors(module: Plain, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of a module's parameters and buffers, as its state dict would have them."""
+def _tensors(module: Plain, prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of a module's parameters and buffers, as its state dict would have them.
+
+    A module counts once: a small file can hold one in another in endless ways.
+    """
+    seen.add(id(module))
     for name, value in {**module.state["_parameters"], **module.state["_buffers"]}.items():
-        if isinstance(value, Tensor):
-            yield f"{prefix}{name}", value
+        if isinstance(value, PlainTensor):
+            yield f"{prefix}{name}", value.values
     for name, child in module.state["_modules"].items():
-        if isinstance(child, Plain):
-            yield from _tensors(child, f"{prefix}{name}.")
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file and its header's metadata."""
-    if not path.is_file():
-        raise AssayError("does not exist or is not a file", path=path, cure="check the path")
-    cure = "it is truncated, damaged or not a safetensors file; get it again"
-    with decoding(path, cure), safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-
-
-def _is_ours(path: Path) -> bool:
-    with decoding(path, "get it again"), safe_open(path, framework="pt") as file:
-        return _HEADER in (file.metadata() or {})
+        if isinstance(child, Plain) and id(child) not in seen:
+            yield from _tensors(child, f"{prefix}{name}.", seen)
 
 
 def _fill(
     config: NetConfig, weights: Mapping[str, Tensor], path: Path, config_path: Path | None = None
 ) -> Preconditioned:
-    """The config's network with these weights, in evaluation mode; the first key that does not fit is named."""
+    """The config's network with these weights, in evaluation mode; what does not fit is named."""
     cure = "no network can be built from its config; correct it"
     with decoding(config_path or path, cure), torch.device("meta"):
         denoiser = build_denoiser(config)  # also sizes that overflow fail
-    if problem := _misfit(weights, denoiser.state_dict()):
-        other = "" if config_path is None else f", or {config_path.name}, which describes it"
-        raise AssayError(problem, path=path, cure=f"get it again{other}")
-    denoiser.load_state_dict({key: weights[key].float() for key in denoiser.state_dict()}, assign=True)
+    with decoding(path, f"get it again{f', or {config_path.name}' if config_path else ''}"):
+        constants = {key: slot for key, slot in denoiser.state_dict().items() if not slot.is_meta}
+        denoiser.load_state_dict({key: value.float() for key, value in weights.items()}, assign=True)
+        for key, value in weights.items():
+            if not value.is_floating_point() or not bool(value.isfinite().all()):
+                raise ValueError(f"{key} has values that are not finite numbers")
+            if key in constants and not torch.allclose(value.float(), constants[key]):
+                raise ValueError(f"{key} is not what its config says")
     return channels_last(denoiser).eval()
-
-
-def _misfit(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """The first weight that is not as the network has it: on the meta device only constants have values."""
-    for key, slot in expected.items():
-        if key not in weights:
-            return f"{key} is missing"
-        value = weights[key]
-        if value.shape != slot.shape:
-            return f"{key} has shape {tuple(value.shape)}; its config says {tuple(slot.shape)}"
-        if not value.is_floating_point() or not bool(value.isfinite().all()):
-            return f"{key} has values that are not finite numbers"
-        if not slot.is_meta and not torch.allclose(value.float(), slot):
-            return f"{key} is not what its config says"
-    unknown = next((key for key in weights if key not in expected), None)
-    return None if unknown is None else f"{one_line(unknown)} has no place in the network of its config"
 
 
 def _state(denoiser: Preconditioned) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ class Encoder:
     A subclass with a `kind` is found by that name (see `assay.registry`).
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "pixels"
 
     def shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape of the coefficients of an image."""
@@ -39,12 +39,6 @@ class Encoder:
     def decode(self, z: Tensor) -> Tensor:
         """Coefficients -> images: the transposed map, which is the inverse."""
         return z
-
-
-class Pixels(Encoder):
-    """Images as they are."""
-
-    kind = "pixels"
 
 
 class BlockCosines(Encoder):

@@ -1,6 +1,6 @@
 """What a user can correct: one error with fields, which the library fills and the command line renders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -32,13 +32,6 @@ class AssayError(ValueError):
         places = [place for place in (self.path, self.key) if place]
         return ": ".join([*places, self.what]) + (f"; {self.cure}" if self.cure else "")
 
-    def __reduce__(self) -> Any:  # as it crosses processes
-        return _rebuilt, (type(self), self.what, self.path, self.key, self.cure)
-
-
-def _rebuilt(kind: type[AssayError], what: str, path: str, key: str, cure: str) -> AssayError:
-    return kind(what, path=path, key=key, cure=cure)
-
 
 def check_enough(number: int, least: int, what: str, key: str) -> None:
     """Reject fewer than `least` of `what`: "clean images of digits"."""
@@ -54,24 +47,6 @@ def about(path: Path | str | None) -> Iterator[None]:
     except AssayError as error:
         error.path = error.path or (None if path is None else str(path))
         raise
-
-
-def explained(error: Exception, path: Path | str | None = None) -> AssayError:
-    """A validation error of pydantic as ours: the first fault, with the key that it is about."""
-    fault = error.errors()[0]  # type: ignore[attr-defined]
-    return fault_to_error(fault, ".".join(map(str, fault["loc"])) or None, path)
-
-
-def fault_to_error(fault: Mapping[str, Any], key: str | None, path: Path | str | None = None) -> AssayError:
-    """One fault that pydantic found as our error; what a validator of ours raised keeps its words."""
-    inner = fault.get("ctx", {}).get("error")
-    if isinstance(inner, AssayError):
-        return AssayError(inner.what, path=inner.path or path, key=inner.key or key, cure=inner.cure)
-    given = "" if fault["type"] in ("missing", "extra_forbidden") else f" (given: {fault['input']!r:.80})"
-    what = fault["msg"].removeprefix("Value error, ")
-    cures = {"missing": "add it", "extra_forbidden": "remove it, or check its name"}
-    cure = cures.get(fault["type"], "correct it")
-    return AssayError(what[:1].lower() + what[1:] + given, path=path, key=key, cure=cure)
 
 
 def extra(module: str, name: str, purpose: str) -> Any:

@@ -1,17 +1,15 @@
 """Files that are whole or absent, locks, and errors that name the file they are about.
 
 Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed to the disk and then
-renamed. A process killed at any moment leaves the old file, the new file, or none: never half of one. What it
-leaves in that folder is removed by the next writer of the same target, or by `remove_leftovers`; a lock in
-the same folder, which ends with the process, tells leftovers from work in progress and from files of others.
-Nothing outside of such folders is ever removed.
+renamed: a process killed at any moment leaves the old file, the new file, or none. What it leaves there is
+removed by the next writer of the same target, or by `remove_leftovers`; a lock in the same folder, which ends
+with the process, tells leftovers from work in progress. Nothing outside of such folders is ever removed.
 """
 
 import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -34,10 +32,9 @@ _SECONDS_UNTIL_WARNED = 5.0
 
 @contextmanager
 def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
-    """Yield a temporary path to write a file to; on success it becomes `path`, on error it vanishes.
+    """Yield a temporary path to write a file to; on success it replaces `path`, on error it vanishes.
 
-    An existing file is replaced. Missing parent directories are made. `flush=False` does not wait for the disk
-    (often 10 ms): the process may still be killed at any moment, but a power cut can leave the file empty.
+    `flush=False` does not wait for the disk (often 10 ms): a power cut can then leave the file empty.
     """
     partial = _partial(Path(path))
     while (lock := _lock(partial)) is None:  # another process is writing the same target: the last to end wins
@@ -49,11 +46,7 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def write_whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory to fill; on success it becomes `path`, on error it vanishes.
-
-    Raises an error if the directory exists or another process is writing it. Leftovers of killed writers of
-    the same `path` are removed.
-    """
+    """Yield a temporary directory to fill; on success it becomes `path`, which must not exist before."""
     path = Path(path)
     check_absent(path)
     if (lock := _lock(partial := _partial(path))) is None:
@@ -91,10 +84,7 @@ def check_absent(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left anywhere below a folder; what is still written stays.
-
-    Nothing else is touched: only what lies beside its lock in a folder of the name that this module makes.
-    """
+    """Remove what killed processes left beside its lock below a folder; what is still written stays."""
     for owned in [*Path(folder).rglob(_PARTIAL)]:
         if owned.is_dir() and not owned.is_symlink():
             for lock in [*owned.glob(f"*{_LOCK}")]:
@@ -119,19 +109,19 @@ def _partial(path: Path) -> Path:
 
 
 def _lock(partial: Path) -> FileLock | None:
-    """Lock a temporary file or directory by a file beside it; None if another writer holds it."""
+    """Lock a temporary file or directory by a file beside it; None if another writer holds it.
+
+    The lock ends with this process: forked children do not inherit it.
+    """
     lock = FileLock(f"{partial}{_LOCK}")
     while True:
         with suppress(FileNotFoundError):  # another writer removes the folder as soon as it is empty
             partial.parent.mkdir(parents=True, exist_ok=True)
-            return lock if _acquire(lock) else None
-
-
-def _acquire(lock: FileLock) -> bool:
-    """Whether the lock was free. It ends with this process: forked children do not inherit it."""
-    with suppress(Timeout):
-        lock.acquire(timeout=0.02, poll_interval=0.01)  # again, if its last holder has just removed the file
-    return lock.is_locked
+            with suppress(Timeout):
+                lock.acquire(
+                    timeout=0.02, poll_interval=0.01
+                )  # again, if its last holder just removed the file
+            return lock if lock.is_locked else None
 
 
 def _unlock(lock: FileLock) -> None:
@@ -145,11 +135,10 @@ def _unlock(lock: FileLock) -> None:
 
 @contextmanager
 def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock called `path` until the block ends; the lock ends with the process, however that ends.
+    """Hold the lock called `path` until the block or the process ends. No file of that name is touched.
 
-    No file of that name is touched: the lock's own is where unfinished files are. If another process still
-    holds it after `seconds`, raises an error with the sentence `busy`, in which `{holder}` is that process.
-    A long wait is announced by a warning.
+    If another process still holds it after `seconds`, raises an error with the sentence `busy`, in which
+    `{holder}` is that process. A long wait is announced by a warning.
     """
     file, started, warned = Path(f"{_partial(path)}{_LOCK}"), time.monotonic(), False
     while (lock := _lock(_partial(path))) is None:
@@ -188,22 +177,18 @@ def explain_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cut_short = re.fullmatch(r"\d+ requested and \d+ written", str(error))  # as numpy says it
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not cut_short:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None):  # None: numpy and safetensors
             raise
-        raise OSError(
-            f"{path} could not be written: the disk is full ({error.strerror or error}); free some space or "
-            "choose another disk, then run the command again"
-        ) from error
+        what = f"{path} could not be written: the disk is full ({error.strerror or error})"
+        raise OSError(f"{what}; free some space or choose another disk, then run the command again") from error
 
 
 @contextmanager
 def decoding(path: Path | str, cure: str = "get it again") -> Iterator[None]:
     """Turn any failure of a decoder into an error that names the file and says what to do.
 
-    A damaged file makes a decoder fail in any way at all, so every exception counts: wrap the call of the
-    decoder, and nothing else. An `AssayError` keeps its words, and is given path and cure if it has none;
-    what the system says of a file that is not there passes unchanged.
+    A damaged file makes a decoder fail in any way at all. An `AssayError` keeps its words, and is given path
+    and cure if it has none; what the system says of a file that is not there passes unchanged.
     """
     try:
         yield
@@ -260,10 +245,9 @@ def sha256(path: Path) -> str:
 
 
 def content_hash(*parts: object) -> str:
-    """The identity of whatever a result depends on: one SHA-256 over all `parts`, by their contents.
+    """One SHA-256 over all `parts`: plain values as JSON writes them, bytes, and files and folders (a `Path`).
 
-    Plain values (numbers, strings, lists, dicts) count as JSON writes them, `bytes` and files (a `Path`) by
-    their bytes, a folder by the names and bytes of the files in it. Where a file lies does not count.
+    Of a file the bytes count, of a folder the names and bytes of its files; where they lie does not.
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_contents).encode()).hexdigest()
 

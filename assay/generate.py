@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
@@ -36,15 +36,10 @@ from assay.sample import (
     solve,
     spread_labels,
 )
+from assay.settings import Strict
 
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # the ends of EDM's grid
 Progress = Callable[[int, int], None]  # images made, images to make
-
-
-class Strict(BaseModel):
-    """A config: frozen, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class FilesConfig(Strict):

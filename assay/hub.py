@@ -1,6 +1,6 @@
 """Published models: a checkpoint and a card that says what it is, in a folder or on Hugging Face.
 
-A published model is `model.safetensors`, a checkpoint of ours byte for byte, and `README.md`, the card.
+A published model is `model.safetensors`, a checkpoint of ours, and `README.md`, the card.
 Wherever a checkpoint is read, `hf:OWNER/NAME` or such a folder can be given instead. Models of ambient-laws
 can be read as well; their names tell their data.
 """
@@ -8,21 +8,14 @@ can be read as well; their names tell their data.
 import json
 import re
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.checkpoint import (
-    WEIGHTS_NAME,
-    Checkpoint,
-    find_checkpoint,
-    hub_name,
-    import_hub,
-    load_checkpoint,
-    save_checkpoint,
-)
+from assay.checkpoint import WEIGHTS_NAME, Checkpoint, hub_name, import_hub, load_checkpoint, save_checkpoint
 from assay.data.units import black_and_white
 from assay.errors import AssayError
-from assay.files import check_absent, one_line, write_whole_directory
+from assay.files import one_line, write_whole_directory
 from assay.metrics.evaluate import Evaluation, titles
 from assay.outcome import load_evaluations
 from assay.pricing import price_all
@@ -45,31 +38,27 @@ def push(
     measured = list(load_evaluations(results).values())
     sentences = [] if prices is None else price_sentences(prices)
     card = model_card(loaded, name, where, license, measured, sentences)
-    files = {WEIGHTS_NAME: find_checkpoint(checkpoint).read_bytes(), "README.md": card.encode()}
+
+    def write(folder: Path) -> list[Path]:
+        save_checkpoint(folder / WEIGHTS_NAME, loaded.denoiser, loaded.config, loaded.info)
+        (folder / "README.md").write_text(card)
+        return [folder / WEIGHTS_NAME, folder / "README.md"]
+
     if repository is None:
-        check_absent(Path(destination))
         with write_whole_directory(Path(destination)) as partial:
-            for file, content in files.items():
-                (partial / file).write_bytes(content)
+            write(partial)
         return Path(destination)
     hub = import_hub()
     api, add = hub.HfApi(), hub.CommitOperationAdd
     try:
         api.create_repo(repository, exist_ok=True)
-        changes = [add(*file) for file in files.items()]
+        with tempfile.TemporaryDirectory() as folder:
+            changes = [add(file.name, file.read_bytes()) for file in write(Path(folder))]
         done = api.create_commit(repository, changes, commit_message=f"Add {name}")
     except hub.errors.HfHubHTTPError as error:
         what = f"cannot be written ({str(error).strip().splitlines()[-1]})"
         raise AssayError(what, path=destination, cure="log in: hf auth login") from error
     return str(done.commit_url)
-
-
-def pull(source: str, output: Path) -> Checkpoint:
-    """Fetch a published model, of ours or of ambient-laws, as a checkpoint of ours; its card stays there."""
-    check_absent(output)
-    loaded = load_checkpoint(Path(source))
-    save_checkpoint(output, loaded.denoiser, loaded.config, loaded.info)
-    return loaded
 
 
 def price_sentences(table: Path) -> list[str]:

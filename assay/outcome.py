@@ -31,15 +31,15 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from assay.checkpoint import CheckpointInfo
-from assay.errors import AssayError, about, explained
+from assay.errors import AssayError, about
 from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_whole
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
 from assay.noise import warn_of_units
 from assay.sample import SampleConfig
-from assay.settings import Level
+from assay.settings import Level, explaining
 
 Sampling = Literal["full", "truncated", "refined"]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -365,15 +365,16 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
     if not METRICS.keys() & measured.keys():
         raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
     try:
-        return Outcome(
-            configuration=Configuration.model_validate(fields),
-            evaluation=Evaluation.model_validate(measured),
-            **{name: cells[name] for name in _SECONDS if name in cells},
-        )
-    except ValidationError as error:
-        fault = explained(error)
-        fault.key = (fault.key or "").split(".")[0]
-        raise fault from None
+        with explaining(Configuration):
+            configuration = Configuration.model_validate(fields)
+        with explaining(Evaluation):
+            evaluation = Evaluation.model_validate(measured)
+        with explaining(Outcome):
+            seconds = {name: cells[name] for name in _SECONDS if name in cells}
+            return Outcome(configuration=configuration, evaluation=evaluation, **seconds)
+    except AssayError as error:
+        error.key = error.key and error.key.partition(".")[0]  # the column
+        raise
 
 
 def _numbers(cells: Mapping[str, str], name: str) -> list[float]:

@@ -17,13 +17,13 @@ from assay.errors import AssayError
 
 
 def registered(base: type) -> dict[str, Any]:
-    """The subclasses of `base` that have a `kind` of their own, by it."""
+    """`base` and its subclasses that have a `kind` of their own, by it."""
     _load_entry_points()
-    return {kind: found for found in _subclasses(base) if (kind := kind_of(found))}
+    return {kind: found for found in (base, *_subclasses(base)) if (kind := kind_of(found))}
 
 
 def find(base: type, kind: str, key: str) -> Any:
-    """The subclass of this kind; `key` is the setting that asks for it."""
+    """The class of this kind; `key` is the setting that asks for it."""
     known = registered(base)
     if kind not in known:
         raise AssayError(f"nothing is called {kind!r:.80}", key=key, cure=f"choose one of {', '.join(known)}")

@@ -7,23 +7,30 @@ through `checked`, whose errors name every key that is wrong and, if it is missp
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.errors import AssayError, fault_to_error
-from assay.files import read_text
+from assay.errors import AssayError
+from assay.files import one_line, read_text
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class Strict(BaseModel):
-    """A section of settings: frozen, no unknown keys, no silent conversions."""
+class Config(BaseModel):
+    """Settings: frozen, no unknown keys; a wrong value raises an `AssayError`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **values: Any) -> None:
+        with explaining(type(self)):
+            super().__init__(**values)
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic itself need not call it
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """What differs from the defaults."""
@@ -35,54 +42,67 @@ class Strict(BaseModel):
         return sorted(set(super().__dir__()) - set(dir(BaseModel)) | {"model_copy", "model_dump"})
 
 
+class Strict(Config):
+    """Settings without silent conversions."""
+
+    model_config = ConfigDict(strict=True)
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def checked(model: type[Model], tree: Mapping[str, Any], path: Path | str | None = None) -> Model:
-    """`tree` as a `model`; an error lists every fault, and its key is that of the first."""
-    try:
+def checked(
+    model: type[Model], tree: Mapping[str, Any], path: Path | str | None = None, section: str = ""
+) -> Model:
+    """`tree` as a `model`; an error lists every fault, and its key, below `section`, is that of the first."""
+    with explaining(model, path, section):
         # As JSON, where strict types still take a list for a tuple and a string for a path.
         return model.model_validate_json(json.dumps(tree, default=str))
+
+
+@contextmanager
+def explaining(model: type[BaseModel], path: Path | str | None = None, section: str = "") -> Iterator[None]:
+    """Turn pydantic's errors about `model` into one of ours: the first fault, misspelt keys before others."""
+    try:
+        yield
     except ValidationError as error:
-        raise faults_to_error(error, model, path=path) from None
+        found: dict[str | None, AssayError] = {}
+        for fault in sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden"):
+            one = _fault_to_error(fault, model, section)
+            if not any(f"{key}.".startswith(f"{one.key}.") for key in found):  # of each value the first fault
+                found[one.key] = one
+        first, *others = found.values()
+        what = "; ".join([first.what, *(f"{one.key}: {one.what}" for one in others)])
+        raise AssayError(what, path=first.path or path, key=first.key, cure=first.cure) from None
 
 
-def faults_to_error(
-    error: ValidationError, model: type[BaseModel], section: str = "", path: Path | str | None = None
-) -> AssayError:
-    """Pydantic's errors about `model` as one, with keys below `section`: the first, and the others after it."""
-    found: dict[str | None, AssayError] = {}
-    for fault in sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden"):  # slips first
-        names, where = _place(fault["loc"], model)
-        if unknown := fault["type"] == "extra_forbidden":
-            names.append(str(fault["loc"][-1]))
-        key = ".".join(name for name in (section, *names) if name) or None
-        one = fault_to_error(fault, key)
-        if "." not in (one.key or ""):  # of a section it names the setting itself
-            one.key = key
-        if unknown:
-            near = difflib.get_close_matches(names[-1], where.model_fields, n=1)
-            cure = f"did you mean {near[0]}?" if near else f"known are {', '.join(where.model_fields)}"
-            one = AssayError("is not a setting", key=key, cure=cure)
-        found.setdefault(one.key, one)  # of a value that may be of several types the first is told
-    first, *others = found.values()
-    what = "; ".join([first.what, *(f"{one.key}: {one.what}" for one in others)])
-    return AssayError(what, path=path, key=first.key, cure=first.cure)
-
-
-def _place(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
-    """The settings and places of lists along a location, and the innermost section there."""
-    names = []
-    for part in loc:
+def _fault_to_error(fault: Mapping[str, Any], model: type[BaseModel], section: str) -> AssayError:
+    """One fault that pydantic found; what a validator of ours raised keeps its words."""
+    names = [section] if section else []
+    for part in fault["loc"]:
         if isinstance(part, int):
             names.append(str(part))
-        elif part in model.model_fields:  # else pydantic's word for one type of a union
+        elif part in model.model_fields:  # else pydantic's word for one type of a union, or an unknown key
             names.append(part)
             annotation = model.model_fields[part].annotation
             inner = [annotation, *get_args(annotation)]  # a section, or a tuple of sections
             sections = [kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)]
             model = sections[0] if sections else model
-    return names, model
+    inside = fault.get("ctx", {}).get("error")
+    if isinstance(inside, AssayError):
+        if inside.key and inside.key not in names:
+            names = [inside.key] if "." in inside.key else [*names, inside.key]
+        return AssayError(inside.what, path=inside.path, key=".".join(names) or None, cure=inside.cure)
+    if fault["type"] == "extra_forbidden":
+        unknown, known = one_line(str(fault["loc"][-1])), model.model_fields
+        near = difflib.get_close_matches(unknown, known, n=1)
+        cure = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        return AssayError("is not a setting", key=".".join([*names, unknown]), cure=cure)
+    missing = fault["type"] == "missing"
+    given = "" if missing else f" (given: {fault['input']!r:.80})"
+    what = fault["msg"].removeprefix("Value error, ")
+    cure = "add it" if missing else "correct it"
+    return AssayError(what[:1].lower() + what[1:] + given, key=".".join(names) or None, cure=cure)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

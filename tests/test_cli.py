@@ -1,21 +1,24 @@
 """Options made from configs, and errors rendered in the names of a command's options."""
 
+import inspect
+import pickle
 import re
 from typing import Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from typer.testing import CliRunner
 
-from assay.cli import COMMANDS, app
+from assay.cli import COMMANDS, app, load_command
 from assay.cli.options import config_from
-from assay.errors import AssayError, explained
+from assay.errors import AssayError
+from assay.nets import DiTConfig
+from assay.pricing import Vendor
+from assay.settings import Config, Strict, checked
 
 
-class Settings(BaseModel):
-    """A config like ours: frozen, strict, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Strict):
+    """Some settings."""
 
     num_steps: int = Field(18, ge=2, description="Steps.")
     level: float | Literal["auto"] | None = Field(None, description="A level.")
@@ -38,16 +41,32 @@ def test_words_that_are_no_value_name_their_setting(given: dict[str, str], key: 
     assert caught.value.key == key and next(iter(given.values())) in caught.value.what
 
 
-def test_an_error_inside_a_validator_keeps_its_fields() -> None:
-    inner = AssayError("is odd", path="a.toml", cure="give an even number")
+def test_every_config_explains_wrong_values() -> None:
+    for name in COMMANDS:
+        load_command(name)
+    found, waiting = set[type[Config]](), [Config]
+    while waiting:
+        waiting += (subclasses := waiting.pop().__subclasses__())
+        found |= set(subclasses)
+    assert {"Vendor", "SampleConfig", "PackConfig", "MeasureConfig"} <= {config.__name__ for config in found}
+    for config in [config for config in found if not inspect.isabstract(config)]:
+        with pytest.raises(AssayError) as caught:
+            config(no_such_setting=1)
+        assert caught.value.key == "no_such_setting"
+    with pytest.raises(AssayError) as caught:
+        Vendor(price=-1)
+    again = pickle.loads(pickle.dumps(caught.value))  # as it crosses processes
+    assert (again.key, again.what, again.cure) == ("price", caught.value.what, "correct it")
 
-    class FakeError(Exception):
-        def errors(self) -> list[dict[str, object]]:
-            fault = {"loc": ("lr",), "msg": "", "input": 1, "type": "value_error"}
-            return [fault | {"ctx": {"error": inner}}]
 
-    found = explained(FakeError())
-    assert (found.what, found.path, found.key, found.cure) == ("is odd", "a.toml", "lr", inner.cure)
+def test_an_error_of_a_section_names_its_setting_and_the_first_fault_of_each() -> None:
+    class Whole(Strict):
+        net: DiTConfig
+        sizes: tuple[int, ...] = ()
+
+    with pytest.raises(AssayError) as caught:
+        checked(Whole, {"net": {"image_shape": [1, 9, 9]}, "sizes": ["a"]}, "a.toml")
+    assert (caught.value.path, caught.value.key) == ("a.toml", "net.patch") and "sizes.0" in caught.value.what
 
 
 def test_every_command_loads_and_helps() -> None:

@@ -18,7 +18,6 @@ import pytest
 import tifffile
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
 from assay.data import open_store
 from assay.data.convert import PackConfig
@@ -383,7 +382,7 @@ def test_noisy_or_float_images_with_transparency_are_rejected(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(AssayError):
         if settings.keys() & PackConfig.model_fields.keys():
             PackConfig(**settings)
         else:

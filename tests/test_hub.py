@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,7 @@ from assay.checkpoint import (
     export_checkpoint,
     find_checkpoint,
     load_checkpoint,
+    load_tensors,
     save_checkpoint,
 )
 from assay.data.known import get
@@ -29,6 +32,7 @@ from assay.pricing import PAPER
 from tests.commands import failing, run
 from tests.errors import fault
 
+GOLDEN = Path(__file__).parent / "golden"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 AMBIENT = "giannisdaras/ambient_laws_digits_sigma_0.2_corruption_0.9_keep_1.0"
 
@@ -148,24 +152,26 @@ def test_a_model_is_pushed_with_its_card_and_read_by_its_name(
         assert text in card
 
     assert find_checkpoint(Path("hf:me/mix")).read_bytes() == checkpoint.read_bytes()
-    run("model", "pull", "hf:me/mix", tmp_path / "again.safetensors")
+    run("model", "import", "hf:me/mix", tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == checkpoint.read_bytes()
     run("sample", "hf:me/mix", "-o", tmp_path / "hub.npz", "--seeds", "0-3", "--num-steps", 2)
     run("sample", checkpoint, "-o", tmp_path / "own.npz", "--seeds", "0-3", "--num-steps", 2)
     assert (tmp_path / "hub.npz").read_bytes() == (tmp_path / "own.npz").read_bytes()
 
-    gone = failing("model", "pull", "hf:nobody/nothing", tmp_path / "x.safetensors")
+    gone = failing("model", "import", "hf:nobody/nothing", tmp_path / "x.safetensors")
     assert "neither in the local cache nor reachable" in gone.what
     closed = failing("model", "push", checkpoint, "hf:forbidden/x", "--license", "mit")
     assert "hf auth login" in (closed.cure or "")
 
 
-def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path) -> None:
+def test_models_of_ambient_laws_are_evaluated_by_name(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = {"image_shape": (1, 8, 8), "model_channels": 16, "channel_mult": (1,), "num_blocks": 1}
     config = UNetConfig(**size, attn_resolutions=())
     theirs = Checkpoint(build_denoiser(config, 1), config, CheckpointInfo())
     (hub / "giannisdaras").mkdir()
-    export_checkpoint(theirs, hub / AMBIENT, "ambient-laws-hf")
+    export_checkpoint(theirs, hub / AMBIENT)
     store = get("digits", tmp_path / "digits").store.path
     options = ["--reference", store, "--extractor", "pixels", "--cache", tmp_path / "extractors"]
     options += ["--num-images", 20, "--num-ranges", 1, "--num-steps", 2]
@@ -174,12 +180,19 @@ def test_models_of_ambient_laws_are_evaluated_by_name(hub: Path, tmp_path: Path)
     assert sampler["info"]["dataset"] == "digits" and sampler["info"]["clean_fraction"] == pytest.approx(0.1)
     assert sampler["info"]["sigma_tn"] == [[0.0, 0.1], [0.2, 0.9]]
     pulled = tmp_path / "theirs.safetensors"
-    run("model", "pull", f"hf:{AMBIENT}", pulled)
-    weights, expected = load_checkpoint(pulled).denoiser.state_dict(), theirs.denoiser.state_dict()
-    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    run("model", "import", f"hf:{AMBIENT}", pulled)
+    shutil.rmtree(hub)
+    expected = theirs.denoiser.state_dict()
+    for source in (pulled, Path(f"hf:{AMBIENT}")):  # the latter from the cache
+        weights = load_checkpoint(source).denoiser.state_dict()
+        assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", None)
+    assert "[hub]" in str(fault(lambda: load_checkpoint(Path(f"hf:{AMBIENT}"))).cure)
 
 
 def test_a_folder_serves_as_well(checkpoint: Path, tmp_path: Path) -> None:
+    run("model", "push", GOLDEN / "edm_ddpmpp", tmp_path / "theirs", "--license", "mit")
+    assert load_tensors(tmp_path / "theirs" / "model.safetensors")[1]["info"]["source"] == "edm_ddpmpp"
     run("model", "push", checkpoint, tmp_path / "shared" / "mix", "--license", "mit")
     assert "under mit" in (tmp_path / "shared/mix/README.md").read_text()
     assert load_checkpoint(tmp_path / "shared/mix").info == load_checkpoint(checkpoint).info

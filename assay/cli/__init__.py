@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import assay
-from assay.errors import AssayError, explained
+from assay.errors import AssayError
 
 # The commands as people look for them: where each lives, and its line in `assay --help`.
 COMMANDS = {
@@ -109,8 +109,6 @@ def _rendered(error: Exception, command: Any) -> str:
         path, known = error.filename, _ABOUT_PATHS.get(type(error))
         what = known or (error.strerror or str(error)).lower()
         return str(AssayError(what, path=path, cure="check the path" if known else None))
-    if hasattr(error, "errors"):  # pydantic's
-        error = explained(error)
     if isinstance(error, AssayError) and error.key is not None:
         options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
         error.key = options.get(error.key, error.key)

@@ -7,21 +7,13 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from assay.checkpoint import (
-    Checkpoint,
-    ExportFormat,
-    export_checkpoint,
-    import_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from assay.checkpoint import export_checkpoint, load_checkpoint, save_checkpoint
 from assay.cli.evaluate import tune
 from assay.cli.options import Device, open_console, output_argument, output_option
 from assay.data import open_store
 from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.files import check_absent
-from assay.hub import pull as fetch
 from assay.hub import push as publish
 from assay.metrics.held_out import choose_average
 from assay.nets import PRESETS, measure_cost, preset
@@ -33,51 +25,46 @@ app = typer.Typer(
     help="Weights from and for other code and people; their average, their sampler; the networks.",
 )
 app.command("tune")(tune)
-Model = Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")]
+Model = Annotated[Path, typer.Argument(help="A checkpoint, a run folder, or a published model.")]
 
 
 @app.command("import")
 def import_(
     source: Annotated[
-        str, typer.Argument(help="EDM's .pkl or .pt, a folder with config.json, or a Hugging Face repository.")
+        Path, typer.Argument(help="EDM's .pkl or .pt, a folder with config.json, or hf:OWNER/NAME.")
     ],
     out: Annotated[
         Path | None,
         output_argument("The checkpoint to write. Default: the source's name in the current folder."),
     ] = None,
 ) -> None:
-    """Convert weights of EDM or ambient-laws to a checkpoint. No code in the file is run.
+    """Convert weights of EDM or ambient-laws, or a published model, to a checkpoint. No code in it is run.
+
+    Commands that take a checkpoint read these sources as well, without this step.
 
     Example: `assay model import network-snapshot-000123.pkl cifar10.safetensors`
     """
-    out = out or Path(Path(source).resolve().name.removesuffix(".pkl").removesuffix(".pt") + ".safetensors")
-    check_absent(out)
-    with open_console().status(f"reading {source}"):
-        checkpoint = import_checkpoint(source)
-        save_checkpoint(out, checkpoint.denoiser, checkpoint.config, checkpoint.info)
-    _describe(out, checkpoint)
-
-
-def _describe(path: Path, checkpoint: Checkpoint) -> None:
-    config, num_parameters = checkpoint.config, sum(p.numel() for p in checkpoint.denoiser.parameters())
     console = open_console()
-    console.print(f"{path}: {config.kind} for {config.image_shape}, {num_parameters:,} parameters")
-    for name, value in checkpoint.info.model_dump(exclude_defaults=True).items():
+    name = source.name if source.suffix in (".pkl", ".pt") else source.resolve().name + ".safetensors"
+    out = out or Path(name).with_suffix(".safetensors")
+    check_absent(out)
+    with console.status(f"reading {source}"):
+        found = load_checkpoint(source)
+        save_checkpoint(out, found.denoiser, found.config, found.info)
+    num_parameters = sum(parameter.numel() for parameter in found.denoiser.parameters())
+    console.print(f"{out}: {found.config.kind} for {found.config.image_shape}, {num_parameters:,} parameters")
+    for name, value in found.info.model_dump(exclude_defaults=True).items():
         console.print(f"  {name}: {value}")
 
 
 @app.command()
-def export(
-    checkpoint: Model,
-    out: Annotated[Path, output_argument("A .pt file, or a folder for ambient-laws-hf.")],
-    to: Annotated[ExportFormat, typer.Option(help="The code that will read the weights.")],
-) -> None:
-    """Convert a checkpoint to weights for EDM or ambient-laws.
+def export(checkpoint: Model, out: Annotated[Path, output_argument("The folder to write.")]) -> None:
+    """Convert a checkpoint to weights for EDM or ambient-laws: config.json and model.safetensors.
 
-    Example: `assay model export cifar10.safetensors cifar10-hf --to ambient-laws-hf`
+    Example: `assay model export cifar10.safetensors cifar10-hf`
     """
-    export_checkpoint(load_checkpoint(checkpoint), out, to)
-    open_console().print(f"wrote {out} for {to}")
+    export_checkpoint(load_checkpoint(checkpoint), out)
+    open_console().print(f"wrote {out}")
 
 
 @app.command()
@@ -100,24 +87,6 @@ def push(
     Example: `assay model push runs/mix hf:me/digits-mix --license cc-by-4.0 --result loss.json`
     """
     open_console().print(f"published to {publish(checkpoint, destination, license, results or [], prices)}")
-
-
-@app.command()
-def pull(
-    source: Annotated[
-        str, typer.Argument(help="hf:OWNER/NAME on Hugging Face, or the folder of a published model.")
-    ],
-    out: Annotated[Path, output_argument("The checkpoint to write.", suffix=".safetensors")],
-) -> None:
-    """Fetch a published model, of Assay or of ambient-laws, into a checkpoint.
-
-    Commands that take a checkpoint take `hf:OWNER/NAME` as well, without this step.
-
-    Example: `assay model pull hf:me/digits-mix digits-mix.safetensors`
-    """
-    with open_console().status(f"reading {source}"):
-        fetch(source, out)
-    open_console().print(f"wrote {out}")
 
 
 @app.command()

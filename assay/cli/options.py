@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from assay.errors import AssayError, explained
+from assay.errors import AssayError
+from assay.settings import explaining
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -80,11 +81,11 @@ def takes(
 def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
     """A config from the words of a command line: `{"num_steps": "18"}`."""
     try:
-        return model.model_validate_strings({name: str(text) for name, text in given.items()}, strict=False)
-    except ValidationError as error:
-        found, place = explained(error), error.errors()[0]["loc"]
-        found.key = str(place[0]) if place else found.key  # an option, whichever of its types was tried
-        raise found from None
+        with explaining(model):
+            return model.model_validate_strings({name: str(text) for name, text in given.items()}, strict=False)
+    except AssayError as error:
+        error.key = error.key and error.key.partition(".")[0]  # the option, not a part of its value
+        raise
 
 
 def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:

@@ -1,7 +1,5 @@
 """`assay price` and `assay plan`: what is a noisy image worth, and which images should I buy?"""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -39,7 +37,6 @@ NumImages = Annotated[
 ]
 Confidence = Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence of the intervals.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")]
 Plot = Annotated[Path | None, output_option("Also draw a figure.", "--plot", suffix=".png", metavar="FILE.png")]
 
 
@@ -54,7 +51,6 @@ def price(
         bool, typer.Option("--details", help="Also print cross-checks, the test of the law, and reasons.")
     ] = False,
     as_json: AsJson = False,
-    as_csv: AsCsv = False,
     plot: Plot = None,
 ) -> None:
     """Find how many noisy images replace a clean one.
@@ -77,14 +73,17 @@ def price(
     if noise:
         quoted = _quote(source, noise)
         _save(console, quote_panels(quoted), plot)
-        if not _print_values(quote_rows(quoted), as_json, as_csv):
+        if as_json:
+            _print_json(quote_rows(quoted))
+        else:
             _say(console, *quote_lines(quoted))
         return
     if (source is None) != paper:
         raise AssayError("give results, or images with --noise, or --paper", key="source")
     found = price_all(source or PAPER, dataset, num_images, confidence)
     _save(console, [panel for each in found for panel in price_panels(each)], plot)
-    if _print_values([row for each in found for row in price_rows(each)], as_json, as_csv):
+    if as_json:
+        _print_json([row for each in found for row in price_rows(each)])
         return
     for each in found:
         _say(console, *price_lines(each))
@@ -141,10 +140,11 @@ def plan(
     else:
         known = find_price(source or PAPER, dataset, num_images)
     found = find_plan(known, offers, budget, target, have_clean, goal)
-    if not _print_values(plan_rows(found), as_json, False):
-        console = Console()
-        _say(console, *plan_lines(found))
-        console.print(_sheet(*plan_table(found)))
+    if as_json:
+        _print_json(plan_rows(found))
+    else:
+        _say(Console(), *plan_lines(found))
+        Console().print(_sheet(*plan_table(found)))
 
 
 def _quote(source: Path | None, noise: Sequence[float]) -> "Quote":
@@ -165,8 +165,6 @@ def _quote(source: Path | None, noise: Sequence[float]) -> "Quote":
 
 def _vendors(text: str) -> "list[Vendor]":
     """Read a file of vendors, or PRICE or PRICE@SIGMA."""
-    from pydantic import ValidationError
-
     from assay.pricing import Vendor
     from assay.pricing.plan import read_vendors
 
@@ -174,8 +172,8 @@ def _vendors(text: str) -> "list[Vendor]":
         return read_vendors(Path(text))
     amount, _, sigma = text.partition("@")
     try:
-        return [Vendor.model_validate({"price": amount, "sigma": sigma or 0})]
-    except ValidationError:
+        return [Vendor(price=float(amount), sigma=float(sigma or 0))]
+    except ValueError:
         raise AssayError(f"{text!r} is neither a CSV file nor PRICE or PRICE@SIGMA", key="vendors") from None
 
 
@@ -186,27 +184,16 @@ def _print_details(console: Console, prices: "Prices") -> None:
     _say(console, *doubts(prices), *extremes(prices))
 
 
-def _print_values(rows: Sequence[dict[str, Any]], as_json: bool, as_csv: bool) -> bool:
-    """Print rows as JSON, in which infinity is null, or as CSV; false if neither is asked for."""
-    if as_json and as_csv:
-        raise AssayError("JSON and CSV are two forms of the same output", key="json", cure="give one of them")
-    if as_json:
-        plain = [
-            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-            for row in rows
-        ]
-        typer.echo(json.dumps(plain, indent=2, allow_nan=False))
-    elif as_csv:
-        from assay.files import csv_cell
-
-        text = io.StringIO()
-        writer = csv.DictWriter(
-            text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
-        typer.echo(text.getvalue(), nl=False)
-    return as_json or as_csv
+def _print_json(rows: Sequence[dict[str, Any]]) -> None:
+    """In JSON infinity is null."""
+    plain = [
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+    typer.echo(json.dumps(plain, indent=2, allow_nan=False))
 
 
 def _save(console: Console, panels: Any, path: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from scipy.ndimage import uniform_filter
 
 from assay.data.decode import flatten, is_transparent
@@ -20,6 +20,7 @@ from assay.data.store import DType, PackedImage
 from assay.data.units import Stabilised
 from assay.errors import AssayError
 from assay.files import decoding
+from assay.settings import Config
 
 MAX_PIXELS = 2**26
 _LUMA = np.array([0.299, 0.587, 0.114])
@@ -43,10 +44,8 @@ def _of_an_image(size: tuple[int, int]) -> tuple[int, int]:
 Pixels = Annotated[tuple[int, int], BeforeValidator(_sides), AfterValidator(_of_an_image)]
 
 
-class PackConfig(BaseModel):
+class PackConfig(Config):
     """How the images of all sources become a store."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: Pixels | None = Field(
         None, examples=["64", "48x64"], description="Size in pixels, (H, W). Default: that of the first image."

@@ -25,17 +25,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 
 from assay.data.units import Stabilised
-from assay.errors import AssayError, explained
+from assay.errors import AssayError, about
 from assay.files import decoding
+from assay.settings import Config
 
 FILES = ("path", "levels", "map", "kernel", "kspace")  # settings that name one
 _NOISE, _OPERATORS = ("sigma", "levels", "map", "noise"), ("kernel", "kspace", "downsampled")  # one of each
@@ -52,10 +50,8 @@ _Split = BeforeValidator(lambda value: value.split(",") if isinstance(value, str
 Range = Annotated[tuple[_Finite, _Finite], _Split, AfterValidator(_rising)]
 
 
-class SourceSpec(BaseModel):
+class SourceSpec(Config):
     """One source of images: where it is, what its pixels mean, how noisy they are."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(
         description="A folder of images, a zip, .npy, .npz, IDX, CIFAR-10, FITS, HDF5, zarr, TIFF, DICOM, "
@@ -192,7 +188,5 @@ def _spec(own: dict[str, Any], for_all: dict[str, Any]) -> SourceSpec:
     replaced = {key for keys in (_NOISE, _OPERATORS) if own.keys() & set(keys) for key in keys}
     if own.keys() & {"levels", "map", "noise"} or own.get("sigma") not in (None, "0", 0):
         replaced |= {"gain", "read_noise", "black"} - own.keys()
-    try:
+    with about(own.get("path")):
         return SourceSpec(**{key: value for key, value in for_all.items() if key not in replaced} | own)
-    except ValidationError as error:
-        raise explained(error, path=own.get("path")) from None

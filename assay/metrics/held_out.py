@@ -58,6 +58,7 @@ from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Measurement
 from assay.noise import add_noise
 from assay.sample import SeededNoise
+from assay.settings import Strict
 from assay.train.average import average_checkpoint
 
 Array = NDArray[np.float64]
@@ -70,10 +71,8 @@ _MARGIN = 1.25
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill [0, 1) evenly, whichever images are measured
 
 
-class HeldOutConfig(BaseModel):
+class HeldOutConfig(Strict):
     """The range of levels, the number of bands in it, and the seed of the noise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sigma_min: float = Field(GREY_STEP, gt=0)
     sigma_max: float = Field(80.0, gt=0, allow_inf_nan=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from assay.checkpoint import is_model
 from assay.data import ImageSource, open_store
@@ -32,16 +32,15 @@ from assay.metrics.held_out import checkpoint_loss
 from assay.metrics.reference import MIN_IMAGES, Reference, reference_from_images, reference_from_statistics
 from assay.metrics.tune import load_tuned
 from assay.sample import SampleConfig
+from assay.settings import Config
 from assay.train.folder import read_run
 
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "assay"
 Phases = Callable[[str, int, int], None]  # called with what is being done, images done, and all of them
 
 
-class MeasureConfig(BaseModel):
+class MeasureConfig(Config):
     """What to measure, and with which images."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     reference: Path | None = Field(
         None, description="Real images: a store, or an npz of feature statistics (ours or EDM's)."

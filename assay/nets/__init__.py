@@ -10,13 +10,11 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
 from assay.errors import AssayError
-from assay.files import reason
 from assay.nets.dit import DiTConfig, MLPConfig
 from assay.nets.layers import BaseConfig as NetConfig
 from assay.nets.passed import PassedConfig
@@ -117,13 +115,10 @@ def preset(name: str, image_shape: Shape | None = None, num_classes: int | None 
         cure = f"choose one of {', '.join(PRESETS)}"
         raise AssayError(f"no network preset is called {name!r}", key="net.preset", cure=cure)
     chosen = PRESETS[name]
-    try:
-        return chosen.make(
-            image_shape=chosen.image_shape if image_shape is None else image_shape,
-            num_classes=chosen.num_classes if num_classes is None else num_classes,
-        )
-    except ValidationError as error:
-        raise AssayError(f"{name} does not suit these images: {reason(error)}", key="net.preset") from error
+    return chosen.make(
+        image_shape=chosen.image_shape if image_shape is None else image_shape,
+        num_classes=chosen.num_classes if num_classes is None else num_classes,
+    )
 
 
 def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:

@@ -83,15 +83,11 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
 
-    def check(self, x: Tensor, augment_label: Tensor | None) -> None:
-        """Reject images and augmentation labels of another shape than the network was built for."""
+    def check(self, x: Tensor) -> None:
+        """Reject images of another shape than the network was built for, which a U-Net would take."""
         if x.shape[1:] != self.config.image_shape:
             what = f"has images of shape {tuple(x.shape[1:])}; the network is for {self.config.image_shape}"
             raise AssayError(what, key="x")
-        expected = (len(x), self.config.augment_dim)
-        if augment_label is not None and augment_label.shape != expected:
-            what = f"has shape {tuple(augment_label.shape)}; expected {expected}, the last being augment_dim"
-            raise AssayError(what, key="augment_label")
 
     def class_vector(self, label: Tensor | None, like: Tensor) -> Tensor:
         """Labels as vectors (B, num_classes): one-hot for integers, zeros for none (-1 or no label at all).
@@ -129,13 +125,13 @@ class PositionalEmbedding(nn.Module):
 
 
 class FourierEmbedding(nn.Module):
-    """Noise levels as [cos(2 pi f c), sin(2 pi f c)], frequencies drawn once from N(0, scale^2) (NCSN++)."""
+    """Noise levels as [cos(2 pi f c), sin(2 pi f c)], frequencies drawn once from N(0, 16^2) (NCSN++)."""
 
     freqs: Tensor
 
-    def __init__(self, num_channels: int, scale: float = 16) -> None:
+    def __init__(self, num_channels: int) -> None:
         super().__init__()
-        self.register_buffer("freqs", torch.randn(num_channels // 2) * scale)
+        self.register_buffer("freqs", torch.randn(num_channels // 2) * 16)
 
     def forward(self, c_noise: Tensor) -> Tensor:
         """(B,) -> (B, num_channels)."""

@@ -252,7 +252,7 @@ class UNet(Network):
         self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x, augment_label)
+        self.check(x)
         emb = self.embed(c_noise, label, augment_label)
         x = x.contiguous(memory_format=torch.channels_last)
         carried, remembered = x, list[Tensor]()

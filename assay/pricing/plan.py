@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from assay.errors import AssayError
-from assay.files import decoding, reason
+from assay.files import decoding
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
+from assay.settings import Config
 
 if TYPE_CHECKING:
     from assay.pricing.price import Prices
@@ -31,14 +32,12 @@ _STEPS = {1: 1, 2: 40, 3: 20, 4: 12, 5: 8}  # parts of the budget on the grid, b
 _NUM_SHOWN, _MAX_DRAWS = 4, 200
 
 
-class Vendor(BaseModel):
+class Vendor(Config):
     """Images for sale: their noise level (0 for clean ones), unit price, and the smallest and largest order.
 
     >>> assay.Vendor(name="lab", sigma=0.2, price=0.05, max_images=5000).title
     'noisy at 0.2 from lab'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = ""
     sigma: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -141,10 +140,7 @@ def read_vendors(path: Path) -> list[Vendor]:
                 {k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()}
                 for row in csv.DictReader(file)
             ]
-        try:
-            return [Vendor.model_validate(row) for row in rows]
-        except ValidationError as error:
-            raise AssayError(reason(error), key="vendors") from error
+        return [Vendor(**row) for row in rows]
 
 
 def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.view import count_of
 from assay.errors import AssayError
-from assay.files import reason, sha256
+from assay.files import sha256
 from assay.outcome import Configuration
 from assay.sample import SampleConfig
 from assay.study.spec import Design, EvaluateConfig, Extra, Study
@@ -239,8 +238,8 @@ def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
         first = _grid_row(study, data, source, seed, same_images)[0]
     try:
         return config, of, SampleConfig(**sample), first
-    except ValidationError as error:
-        raise AssayError(f"{of.title} cannot be sampled ({reason(error)})", key="evaluate.sample") from None
+    except AssayError as error:
+        raise AssayError(f"{of.title} cannot be sampled ({error})", key="evaluate.sample") from None
 
 
 def check_against_data(runs: list[Run]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from assay.checkpoint import find_checkpoint
@@ -31,7 +31,7 @@ from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
 from assay.sample import SampleConfig
-from assay.settings import Seed, Strict, checked, faults_to_error
+from assay.settings import Seed, Strict, checked
 from assay.train.presets import PRESETS, suited_preset
 
 
@@ -293,11 +293,7 @@ class RunConfig(Strict):
             raise AssayError(f"the images of {source.name} have no classes", key="train.class_conditional")
         base = {} if name is None else preset(name, encoder.shape(source.image_shape)).model_dump()
         tree = {**base, **fixed, **keys}
-        kind = net_kind(tree)
-        try:
-            return kind.model_validate(tree)
-        except ValidationError as error:
-            raise faults_to_error(error, kind, "net") from None
+        return checked(net_kind(tree), tree, section="net")
 
     def decisive(self) -> dict[str, Any]:
         """All settings that decide the result, as plain values; files by their contents, not by their paths."""

