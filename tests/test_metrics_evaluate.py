@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,35 +15,38 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import assay
 from assay.checkpoint import CheckpointInfo, save_checkpoint
 from assay.data import ImageSource, Store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.known import get
-from assay.data.view import View
+from assay.data.view import View, raised
 from assay.denoise import MixtureDenoiser
 from assay.devices import find_devices
 from assay.errors import AssayError
-from assay.metrics import (
-    Extractor,
-    Reference,
-    Samples,
+from assay.metrics.classifier import Classifier, train_classifier
+from assay.metrics.distance import features_to_statistics, frechet_distance, save_statistics
+from assay.metrics.evaluate import (
+    Evaluation,
     compare,
     evaluate,
-    features_to_statistics,
-    frechet_distance,
+    save_evaluation,
+    titles,
+    with_held_out_loss,
+)
+from assay.metrics.extract import (
+    Extractor,
+    Pixels,
+    Reference,
     images_to_features,
     load_extractor,
-    open_images,
     reference_from_images,
     reference_from_statistics,
+    to_bytes,
 )
-from assay.metrics.classifier import Classifier, train_classifier
-from assay.metrics.evaluate import Evaluation, save_evaluation, titles, with_held_out_loss
-from assay.metrics.extract import Pixels, to_bytes
-from assay.metrics.generated import Noised, sample_checkpoint
+from assay.metrics.generated import Noised, Samples, open_images, sample_checkpoint
 from assay.metrics.held_out import checkpoint_loss, held_out_loss
 from assay.metrics.measure import MeasureConfig, measure
-from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
 from assay.outcome import load_evaluations, load_outcome
 from assay.sample import SampleConfig, spread_labels
@@ -52,10 +56,6 @@ from tests.commands import failing, run
 from tests.errors import rejected
 
 ROOT = Path(__file__).parent.parent
-
-
-def part(store: Store, index: Tensor) -> View:
-    return View(store, index, name="part")
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,6 @@ def test_classifier_is_deterministic_cached_and_right(digits: Store, cache: Path
     second = load_extractor("classifier", cache, reference=digits)
     assert second.sha256 == first.sha256 and file.stat().st_mtime_ns == stamp
     np.testing.assert_array_equal(second(images), first(images))
-    with rejected("extractor"):
-        first(torch.zeros(2, 1, 9, 8))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 64), (3, 3, 3)])
@@ -148,8 +146,8 @@ def test_only_inception_is_called_fid() -> None:
 
 
 def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, pixels: Extractor) -> None:
-    measured = evaluate(digits, reference, pixels, num_images=500, num_ranges=3)
-    found, details = measured.evaluation, measured.evaluation.details
+    found = evaluate(digits, reference, pixels, num_images=500, num_ranges=3)
+    details = found.details
     assert details is not None
     expected = [
         frechet_distance(
@@ -162,20 +160,15 @@ def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, 
     assert [part.first for part in details.ranges] == [0, 500, 1000]
     assert found.fd == pytest.approx(np.mean(expected))
     assert found.fd_std == pytest.approx(np.std(expected, ddof=1))
-    for name in ("kid", "kid_error", "precision", "recall", "density", "coverage"):
+    for name in ("kid", "kid_error", "precision", "recall"):
         assert getattr(found, name) == pytest.approx(np.mean([getattr(part, name) for part in details.ranges]))
     assert (found.metric, found.num_images, details.num_reference) == ("FD-pixels", 500, 1797)
     assert details.reference_fingerprint == digits.fingerprint
-    assert details.sampler is None
-    # Every image is in the training set: all are closer than held-out ones.
-    assert found.memorised is not None and found.memorised > 0.99
-    assert measured.neighbours is not None
-    np.testing.assert_array_equal(measured.neighbours.index, np.arange(1500))
 
 
 def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference, pixels: Extractor) -> None:
     values = [
-        evaluate(part(digits, order), reference, replace(pixels, batch_size=size)).evaluation.fd
+        evaluate(View(digits, order), reference, replace(pixels, batch_size=size)).fd
         for order, size in (
             (torch.arange(300), 128),
             (torch.arange(300), 7),
@@ -196,25 +189,9 @@ def test_several_devices_measure_the_same_samples(
         evaluate(samples, reference, replace(pixels, batch_size=16, devices=devices), 50, 2, sampler=sampler)
         for devices in (("cpu",), ("cpu", "cpu"))
     )
-    found = one.evaluation
-    assert found == two.evaluation
+    assert one == two and one.kid is not None
     alone = evaluate(samples, reference, pixels, 50, 2, fd_only=True)
-    assert alone.evaluation.fd == pytest.approx(found.fd, rel=1e-6)
-    assert found.kid is not None and found.memorised is not None
-    assert titles([alone.evaluation]).keys() == {"fd"} and alone.neighbours is None
-
-
-def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Extractor, cache: Path) -> None:
-    """Even images as training set, odd ones as generated and as held out."""
-    features = images_to_features(pixels, digits, torch.arange(len(digits)))
-    training = Reference("even", "", features_to_statistics(features[::2]), features[::2])
-    held_out = Reference("odd", "", features_to_statistics(features[1::4]), features[1::4])
-    odd = part(digits, torch.arange(3, len(digits), 4))
-    with_held_out = evaluate(odd, training, pixels, held_out=held_out).evaluation
-    without = evaluate(odd, training, pixels).evaluation
-    for found, held in ((with_held_out, "odd"), (without, "leave one out")):
-        assert found.memorised == pytest.approx(0.05, abs=0.04)
-        assert found.details is not None and found.details.held_out == held
+    assert alone.fd == pytest.approx(one.fd, rel=1e-6) and titles([alone]).keys() == {"fd"}
 
 
 def test_reference_is_cached_and_counts_clean_images_only(
@@ -228,7 +205,7 @@ def test_reference_is_cached_and_counts_clean_images_only(
     second = reference_from_images(mixed, pixels, cache, progress=calls.append)
     assert calls == []
     np.testing.assert_array_equal(second.statistics.cov, first.statistics.cov)
-    clean = digits.read(first.index if first.index is not None else torch.arange(0))
+    clean = digits.read(torch.nonzero(mixed.sigma_tn == 0)[:, 0])
     np.testing.assert_allclose(first.features, pixels(clean), atol=1e-6)
     with rejected("reference"):
         reference_from_images(simulate(digits, 0.0, 0.5, seed=0), pixels, cache)
@@ -258,11 +235,11 @@ def test_references_from_files_know_their_extractor(
 ) -> None:
     save_statistics(tmp_path / "ours.npz", reference.statistics)
     save_statistics(tmp_path / "edm.npz", replace(reference.statistics, num_images=None, extractor_sha256=None))
-    expected = evaluate(digits, reference, pixels).evaluation
+    expected = evaluate(digits, reference, pixels)
     for name, count in (("ours.npz", 1797), ("edm.npz", None)):
-        found = evaluate(digits, reference_from_statistics(tmp_path / name, pixels), pixels).evaluation
+        found = evaluate(digits, reference_from_statistics(tmp_path / name, pixels), pixels)
         assert found.details is not None and found.details.num_reference == count
-        assert found.fd == expected.fd and found.kid is None and found.memorised is None
+        assert found.fd == expected.fd and found.kid is None
     other = replace(pixels, sha256="another")
     with rejected("extractor", tmp_path / "ours.npz"):
         reference_from_statistics(tmp_path / "ours.npz", other)
@@ -293,13 +270,13 @@ def test_labels_have_the_reference_proportions_in_any_range(first_seed: int) -> 
 def test_results_survive_a_file_and_unequal_ones_are_refused(
     tmp_path: Path, digits: Store, reference: Reference, pixels: Extractor
 ) -> None:
-    few = evaluate(digits, reference, pixels, num_images=100).evaluation
-    many = evaluate(digits, reference, pixels, num_images=200).evaluation
+    few = evaluate(digits, reference, pixels, num_images=100)
+    many = evaluate(digits, reference, pixels, num_images=200)
     save_evaluation(tmp_path / "few.json", few)
     assert load_outcome(tmp_path / "few.json") == few
     tree = json.loads((tmp_path / "few.json").read_text())
-    (tmp_path / "before.json").write_text(json.dumps(tree | {"fd_infinity": 1.0, "fd_infinity_error": None}))
-    assert load_outcome(tmp_path / "before.json") == few  # as an earlier version wrote it
+    (tmp_path / "later.json").write_text(json.dumps(tree | {"another_metric": 1.0}))
+    assert load_outcome(tmp_path / "later.json") == few
     (tmp_path / "other.json").write_text(json.dumps({"store": "digits"}))
     with rejected(path=tmp_path / "other.json"):
         load_outcome(tmp_path / "other.json")
@@ -387,13 +364,10 @@ def test_evaluate_folder_npz_and_store_agree(tmp_path: Path, digits: Store, cach
     options = ["--reference", digits.path, "--extractor", "pixels", "--cache", cache]
     values = []
     for name in ("folder", "images.npz", "store"):
-        result, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
-        output = run("evaluate", tmp_path / name, *options, "--output", result, "--nearest", picture)
+        result = tmp_path / f"{name}.json"
+        output = run("evaluate", tmp_path / name, *options, "--output", result)
         values.append(json.loads(result.read_text())["fd"])
         assert f"FD-pixels {values[-1]:.4g}" in output
-        assert "100.0% of the images are as close" in output
-        with Image.open(picture) as opened:
-            assert opened.width > 10 * 64 and opened.height > 2 * 64
     assert values == [values[0]] * 3
     output = run("evaluate", "compare", tmp_path / "folder.json", tmp_path / "store.json")
     assert "300 images each" in output and "FD-pixels" in output
@@ -452,31 +426,40 @@ def test_evaluate_scores_a_checkpoint_on_held_out_images(
 
 def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: Store, cache: Path) -> None:
     halves = [digits.read(torch.arange(start, 120, 2)) for start in (0, 1)]
-    stores = [from_arrays(half).save(tmp_path / f"half-{i}") for i, half in enumerate(halves)]
-    data = {"store": str(stores[0].path), "clean_fraction": 0.0, "sigma": 0.3}
-    tree = {"data": data, "net": {"preset": "mlp"}, "train": {"num_steps": 1, "batch_size": 8}}
-    config = read_config(tree, "test")
+    seen, unseen = (from_arrays(half).save(tmp_path / f"half-{i}") for i, half in enumerate(halves))
+    data = {"store": str(seen.path), "clean_fraction": 0.0, "sigma": 0.3}
+    settings = {"num_steps": 1, "batch_size": 8}
+    config = read_config({"data": data, "net": {"preset": "mlp"}, "train": settings}, "test")
     train(config, tmp_path / "run", config.data.open())
-    found = measure(tmp_path / "run", MeasureConfig(held_out=stores[1].path), cache=cache)
-    assert found.held_out_loss is not None
-    for seen in (MeasureConfig(held_out=stores[0].path), MeasureConfig(reference=stores[0].path)):
+    expected = measure(tmp_path / "run", MeasureConfig(held_out=unseen.path), cache=cache).held_out_loss
+    with rejected("held_out"):
+        measure(tmp_path / "run", MeasureConfig(held_out=seen.path), cache=cache)
+    noisy = raised(simulate(seen, 0.0, 0.2), 0.3)
+    fitted = assay.fit(noisy, net={"preset": "mlp"}, progress=False, **settings)
+    for model in (assay.load(tmp_path / "run"), fitted):
         with rejected("held_out"):
-            measure(tmp_path / "run", seen, cache=cache)
+            model.held_out_loss(seen)
+    assert assay.load(tmp_path / "run").held_out_loss(unseen).nats_per_dim.value == pytest.approx(expected)
+    assert fitted.held_out_loss(unseen).info == fitted.checkpoint.info
+    with rejected("held_out"):
+        fitted.held_out_loss(from_arrays(torch.zeros(30, 1, 9, 8)))
+    shutil.rmtree(seen.path)
+    with pytest.warns(UserWarning, match="cannot be opened"):
+        assay.load(tmp_path / "run").held_out_loss(unseen)
 
 
-def test_images_without_labels_are_scored_instead(tmp_path: Path, digits: Store) -> None:
+def test_noisy_and_unlabelled_images(tmp_path: Path, digits: Store, cache: Path) -> None:
     config, checkpoint = preset("mlp", (1, 8, 8)), tmp_path / "without-classes.safetensors"
     save_checkpoint(checkpoint, build_denoiser(config), config)
-    images = save_pngs(tmp_path / "plain", to_bytes(digits.read(torch.arange(40))).numpy()[:, 0])
-    run("data", "pack", images, "-o", tmp_path / "plain-store")
-    output = run("evaluate", checkpoint, "--reference", tmp_path / "plain-store")
-    assert "has no labels" in output and "must not be" in output and "loss " in output
+    plain = from_arrays(digits.read(torch.arange(40))).save(tmp_path / "plain")
+    options = ["--num-steps", 2, "--cache", cache]
+    assert "FD-pixels" in run("evaluate", checkpoint, "--reference", plain.path, *options)
     # Noisy images count at the levels above their own.
-    from_arrays(digits.read(torch.arange(40)), 0.4).save(tmp_path / "noisy-store")
-    output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy-store")
+    from_arrays(digits.read(torch.arange(40)), 0.4).save(tmp_path / "noisy")
+    output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy")
     assert "0.792 to 80" in output and "levels below 0.792 are not measured" in output
     assert failing("evaluate", checkpoint).key == "reference"
-    assert failing("evaluate", tmp_path / "plain", "--held-out", digits.path).key == "reference"
+    assert failing("evaluate", plain.path, "--held-out", digits.path).key == "reference"
 
 
 def distance(output: str, metric: str) -> float:
@@ -492,7 +475,6 @@ def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: St
     assert {"mu", "sigma"} <= set(np.load(path).files)
     options = ["evaluate", digits.path, "--reference", path, *options]
     assert distance(run(*options), "FD-pixels") == pytest.approx(0, abs=1e-9)
-    assert failing(*options, "--nearest", tmp_path / "n.png").key == "nearest"
     assert failing("evaluate", "reference", digits.path, "-o", path).key == "extractor"
     no_extractor = failing("evaluate", digits.path, "--reference", path)
     assert no_extractor.key == "extractor" and "inception" in (no_extractor.cure or "")
@@ -531,12 +513,12 @@ def test_with_noise_images_are_compared_with_noisy_ones_alone(
 ) -> None:
     noisy = simulate(digits, 0.0, 0.3, seed=0)
     real = reference_from_images(noisy, pixels, cache, noisy=True)
-    candidate = Noised(part(digits, torch.arange(1500)), noisy.sigma_tn)
+    candidate = Noised(View(digits, torch.arange(1500)), noisy.sigma_tn)
     assert torch.equal(candidate.read(torch.tensor([5])), candidate.read(torch.tensor([4, 5]))[1:])
     noise = candidate.read(torch.arange(500)) - digits.read(torch.arange(500))
     assert noise.std().item() == pytest.approx(0.3, rel=0.02) and noise.mean().abs() < 0.01
-    alike = evaluate(candidate, real, pixels, 1500, 1).evaluation.fd
-    apart = evaluate(candidate.images, real, pixels, 1500, 1).evaluation.fd
+    alike = evaluate(candidate, real, pixels, 1500, 1).fd
+    apart = evaluate(candidate.images, real, pixels, 1500, 1).fd
     assert alike is not None and apart is not None and alike < 0.1 * apart
     with rejected("reference"):
         reference_from_images(digits, pixels, cache, noisy=True)
@@ -544,5 +526,5 @@ def test_with_noise_images_are_compared_with_noisy_ones_alone(
     images = save_pngs(tmp_path / "png", to_bytes(digits.read(torch.arange(60)))[:, 0].numpy())
     options = ["--reference", store.path, "--noised", "--extractor", "pixels", "--cache", cache]
     output = run("evaluate", images, *options)
-    assert "FD-pixels" in output and "copies" not in output
-    assert failing("evaluate", images, *options, "--training", store.path).key == "noised"
+    assert "FD-pixels" in output and "KID" not in output
+    assert failing("evaluate", images, *options[2:]).key == "noised"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.errors import AssayError
 from assay.metrics.extract import Extractor, load_extractor, to_bytes
-from assay.metrics.inception import Block, Inception, block_a, block_e, resize_like_tensorflow
+from assay.metrics.inception import A, Block, E, Inception, resize_like_tensorflow
 from assay.metrics.mobilenet import MobileNetV2
 from assay.metrics.weights import FeatureNetwork, WeightsFile, find_weights
 from tests.errors import rejected
@@ -85,7 +85,7 @@ def test_resize_samples_at_i_times_the_scale() -> None:
 
 @pytest.mark.parametrize(
     ("block", "pool"),
-    [(block_a(1, 32), "average"), (block_e(1, "average"), "average"), (block_e(1, "max"), "max")],
+    [(Block(1, branches, pool, 32), pool) for branches, pool in ((A, "average"), (E, "average"), (E, "max"))],
     ids=["A", "E", "last"],
 )
 def test_pools_do_not_count_the_padding_and_the_last_takes_the_maximum(block: Block, pool: str) -> None:
