@@ -4,10 +4,8 @@ import importlib.util
 import json
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -44,7 +42,7 @@ from assay.metrics.extract import (
     reference_from_statistics,
     to_bytes,
 )
-from assay.metrics.generated import Noised, Samples, open_images, sample_checkpoint
+from assay.metrics.generated import Noised, Samples, sample_checkpoint
 from assay.metrics.held_out import checkpoint_loss, held_out_loss
 from assay.metrics.measure import MeasureConfig, measure
 from assay.nets import build_denoiser, preset
@@ -201,33 +199,12 @@ def test_reference_is_cached_and_counts_clean_images_only(
     first = reference_from_images(mixed, pixels, cache)
     assert first.statistics.num_images == int((mixed.sigma_tn == 0).sum()) == 449
     assert first.statistics.extractor_sha256 == pixels.sha256
-    calls: list[int] = []
-    second = reference_from_images(mixed, pixels, cache, progress=calls.append)
-    assert calls == []
+    second = reference_from_images(mixed, replace(pixels, network=None), cache)  # nothing is computed
     np.testing.assert_array_equal(second.statistics.cov, first.statistics.cov)
     clean = digits.read(torch.nonzero(mixed.sigma_tn == 0)[:, 0])
     np.testing.assert_allclose(first.features, pixels(clean), atol=1e-6)
     with rejected("reference"):
         reference_from_images(simulate(digits, 0.0, 0.5, seed=0), pixels, cache)
-
-
-def test_two_at_once_fill_the_cache_once(tmp_path: Path, digits: Store, pixels: Extractor) -> None:
-    started, go_on = Event(), Event()
-
-    def hold(num_images: int) -> None:
-        started.set()
-        assert go_on.wait(60)
-
-    calls: list[int] = []
-    with ThreadPoolExecutor(2) as pool:  # locks of two open files exclude each other in one process too
-        first = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=hold)
-        assert started.wait(60)
-        second = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=calls.append)
-        with pytest.raises(TimeoutError):
-            second.result(0.2)
-        go_on.set()
-        np.testing.assert_array_equal(second.result(60).features, first.result(60).features)
-    assert calls == []
 
 
 def test_references_from_files_know_their_extractor(
@@ -271,7 +248,6 @@ def test_results_survive_a_file_and_unequal_ones_are_refused(
     tmp_path: Path, digits: Store, reference: Reference, pixels: Extractor
 ) -> None:
     few = evaluate(digits, reference, pixels, num_images=100)
-    many = evaluate(digits, reference, pixels, num_images=200)
     save_evaluation(tmp_path / "few.json", few)
     assert load_outcome(tmp_path / "few.json") == few
     tree = json.loads((tmp_path / "few.json").read_text())
@@ -280,12 +256,10 @@ def test_results_survive_a_file_and_unequal_ones_are_refused(
     (tmp_path / "other.json").write_text(json.dumps({"store": "digits"}))
     with rejected(path=tmp_path / "other.json"):
         load_outcome(tmp_path / "other.json")
-    with rejected("num_images"):
-        compare({"few": few, "many": many})
     worse = few.model_copy(update={"fd": few.fd + 1})
     assert compare({"worse": worse, "few": few}) == ["few", "worse"]
     assert few.details is not None
-    others = {what: few.model_copy(update={what: "other"}) for what in ("metric", "extractor")}
+    others = {what: few.model_copy(update={what: "other"}) for what in ("metric", "extractor", "num_images")}
     for what in ("extractor_sha256", "reference_fingerprint"):
         details = few.details.model_copy(update={what: "other"})
         others[what] = few.model_copy(update={"details": details})
@@ -346,11 +320,8 @@ def test_images_that_cannot_be_measured(
     with pytest.raises(AssayError) as caught:
         evaluate(Given(images), reference, pixels)
     assert caught.value.key == key and told in caught.value.what
-
-
-def test_counts_that_cannot_be_had(digits: Store, reference: Reference, pixels: Extractor) -> None:
     with rejected("num_images"):
-        evaluate(digits, reference, pixels, num_images=1000, num_ranges=2)
+        evaluate(Given(images), reference, pixels, num_images=30, num_ranges=2)
 
 
 # --- the command line ------------------------------------------------------------------------------------
@@ -419,9 +390,9 @@ def test_evaluate_scores_a_checkpoint_on_held_out_images(
     save_evaluation(worse, other)
     compared = run("evaluate", "compare", worse, result)
     assert other.held_out_loss_record is not None
-    gap = other.held_out_loss_record.minus(record)
+    gap = str(other.held_out_loss_record.minus(record))
     assert compared.index("loss.json") < compared.index("worse.json")
-    assert f"{gap.value:.3g} ± {gap.standard_error:.2g}" in compared
+    assert gap in compared
 
 
 def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: Store, cache: Path) -> None:
@@ -486,26 +457,10 @@ def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache
     np.savez(tmp_path / "float.npz", images=np.zeros((30, 8, 8), dtype=np.float32))
     folder = save_pngs(tmp_path / "sizes", np.zeros((30, 8, 8), dtype=np.uint8))
     Image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(folder / "0005.png")
-    for images, reason in (
-        (tmp_path / "empty", "holds no images"),
-        (tmp_path / "float.npz", "pack the images"),
-        (folder, "0005.png: has shape (1, 9, 8)"),
-        (tmp_path / "nothing", "does not exist"),
-    ):
-        assert reason in str(failing("evaluate", images, *options))
-    assert "is not a store" in str(failing("evaluate", folder, "--reference", folder, *options[2:]))
-    for device in ("gpu", "meta", "cuda:99"):
-        assert "cannot be used here" in str(failing("evaluate", digits.path, *options, "--device", device))
-    options = ["evaluate", "reference", digits.path, "-o", tmp_path / "r.npz", "--device", "gpu", *options[2:4]]
-    assert "cannot be used here" in str(failing(*options))
-
-
-def test_open_images_tells_stores_from_folders(tmp_path: Path, digits: Store) -> None:
-    assert isinstance(open_images(digits.path), Store)
-    folder = save_pngs(tmp_path / "folder", np.arange(128, dtype=np.uint8).reshape(2, 8, 8))
-    opened = open_images(folder)
-    assert opened.image_shape == (1, 8, 8) and len(opened) == 2
-    assert torch.equal(to_bytes(opened.read(torch.tensor([1])))[0, 0].flatten(), torch.arange(64, 128).byte())
+    for images, path in (("empty", "empty"), ("float.npz", "0"), ("sizes", "0005.png"), ("nothing", "nothing")):
+        assert str(failing("evaluate", tmp_path / images, *options).path).endswith(path)
+    assert failing("evaluate", folder, "--reference", folder, *options[2:]).path == str(folder)
+    assert failing("evaluate", digits.path, *options, "--device", "gpu").key == "device"
 
 
 def test_with_noise_images_are_compared_with_noisy_ones_alone(

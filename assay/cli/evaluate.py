@@ -1,5 +1,6 @@
 """`assay evaluate`, with `compare`, `gather` and `reference` under it, and `assay model tune`."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from assay.data import open_store
 from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.metrics.distance import save_statistics
-from assay.metrics.evaluate import Evaluation, save_evaluation, titles
+from assay.metrics.evaluate import Evaluation, Measures, save_evaluation, titles
 from assay.metrics.evaluate import compare as compare_evaluations
 from assay.metrics.extract import load_extractor
 from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, find_reference, measure
@@ -112,21 +113,10 @@ def compare(results: Results) -> None:
     """
     found = load_evaluations(results)
     order = compare_evaluations(found)
-    best, names = found[order[0]], titles(found.values())
-    records = [record for name in order if (record := found[name].held_out_loss_record) is not None]
-    are_paired = len(records) == len(order)
-    headers = [best.metric if name == "fd" else title for name, title in names.items()]
-    headers += ["loss behind the first"] * are_paired
-    # A path must survive copy and paste.
-    table = Table(Column("result", overflow="fold"), *headers, box=None, header_style="bold")
-    for place, name in enumerate(order):
-        cells = [found[name].cell(metric) for metric in names]
-        if are_paired:  # on the same images and noise, so the error is much smaller
-            gap = records[place].minus(records[0])
-            cells.append(f"{gap.value:.3g} ± {gap.standard_error:.2g}" if place else "")
-        table.add_row(name, *cells)
+    best, records = found[order[0]], [each for name in order if (each := found[name].held_out_loss_record)]
+    behind = ["", *(str(each.minus(records[0])) for each in records[1:])] if len(records) == len(order) else []
     console = open_console()
-    console.print(table)
+    console.print(_table("result", [(name, found[name]) for name in order], best.metric, behind))
     if best.num_images:
         against = f", against {best.details.reference}" if best.details else ""
         console.print(f"{best.num_images:,} images each{against}")
@@ -144,12 +134,8 @@ def gather(
     """
     outcomes = gather_outcomes(results)
     write_outcomes(output, outcomes)
-    names = titles(outcome.evaluation for outcome in outcomes)
-    table = Table("configuration", *names.values(), box=None, header_style="bold")
-    for outcome in outcomes:
-        table.add_row(outcome.configuration.title, *(outcome.evaluation.cell(name) for name in names))
     console = open_console()
-    console.print(table)
+    console.print(_table("configuration", [(each.configuration.title, each.evaluation) for each in outcomes]))
     console.print(f"wrote {output}")
 
 
@@ -232,11 +218,20 @@ def _print_distance(console: Console, found: Evaluation) -> None:
     against = "?" if details.num_reference is None else f"{details.num_reference:,}"
     console.print(f"{found.metric} {found.fd:.4g}{spread}", style="bold")
     console.print(f"{len(details.ranges)} x {num_images:,} images against {against} of {details.reference}")
-    names = titles(details.ranges)
-    table = Table("first", *(names | {"fd": found.metric}).values(), box=None, header_style="bold")
-    for part in details.ranges:
-        table.add_row(f"{part.first:,}", *(part.cell(name) for name in names))
-    console.print(table)
+    console.print(_table("first", [(f"{part.first:,}", part) for part in details.ranges], found.metric))
     if num_images <= details.num_features:
         few = f"{num_images:,} images are few for {details.num_features:,} features"
         console.print(f"note: {few}; the distance is mostly bias", style="yellow")
+
+
+def _table(
+    first: str, rows: Sequence[tuple[str, Measures]], metric: str = "FD", behind: Sequence[str] = ()
+) -> Table:
+    """The metrics of each row, and how far `behind` that of the first its loss is, on the same noise."""
+    names = titles(each for _, each in rows)
+    headers = [metric if name == "fd" else title for name, title in names.items()]
+    headers += ["loss behind the first"] * bool(behind)
+    table = Table(Column(first, overflow="fold"), *headers, box=None, header_style="bold")  # paths stay whole
+    for place, (title, each) in enumerate(rows):
+        table.add_row(title, *(each.cell(name) for name in names), *behind[place : place + 1])
+    return table

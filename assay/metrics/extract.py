@@ -111,7 +111,7 @@ def images_to_features(
         features.append(found)
         progress(len(found))
     whole = np.concatenate(features)
-    if not np.ptp(whole, axis=0).max() > 1e-6 * np.abs(whole[0]).max():  # NaN is not more than anything
+    if not 1e-5 * np.abs(whole[0]).max() < np.ptp(whole, axis=0).max() < np.inf:  # more than rounding
         what = f"all {len(index)} images of {source.name} are the same to {extractor.name}, or not finite"
         raise AssayError(f"{what}: a distance to them says nothing", cure="look at the images")
     return whole

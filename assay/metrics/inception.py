@@ -11,6 +11,7 @@ differences:
 Weight names are those of the published file `pt_inception-2015-12-05-6726825d.pth`.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,21 +21,15 @@ from torch.nn import functional as F
 from assay.metrics.weights import FeatureNetwork, WeightsFile
 
 
-class Conv(nn.Module):
+def _conv(
+    inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, same: bool = True
+) -> nn.Module:
     """Convolution without bias, batch norm (eps 1e-3), ReLU."""
-
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, same: bool = True
-    ) -> None:
-        super().__init__()
-        height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-        padding = (height // 2, width // 2) if same else (0, 0)
-        self.conv = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
-        self.bn = nn.BatchNorm2d(outputs, eps=0.001)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H', W')."""
-        return F.relu(self.bn(self.conv(x)), inplace=True)
+    height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    padding = (height // 2, width // 2) if same else (0, 0)
+    conv = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
+    norm = nn.BatchNorm2d(outputs, eps=0.001)
+    return nn.Sequential(OrderedDict(conv=conv, bn=norm, relu=nn.ReLU(inplace=True)))
 
 
 Kernel = int | tuple[int, int] | None
@@ -58,12 +53,12 @@ class Block(nn.Module):
                 is_down = pool == "down" and number == len(convs)
                 fan = {name + "a": (1, 3), name + "b": (3, 1)} if kernel is None else {name: kernel}
                 for each, size in fan.items():
-                    self.add_module(each, Conv(width, outputs, size, 1 + is_down, same=not is_down))
+                    self.add_module(each, _conv(width, outputs, size, 1 + is_down, same=not is_down))
                 chain.append(list(fan))
                 width = outputs
             self.chains.append(chain)
         if pool_outputs:
-            self.branch_pool = Conv(inputs, pool_outputs, 1)
+            self.branch_pool = _conv(inputs, pool_outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, all outputs, H', W')."""
@@ -119,11 +114,11 @@ class Inception(FeatureNetwork):
 
     def __init__(self) -> None:
         super().__init__()
-        self.Conv2d_1a_3x3 = Conv(3, 32, 3, stride=2, same=False)
-        self.Conv2d_2a_3x3 = Conv(32, 32, 3, same=False)
-        self.Conv2d_2b_3x3 = Conv(32, 64, 3)
-        self.Conv2d_3b_1x1 = Conv(64, 80, 1)
-        self.Conv2d_4a_3x3 = Conv(80, 192, 3, same=False)
+        self.Conv2d_1a_3x3 = _conv(3, 32, 3, stride=2, same=False)
+        self.Conv2d_2a_3x3 = _conv(32, 32, 3, same=False)
+        self.Conv2d_2b_3x3 = _conv(32, 64, 3)
+        self.Conv2d_3b_1x1 = _conv(64, 80, 1)
+        self.Conv2d_4a_3x3 = _conv(80, 192, 3, same=False)
         self.Mixed_5b = Block(192, A, "average", 32)
         self.Mixed_5c = Block(256, A, "average", 64)
         self.Mixed_5d = Block(288, A, "average", 64)
