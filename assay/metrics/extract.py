@@ -8,7 +8,6 @@ Only `inception` gives FID. Every other extractor gives FD-<name>, and the two a
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -98,11 +97,12 @@ def images_to_features(
 ) -> np.ndarray:
     """Features (N, D) of the images `index` of a source, read batch by batch; no image is kept."""
     features, extractors, sources = [], [extractor], [source]
-    if len(devices := extractor.devices) > 1:
-        networks = [copy.deepcopy(extractor.network).to(device) for device in devices]
-        pairs = zip(networks, devices, strict=True)
-        extractors = [replace(extractor, network=network, devices=(device,)) for network, device in pairs]
-        sources = [source.on(torch.device(device)) for device in devices]
+    if len(extractor.devices) > 1:
+        extractors = [
+            replace(extractor, network=copy.deepcopy(extractor.network).to(device), devices=(device,))
+            for device in extractor.devices
+        ]
+        sources = [source.on(torch.device(device)) for device in extractor.devices]
 
     def extract(part: Tensor, device_number: int) -> np.ndarray:
         return extractors[device_number](sources[device_number].read(part), part)
@@ -168,15 +168,11 @@ def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> E
     key = content_hash(VERSION, reference.fingerprint)[:16]
     path = cache / f"classifier-{key}.safetensors"
     with hold_lock(cache / path.stem, "", math.inf):  # a second process waits, then reads the file
-        try:
-            if path.is_file():
-                return read_classifier(path, reference.image_shape)
-        except ValueError as error:
-            warnings.warn(f"{error}; training the classifier again", stacklevel=2)
-        network, accuracy = train_classifier(reference, progress)
-        state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-        save_tensors(path, state, {"accuracy": accuracy})
-        return read_classifier(path, reference.image_shape)
+        if not path.is_file():
+            network, accuracy = train_classifier(reference, progress)
+            state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+            save_tensors(path, state, {"accuracy": accuracy})
+    return read_classifier(path, reference.image_shape)
 
 
 def read_classifier(path: Path, image_shape: tuple[int, int, int]) -> Extractor:

@@ -20,20 +20,18 @@ from torch.nn import functional as F
 
 from assay.metrics.weights import FeatureNetwork, WeightsFile
 
+Size = int | tuple[int, int]
+Kernel = Size | None
+Branches = Mapping[str, Sequence[tuple[int, Kernel]]]
 
-def _conv(
-    inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, same: bool = True
-) -> nn.Module:
+
+def _conv(inputs: int, outputs: int, kernel: Size, stride: int = 1, same: bool = True) -> nn.Sequential:
     """Convolution without bias, batch norm (eps 1e-3), ReLU."""
     height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     padding = (height // 2, width // 2) if same else (0, 0)
     conv = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
     norm = nn.BatchNorm2d(outputs, eps=0.001)
     return nn.Sequential(OrderedDict(conv=conv, bn=norm, relu=nn.ReLU(inplace=True)))
-
-
-Kernel = int | tuple[int, int] | None
-Branches = Mapping[str, Sequence[tuple[int, Kernel]]]
 
 
 class Block(nn.Module):
