@@ -445,7 +445,12 @@ def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache
     np.savez(tmp_path / "float.npz", images=np.zeros((30, 8, 8), dtype=np.float32))
     folder = save_pngs(tmp_path / "sizes", np.zeros((30, 8, 8), dtype=np.uint8))
     Image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(folder / "0005.png")
-    for images, path in (("empty", "empty"), ("float.npz", "0"), ("sizes", "0005.png"), ("nothing", "nothing")):
+    for images, path in (
+        ("empty", "empty"),
+        ("float.npz", "[0]"),
+        ("sizes", "0005.png"),
+        ("nothing", "nothing"),
+    ):
         assert str(failing("evaluate", tmp_path / images, *options).path).endswith(path)
     assert failing("evaluate", folder, "--reference", folder, *options[2:]).path == str(folder)
     assert failing("evaluate", digits.path, *options, "--device", "gpu").key == "device"
