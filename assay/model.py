@@ -34,10 +34,9 @@ from assay.data.arrays import from_arrays
 from assay.data.picture import image_grid
 from assay.errors import AssayError
 from assay.metrics.evaluate import Evaluation, evaluate
-from assay.metrics.extract import load_extractor
+from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import Samples, samples_of
-from assay.metrics.held_out import HeldOutLoss, held_out_loss
-from assay.metrics.reference import reference_from_images
+from assay.metrics.held_out import HeldOutLoss, check_unseen, checkpoint_loss
 from assay.nets import NetConfig
 from assay.nets.passed import pass_module
 from assay.noise import warn_of_units
@@ -54,12 +53,16 @@ _BATCH = 256  # images sampled at once
 
 
 class Model:
-    """A trained denoiser: generates images, denoises yours, and is measured or compared with real ones."""
+    """A trained denoiser: generates images, denoises yours, and is measured or compared with real ones.
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+    `trained_on` are its training images, or the folder of its run, if they are known.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, trained_on: ImageSource | Path | None = None) -> None:
         self.checkpoint = checkpoint
         self.denoiser = checkpoint.denoiser
         self.name = name
+        self.trained_on = trained_on
 
     def __repr__(self) -> str:
         config, info = self.checkpoint.config, self.checkpoint.info
@@ -150,6 +153,8 @@ class Model:
     def held_out_loss(self, held_out: ImageSource) -> HeldOutLoss:
         """The held-out loss in nats (see `assay.metrics.held_out`): lower is better, no samples are needed.
 
+        Images that the model was trained on are rejected, if its run or its training images are known.
+
         >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
         >>> images, held_out = assay.split_held_out(images, 30)
         >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
@@ -158,7 +163,8 @@ class Model:
         <held-out loss of arrays on 30 images of arrays (held out): ... ± ... nats per dimension>
         >>> picture = found.plot()                                  # the error at each noise level
         """
-        return held_out_loss(self.denoiser, held_out, model=self.name)
+        check_unseen(self.trained_on, held_out)
+        return checkpoint_loss(self.checkpoint, held_out, model=self.name)
 
     def evaluate(
         self,
@@ -184,7 +190,7 @@ class Model:
         network = load_extractor(extractor, Path(cache), reference=reference)
         real = reference_from_images(reference, network, Path(cache))
         samples = self._samples(num_images, 0, settings, real.frequencies)
-        return evaluate(samples, real, network, num_images).evaluation
+        return evaluate(samples, real, network, num_images)
 
     def plot(self, num_images: int = 64, seed: int = 0, **settings: Any) -> "Image":
         """A picture of generated images; a notebook shows it."""
@@ -201,7 +207,7 @@ def load(path: Path | str, net: nn.Module | None = None) -> Model:
     """
     if net is not None:
         pass_module(net)
-    return Model(load_checkpoint(Path(path)), Path(path).stem)
+    return Model(load_checkpoint(Path(path)), Path(path).stem, Path(path))
 
 
 def fit(
@@ -239,4 +245,5 @@ def fit(
         result = train(
             config, Path(folder), source, on_progress=lambda now: tell("training", now.step, now.num_steps)
         )
-        return Model(load_checkpoint(result.checkpoint), Path(folder).name if run_dir else source.name)
+        name = Path(folder).name if run_dir else source.name
+        return Model(load_checkpoint(result.checkpoint), name, source)

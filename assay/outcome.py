@@ -215,6 +215,8 @@ def load_outcome(path: Path) -> Outcome | Evaluation:
         tree = json.loads(path.read_bytes())
         if isinstance(tree, dict) and "configuration" in tree:
             return Outcome.model_validate(tree)
+        if not isinstance(tree, dict) or "metric" not in tree:
+            raise AssayError("is not a result")
         return load_arrays(path, Evaluation.model_validate(tree))
 
 

@@ -1,8 +1,7 @@
 """How fast the metrics are, as ratios within this run, and how much memory they take.
 
 Bars: Frechet distance at 2048 features >= 5x faster than scipy.linalg.sqrtm of the product; statistics of
-50,000 x 2048 features with < 200 MB beyond the matrix; classifier features of >= 2,000 images/s at 32 x 32;
-neighbours among 50,000 x 2048 features in < 600 MB beyond the matrix.
+50,000 x 2048 features with < 200 MB beyond the matrix; classifier features of >= 2,000 images/s at 32 x 32.
 """
 
 import time
@@ -14,11 +13,15 @@ import torch
 from scipy import linalg
 
 from assay.metrics.classifier import Classifier
-from assay.metrics.distance import frechet_distance, kernel_distance, nearest_neighbours
+from assay.metrics.distance import (
+    FeatureStatistics,
+    features_to_statistics,
+    frechet_distance,
+    kernel_distance,
+)
 from assay.metrics.extract import Extractor, fold_norms
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
-from assay.metrics.statistics import FeatureStatistics, features_to_statistics
 
 
 def seconds(run: Callable[[], object], repeats: int = 3) -> float:
@@ -84,11 +87,6 @@ def bench_features() -> None:
     line("statistics of 50,000 x 2048 features: MB beyond the matrix", f"{extra:.0f}", "bar < 200")
     bare = product["f8"] * len(features) / len(block)
     line("  seconds, and times those of the bare float64 products", f"{took:.1f}, {took / bare:.2f}")
-    queries = features[::20] + np.float32(0.1)
-    took, extra = measured(lambda: nearest_neighbours(queries, features))
-    line("neighbours of 2,500 among 50,000 x 2048: MB beyond the matrix", f"{extra:.0f}", "bar < 600")
-    bare = product["f4"] * len(queries) * len(features) / len(block) ** 2
-    line("  seconds, and times those of the bare float32 products", f"{took:.1f}, {took / bare:.2f}")
     took, extra = measured(lambda: kernel_distance(features[:10_000], features[10_000:20_000]))
     line("kernel distance of 10,000 and 10,000 x 2048: MB", f"{extra:.0f}")
     bare = product["f8"] * 3 * 10 * 1000**2 / len(block) ** 2

@@ -17,12 +17,9 @@ import torch
 
 from assay.checkpoint import load_checkpoint
 from assay.data import open_store
-from assay.metrics import load_extractor
-from assay.metrics.distance import frechet_distance
-from assay.metrics.extract import images_to_features
+from assay.metrics.distance import features_to_statistics, frechet_distance
+from assay.metrics.extract import images_to_features, load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
-from assay.metrics.reference import reference_from_images
-from assay.metrics.statistics import features_to_statistics
 from assay.outcome import trained_configuration
 from assay.sample import SampleConfig
 

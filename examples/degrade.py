@@ -17,8 +17,8 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from assay.data import ImageSource, open_store
-from assay.metrics import features_to_statistics, frechet_distance, images_to_features, load_extractor
-from assay.metrics.extract import to_bytes
+from assay.metrics.distance import features_to_statistics, frechet_distance
+from assay.metrics.extract import images_to_features, load_extractor, to_bytes
 
 
 class Degraded(ImageSource):

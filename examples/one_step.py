@@ -41,10 +41,9 @@ from assay.data.view import check_complete, stream
 from assay.denoise import Denoiser, Preconditioned
 from assay.files import sha256, write_whole
 from assay.loss import ambient_loss, edm_weight
-from assay.metrics import evaluate, load_extractor, reference_from_images
 from assay.metrics.classifier import has_labels
-from assay.metrics.evaluate import Reference
-from assay.metrics.extract import Extractor
+from assay.metrics.evaluate import evaluate
+from assay.metrics.extract import Extractor, Reference, load_extractor, reference_from_images
 from assay.metrics.generated import Noised, sample_checkpoint
 from assay.noise import LogNormal, draw_sigma, per_image
 from assay.sample import SampleConfig, generate
@@ -129,7 +128,7 @@ class OneStep(ImageSource):
 def noised_distance(images: ImageSource, noisy: Reference, extractor: Extractor) -> float:
     """The distance of images, with noise added, from noisy ones. Needs no clean image."""
     assert noisy.source is not None
-    found = evaluate(Noised(images, noisy.source.sigma_tn), noisy, extractor, fd_only=True).evaluation.fd
+    found = evaluate(Noised(images, noisy.source.sigma_tn), noisy, extractor, fd_only=True).fd
     assert found is not None
     return found
 
@@ -193,7 +192,7 @@ def main() -> None:
         truncated, _ = sample_checkpoint(run, 3000, sample=sampling)
         print("From the clean images:")
         for name, made in (("teacher, 35 evaluations", truncated), ("student, 1 evaluation", images)):
-            found = evaluate(made, reference, extractor, 1000, 3).evaluation
+            found = evaluate(made, reference, extractor, 1000, 3)
             cells = (f"{key} {found.cell(key)}" for key in ("fd", "precision", "recall"))
             print(f"  {name}: {', '.join(cells)}")
 

@@ -32,18 +32,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "borrowed.pth").write_text(str(Path(torch.__file__).parents[1]))
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-    ]
-    done = subprocess.run([*pip, str(wheel)], capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
+    done = subprocess.run([*pip, wheel], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     code = "import assay; print(assay.__file__)"
     found = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=True)

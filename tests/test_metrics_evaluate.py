@@ -2,11 +2,9 @@
 
 import importlib.util
 import json
-import re
-from concurrent.futures import ThreadPoolExecutor
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -14,35 +12,38 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import assay
 from assay.checkpoint import CheckpointInfo, save_checkpoint
 from assay.data import ImageSource, Store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.known import get
-from assay.data.view import View
+from assay.data.view import View, raised
 from assay.denoise import MixtureDenoiser
 from assay.devices import find_devices
 from assay.errors import AssayError
-from assay.metrics import (
-    Extractor,
-    Reference,
-    Samples,
+from assay.metrics.classifier import Classifier, train_classifier
+from assay.metrics.distance import features_to_statistics, frechet_distance, save_statistics
+from assay.metrics.evaluate import (
+    Evaluation,
     compare,
     evaluate,
-    features_to_statistics,
-    frechet_distance,
+    save_evaluation,
+    titles,
+    with_held_out_loss,
+)
+from assay.metrics.extract import (
+    Extractor,
+    Pixels,
+    Reference,
     images_to_features,
     load_extractor,
-    open_images,
     reference_from_images,
     reference_from_statistics,
+    to_bytes,
 )
-from assay.metrics.classifier import Classifier, train_classifier
-from assay.metrics.evaluate import Evaluation, save_evaluation, titles, with_held_out_loss
-from assay.metrics.extract import Pixels, to_bytes
-from assay.metrics.generated import Noised, sample_checkpoint
+from assay.metrics.generated import Noised, Samples, sample_checkpoint
 from assay.metrics.held_out import checkpoint_loss, held_out_loss
 from assay.metrics.measure import MeasureConfig, measure
-from assay.metrics.statistics import save_statistics
 from assay.nets import build_denoiser, preset
 from assay.outcome import load_evaluations, load_outcome
 from assay.sample import SampleConfig, spread_labels
@@ -52,10 +53,6 @@ from tests.commands import failing, run
 from tests.errors import rejected
 
 ROOT = Path(__file__).parent.parent
-
-
-def part(store: Store, index: Tensor) -> View:
-    return View(store, index, name="part")
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +110,6 @@ def test_classifier_is_deterministic_cached_and_right(digits: Store, cache: Path
     second = load_extractor("classifier", cache, reference=digits)
     assert second.sha256 == first.sha256 and file.stat().st_mtime_ns == stamp
     np.testing.assert_array_equal(second(images), first(images))
-    with rejected("extractor"):
-        first(torch.zeros(2, 1, 9, 8))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 64), (3, 3, 3)])
@@ -148,8 +143,8 @@ def test_only_inception_is_called_fid() -> None:
 
 
 def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, pixels: Extractor) -> None:
-    measured = evaluate(digits, reference, pixels, num_images=500, num_ranges=3)
-    found, details = measured.evaluation, measured.evaluation.details
+    found = evaluate(digits, reference, pixels, num_images=500, num_ranges=3)
+    details = found.details
     assert details is not None
     expected = [
         frechet_distance(
@@ -162,20 +157,15 @@ def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, 
     assert [part.first for part in details.ranges] == [0, 500, 1000]
     assert found.fd == pytest.approx(np.mean(expected))
     assert found.fd_std == pytest.approx(np.std(expected, ddof=1))
-    for name in ("kid", "kid_error", "precision", "recall", "density", "coverage"):
+    for name in ("kid", "kid_error", "precision", "recall"):
         assert getattr(found, name) == pytest.approx(np.mean([getattr(part, name) for part in details.ranges]))
     assert (found.metric, found.num_images, details.num_reference) == ("FD-pixels", 500, 1797)
     assert details.reference_fingerprint == digits.fingerprint
-    assert details.sampler is None
-    # Every image is in the training set: all are closer than held-out ones.
-    assert found.memorised is not None and found.memorised > 0.99
-    assert measured.neighbours is not None
-    np.testing.assert_array_equal(measured.neighbours.index, np.arange(1500))
 
 
 def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference, pixels: Extractor) -> None:
     values = [
-        evaluate(part(digits, order), reference, replace(pixels, batch_size=size)).evaluation.fd
+        evaluate(View(digits, order), reference, replace(pixels, batch_size=size)).fd
         for order, size in (
             (torch.arange(300), 128),
             (torch.arange(300), 7),
@@ -196,25 +186,9 @@ def test_several_devices_measure_the_same_samples(
         evaluate(samples, reference, replace(pixels, batch_size=16, devices=devices), 50, 2, sampler=sampler)
         for devices in (("cpu",), ("cpu", "cpu"))
     )
-    found = one.evaluation
-    assert found == two.evaluation
+    assert one == two and one.kid is not None
     alone = evaluate(samples, reference, pixels, 50, 2, fd_only=True)
-    assert alone.evaluation.fd == pytest.approx(found.fd, rel=1e-6)
-    assert found.kid is not None and found.memorised is not None
-    assert titles([alone.evaluation]).keys() == {"fd"} and alone.neighbours is None
-
-
-def test_memorisation_of_unseen_images_is_the_quantile(digits: Store, pixels: Extractor, cache: Path) -> None:
-    """Even images as training set, odd ones as generated and as held out."""
-    features = images_to_features(pixels, digits, torch.arange(len(digits)))
-    training = Reference("even", "", features_to_statistics(features[::2]), features[::2])
-    held_out = Reference("odd", "", features_to_statistics(features[1::4]), features[1::4])
-    odd = part(digits, torch.arange(3, len(digits), 4))
-    with_held_out = evaluate(odd, training, pixels, held_out=held_out).evaluation
-    without = evaluate(odd, training, pixels).evaluation
-    for found, held in ((with_held_out, "odd"), (without, "leave one out")):
-        assert found.memorised == pytest.approx(0.05, abs=0.04)
-        assert found.details is not None and found.details.held_out == held
+    assert alone.fd == pytest.approx(one.fd, rel=1e-6) and titles([alone]).keys() == {"fd"}
 
 
 def test_reference_is_cached_and_counts_clean_images_only(
@@ -224,33 +198,12 @@ def test_reference_is_cached_and_counts_clean_images_only(
     first = reference_from_images(mixed, pixels, cache)
     assert first.statistics.num_images == int((mixed.sigma_tn == 0).sum()) == 449
     assert first.statistics.extractor_sha256 == pixels.sha256
-    calls: list[int] = []
-    second = reference_from_images(mixed, pixels, cache, progress=calls.append)
-    assert calls == []
+    second = reference_from_images(mixed, replace(pixels, network=None), cache)  # nothing is computed
     np.testing.assert_array_equal(second.statistics.cov, first.statistics.cov)
-    clean = digits.read(first.index if first.index is not None else torch.arange(0))
+    clean = digits.read(torch.nonzero(mixed.sigma_tn == 0)[:, 0])
     np.testing.assert_allclose(first.features, pixels(clean), atol=1e-6)
     with rejected("reference"):
         reference_from_images(simulate(digits, 0.0, 0.5, seed=0), pixels, cache)
-
-
-def test_two_at_once_fill_the_cache_once(tmp_path: Path, digits: Store, pixels: Extractor) -> None:
-    started, go_on = Event(), Event()
-
-    def hold(num_images: int) -> None:
-        started.set()
-        assert go_on.wait(60)
-
-    calls: list[int] = []
-    with ThreadPoolExecutor(2) as pool:  # locks of two open files exclude each other in one process too
-        first = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=hold)
-        assert started.wait(60)
-        second = pool.submit(reference_from_images, digits, pixels, tmp_path, progress=calls.append)
-        with pytest.raises(TimeoutError):
-            second.result(0.2)
-        go_on.set()
-        np.testing.assert_array_equal(second.result(60).features, first.result(60).features)
-    assert calls == []
 
 
 def test_references_from_files_know_their_extractor(
@@ -258,11 +211,11 @@ def test_references_from_files_know_their_extractor(
 ) -> None:
     save_statistics(tmp_path / "ours.npz", reference.statistics)
     save_statistics(tmp_path / "edm.npz", replace(reference.statistics, num_images=None, extractor_sha256=None))
-    expected = evaluate(digits, reference, pixels).evaluation
+    expected = evaluate(digits, reference, pixels)
     for name, count in (("ours.npz", 1797), ("edm.npz", None)):
-        found = evaluate(digits, reference_from_statistics(tmp_path / name, pixels), pixels).evaluation
+        found = evaluate(digits, reference_from_statistics(tmp_path / name, pixels), pixels)
         assert found.details is not None and found.details.num_reference == count
-        assert found.fd == expected.fd and found.kid is None and found.memorised is None
+        assert found.fd == expected.fd and found.kid is None
     other = replace(pixels, sha256="another")
     with rejected("extractor", tmp_path / "ours.npz"):
         reference_from_statistics(tmp_path / "ours.npz", other)
@@ -293,22 +246,19 @@ def test_labels_have_the_reference_proportions_in_any_range(first_seed: int) -> 
 def test_results_survive_a_file_and_unequal_ones_are_refused(
     tmp_path: Path, digits: Store, reference: Reference, pixels: Extractor
 ) -> None:
-    few = evaluate(digits, reference, pixels, num_images=100).evaluation
-    many = evaluate(digits, reference, pixels, num_images=200).evaluation
+    few = evaluate(digits, reference, pixels, num_images=100)
     save_evaluation(tmp_path / "few.json", few)
     assert load_outcome(tmp_path / "few.json") == few
     tree = json.loads((tmp_path / "few.json").read_text())
-    (tmp_path / "before.json").write_text(json.dumps(tree | {"fd_infinity": 1.0, "fd_infinity_error": None}))
-    assert load_outcome(tmp_path / "before.json") == few  # as an earlier version wrote it
+    (tmp_path / "later.json").write_text(json.dumps(tree | {"another_metric": 1.0}))
+    assert load_outcome(tmp_path / "later.json") == few
     (tmp_path / "other.json").write_text(json.dumps({"store": "digits"}))
     with rejected(path=tmp_path / "other.json"):
         load_outcome(tmp_path / "other.json")
-    with rejected("num_images"):
-        compare({"few": few, "many": many})
     worse = few.model_copy(update={"fd": few.fd + 1})
     assert compare({"worse": worse, "few": few}) == ["few", "worse"]
     assert few.details is not None
-    others = {what: few.model_copy(update={what: "other"}) for what in ("metric", "extractor")}
+    others = {what: few.model_copy(update={what: "other"}) for what in ("metric", "extractor", "num_images")}
     for what in ("extractor_sha256", "reference_fingerprint"):
         details = few.details.model_copy(update={what: "other"})
         others[what] = few.model_copy(update={"details": details})
@@ -369,11 +319,8 @@ def test_images_that_cannot_be_measured(
     with pytest.raises(AssayError) as caught:
         evaluate(Given(images), reference, pixels)
     assert caught.value.key == key and told in caught.value.what
-
-
-def test_counts_that_cannot_be_had(digits: Store, reference: Reference, pixels: Extractor) -> None:
     with rejected("num_images"):
-        evaluate(digits, reference, pixels, num_images=1000, num_ranges=2)
+        evaluate(Given(images), reference, pixels, num_images=30, num_ranges=2)
 
 
 # --- the command line ------------------------------------------------------------------------------------
@@ -387,13 +334,10 @@ def test_evaluate_folder_npz_and_store_agree(tmp_path: Path, digits: Store, cach
     options = ["--reference", digits.path, "--extractor", "pixels", "--cache", cache]
     values = []
     for name in ("folder", "images.npz", "store"):
-        result, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
-        output = run("evaluate", tmp_path / name, *options, "--output", result, "--nearest", picture)
+        result = tmp_path / f"{name}.json"
+        output = run("evaluate", tmp_path / name, *options, "--output", result)
         values.append(json.loads(result.read_text())["fd"])
         assert f"FD-pixels {values[-1]:.4g}" in output
-        assert "100.0% of the images are as close" in output
-        with Image.open(picture) as opened:
-            assert opened.width > 10 * 64 and opened.height > 2 * 64
     assert values == [values[0]] * 3
     output = run("evaluate", "compare", tmp_path / "folder.json", tmp_path / "store.json")
     assert "300 images each" in output and "FD-pixels" in output
@@ -428,9 +372,8 @@ def test_evaluate_scores_a_checkpoint_on_held_out_images(
     record = found.held_out_loss_record
     assert record is not None and found.fd is None
     expected = checkpoint_loss(checkpoint, digits).nats_per_dim
-    assert (found.held_out_loss, found.held_out_loss_error) == pytest.approx(
-        (expected.value, expected.standard_error), rel=1e-5
-    )
+    assert found.held_out_loss == pytest.approx(expected.value, rel=1e-5)
+    assert found.held_out_loss_error == pytest.approx(expected.standard_error, rel=1e-5)
     assert f"held-out loss {found.held_out_loss:.4g} ±" in output and "0.00784 to 80" in output
     # With a reference, both are measured.
     options = ["--reference", digits.path, "--extractor", "pixels", "--cache", cache]
@@ -439,50 +382,49 @@ def test_evaluate_scores_a_checkpoint_on_held_out_images(
     (both,) = load_evaluations([tmp_path / "both.json"]).values()
     assert both.fd is not None and both.held_out_loss == found.held_out_loss
     # Two models are compared in pairs, which makes the difference far more certain than each loss.
-    other = with_held_out_loss(
-        Evaluation(), held_out_loss(lambda x_t, sigma_t, label=None: 0.9 * x_t, digits, model="worse")
-    )
-    save_evaluation(worse, other)
+    other = held_out_loss(lambda x_t, sigma_t, label=None: 0.9 * x_t, digits, model="worse")
+    save_evaluation(worse, with_held_out_loss(Evaluation(), other))
     compared = run("evaluate", "compare", worse, result)
-    assert other.held_out_loss_record is not None
-    gap = other.held_out_loss_record.minus(record)
     assert compared.index("loss.json") < compared.index("worse.json")
-    assert f"{gap.value:.3g} ± {gap.standard_error:.2g}" in compared
+    assert str(other.minus(record)) in compared
 
 
 def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: Store, cache: Path) -> None:
     halves = [digits.read(torch.arange(start, 120, 2)) for start in (0, 1)]
-    stores = [from_arrays(half).save(tmp_path / f"half-{i}") for i, half in enumerate(halves)]
-    data = {"store": str(stores[0].path), "clean_fraction": 0.0, "sigma": 0.3}
-    tree = {"data": data, "net": {"preset": "mlp"}, "train": {"num_steps": 1, "batch_size": 8}}
-    config = read_config(tree, "test")
+    seen, unseen = (from_arrays(half).save(tmp_path / f"half-{i}") for i, half in enumerate(halves))
+    data = {"store": str(seen.path), "clean_fraction": 0.0, "sigma": 0.3}
+    settings = {"num_steps": 1, "batch_size": 8}
+    config = read_config({"data": data, "net": {"preset": "mlp"}, "train": settings}, "test")
     train(config, tmp_path / "run", config.data.open())
-    found = measure(tmp_path / "run", MeasureConfig(held_out=stores[1].path), cache=cache)
-    assert found.held_out_loss is not None
-    for seen in (MeasureConfig(held_out=stores[0].path), MeasureConfig(reference=stores[0].path)):
+    expected = measure(tmp_path / "run", MeasureConfig(held_out=unseen.path), cache=cache).held_out_loss
+    with rejected("held_out"):
+        measure(tmp_path / "run", MeasureConfig(held_out=seen.path), cache=cache)
+    noisy = raised(simulate(seen, 0.0, 0.2), 0.3)
+    fitted = assay.fit(noisy, net={"preset": "mlp"}, progress=False, **settings)
+    for model in (assay.load(tmp_path / "run"), fitted):
         with rejected("held_out"):
-            measure(tmp_path / "run", seen, cache=cache)
+            model.held_out_loss(seen)
+    assert assay.load(tmp_path / "run").held_out_loss(unseen).nats_per_dim.value == pytest.approx(expected)
+    assert fitted.held_out_loss(unseen).info == fitted.checkpoint.info
+    with rejected("held_out"):
+        fitted.held_out_loss(from_arrays(torch.zeros(30, 1, 9, 8)))
+    shutil.rmtree(seen.path)
+    with pytest.warns(UserWarning, match="cannot be opened"):
+        assay.load(tmp_path / "run").held_out_loss(unseen)
 
 
-def test_images_without_labels_are_scored_instead(tmp_path: Path, digits: Store) -> None:
+def test_noisy_and_unlabelled_images(tmp_path: Path, digits: Store, cache: Path) -> None:
     config, checkpoint = preset("mlp", (1, 8, 8)), tmp_path / "without-classes.safetensors"
     save_checkpoint(checkpoint, build_denoiser(config), config)
-    images = save_pngs(tmp_path / "plain", to_bytes(digits.read(torch.arange(40))).numpy()[:, 0])
-    run("data", "pack", images, "-o", tmp_path / "plain-store")
-    output = run("evaluate", checkpoint, "--reference", tmp_path / "plain-store")
-    assert "has no labels" in output and "must not be" in output and "loss " in output
+    plain = from_arrays(digits.read(torch.arange(40))).save(tmp_path / "plain")
+    options = ["--num-steps", 2, "--cache", cache]
+    assert "FD-pixels" in run("evaluate", checkpoint, "--reference", plain.path, *options)
     # Noisy images count at the levels above their own.
-    from_arrays(digits.read(torch.arange(40)), 0.4).save(tmp_path / "noisy-store")
-    output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy-store")
+    from_arrays(digits.read(torch.arange(40)), 0.4).save(tmp_path / "noisy")
+    output = run("evaluate", checkpoint, "--held-out", tmp_path / "noisy")
     assert "0.792 to 80" in output and "levels below 0.792 are not measured" in output
     assert failing("evaluate", checkpoint).key == "reference"
-    assert failing("evaluate", tmp_path / "plain", "--held-out", digits.path).key == "reference"
-
-
-def distance(output: str, metric: str) -> float:
-    found = re.search(rf"^{metric} (\S+)", output, flags=re.MULTILINE)
-    assert found, output
-    return float(found[1])
+    assert failing("evaluate", plain.path, "--held-out", digits.path).key == "reference"
 
 
 def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: Store, cache: Path) -> None:
@@ -490,9 +432,8 @@ def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: St
     output = run("evaluate", "reference", digits.path, "-o", path, *options)
     assert "64 features of 1,797 images" in output
     assert {"mu", "sigma"} <= set(np.load(path).files)
-    options = ["evaluate", digits.path, "--reference", path, *options]
-    assert distance(run(*options), "FD-pixels") == pytest.approx(0, abs=1e-9)
-    assert failing(*options, "--nearest", tmp_path / "n.png").key == "nearest"
+    run("evaluate", digits.path, "--reference", path, *options, "-o", tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["fd"] == pytest.approx(0, abs=1e-9)
     assert failing("evaluate", "reference", digits.path, "-o", path).key == "extractor"
     no_extractor = failing("evaluate", digits.path, "--reference", path)
     assert no_extractor.key == "extractor" and "inception" in (no_extractor.cure or "")
@@ -504,26 +445,15 @@ def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache
     np.savez(tmp_path / "float.npz", images=np.zeros((30, 8, 8), dtype=np.float32))
     folder = save_pngs(tmp_path / "sizes", np.zeros((30, 8, 8), dtype=np.uint8))
     Image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(folder / "0005.png")
-    for images, reason in (
-        (tmp_path / "empty", "holds no images"),
-        (tmp_path / "float.npz", "pack the images"),
-        (folder, "0005.png: has shape (1, 9, 8)"),
-        (tmp_path / "nothing", "does not exist"),
+    for images, path in (
+        ("empty", "empty"),
+        ("float.npz", "[0]"),
+        ("sizes", "0005.png"),
+        ("nothing", "nothing"),
     ):
-        assert reason in str(failing("evaluate", images, *options))
-    assert "is not a store" in str(failing("evaluate", folder, "--reference", folder, *options[2:]))
-    for device in ("gpu", "meta", "cuda:99"):
-        assert "cannot be used here" in str(failing("evaluate", digits.path, *options, "--device", device))
-    options = ["evaluate", "reference", digits.path, "-o", tmp_path / "r.npz", "--device", "gpu", *options[2:4]]
-    assert "cannot be used here" in str(failing(*options))
-
-
-def test_open_images_tells_stores_from_folders(tmp_path: Path, digits: Store) -> None:
-    assert isinstance(open_images(digits.path), Store)
-    folder = save_pngs(tmp_path / "folder", np.arange(128, dtype=np.uint8).reshape(2, 8, 8))
-    opened = open_images(folder)
-    assert opened.image_shape == (1, 8, 8) and len(opened) == 2
-    assert torch.equal(to_bytes(opened.read(torch.tensor([1])))[0, 0].flatten(), torch.arange(64, 128).byte())
+        assert str(failing("evaluate", tmp_path / images, *options).path).endswith(path)
+    assert failing("evaluate", folder, "--reference", folder, *options[2:]).path == str(folder)
+    assert failing("evaluate", digits.path, *options, "--device", "gpu").key == "device"
 
 
 def test_with_noise_images_are_compared_with_noisy_ones_alone(
@@ -531,12 +461,12 @@ def test_with_noise_images_are_compared_with_noisy_ones_alone(
 ) -> None:
     noisy = simulate(digits, 0.0, 0.3, seed=0)
     real = reference_from_images(noisy, pixels, cache, noisy=True)
-    candidate = Noised(part(digits, torch.arange(1500)), noisy.sigma_tn)
+    candidate = Noised(View(digits, torch.arange(1500)), noisy.sigma_tn)
     assert torch.equal(candidate.read(torch.tensor([5])), candidate.read(torch.tensor([4, 5]))[1:])
     noise = candidate.read(torch.arange(500)) - digits.read(torch.arange(500))
     assert noise.std().item() == pytest.approx(0.3, rel=0.02) and noise.mean().abs() < 0.01
-    alike = evaluate(candidate, real, pixels, 1500, 1).evaluation.fd
-    apart = evaluate(candidate.images, real, pixels, 1500, 1).evaluation.fd
+    alike = evaluate(candidate, real, pixels, 1500, 1).fd
+    apart = evaluate(candidate.images, real, pixels, 1500, 1).fd
     assert alike is not None and apart is not None and alike < 0.1 * apart
     with rejected("reference"):
         reference_from_images(digits, pixels, cache, noisy=True)
@@ -544,5 +474,5 @@ def test_with_noise_images_are_compared_with_noisy_ones_alone(
     images = save_pngs(tmp_path / "png", to_bytes(digits.read(torch.arange(60)))[:, 0].numpy())
     options = ["--reference", store.path, "--noised", "--extractor", "pixels", "--cache", cache]
     output = run("evaluate", images, *options)
-    assert "FD-pixels" in output and "copies" not in output
-    assert failing("evaluate", images, *options, "--training", store.path).key == "noised"
+    assert "FD-pixels" in output and "KID" not in output
+    assert failing("evaluate", images, *options[2:]).key == "noised"

@@ -1,6 +1,5 @@
 """Tuning finds the sampler with the lower distance, judges it on fresh images and stores it."""
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data.arrays import Arrays, from_arrays
 from assay.metrics.extract import load_extractor
-from assay.metrics.tune import _rounds, load_tuned, search_space, tune, tuned_path
+from assay.metrics.tune import load_tuned, search_space, tune, tuned_path
 from assay.nets import MLPConfig, build_denoiser
 from assay.sample import SampleConfig
 from tests.commands import run
@@ -43,7 +42,6 @@ def test_the_space_is_what_is_stated() -> None:
     cut = search_space(SampleConfig(), may_truncate=True)
     assert len(cut) == 20 and {each.truncate_at for each in cut} == {None, "auto"}
     assert len(search_space(SampleConfig(truncate_at=0.3), may_truncate=True)) == 10
-    assert _rounds(10, 250) == [(10, 250), (5, 500), (3, 1000), (2, 2000)]
 
 
 def test_the_sampler_that_made_the_images_wins(checkpoint: Path, tmp_path: Path) -> None:
@@ -51,7 +49,7 @@ def test_the_sampler_that_made_the_images_wins(checkpoint: Path, tmp_path: Path)
     held_out, pixels = images_of(checkpoint, truth, 1500), load_extractor("pixels", tmp_path)
     found = tune(checkpoint, held_out, pixels, SampleConfig(churn=7.5, churn_noise=1.2), num_images=100)
     assert found.sample.solver == "multistep" and found.fd < found.fd_before
-    assert len(found.trials) == 10 and max(trial.num_images for trial in found.trials) == 800
+    assert sorted(number for _, _, number in found.trials) == [100] * 5 + [200] * 2 + [400] + [800] * 2
     assert tuned_path(checkpoint).parent == checkpoint.parent and load_tuned(checkpoint) == found
     run("sample", checkpoint, "--tuned", "--seeds", "0-9", "-o", tmp_path / "tuned.npz")
     assert (tmp_path / "tuned.npz").exists()
@@ -78,15 +76,3 @@ def test_the_command_tunes_and_other_weights_are_rejected(checkpoint: Path, tmp_
         load_tuned(copy)
     with rejected("held_out"):
         tune(checkpoint, images_of(checkpoint, SampleConfig(), 50), load_extractor("pixels", tmp_path))
-
-
-def test_a_disk_that_is_read_only_is_noticed_before_the_work(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr("assay.metrics.tune.write_whole", refuse)
-    monkeypatch.setattr("assay.metrics.tune.images_to_features", None)  # the work
-    with pytest.raises(OSError, match="Read-only"):
-        tune(checkpoint, images_of(checkpoint, SampleConfig(), 100), load_extractor("pixels", tmp_path))

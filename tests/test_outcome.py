@@ -237,7 +237,7 @@ def evaluated(fd: float, reference: str = "digits", **info: object) -> Evaluatio
     details = Details(
         extractor_sha256="x", extractor_accuracy=None, num_features=64, generated="final.safetensors",
         reference=reference, reference_fingerprint="r", num_reference=1797, sampler=sampler, ranges=(),
-        training=None, held_out=None, memorisation=None, assay_version="0",
+        assay_version="0",
     )  # fmt: skip
     return Evaluation(
         fd=fd, fd_std=0.1, metric="FD-pixels", extractor="pixels", num_images=100, details=details

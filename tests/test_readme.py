@@ -116,11 +116,6 @@ def run(command: str, folder: Path, programs: Path) -> subprocess.CompletedProce
     return subprocess.run(shlex.split(command), cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_two_commands_stand_in_the_readme() -> None:
-    (first, *_) = blocks(ROOT / "README.md")
-    assert commands(first[1]) == ["make demo", "make test"]
-
-
 @pytest.mark.slow
 def test_the_pages_run(tmp_path: Path, installed: Path) -> None:
     text = "".join(code for page in PAGES for _, code in blocks(page))

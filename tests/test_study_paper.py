@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from assay.cli import app
 from assay.cost import training_evaluations
 from assay.data import open_store
+from assay.metrics.distance import features_to_statistics, save_statistics
 from assay.metrics.extract import images_to_features, load_extractor
-from assay.metrics.statistics import features_to_statistics, save_statistics
 from assay.outcome import read_outcomes
 from assay.pricing.paper import PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.study import open_study, read_study

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.metrics import evaluate, load_extractor, reference_from_images
-from assay.metrics.evaluate import save_evaluation
+from assay.metrics.evaluate import evaluate, save_evaluation
+from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import losses_by_band, stopping_steps
 from assay.pricing.results import read_levels, write_levels
@@ -87,9 +87,7 @@ def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
         (snapshot_path(work.run_dir, 15), 1, 120, evaluation.along[2].fd),
     ):
         samples, _ = sample_checkpoint(path, 60 * num_ranges, first_seed, sample, reference.frequencies)
-        assert evaluate(samples, reference, extractor, 60, num_ranges).evaluation.fd == pytest.approx(
-            expected, rel=1e-6
-        )
+        assert evaluate(samples, reference, extractor, 60, num_ranges).fd == pytest.approx(expected, rel=1e-6)
     record_stage(work, sample, found, evaluation)
     assert execute(replace(work, tell=told.append)) and not told
     outcome_files = list(work.run_dir.glob("outcome-*.json"))

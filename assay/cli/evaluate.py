@@ -1,5 +1,6 @@
 """`assay evaluate`, with `compare`, `gather` and `reference` under it, and `assay model tune`."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +13,12 @@ from typer.core import TyperGroup
 from assay.cli.options import Device, open_console, output_option, takes
 from assay.data import open_store
 from assay.devices import find_devices
-from assay.metrics.evaluate import Evaluation, save_evaluation, titles
+from assay.errors import AssayError
+from assay.metrics.distance import save_statistics
+from assay.metrics.evaluate import Evaluation, Measures, save_evaluation, titles
 from assay.metrics.evaluate import compare as compare_evaluations
 from assay.metrics.extract import load_extractor
-from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, measure, open_reference
-from assay.metrics.statistics import save_statistics
+from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, find_reference, measure
 from assay.metrics.tune import tune as run_tuning
 from assay.metrics.tune import tuned_path
 from assay.outcome import gather as gather_outcomes
@@ -40,12 +42,10 @@ Results = Annotated[
 class EvaluateGroup(TyperGroup):
     """`assay evaluate MODEL` measures; the other commands have names."""
 
-    default = "model"
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What is not the name of a command begins the arguments of the default one."""
+        """What is not the name of a command begins the arguments of `model`."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = [self.default, *args]
+            args = ["model", *args]
         return super().parse_args(ctx, args)
 
 
@@ -71,10 +71,6 @@ def evaluate(
     ],
     config: MeasureConfig,
     sample: SampleConfig,
-    nearest: Annotated[
-        Path | None,
-        output_option("Save a picture of the images closest to training images.", "--nearest", suffix=".png"),
-    ] = None,
     output: Annotated[Path | None, output_option("Save the result as JSON.")] = None,
     cache: Cache = DEFAULT_CACHE,
     device: Device = "auto",
@@ -100,17 +96,13 @@ def evaluate(
     --extractor inception`
     """
     with open_progress() as tell:
-        found = measure(path, config, sample, nearest, cache, find_devices(device), tell)
+        found = measure(path, config, sample, cache, find_devices(device), tell)
     console = open_console()
-    if found.fd is not None:
-        _print_distance(console, found)
-    if found.held_out_loss_record is not None:
-        _print_held_out_loss(console, found)
+    _print_distance(console, found)
+    _print_held_out_loss(console, found)
     if output is not None:
         save_evaluation(output, found)
-    for written in (output, nearest):
-        if written is not None:
-            console.print(f"wrote {written}")
+        console.print(f"wrote {output}")
 
 
 @app.command()
@@ -120,25 +112,14 @@ def compare(results: Results) -> None:
     Example: `assay evaluate compare clean.json mixed.json noisy.json`
     """
     found = load_evaluations(results)
-    best, *_ = order = compare_evaluations(found)
-    names = titles(found.values())
-    titled = names | ({"fd": found[best].metric} if "fd" in names else {})
-    records = [record for name in order if (record := found[name].held_out_loss_record) is not None]
-    are_paired = len(records) == len(order)
-    first = Column("result", overflow="fold")  # a path must survive copy and paste
-    behind = ["loss behind the first"] * are_paired
-    table = Table(first, *titled.values(), *behind, box=None, header_style="bold")
-    for place, name in enumerate(order):
-        cells = [found[name].cell(metric) for metric in names]
-        if are_paired:  # on the same images and noise, so the error is much smaller
-            gap = records[place].minus(records[0])
-            cells.append(f"{gap.value:.3g} ± {gap.standard_error:.2g}" if place else "")
-        table.add_row(name, *cells)
-    console, details = open_console(), found[best].details
-    console.print(table)
-    if found[best].num_images:
-        against = "" if details is None else f", against {details.reference}"
-        console.print(f"{found[best].num_images:,} images each{against}")
+    order = compare_evaluations(found)
+    best, records = found[order[0]], [each for name in order if (each := found[name].held_out_loss_record)]
+    behind = ["", *(str(each.minus(records[0])) for each in records[1:])] if len(records) == len(order) else []
+    console = open_console()
+    console.print(_table("result", [(name, found[name]) for name in order], best.metric, behind))
+    if best.num_images:
+        against = f", against {best.details.reference}" if best.details else ""
+        console.print(f"{best.num_images:,} images each{against}")
 
 
 @app.command()
@@ -153,12 +134,8 @@ def gather(
     """
     outcomes = gather_outcomes(results)
     write_outcomes(output, outcomes)
-    names = titles(outcome.evaluation for outcome in outcomes)
-    table = Table("configuration", *names.values(), box=None, header_style="bold")
-    for outcome in outcomes:
-        table.add_row(outcome.configuration.title, *(outcome.evaluation.cell(name) for name in names))
     console = open_console()
-    console.print(table)
+    console.print(_table("configuration", [(each.configuration.title, each.evaluation) for each in outcomes]))
     console.print(f"wrote {output}")
 
 
@@ -177,8 +154,11 @@ def reference(
 
     Example: `assay evaluate reference stores/digits -o digits.npz --extractor pixels`
     """
+    if config.extractor in (None, "classifier"):
+        what = "a classifier is trained on the images of the store, which others do not have"
+        raise AssayError(what, key="extractor", cure="choose inception, mobilenet_v2 or pixels")
     with open_progress() as tell:
-        found = open_reference(store, config, cache, find_devices(device), tell).statistics
+        found = find_reference(open_store(store), config, cache, find_devices(device), tell)[1].statistics
     save_statistics(output, found)
     open_console().print(f"{output}: {len(found.mean)} features of {found.num_images:,} images")
 
@@ -206,25 +186,21 @@ def tune(
     """
     store, console, name = open_store(held_out), open_console(), config.extractor or "classifier"
     with open_progress() as tell:
-        devices = find_devices(device)
-        network = load_extractor(name, cache, config.weights, store, devices, config.batch_size)
+        network = load_extractor(name, cache, config.weights, store, find_devices(device), config.batch_size)
         found = run_tuning(checkpoint, store, network, sample, num_images, partial(tell, "tuning"))
     table = Table("solver", "steps", "churn", "truncated", network.metric, "samples")
-    for trial in sorted(found.trials, key=lambda trial: (-trial.num_images, trial.fd)):
-        tried = trial.sample
+    for tried, fd, number in sorted(found.trials, key=lambda trial: (-trial[2], trial[1])):
         churn = f"{tried.churn:g}" + " in the middle" * (tried.churn_low > 0)
         cut = "" if tried.truncate_at is None else str(tried.truncate_at)
-        table.add_row(tried.solver, str(tried.num_steps), churn, cut, f"{trial.fd:.4g}", str(trial.num_images))
+        table.add_row(tried.solver, str(tried.num_steps), churn, cut, f"{fd:.4g}", str(number))
     console.print(table)
-    console.print(
-        f"On fresh seeds and images: {found.fd:.4g} with the chosen sampler, {found.fd_before:.4g} before. "
-        f"wrote {tuned_path(checkpoint)}"
-    )
+    fds = f"{found.fd:.4g} with the chosen sampler, {found.fd_before:.4g} before"
+    console.print(f"On fresh seeds and images: {fds}. wrote {tuned_path(checkpoint)}")
 
 
 def _print_held_out_loss(console: Console, found: Evaluation) -> None:
-    record = found.held_out_loss_record
-    assert record is not None
+    if (record := found.held_out_loss_record) is None:
+        return
     low, high = record.covers
     console.print(f"held-out loss {record.nats_per_dim} nats per dimension; lower is better", style="bold")
     images = f"{len(record.index):,} images of {record.held_out}"
@@ -235,24 +211,27 @@ def _print_held_out_loss(console: Console, found: Evaluation) -> None:
 
 
 def _print_distance(console: Console, found: Evaluation) -> None:
-
     details, num_images = found.details, found.num_images or 0
-    assert details is not None
+    if details is None:
+        return
     spread = "" if found.fd_std is None else f" ± {found.fd_std:.2g}"
     against = "?" if details.num_reference is None else f"{details.num_reference:,}"
     console.print(f"{found.metric} {found.fd:.4g}{spread}", style="bold")
-    ranges = f"{len(details.ranges)} x {num_images:,} images"
-    console.print(f"{ranges} against {against} of {details.reference}")
-    names = titles(details.ranges)
-    table = Table("first", *(names | {"fd": found.metric}).values(), box=None, header_style="bold")
-    for part in details.ranges:
-        table.add_row(f"{part.first:,}", *(part.cell(name) for name in names))
-    console.print(table)
-    if details.memorisation is not None:
-        console.print(
-            f"memorised: {found.memorised:.1%} of the images are as close to a training image as the closest "
-            f"{details.memorisation.quantile:.0%} of held-out ones ({details.held_out})"
-        )
+    console.print(f"{len(details.ranges)} x {num_images:,} images against {against} of {details.reference}")
+    console.print(_table("first", [(f"{part.first:,}", part) for part in details.ranges], found.metric))
     if num_images <= details.num_features:
         few = f"{num_images:,} images are few for {details.num_features:,} features"
         console.print(f"note: {few}; the distance is mostly bias", style="yellow")
+
+
+def _table(
+    first: str, rows: Sequence[tuple[str, Measures]], metric: str = "FD", behind: Sequence[str] = ()
+) -> Table:
+    """The metrics of each row, and how far `behind` that of the first its loss is, on the same noise."""
+    names = titles(each for _, each in rows)
+    headers = [metric if name == "fd" else title for name, title in names.items()]
+    headers += ["loss behind the first"] * bool(behind)
+    table = Table(Column(first, overflow="fold"), *headers, box=None, header_style="bold")  # paths stay whole
+    for place, (title, each) in enumerate(rows):
+        table.add_row(title, *(each.cell(name) for name in names), *behind[place : place + 1])
+    return table

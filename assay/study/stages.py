@@ -25,16 +25,15 @@ from assay.data.picture import image_grid
 from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.files import decoding, hold_lock, write_whole
-from assay.metrics import (
+from assay.metrics.classifier import has_labels
+from assay.metrics.evaluate import Along, Evaluation, evaluate, load_arrays, save_evaluation, with_held_out_loss
+from assay.metrics.extract import (
     Extractor,
     Reference,
-    evaluate,
     load_extractor,
     reference_from_images,
     reference_from_statistics,
 )
-from assay.metrics.classifier import has_labels
-from assay.metrics.evaluate import Along, Evaluation, load_arrays, save_evaluation, with_band_losses
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import MIN_IMAGES, losses_by_band, stopping_steps
 from assay.outcome import Outcome, save_outcome
@@ -270,7 +269,7 @@ def measure_stage(work: Work) -> Evaluation:
         )
     by_step = zip(found.steps, found.chosen_by.sum(1).tolist(), strict=True)
     along = tuple(Along(step=step, held_out_loss=loss) for step, loss in by_step)
-    save_evaluation(path, with_band_losses(Evaluation(), found).model_copy(update={"along": along}))
+    save_evaluation(path, with_held_out_loss(Evaluation(), found).model_copy(update={"along": along}))
     return read_measures(path)
 
 
@@ -330,7 +329,7 @@ def _measure_samples(work: Work, sample: SampleConfig, path: Path) -> tuple[Eval
                 weights[step], num_images, first_seed, sample, frequencies, find_devices()[0]
             )
             found = evaluate(samples, compared[1], compared[0], num_images, progress=advance, fd_only=True)
-            save_evaluation(kept, found.evaluation)
+            save_evaluation(kept, found)
         along.append(Along(step=step, fd=read_measures(kept).fd))
     samples, settings = sample_checkpoint(
         weights[work.run.config.train.total_steps], max(first_seed, _NUM_PICTURED), 0, sample, frequencies,
@@ -341,7 +340,7 @@ def _measure_samples(work: Work, sample: SampleConfig, path: Path) -> tuple[Eval
         result = evaluate(
             samples, compared[1], compared[0], num_images, protocol.num_ranges, sampler=settings,
             progress=advance, fd_only=protocol.fd_only,
-        ).evaluation  # fmt: skip
+        )  # fmt: skip
     return result.model_copy(update={"along": tuple(along)}), samples.read(torch.arange(_NUM_PICTURED))
 
 

@@ -23,9 +23,9 @@ from assay.data import ImageSource, open_store
 from assay.data.arrays import from_arrays
 from assay.data.known import get_once
 from assay.data.view import Joined, View, simulate
-from assay.metrics import evaluate, load_extractor, reference_from_images
 from assay.metrics.annotate import annotate
-from assay.metrics.evaluate import with_band_losses
+from assay.metrics.evaluate import evaluate, with_held_out_loss
+from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import losses_by_band, stopping_steps
 from assay.outcome import Configuration, Outcome, save_outcome, write_outcomes
@@ -97,14 +97,14 @@ def main(out: Path, seeds: tuple[int, ...]) -> None:
                 snapshots = {step: snapshot_path(folder, step) for step in steps[:-1]}
                 losses = losses_by_band({**snapshots, NUM_STEPS: trained.checkpoint}, held_out)
                 samples, settings = sample_checkpoint(trained.checkpoint, 3000)
-                measured = evaluate(samples, reference, extractor, 1000, 3, sampler=settings).evaluation
+                measured = evaluate(samples, reference, extractor, 1000, 3, sampler=settings)
                 setting = Configuration(
                     table=table,
                     num_clean=NUM_CLEAN if kind else len(source),
                     noisy=((round(level, 4), NUM_BAD),) if kind else (),
                     seed=seed,
                 )
-                made = Outcome(configuration=setting, evaluation=with_band_losses(measured, losses))
+                made = Outcome(configuration=setting, evaluation=with_held_out_loss(measured, losses))
                 save_outcome(folder / "outcome.json", made)
             made = Outcome.model_validate_json((folder / "outcome.json").read_text())
             for dataset in [kind] if kind else kinds:  # clean images alone are compared with every kind

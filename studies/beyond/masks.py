@@ -31,7 +31,8 @@ from assay.data.known import get_once
 from assay.data.store import PackedImage, Store, write_store
 from assay.denoise import Denoiser
 from assay.loss import edm_weight
-from assay.metrics import evaluate, load_extractor, reference_from_images
+from assay.metrics.evaluate import evaluate
+from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import Samples
 from assay.metrics.held_out import HeldOutConfig, held_out_loss, stopping_steps
 from assay.nets import build_denoiser
@@ -124,7 +125,7 @@ class Study:
         final, quick = after[self.num_steps], HeldOutConfig(num_bands=16)
         first, second = (torch.arange(start, len(self.held_out), 2) for start in (0, 1))
         samples = Samples(method, final, self.held_out.image_shape, 3000)
-        found = evaluate(samples, self.reference, self.extractor, 1000, 3).evaluation
+        found = evaluate(samples, self.reference, self.extractor, 1000, 3)
         best = min(
             after, key=lambda step: held_out_loss(after[step], self.held_out, quick, first).nats_per_dim.value
         )

@@ -24,7 +24,8 @@ from one_step import OneStep, distil, noised_distance
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource
-from assay.metrics import evaluate, load_extractor, reference_from_images
+from assay.metrics.evaluate import evaluate
+from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
 from assay.sample import SampleConfig
 from assay.train import read_config, train
@@ -65,7 +66,7 @@ def measure(out: Path, name: str, seed: int) -> list[dict[str, Any]]:
     def add(
         method: str, step: int, evaluations: int, images: ImageSource, noised: float, seconds: float
     ) -> None:
-        found = evaluate(images, reference, extractor, 1000, 3).evaluation
+        found = evaluate(images, reference, extractor, 1000, 3)
         cells = {key: getattr(found, key) for key in MEASURES} | {"fd_noised": noised, "train_seconds": seconds}
         row = {"data": name, "seed": seed, "method": method, "step": step, "evaluations": evaluations}
         known[method, step] = row | {key: f"{value:.4g}" for key, value in cells.items()}

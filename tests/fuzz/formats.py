@@ -49,11 +49,10 @@ from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
 from assay.files import sha256
 from assay.metrics.classifier import Classifier
+from assay.metrics.distance import features_to_statistics, load_statistics, save_statistics
 from assay.metrics.evaluate import Evaluation
-from assay.metrics.extract import load_extractor, read_classifier
+from assay.metrics.extract import load_extractor, read_classifier, reference_from_images
 from assay.metrics.held_out import HeldOutConfig, HeldOutLoss, load_held_out_loss, save_held_out_loss
-from assay.metrics.reference import reference_from_images
-from assay.metrics.statistics import features_to_statistics, load_statistics, save_statistics
 from assay.metrics.tune import Tuned, load_tuned, tuned_path
 from assay.mixture.samples import read_samples, write_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
