@@ -26,7 +26,7 @@ from assay.outcome import (
 )
 from assay.pricing import PAPER
 from assay.sample import SampleConfig
-from assay.study.tables import averages
+from assay.study.report import averages
 from tests.commands import run
 from tests.errors import rejected
 

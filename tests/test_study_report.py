@@ -16,7 +16,7 @@ from assay.outcome import read_outcomes
 from assay.pricing.paper import PAPER
 from assay.study import open_study
 from assay.study.report import report_from_table, write_report
-from assay.study.stages import Work, execute
+from assay.study.stages import execute
 from tests.commands import failing, run
 from tests.studies import DESIGN, SPEC
 
@@ -28,7 +28,7 @@ def run_all(spec: str, folder: Path) -> Path:
     (folder / "spec.toml").write_text(spec)
     opened = open_study(folder / "spec.toml", folder / "out")
     assert write_report(opened) is None, "no result, no report"
-    assert all(execute(Work(opened.study, opened.folder, opened.data, each)) for each in opened.runs)
+    assert all(execute(opened.work(each)) for each in opened.runs)
     written = write_report(opened)
     assert written is not None and written.path == folder / "out" / "report.html"
     return folder / "out"
@@ -80,8 +80,7 @@ def test_paper_words_and_tables(paper: Path) -> None:
     for prices in written.prices:
         rate, low, high = prices.of("looks", 0.2).rate
         assert 1 < low <= rate <= high
-    markdown, latex = ((paper.parent / name).read_text() for name in ("tables.md", "tables.tex"))
-    assert "| p clean, rest noisy at 0.2 | 1.99 ± 0.02 |" in markdown and r"2.81 $\pm$ 0.02" in latex
+    assert "| p clean, rest noisy at 0.2 | 1.99 ± 0.02 |" in (paper.parent / "tables.md").read_text()
 
 
 def test_the_papers_own_study_stands_beside_its_numbers(tmp_path: Path) -> None:
@@ -98,12 +97,7 @@ def test_the_papers_own_study_stands_beside_its_numbers(tmp_path: Path) -> None:
 def test_a_grid_writes_everything(grid: Path) -> None:
     names = {path.name for path in (grid / "figures").iterdir()}
     assert {"noise_levels.png", "fd-against-training-steps.png", "samples-1-618-clean.png"} <= names
-    assert {"results.csv", "levels.csv", "along.csv", "tables.md", "tables.tex", "report.html"} <= {
-        path.name for path in grid.iterdir()
-    }
-    with open(grid / "along.csv") as file:
-        steps = {row["step"] for row in csv.DictReader(file) if row["fd"]}
-    assert steps == {"10", "20"}
+    assert {"results.csv", "levels.csv", "tables.md", "report.html"} <= {path.name for path in grid.iterdir()}
     assert len(read_outcomes(grid / "results.csv")) == 7  # noisy images alone are in two tables
     text = (grid / "report.html").read_text()
     assert 'alt="Samples of the model trained on 162 clean + 1,456 noisy at 0.5"' in text
@@ -129,12 +123,9 @@ def test_commands_on_a_finished_study(design: Path) -> None:
     status = run("study", "status", design)
     assert "8 of 8 runs finished in 2 blocks" in status and status.count("finished") == 9
     assert "0 trainings" in run("study", "cost", design)
-    assert "80 clean" in run("study", "compare", design, design / "results.csv")
     before = (design / "results.csv").read_bytes()
-    assert "Would free" in run("study", "clean", design)
-    assert list(design.glob("runs/*/snapshots/final.safetensors"))
-    run("study", "clean", design, "--yes")
-    assert not list(design.glob("runs/*/snapshots/*")) and len(list(design.glob("runs/*/outcome-*.json"))) == 8
+    for weights in design.glob("runs/*/snapshots"):
+        shutil.rmtree(weights)  # as users may
     run("study", "report", design)
     assert (design / "results.csv").read_bytes() == before
     other = "study", "run", design.parent / "spec.toml", "-o", design, "--set", "train.lr=0.1"

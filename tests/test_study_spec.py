@@ -13,7 +13,7 @@ from assay.data import View, open_store, simulate
 from assay.data.known import get
 from assay.data.store import PackedImage, write_store
 from assay.study import OpenStudy, open_study, read_study
-from assay.study.runs import level_bins
+from assay.study.spec import level_bins
 from tests.errors import rejected
 from tests.studies import DESIGN, SPEC
 

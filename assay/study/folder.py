@@ -1,4 +1,4 @@
-"""A study in its folder: its runs, how far each is, its results, and what could go.
+"""A study in its folder: its runs, how far each is, and its results.
 
 <folder>/study.toml      the spec, copied
 <folder>/data/           known data sets, packed once
@@ -10,9 +10,7 @@
 
 import json
 import math
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,22 +20,14 @@ from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.view import check_complete
 from assay.errors import AssayError, about
-from assay.files import hold_lock, read_text, remove_leftovers, write_whole
+from assay.files import read_text, write_whole
 from assay.metrics.evaluate import Evaluation
 from assay.metrics.held_out import paired_errors
 from assay.outcome import Outcome, load_outcome
 from assay.pricing.results import LevelResults
-from assay.study.runs import Run, check_against_data, study_runs
-from assay.study.spec import Study, read_study
-from assay.study.stages import (
-    can_measure,
-    failure_path,
-    losses_path,
-    outcome_path,
-    read_measures,
-    run_path,
-    samples_path,
-)
+from assay.progress import duration
+from assay.study.spec import Run, Study, check_against_data, read_study, study_runs
+from assay.study.stages import Work, can_measure, read_measures
 
 _SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
 
@@ -63,12 +53,16 @@ class OpenStudy:
         """The blocks of a design, or the seeds of a grid."""
         return len({run.config.train.seed for run in self.runs})
 
+    def work(self, run: Run) -> Work:
+        """One of its runs, with the paths of its files."""
+        return Work(self.study, self.folder, self.data, run)
+
     def outcomes(self) -> list[tuple[Run, Outcome]]:
         """The finished rows with their runs, in the order of the spec."""
         found = []
         for run in self.runs:
             for of, sample in run.ways:
-                if (path := outcome_path(self.folder, run, sample)).exists():
+                if (path := self.work(run).outcome_path(sample)).exists():
                     outcome = load_outcome(path)
                     assert isinstance(outcome, Outcome)
                     found.append((run, outcome.model_copy(update={"configuration": of})))
@@ -78,7 +72,7 @@ class OpenStudy:
         """The losses of all measured runs by bands of levels, for each table of configurations."""
         tables: dict[str, list[tuple[Run, Evaluation]]] = {}
         for run in self.runs:
-            if (path := losses_path(self.folder, run)).exists():
+            if (path := self.work(run).losses_path).exists():
                 tables.setdefault(run.ways[0][0].table, []).append((run, read_measures(path)))
         return [_level_results(self.study.name, table, rows) for table, rows in tables.items()]
 
@@ -88,26 +82,18 @@ class OpenStudy:
         parts = [(each.train_seconds, each.sample_seconds, each.held_out_loss_seconds) for each in found]
         return sum(seconds or 0.0 for each in parts for seconds in each)
 
-    def picture(self, run: Run) -> Path:
-        """The grid of samples of a run, sampled in its first way."""
-        return samples_path(outcome_path(self.folder, run, run.samples[0])).with_suffix(".png")
-
     def left_out(self) -> list[Path]:
         """The outcomes in the folder that belong to none of its runs: of other settings."""
-        mine = {outcome_path(self.folder, run, sample) for run in self.runs for sample in run.samples}
+        mine = {self.work(run).outcome_path(sample) for run in self.runs for sample in run.samples}
         return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
-
-    def is_finished(self, run: Run) -> bool:
-        """Whether every outcome of a run is there."""
-        return all(outcome_path(self.folder, run, sample).exists() for sample in run.samples)
 
     def missing(self) -> list[Run]:
         """The runs without all of their results."""
-        return [run for run in self.runs if not self.is_finished(run)]
+        return [run for run in self.runs if not self.work(run).is_finished]
 
     def failure(self, run: Run) -> str | None:
         """Why the run failed the last time, if it did."""
-        path = failure_path(self.folder, run)
+        path = self.work(run).failure_path
         return path.read_text(errors="replace") if path.exists() else None
 
 
@@ -175,7 +161,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         if lost := len(opened.left_out()):
             raise AssayError(
                 f"holds {lost} results of other settings, which a report would not show", path=folder,
-                cure="choose another folder with -o, or remove them there (`assay study clean`)",
+                cure="choose another folder with -o",
             )  # fmt: skip
         with write_whole(folder / "study.toml") as partial:
             partial.write_text(read_text(spec))
@@ -189,93 +175,39 @@ def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
     """The study with the blocks that were added to its design."""
     while opened.study.design is not None:
         more = opened.with_blocks(opened.num_blocks + 1)
-        if not any(map(more.is_finished, more.runs[len(opened.runs) :])):
+        if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
             break
         opened = more
     return opened
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time run a study; the lock ends with the process, however that ends."""
-    theirs = [name for name in ("results.csv", "report.html") if (folder / name).exists()]
-    if theirs and not (folder / "runs").is_dir():
-        what, cure = f"holds {theirs[0]}, which no run here made", "choose another folder with -o"
-        raise AssayError(what, path=folder, cure=cure)
-    with hold_lock(folder / "study", f"{folder} is being run by {{holder}}: wait for it, or stop it"):
-        remove_leftovers(folder)
-        yield
+def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
+    """Title, state, held-out loss, FD and time left of every run, as text.
 
-
-# --- how far it is, and what could go ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """How far one run is, as words: finished, failed (and why), training (how much of it), measuring or to do.
-
-    `seconds_left` is None where nothing is known of its speed.
+    What is not finished is expected to take as long as the others took.
     """
-
-    title: str
-    state: str
-    loss: float | None = None
-    fd: float | None = None
-    seconds_left: float | None = None
-
-
-def study_status(opened: OpenStudy) -> list[RunStatus]:
-    """Every run of a study; what is not begun is expected to take as long as the others took."""
     outcomes = {run.key: outcome for run, outcome in opened.outcomes()}
     taken = [each.train_seconds for each in outcomes.values() if each.train_seconds]
-    usual, found = sum(taken) / len(taken) if taken else None, []
+    found = []
     for run in opened.runs:
-        losses, train = losses_path(opened.folder, run), run.config.train
-        loss = read_measures(losses).held_out_loss if losses.exists() else None
-        step, per_second = _last_step(opened.folder, run)
-        left = usual if not step else (train.total_steps - step) * train.batch_size / max(per_second, 1e-9)
-        state = f"training {step / train.total_steps:.0%}" if step else "to do"
-        state, fd = "measuring" if step == train.total_steps else state, None
-        if opened.is_finished(run):
+        work, last = opened.work(run), run.config.train.total_steps
+        step = _last_step(work)
+        state = "to do" if not step else f"training {step / last:.0%}" if step < last else "measuring"
+        loss, fd, left = None, None, sum(taken) / len(taken) * (1 - step / last) if taken else 0.0
+        if work.losses_path.exists():
+            loss = read_measures(work.losses_path).held_out_loss
+        if work.is_finished:
             state, fd, left = "finished", outcomes[run.key].evaluation.fd, 0.0
         elif reason := opened.failure(run):
             state = f"failed: {reason}"
-        found.append(RunStatus(run.title, state, loss, fd, left))
-    return found
+        numbers = ("" if value is None else f"{value:.4g}" for value in (loss, fd))
+        found.append((run.title, state, *numbers, duration(left) if left else ""))
+    return tuple(found)
 
 
-def _last_step(folder: Path, run: Run) -> tuple[int, float]:
-    """The last recorded step of a training and its images per second, 0 before the first."""
-    path = run_path(folder, run) / "metrics.jsonl"
+def _last_step(work: Work) -> int:
+    """The last recorded step of a training, 0 before the first."""
+    path = work.run_dir / "metrics.jsonl"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    for line in reversed(lines):
-        if line.endswith("}"):  # else it is being written
-            record = json.loads(line)
-            return int(record["step"]), float(record["images_per_second"])
-    return 0, 0.0
-
-
-def disk_use(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
-    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
-
-
-def unneeded(opened: OpenStudy) -> list[Path]:
-    """What results, report and prices do not need: weights and logs of finished runs, runs of other settings.
-
-    Only files that a study itself wrote, in the folders of runs that have an outcome.
-    """
-    finished = {run_path(opened.folder, run) for run in opened.runs if opened.is_finished(run)}
-    of_runs = {run_path(opened.folder, run) for run in opened.runs}
-    found = [folder / name for folder in finished for name in ("snapshots", "state", "tensorboard")]
-    found += [path if path.parent in of_runs else path.parent for path in opened.left_out()]
-    return sorted({path for path in found if path.exists()})
-
-
-def remove(paths: Sequence[Path]) -> None:
-    """Remove what `unneeded` found."""
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    whole = [line for line in lines if line.endswith("}")]  # the last may be being written
+    return int(json.loads(whole[-1])["step"]) if whole else 0

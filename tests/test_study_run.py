@@ -1,4 +1,4 @@
-"""Studies on one machine, in real processes that are killed, stopped, refused and starved of disk."""
+"""Studies in real processes that divide the work, are killed, stopped and starved of disk."""
 
 import json
 import os
@@ -12,17 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from assay.cli import app
-from assay.study import OpenStudy, drive, run_local
-from assay.study.folder import locked
-from assay.study.pool import gpu_shares
-from assay.study.stages import Update, run_path
+from assay.study import OpenStudy, run_local
+from assay.study.run import drive, gpu_shares
+from assay.study.stages import Update
 from tests.errors import rejected
 from tests.processes import seconds_until_gone, workers_of
 from tests.studies import DESIGN, WILD, fewer, kept, outcome, prepared, short, weights
@@ -32,11 +30,8 @@ DRIVER = """
 import dataclasses, json, sys
 from pathlib import Path
 from assay.study import open_study, run_local
-from assay.study.folder import locked
 tell = lambda update: print(json.dumps(dataclasses.asdict(update)), flush=True)
-opened = open_study(Path(sys.argv[1]) / "study.toml", Path(sys.argv[1]))
-with locked(opened.folder):
-    run_local(opened, 2, tell)
+run_local(open_study(Path(sys.argv[1]) / "study.toml", Path(sys.argv[1])), int(sys.argv[2]), tell)
 """
 ASSAY = "from assay.cli import main; main()"
 
@@ -56,7 +51,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> OpenStudy:
     """The study run by one worker that nothing happened to."""
     opened = prepared(tmp_path_factory.mktemp("undisturbed"), fewer)
     run_local(opened, 1)
-    assert all(opened.is_finished(run) for run in opened.runs) and len(opened.runs) == 3
+    assert not opened.missing() and len(opened.runs) == 3
     return opened
 
 
@@ -131,9 +126,8 @@ def test_gpus_are_shared_out(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_shares(gpus_per_run) == expected
-    for wrong in (6, 0.5):
-        with rejected("gpus_per_run"):
-            gpu_shares(wrong)
+    with rejected("gpus_per_run"):
+        gpu_shares(6)
 
 
 def test_threads_are_limited_everywhere() -> None:
@@ -167,10 +161,10 @@ def test_control_c_and_kills_at_any_moment_change_nothing(undisturbed: OpenStudy
     moments, num_kills = random.Random(0), 0
     while True:
         before = kept(opened)
-        finished = {run.key for run in opened.runs if opened.is_finished(run)}
+        finished = {run.key for run in opened.runs} - {run.key for run in opened.missing()}
         num_updates = moments.randrange(1, 12) if num_kills < 2 else 10_000
         told: list[dict[str, Any]] = []
-        with started(DRIVER, opened.folder) as process:
+        with started(DRIVER, opened.folder, 2) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 told.append(json.loads(line))
@@ -184,7 +178,7 @@ def test_control_c_and_kills_at_any_moment_change_nothing(undisturbed: OpenStudy
             else:
                 assert process.wait() == 0
         for run, step in saved.items():
-            assert next(update for update in told if update["run"] == run)["done"] == step + 1
+            assert next(each for each in told if each["run"] == run and each["done"])["done"] == step + 1
         saved = {}  # after a kill, what is saved depends on the moment
         assert not finished & {update["run"] for update in told}, "a finished run was taken up again"
         assert before.items() <= kept(opened).items(), "a result was written twice"
@@ -193,7 +187,7 @@ def test_control_c_and_kills_at_any_moment_change_nothing(undisturbed: OpenStudy
     assert num_kills == 2
     assert_same(opened, undisturbed)
     for run in opened.runs:  # every step is recorded once: none was lost, none counted twice
-        lines = (run_path(opened.folder, run) / "metrics.jsonl").read_text().splitlines()
+        lines = (opened.work(run).run_dir / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, 121))
 
 
@@ -234,33 +228,44 @@ def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> 
     run_local(opened, 1, kill)
     (end,) = ends
     assert end.phase == "failed" and end.reason == "workers die of it (the last with exit code -9)"
-    assert opened.failure(opened.runs[0]) == end.reason and not opened.is_finished(opened.runs[0])
+    assert opened.failure(opened.runs[0]) == end.reason and opened.missing()
     run_local(opened, 1)
-    assert opened.is_finished(opened.runs[0]) and opened.failure(opened.runs[0]) is None
+    assert not opened.missing() and opened.failure(opened.runs[0]) is None
 
 
 def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:
     opened = prepared(tmp_path, short)
     (opened.folder / "results.csv").write_text("mine")
-    with rejected(path=opened.folder), locked(opened.folder):
-        pass
+    with rejected(path=opened.folder):
+        drive(opened)
     assert (opened.folder / "results.csv").read_text() == "mine"
 
 
-def test_a_second_driver_is_refused(tmp_path: Path) -> None:
-    opened = prepared(tmp_path, short)
-    with locked(opened.folder):
-        second = CliRunner().invoke(app, ["study", "run", str(opened.folder)])
-    assert second.exit_code == 1 and "is being run by process" in second.output.replace("\n", " ")
-    assert not any(opened.is_finished(run) for run in opened.runs)
+def test_processes_that_share_a_folder_divide_the_runs_and_take_over_from_a_killed_one(
+    undisturbed: OpenStudy, tmp_path: Path
+) -> None:
+    opened = prepared(tmp_path, fewer)
+    command = "study", "run", opened.folder, "--workers", "1"
+    with started(DRIVER, opened.folder, 1) as victim, started(ASSAY, *command) as first:
+        assert victim.stdout is not None
+        with started(ASSAY, *command) as second:
+            while (last := json.loads(victim.stdout.readline()))["done"] <= 20:  # when a state is saved
+                assert last["phase"] in ("training", "held")
+            victim.kill()
+            said = [process.communicate()[0] for process in (first, second)]
+    assert first.returncode == second.returncode == 0
+    ends = [line for each in said for line in each.splitlines() if line.startswith("done ")]
+    assert sorted(ends) == sorted(f"done    {run.title}" for run in opened.runs)  # each by one of them
+    assert all(f"The report is {opened.folder / 'report.html'}" in each for each in said)
+    assert_same(opened, undisturbed)
 
 
 def test_a_run_that_diverges_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     opened = prepared(tmp_path, lambda spec: short(spec) + WILD)
     updates: list[Update] = []
     run_local(opened, 1, updates.append)
-    plain, wild = opened.runs
-    assert opened.is_finished(plain) and not opened.is_finished(wild)
+    _, wild = opened.runs
+    assert opened.missing() == [wild]
     assert "10 steps in a row without a finite gradient" in (opened.failure(wild) or "")
     reasons = {update.run: update.reason for update in updates if update.phase == "failed"}
     assert reasons == {run.key: opened.failure(run) for run in (wild,)}
@@ -274,7 +279,7 @@ def test_an_unwritable_run_and_a_full_disk_are_reported_and_keep_the_rest(
     first, blocked, third = opened.runs
     run_local(replace(opened, runs=[first]), 1)
     before = kept(opened)
-    run_path(opened.folder, blocked).touch()  # a file where the run's folder should be
+    opened.work(blocked).run_dir.touch()  # a file where the run's folder should be
     limit = 30_000  # bytes: room for results and reasons, none for a state
     options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
     with started(ASSAY, "study", "run", opened.folder, "--workers", "2", **options) as process:
@@ -284,7 +289,7 @@ def test_an_unwritable_run_and_a_full_disk_are_reported_and_keep_the_rest(
     assert len(failures) == 2 and "Error: [Errno" in failures[0] and "File too large" in failures[1]
     assert blocked.title in failures[0] and third.title in failures[1]
     assert kept(opened) == before and len(before) == 2  # an outcome and a checkpoint
-    run_path(opened.folder, blocked).unlink()
+    opened.work(blocked).run_dir.unlink()
     run_local(opened, 1)
     assert before.items() <= kept(opened).items()
     assert_same(opened, undisturbed)
@@ -303,8 +308,11 @@ def test_a_block_that_would_end_too_late_is_not_begun(
         now += sum(60.0 * (1 + (run.config.train.seed == 3)) for run in opened.missing())
         finished.update(run.key for run in opened.runs)
 
-    monkeypatch.setattr(OpenStudy, "is_finished", lambda self, run: run.key in finished)
-    monkeypatch.setattr(drive, "goal_prices", lambda opened: ())
-    driven = drive.drive(opened, runner, minutes=minutes, clock=lambda: now)
-    assert driven.opened.num_blocks == num_blocks and not driven.stopped and not driven.failed
+    monkeypatch.setattr(
+        OpenStudy, "missing", lambda self: [run for run in self.runs if run.key not in finished]
+    )
+    monkeypatch.setattr("assay.study.run.goal_prices", lambda opened: ())
+    monkeypatch.setattr("assay.study.run.time", SimpleNamespace(monotonic=lambda: now))
+    end, _, failed = drive(opened, runner, minutes=minutes)
+    assert end.num_blocks == num_blocks and not failed
     assert minutes in (None, 1) or now <= 60 * (minutes or 0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from assay.data.store import PackedImage, write_store
-from assay.study import OpenStudy, init, open_study
-from assay.study.init import draft_study
+from assay.study import OpenStudy, open_study, sizing
+from assay.study.sizing import draft_study
 from tests.commands import failing, run
 from tests.errors import rejected
 
@@ -26,8 +26,8 @@ def packed(path: Path, sigma: list[float], side: int = 8, kernel: np.ndarray | N
 
 def drafted(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch, **options: object) -> OpenStudy:
     """The study drafted for a store, where an image of training takes `seconds`."""
-    per_evaluation = seconds / init.WITH_GRADIENT
-    monkeypatch.setattr(init, "seconds_per_evaluation", lambda *arguments, **options: per_evaluation)
+    per_evaluation = seconds / sizing.WITH_GRADIENT
+    monkeypatch.setattr(sizing, "seconds_per_evaluation", lambda *arguments, **options: per_evaluation)
     text = draft_study(tmp_path / "store", cores=2, **options)  # type: ignore[arg-type]
     (tmp_path / "study.toml").write_text(text)
     return open_study(tmp_path / "study.toml", tmp_path / "out")
