@@ -6,21 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.data.store import PackedImage, write_store
 from assay.study import OpenStudy, open_study, sizing
 from assay.study.sizing import draft_study
 from tests.commands import failing, run
 from tests.errors import rejected
+from tests.stores import stored
 
 
-def packed(path: Path, sigma: list[float], side: int = 8, kernel: np.ndarray | None = None) -> Path:
-    """A store of flat images, whose content matters to no test here; the noisy ones may have a kernel."""
-    shape, rng = (1, side, side), np.random.default_rng(0)
-    images = (
-        PackedImage(str(n), rng.random(shape, dtype=np.float32), level, -1, kernel=kernel if level else None)
-        for n, level in enumerate(sigma)
-    )
-    write_store(path, path.name, images, shape, "float32", (-1, 1), ())
+def packed(path: Path, sigma: list[float], kernel: np.ndarray | None = None) -> Path:
+    """A store of images whose content matters to no test here; the noisy ones may have a kernel."""
+    values = np.random.default_rng(0).random((len(sigma), 1, 8, 8))
+    stored(path, values, sigma, kernels=[kernel if level else None for level in sigma])
     return path
 
 
