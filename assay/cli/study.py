@@ -13,7 +13,7 @@ from assay.errors import AssayError
 from assay.progress import duration, open_progress
 
 if TYPE_CHECKING:
-    from assay.study.folder import OpenStudy
+    from assay.study.stages import OpenStudy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -224,8 +224,8 @@ def status(spec: Spec, output: Folder = None) -> None:
 
     Example: `assay study status out/demo`
     """
-    from assay.study.folder import study_status
     from assay.study.report import Table
+    from assay.study.stages import study_status
 
     console, opened = open_console(markup=False), _open(spec, output)
     header = ("run", "state", "held-out loss", "FD", "left on one core")

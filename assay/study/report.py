@@ -46,8 +46,8 @@ from assay.pricing.price import Prices, price_all
 from assay.pricing.results import write_levels
 from assay.pricing.words import GOALS, amount, detail_table, doubts, price_panels, sentence
 from assay.pricing.words import headline as price_headline
-from assay.study.folder import OpenStudy
 from assay.study.spec import Run, read_study
+from assay.study.stages import OpenStudy
 
 Role = Literal["all_clean", "noisy", "noisy_truncated", "noisy_consistent", "few_clean", "mix"]
 _PAGE = Path(__file__).with_name("page")

@@ -30,11 +30,10 @@ from assay.pricing.price import Price, price_results
 from assay.pricing.words import amount
 from assay.processes import Ended, Workers
 from assay.progress import Tell, open_progress
-from assay.study.folder import OpenStudy, open_study
 from assay.study.report import Written, write_report
 from assay.study.sizing import draft_study
 from assay.study.spec import Run, Study
-from assay.study.stages import Update, Work, attempt, find_reference
+from assay.study.stages import OpenStudy, Update, Work, attempt, find_reference, open_study
 from assay.train.run import check_ranks
 
 _MAX_LOSSES = 2  # of workers at one run: then it has failed
@@ -167,12 +166,13 @@ def drive(
     is complete, and why runs have failed, by their titles. `say` gets a line for each run and block that ends.
     """
     started, reasons = time.monotonic(), dict[str, str]()
-    _check_folder(opened.folder)
+    theirs = [name for name in ("results.csv", "report.html") if (opened.folder / name).exists()]
+    if theirs and not (opened.folder / "runs").is_dir():
+        what, cure = f"holds {theirs[0]}, which no run here made", "choose another folder with -o"
+        raise AssayError(what, path=opened.folder, cure=cure)
     remove_leftovers(opened.folder)
-    if opened.missing():
-        find_reference(
-            opened.study, opened.data, opened.folder
-        )  # what is wrong with it is told before all work
+    if opened.missing():  # what is wrong with the reference is told before any work
+        find_reference(opened.study, opened.data, opened.folder)
     while True:
         num_missing, begun = len(opened.missing()), time.monotonic()
         runner(opened, on_update=_display(opened, reasons, tell, say), should_stop=should_stop)
@@ -183,21 +183,14 @@ def drive(
             rates = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in prices)
             say(f"{opened.num_blocks} blocks, for {prices[0].goal}, noisy images per clean one: {rates}")
         now, runs_per_block = time.monotonic(), len(opened.runs) // opened.num_blocks
-        pace = (now - begun) / num_missing if num_missing else _seconds_of_one(opened)
+        pace = opened.seconds() / len(opened.runs) / min(os.cpu_count() or 1, runs_per_block)  # as recorded
+        pace = (now - begun) / num_missing if num_missing else pace
         late = minutes is not None and now - started + pace * runs_per_block > 60 * minutes
         sure = until is not None and bool(prices) and all(width(price) <= until for price in prices)
         unlimited = until is None and minutes is None
         if should_stop() or opened.study.design is None or unlimited or late or sure:
             return opened, prices, {}
         opened = opened.with_blocks(opened.num_blocks + 1)
-
-
-def _check_folder(folder: Path) -> None:
-    """Reject a folder with results that are not of a study."""
-    theirs = [name for name in ("results.csv", "report.html") if (folder / name).exists()]
-    if theirs and not (folder / "runs").is_dir():
-        what, cure = f"holds {theirs[0]}, which no run here made", "choose another folder with -o"
-        raise AssayError(what, path=folder, cure=cure)
 
 
 def _display(
@@ -222,12 +215,6 @@ def _display(
         tell(opened.study.name, num_done, len(titles), "; ".join(doing.values()))
 
     return hear
-
-
-def _seconds_of_one(opened: OpenStudy) -> float:
-    """Seconds between the ends of two runs, if this machine does what was recorded, one run for each core."""
-    num_runs = len(opened.runs)
-    return opened.seconds() / num_runs / min(os.cpu_count() or 1, num_runs // opened.num_blocks)
 
 
 def width(price: Price) -> float:

@@ -34,9 +34,8 @@ from assay.metrics.held_out import num_evaluations
 from assay.metrics.reference import MIN_IMAGES
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
-from assay.study.folder import OpenStudy, open_study
 from assay.study.spec import Study, level_bins, study_runs
-from assay.study.stages import can_measure
+from assay.study.stages import OpenStudy, can_measure, open_study
 from assay.train.presets import PRESETS, suited_preset
 
 _LADDER = (1.0, 1.7, 3.0, 5.0, 10.0)

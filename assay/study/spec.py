@@ -60,11 +60,11 @@ class EvaluateConfig(Strict):
     extractor: ExtractorName = Field(
         "classifier", description="The features to compare; only inception gives FID, others give FD-NAME."
     )
-    reference: Literal["training", "held_out"] | Path = Field(
+    reference: Literal["training"] | Path = Field(
         "training",
         union_mode="left_to_right",
-        description="The real images that samples are compared with: all that are not held out, those "
-        "that are, or an npz of statistics (of `assay evaluate reference`, or EDM's fid-refs).",
+        description="The real images to compare samples with: those that are not held out, or those of an npz "
+        "of statistics (of `assay evaluate reference`, or EDM's fid-refs).",
     )
     num_images: int = Field(
         1000, ge=0, description="Samples per range of seeds; 0 does not sample, to save time."

@@ -1,29 +1,36 @@
-"""The stages of a run, each a function with a file of its own, so that nothing that is there is repeated.
+"""A study in its folder, and the stages of its runs, so that nothing that is there is repeated.
 
-    train     runs/<key>/snapshots/       weights at the steps that are compared, and the final ones
-    measure   runs/<key>/losses-*.json    held-out loss by bands of noise levels, with a stop per band
-    sample    runs/<key>/samples-*.json   distances of samples, one file per way of sampling, and a picture
-    record    runs/<key>/outcome-*.json   one row of results.csv
+    study.toml                    the spec, copied
+    data/, shared/                known data sets, extractor and reference features, made once
+    runs/<key>/snapshots/         train: weights at the steps that are compared, and the final ones
+    runs/<key>/losses-*.json      measure: held-out loss by bands of noise levels, with a stop per band
+    runs/<key>/samples-*.json     sample: distances of samples, one file per way of sampling, and a picture
+    runs/<key>/outcome-*.json     record: one row of results.csv
+    results.csv, levels.csv       all outcomes, and what prices are made of: see `assay.study.report`
 
-`execute` goes through them, and `attempt` does so if no other process is at the same run. An outcome's file is
-all that counts: with it nothing is repeated, even if the checkpoint is gone.
+`execute` goes through the stages, and `attempt` does so if no other process is at the same run. An outcome's
+file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
 """
 
+import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.picture import image_grid
+from assay.data.view import check_complete
 from assay.devices import find_devices
-from assay.errors import AssayError
-from assay.files import Busy, decoding, hold_lock, write_whole
+from assay.errors import AssayError, about
+from assay.files import Busy, decoding, hold_lock, read_text, write_whole
 from assay.metrics import (
     Extractor,
     Reference,
@@ -35,16 +42,19 @@ from assay.metrics import (
 from assay.metrics.classifier import has_labels
 from assay.metrics.evaluate import Along, Evaluation, load_arrays, save_evaluation, with_band_losses
 from assay.metrics.generated import sample_checkpoint
-from assay.metrics.held_out import MIN_IMAGES, losses_by_band, stopping_steps
-from assay.outcome import Outcome, save_outcome
+from assay.metrics.held_out import MIN_IMAGES, losses_by_band, paired_errors, stopping_steps
+from assay.outcome import Outcome, load_outcome, save_outcome
+from assay.pricing.results import LevelResults
+from assay.progress import duration
 from assay.sample import SampleConfig
-from assay.study.spec import Run, Study, hash_tree
+from assay.study.spec import Run, Study, check_against_data, hash_tree, read_study, study_runs
 from assay.train import train
 from assay.train.folder import final_path, remove_states
 from assay.train.ranks import train_on_ranks
 from assay.train.restored import restored_path, round_ends, snapshot_at
 
 _NUM_PICTURED = 64
+_SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
 
 
 @dataclass(frozen=True)
@@ -291,11 +301,6 @@ def find_reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extrac
     extractor = load_extractor(chosen.extractor, shared, None, source, devices, chosen.batch_size)
     if isinstance(chosen.reference, Path):
         return extractor, reference_from_statistics(chosen.reference, extractor)
-    if chosen.reference == "held_out":
-        held_out = data.open_held_out()
-        if held_out is None:
-            raise AssayError("no image is held out", key="evaluate.reference", cure="set data.held_out")
-        source = held_out
     return extractor, reference_from_images(source, extractor, shared)
 
 
@@ -354,3 +359,182 @@ def record_stage(work: Work, sample: SampleConfig, measured: Evaluation, sampled
         held_out_loss_seconds=read_seconds(work.losses_path.with_suffix(".seconds")),
     )
     save_outcome(work.outcome_path(sample), outcome)
+
+
+# --- the folder --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study in its folder, with its data."""
+
+    study: Study
+    folder: Path
+    data: DataConfig  # with paths of stores alone
+    source: ImageSource  # the images to train on
+    held_out: ImageSource | None  # those set aside, which no run is trained on
+    runs: list[Run]
+
+    def with_blocks(self, blocks: int) -> "OpenStudy":
+        """The same design with this number of blocks."""
+        fingerprint = self.held_out.fingerprint if self.held_out else ""
+        return replace(self, runs=study_runs(self.study, self.data, self.source, fingerprint, blocks))
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks of a design, or the seeds of a grid."""
+        return len({run.config.train.seed for run in self.runs})
+
+    def work(self, run: Run) -> Work:
+        """One of its runs, with the paths of its files."""
+        return Work(self.study, self.folder, self.data, run)
+
+    def outcomes(self) -> list[tuple[Run, Outcome]]:
+        """The finished rows with their runs, in the order of the spec."""
+        found = []
+        for run in self.runs:
+            for of, sample in run.ways:
+                if (path := self.work(run).outcome_path(sample)).exists():
+                    outcome = load_outcome(path)
+                    assert isinstance(outcome, Outcome)
+                    found.append((run, outcome.model_copy(update={"configuration": of})))
+        return found
+
+    def levels(self) -> list[LevelResults]:
+        """The losses of all measured runs by bands of levels, for each table of configurations."""
+        tables: dict[str, list[tuple[Run, Evaluation]]] = {}
+        for run in self.runs:
+            if (path := self.work(run).losses_path).exists():
+                tables.setdefault(run.ways[0][0].table, []).append((run, read_measures(path)))
+        return [_level_results(self.study.name, table, rows) for table, rows in tables.items()]
+
+    def seconds(self) -> float:
+        """What all outcomes took together, on one core."""
+        found = [outcome for _, outcome in self.outcomes()]
+        parts = [(each.train_seconds, each.sample_seconds, each.held_out_loss_seconds) for each in found]
+        return sum(seconds or 0.0 for each in parts for seconds in each)
+
+    def left_out(self) -> list[Path]:
+        """The outcomes in the folder that belong to none of its runs: of other settings."""
+        mine = {self.work(run).outcome_path(sample) for run in self.runs for sample in run.samples}
+        return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
+
+    def missing(self) -> list[Run]:
+        """The runs without all of their results."""
+        return [run for run in self.runs if not self.work(run).is_finished]
+
+    def failure(self, run: Run) -> str | None:
+        """Why the run failed the last time, if it did."""
+        path = self.work(run).failure_path
+        return path.read_text(errors="replace") if path.exists() else None
+
+
+def _level_results(dataset: str, table: str, rows: Sequence[tuple[Run, Evaluation]]) -> LevelResults:
+    configurations, bands = [run.ways[0][0] for run, _ in rows], rows[0][1].bands
+    sigmas = sorted({level for of in configurations for level in of.levels})
+    num_noisy = np.array([[dict(of.noisy).get(level, 0.0) for level in sigmas] for of in configurations])
+    records = [found.held_out_loss_record for _, found in rows if found.held_out_loss_record]
+    ends = [(band.low, math.inf if band == bands[-1] else band.high) for band in bands]
+    errors = np.array([paired_errors(records, *each) for each in ends])
+
+    def column(name: str) -> np.ndarray:
+        return np.array([[getattr(band, name) for band in found.bands] for _, found in rows])
+
+    return LevelResults(
+        dataset=dataset,
+        table=table,
+        sigmas=np.array(sigmas),
+        block=np.array([of.seed or 0 for of in configurations]),
+        num_clean=np.array([of.num_clean for of in configurations]),
+        num_noisy=num_noisy.reshape(len(rows), len(sigmas)),
+        edges=np.array([bands[0].low, *(band.high for band in bands)]),
+        loss=column("loss"),
+        error=errors.T,
+        step=column("step"),
+        last_step=np.array([run.config.train.total_steps for run, _ in rows]),
+        loss_last=column("loss_at_end"),
+    )
+
+
+def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[str] = ()) -> OpenStudy:
+    """Check a study against its data, before any work, and open its folder (by default out/NAME).
+
+    `settings` change the file as `assay train --set` does; the folder remembers them. Blocks that were added
+    to a design are found again.
+
+    >>> opened = assay.open_study("study.toml")
+    >>> opened.source
+    <mine: 160 images of 1 x 8 x 8, 160 clean, 0 noisy>
+    >>> [run.title for run in opened.runs]
+    ['160 clean (seed 0)', '80 clean (seed 0)', '80 clean + 80 noisy at 0.3 (seed 0)']
+    """
+    spec = Path(spec)
+    kept = spec.with_name(_SETTINGS)
+    if not settings and kept.exists():
+        settings = read_text(kept).splitlines()
+    study = read_study(spec, settings)
+    folder = folder or Path("out") / study.name
+    if (folder / "study.toml").exists():
+        other = read_study(folder / "study.toml").name
+        if other != study.name:
+            what = f"holds the study {other!r}, not {study.name!r}"
+            raise AssayError(what, path=folder, cure="choose another folder")
+    with about(spec):
+        data = study.data.prepared(folder / "data", hold_out=True)
+        source, held_out = data.open(), data.open_held_out()
+        if held_out is not None:
+            check_complete(held_out, "cannot be measured: set data.held_out to a store of complete images")
+        if study.design is not None and not can_measure(held_out):
+            raise AssayError("a design needs at least 40 held-out images", key="data.held_out", cure="set it")
+        runs = study_runs(study, data, source, held_out.fingerprint if held_out else "")
+        check_against_data(runs)
+    opened = _with_added_blocks(OpenStudy(study, folder, data, source, held_out, runs))
+    if spec.resolve() != (folder / "study.toml").resolve():
+        if lost := len(opened.left_out()):
+            raise AssayError(
+                f"holds {lost} results of other settings, which a report would not show", path=folder,
+                cure="choose another folder with -o",
+            )  # fmt: skip
+        with write_whole(folder / "study.toml") as partial:
+            partial.write_text(read_text(spec))
+        if settings:
+            with write_whole(folder / _SETTINGS) as partial:
+                partial.write_text("\n".join(settings) + "\n")
+    return opened
+
+
+def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
+    """The study with the blocks that were added to its design."""
+    while opened.study.design is not None:
+        more = opened.with_blocks(opened.num_blocks + 1)
+        if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
+            break
+        opened = more
+    return opened
+
+
+def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
+    """Title, state, held-out loss, FD and time left of every run, as text; by what the finished ones took."""
+    outcomes, found = {run.key: outcome for run, outcome in opened.outcomes()}, []
+    taken = [each.train_seconds for each in outcomes.values() if each.train_seconds]
+    for run in opened.runs:
+        work, last, numbers = opened.work(run), run.config.train.total_steps, ["", ""]
+        step = _last_step(work)
+        state = "to do" if not step else f"training {step / last:.0%}" if step < last else "measuring"
+        left = sum(taken) / len(taken) * (1 - step / last) if taken else 0.0
+        if work.is_finished:
+            evaluation = outcomes[run.key].evaluation
+            numbers = [f"{each:.4g}" if each else "" for each in (evaluation.held_out_loss, evaluation.fd)]
+            state, left = "finished", 0.0
+        elif reason := opened.failure(run):
+            state = f"failed: {reason}"
+        found.append((run.title, state, *numbers, duration(left) if left else ""))
+    return tuple(found)
+
+
+def _last_step(work: Work) -> int:
+    """The last recorded step of a training, 0 before the first."""
+    path = work.run_dir / "metrics.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    whole = [line for line in lines if line.endswith("}")]  # the last may be being written
+    return int(json.loads(whole[-1])["step"]) if whole else 0
