@@ -200,6 +200,7 @@ def test_processes_that_share_a_folder_divide_the_runs_and_take_over_from_a_kill
     with started(*command) as victim:
         while not (locks := list(opened.folder.glob("runs/*/.assay-partial/training.lock"))):
             assert victim.poll() is None
+            time.sleep(0.02)
         (worker,) = workers_of(victim.pid)
         os.kill(worker, signal.SIGSTOP)  # it keeps its run, and does nothing
         with started(*command) as first, started(*command) as second:

@@ -76,8 +76,7 @@ class EvaluateConfig(Strict):
     along: int = Field(
         0,
         ge=0,
-        description="Also measure this many snapshots, evenly spaced over training, each on num_images samples "
-        "of other seeds: the paper's figure of FID against steps. Set it before training.",
+        description="Also measure this many snapshots along training: the paper's figure of FID by steps.",
     )
 
 
@@ -90,20 +89,16 @@ class Design(Strict):
 
     have_clean: int = Field(ge=20, description="The clean images in hand, the unit of the design.")
     ladder: tuple[Rung, ...] = Field(
-        (1.0, 1.7, 3.0, 5.0, 10.0),
-        min_length=3,
-        description="Sizes of the clean-only trainings in units of have_clean, as far as there are images.",
+        (1.0, 1.7, 3.0, 5.0, 10.0), min_length=3, description="Clean-only sizes, in units of have_clean."
     )
     mixes: tuple[Rung, ...] = Field(
         (1.0,),
         min_length=1,
-        description="Clean images of the mixes, in units of have_clean: several show whether the worth of a "
-        "noisy image depends on the share of clean ones.",
+        description="Clean images of the mixes, in the same units; several compare shares.",
     )
     noisy: tuple[Level, ...] = Field(
         (),
-        description="Noise levels to simulate. Without any, the noisy images of the store are studied, by "
-        "level, or in three bins of levels if there are many.",
+        description="Noise levels to simulate. Default: those of the store, in three bins if there are many.",
     )
     num_noisy: int | None = Field(
         None, ge=1, description="Noisy images of each mix. Default: up to the largest size of the ladder."
@@ -143,9 +138,7 @@ class Extra(Strict):
     num_extra: int = Field(0, ge=0, description='Steps below the noise level, with sampling = "refined".')
     train: TrainConfig = Field(TrainConfig(), description="Settings of training that override the study's.")
     continues: bool = Field(
-        False,
-        description="Continue the grid's training on the same images with these settings, instead of starting "
-        "anew; train.num_steps counts from its beginning.",
+        False, description="Continue the grid's training on the same images, up to train.num_steps in all."
     )
 
     @model_validator(mode="after")
@@ -165,8 +158,7 @@ class Study(Strict):
     net: dict[str, Any] = Field(description="The network, as in the file of a run.")
     train: TrainConfig = Field(TrainConfig(), description="How to train every configuration.")
     consistency: ConsistencyConfig = Field(
-        ConsistencyConfig(coefficient=1.0, start=0.5),
-        description="The consistency loss of the configurations that use it.",
+        ConsistencyConfig(coefficient=1.0, start=0.5), description="The consistency loss, where it is used."
     )
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="How results are measured.")
     design: Design | None = Field(None, description="A design that decides a price.")
