@@ -135,7 +135,8 @@ def test_control_c_changes_nothing(undisturbed: OpenStudy, tmp_path: Path) -> No
     step = max(int(state.stem) for state in opened.folder.glob(f"runs/{begun}/state/*.safetensors"))
     updates: list[Update] = []
     run_local(opened, 2, updates.append)
-    assert next(each for each in updates if each.run == begun and each.done).done == step + 1
+    trained = [each.done for each in updates if (each.run, each.phase) == (begun, "training") and each.done]
+    assert trained[0] > step  # it goes on from there; of the steps it tells some, not all
     assert_same(opened, undisturbed)
     for run in opened.runs:  # every step is recorded once: none was lost, none counted twice
         lines = (opened.work(run).run_dir / "metrics.jsonl").read_text().splitlines()

@@ -195,7 +195,10 @@ def cost(
 
     console, opened = open_console(markup=False), None
     study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
+    reference = study.evaluate.reference
     try:
+        if isinstance(reference, Path) and not reference.exists():
+            raise AssayError("is missing", path=reference, key="evaluate.reference")
         opened = None if rate else _open(spec, output, settings)
     except AssayError as error:
         console.print(f"It cannot start here: {error}", style="yellow")
@@ -212,7 +215,8 @@ def cost(
     for each, time in zip(found, hours, strict=True):
         counts = f"{each.num_trained:,}", f"{each.num_sampled:,}"
         rows.append((each.title, *counts, duration(3600 * time), f"{each.gigabytes:.1f}"))
-    console.print(Table(study.name, ("run", "images trained on", "images sampled", "time", "GB"), tuple(rows)))
+    header = ("run", "images trained on", "images sampled", "time", "GB")
+    console.print(str(Table(study.name, header, tuple(rows))))
     size = sum(each.gigabytes for each in found)
     text = f"{len(found)} trainings, {size:,.0f} GB if all run at once: about {sum(hours):,.3g} hours"
     console.print(f"{text} {basis}.")
@@ -229,7 +233,7 @@ def status(spec: Spec, output: Folder = None) -> None:
 
     console, opened = open_console(markup=False), _open(spec, output)
     header = ("run", "state", "held-out loss", "FD", "left on one core")
-    console.print(Table(opened.study.name, header, study_status(opened)))
+    console.print(str(Table(opened.study.name, header, study_status(opened))))
     done = f"{len(opened.runs) - len(opened.missing())} of {len(opened.runs)} runs finished"
     size = sum(path.stat().st_size for path in opened.folder.rglob("*") if path.is_file())
     console.print(f"{done} in {opened.num_blocks} blocks or seeds; {opened.folder} takes {size / 1e6:,.0f} MB.")
