@@ -30,7 +30,7 @@ _MODULE_OF = {
     "Model": "assay.model",
     "fit": "assay.model",
     "load": "assay.model",
-    "run_study": "assay.study.drive",
+    "run_study": "assay.study.run",
     "open_study": "assay.study",
     "price": "assay.pricing",
     "quote": "assay.pricing",

@@ -52,8 +52,6 @@ class Panel:
 
 def save_png(panels: Sequence[Panel], path: Path) -> None:
     """Draw the panels, two in a row, into a PNG."""
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"{path}: a plot is a PNG; give its name the suffix .png")
     with write_whole(path) as partial:
         draw(panels).save(partial, format="png")
 

@@ -133,18 +133,22 @@ def _unlock(lock: FileLock) -> None:
         path.parent.rmdir()
 
 
+class Busy(AssayError):
+    """Another process holds a lock."""
+
+
 @contextmanager
 def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock called `path` until the block or the process ends. No file of that name is touched.
 
-    If another process still holds it after `seconds`, raises an error with the sentence `busy`, in which
+    If another process still holds it after `seconds`, raises `Busy` with the sentence `busy`, in which
     `{holder}` is that process. A long wait is announced by a warning.
     """
     file, started, warned = Path(f"{_partial(path)}{_LOCK}"), time.monotonic(), False
     while (lock := _lock(_partial(path))) is None:
         waited = time.monotonic() - started
         if waited >= seconds:
-            raise AssayError(busy.format(holder=_holder(file)))
+            raise Busy(busy.format(holder=_holder(file)))
         if waited > _SECONDS_UNTIL_WARNED and not warned:
             warned = True
             warnings.warn(f"waiting for {_holder(file)}, which holds {file}", stacklevel=3)

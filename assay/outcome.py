@@ -2,22 +2,7 @@
 
 A study writes one `Outcome` as JSON for each way of sampling each model; `gather` makes the same record from
 a result of `assay evaluate`. All tables, prices and reports are functions of outcomes, which travel between
-commands as `results.csv`, written and read here alone. Its columns:
-
-    dataset, table                    the data set, and the table or extra of a study (optional)
-    sigma (or noise)                  noise level of the noisy images; empty without any
-    num_clean, num_noisy              numbers of images (or n_clean, n_noisy)
-    clean_fraction, noisy_fraction    parts of the data set, instead of these where its size is known
-    sampling, consistency, seed       full, truncated or refined; 0 or 1; of training, or the block (optional)
-    rounds                            how often images were restored and trained on again (optional)
-    fd, fd_std, metric                the distance (or fid), its deviation over ranges of samples, and its name
-    held_out_loss, ..._error, ...     the held-out loss in nats per dimension (see `Evaluation`)
-    extractor, num_images, kid, ...   the other fields of `Evaluation`; empty where not measured
-    train_seconds, sample_seconds,    what it took: training, sampling and measuring, and measuring
-    held_out_loss_seconds
-
-A cell may hold several noise levels, separated by spaces; `num_noisy` then holds as many numbers. Columns not
-named here are ignored.
+commands as `results.csv`, written and read here alone (docs/howto/deciding.md lists its columns).
 """
 
 import csv
@@ -52,8 +37,8 @@ class Configuration(BaseModel):
     """What a model was trained on, and how it was trained and sampled.
 
     `noisy` has one (noise level, number of images) per level. `clean_fraction` is the part of the data set that
-    is clean where that was simulated. `table` names the table of a study or the variant of training that the
-    configuration belongs to, and `seed` the seed of training, or the block of a design.
+    is clean where that was simulated. `table` names the table or the extra of a study, and `seed` the seed of
+    training, or the block of a design.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -153,18 +138,14 @@ class Outcome(BaseModel):
 
 @dataclass(frozen=True)
 class Metric:
-    """What results are compared by: a field of `Evaluation` by its `name`. Lower is better.
-
-    `title` is what it is called (FD is called after its extractor), `form` how numbers are written.
-    """
+    """What results are compared by: a field of `Evaluation` by its `name`; `form` is how it is written."""
 
     name: str
     form: str = ".3g"
 
     def value(self, outcome: Outcome) -> float | None:
         """The number of an outcome, None if it was not measured."""
-        found: float | None = getattr(outcome.evaluation, self.name)
-        return found
+        return getattr(outcome.evaluation, self.name)
 
     def error(self, outcome: Outcome) -> float | None:
         """Its error: the standard error, or of a distance the deviation over ranges of samples."""
@@ -172,7 +153,7 @@ class Metric:
         return getattr(outcome.evaluation, names[0]) if names else None
 
     def title(self, outcome: Outcome) -> str:
-        """What it is called, in the table that the outcome is in."""
+        """What it is called; FD after its extractor."""
         named = Evaluation.model_fields[self.name].title or self.name.replace("_", " ")
         return outcome.evaluation.metric or "FD" if self.name == "fd" else named
 
@@ -220,8 +201,13 @@ def load_outcome(path: Path) -> Outcome | Evaluation:
         return load_arrays(path, Evaluation.model_validate(tree))
 
 
+def load_evaluations(paths: Iterable[Path]) -> dict[str, Evaluation]:
+    """Evaluations from JSON files and tables by where they come from."""
+    found = _load_all(paths).items()
+    return {name: each.evaluation if isinstance(each, Outcome) else each for name, each in found}
+
+
 def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
-    """The contents of JSON files and tables by where they come from."""
     found: dict[str, Outcome | Evaluation] = {}
     for path in paths:
         if path.suffix == ".csv":
@@ -231,41 +217,34 @@ def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
     return found
 
 
-def load_evaluations(paths: Iterable[Path]) -> dict[str, Evaluation]:
-    """Evaluations from JSON files and tables by where they come from."""
-    found = _load_all(paths).items()
-    return {name: each.evaluation if isinstance(each, Outcome) else each for name, each in found}
-
-
 def gather(paths: Iterable[Path]) -> list[Outcome]:
     """Outcomes from JSON files and tables, sorted.
 
     Of a result of `assay evaluate` the checkpoint must know its training. An error if some results of one data
     set and extractor cannot be compared.
     """
-    found = {
-        name: each if isinstance(each, Outcome) else _outcome_of(each, name)
-        for name, each in _load_all(paths).items()
-    }
-    groups: dict[tuple[str, str], dict[str, Evaluation]] = {}
-    for name, outcome in found.items():
-        group = groups.setdefault((outcome.configuration.dataset, outcome.evaluation.extractor), {})
-        group[name] = outcome.evaluation
+    found, groups = list[Outcome](), dict[tuple[str, str], dict[str, Evaluation]]()
+    for name, each in _load_all(paths).items():
+        with decoding(name, "add a row for it by hand"):
+            outcome = each if isinstance(each, Outcome) else _outcome_of(each)
+        groups.setdefault((outcome.configuration.dataset, outcome.evaluation.extractor), {})[name] = (
+            outcome.evaluation
+        )
+        found.append(outcome)
     for group in groups.values():
         compare(group)
-    return sorted(found.values(), key=lambda outcome: outcome.configuration.order())
+    return sorted(found, key=lambda outcome: outcome.configuration.order())
 
 
-def _outcome_of(evaluation: Evaluation, name: str) -> Outcome:
+def _outcome_of(evaluation: Evaluation) -> Outcome:
     details, record = evaluation.details, evaluation.held_out_loss_record
-    with decoding(name, "add a row for it by hand"):
-        if details and details.sampler:
-            sampler = details.sampler
-            configuration = trained_configuration(sampler.info, details.reference, sampler.sample)
-        elif record and record.info:
-            configuration = trained_configuration(record.info, record.held_out)
-        else:
-            raise AssayError("does not say what its model was trained on, as a checkpoint would")
+    if details and details.sampler:
+        sampler = details.sampler
+        configuration = trained_configuration(sampler.info, details.reference, sampler.sample)
+    elif record and record.info:
+        configuration = trained_configuration(record.info, record.held_out)
+    else:
+        raise AssayError("does not say what its model was trained on, as a checkpoint would")
     return Outcome(configuration=configuration, evaluation=evaluation)
 
 
@@ -292,9 +271,9 @@ def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
         values = configuration.model_dump(exclude={"noisy"}) | {"consistency": int(configuration.consistency)}
         values |= {name: getattr(outcome.evaluation, name) for name in _MEASURED}
         values |= {name: getattr(outcome, name) for name in _SECONDS}
-        values |= {"sigma": " ".join(repr(level) for level in configuration.levels)}
-        values |= {"num_clean": _number(configuration.num_clean)}
-        values |= {"num_noisy": " ".join(_number(number) for _, number in configuration.noisy) or "0"}
+        values["sigma"] = " ".join(map(repr, configuration.levels))
+        values["num_clean"] = _number(configuration.num_clean)
+        values["num_noisy"] = " ".join(_number(number) for _, number in configuration.noisy) or "0"
         writer.writerow({name: csv_cell(value) for name, value in values.items()})
     with write_whole(path) as partial:
         partial.write_text(buffer.getvalue(), encoding="utf-8")

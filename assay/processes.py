@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_SECONDS_TO_SAVE = 3.0
 
 
 @dataclass(frozen=True)
@@ -102,24 +99,11 @@ def _run() -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process soon after its parent ends.
-
-    On Linux the kernel kills it at once, even if it is stopped; elsewhere a thread notices, and leaves it
-    some seconds to save.
-    """
+    """End this process with its parent, even if it is stopped; where there is no Linux, its connection ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # gone before the kernel was told
         os._exit(1)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    time.sleep(_SECONDS_TO_SAVE)
-    os._exit(1)
 
 
 if __name__ == "__main__":

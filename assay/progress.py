@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 Tell = Callable[..., None]  # (name, done, total, note="")
-_SECONDS = {"notebook": 0.5, "plain": 30.0}  # between two lines
 
 
 @contextmanager
@@ -21,44 +20,45 @@ def open_progress(shown: bool = True, console: Console | None = None) -> Iterato
     console = console or Console(stderr=True)
     if not shown:
         yield lambda name, done, total, note="": None
-    elif console.is_terminal and not console.is_jupyter:
+    elif not console.is_terminal or console.is_jupyter:
+        yield _lines(console)
+    else:
         note = TextColumn("{task.fields[note]}")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, note, console=console) as bar:
-            tasks: dict[str, object] = {}
+            tasks: dict[str, TaskID] = {}
 
             def move(name: str, done: float, total: float, note: str = "") -> None:
                 if name not in tasks:
                     tasks[name] = bar.add_task(name, total=total, note=note)
-                bar.update(tasks[name], completed=done, total=total, note=note)  # type: ignore[arg-type]
+                bar.update(tasks[name], completed=done, total=total, note=note)
 
             yield move
-    else:
-        yield _Lines(console).tell
 
 
-class _Lines:
+def _lines(console: Console) -> Tell:
     """Prints `name: 40%, 120 of 300, 17 s left` when a line is due."""
+    seconds = 0.5 if console.is_jupyter else 30.0  # between two lines
+    first, last = (
+        dict[str, tuple[float, float]](),
+        dict[str, float](),
+    )  # when and where each began
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.seconds = _SECONDS["notebook" if console.is_jupyter else "plain"]
-        self.first: dict[str, tuple[float, float]] = {}  # when and where a name began
-        self.last: dict[str, float] = {}
-
-    def tell(self, name: str, done: float, total: float, note: str = "") -> None:
+    def tell(name: str, done: float, total: float, note: str = "") -> None:
         now = time.monotonic()
-        began, start = self.first.setdefault(name, (now, done))
-        if now - self.last.setdefault(name, now) < self.seconds and done < total:
+        began, start = first.setdefault(name, (now, done))
+        if now - last.setdefault(name, now) < seconds and done < total:
             return
-        self.last[name] = now
+        last[name] = now
         left = f"{duration((now - began) * (total - done) / (done - start))} left" if done > start else ""
         parts = [f"{done / max(total, 1):.0%}", f"{done:g} of {total:g}", left, note]
         text = f"{name}: " + ", ".join(part for part in parts if part)
-        if self.console.is_jupyter:
+        if console.is_jupyter:
             print("\r" + text.ljust(60), end="" if done < total else "\n")
         else:
-            self.console.print(text, soft_wrap=True, highlight=False)
+            console.print(text, soft_wrap=True, highlight=False)
+
+    return tell
 
 
 def duration(seconds: float) -> str:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from assay.data import View, open_store, simulate
 from assay.data.known import get
-from assay.data.store import PackedImage, write_store
 from assay.study import OpenStudy, open_study, read_study
-from assay.study.runs import level_bins
+from assay.study.spec import level_bins
 from tests.errors import rejected
+from tests.stores import stored
 from tests.studies import DESIGN, SPEC
 
 EXTRA = "[[extra]]\nclean_fraction = 0.1\nsigma = 0.3\n"
@@ -25,10 +25,8 @@ TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fra
     ("old", "new", "key"),
     [
         ('name = "tiny"', 'nmae = "tiny"', "nmae"),
-        ('name = "tiny"', 'name = ".."', "name"),
         ('name = "tiny"', 'name = "a/b"', "name"),
         ("sigmas =", "sigma =", "grid.sigma"),
-        ("[grid]", "[gird]", "gird"),
         ("[grid]", "[grid", None),
         ("[grid]\nclean_fractions = [1, 0.1, 0]\nsigmas = [0.5]", "", None),
         ("batch_size", "batchsize", "train.batchsize"),
@@ -36,19 +34,15 @@ TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fra
         ("num_steps = 4", "num_steps = 0", "evaluate.sample.num_steps"),
         ("lr = 2e-3", "seed = 3", "train.seed"),
         ("[1, 0.1, 0]", "[1, 1.5]", "grid.clean_fractions.1"),
-        ("[1, 0.1, 0]", "[1, -0.1]", "grid.clean_fractions.1"),
-        ("[1, 0.1, 0]", "[1, 0.1, 0.1]", "grid.clean_fractions"),
         ("[1, 0.1, 0]", "[]", "grid.clean_fractions"),
         ("[1, 0.1, 0]", "[1, 0.0001]", "grid.clean_fractions"),
         ("[0.5]", "[0]", "grid.sigmas.0"),
-        ("[0.5]", "[-0.5]", "grid.sigmas.0"),
         ("[0.5]", "[inf]", "grid.sigmas.0"),
         ("[0.5]", "[100]", "evaluate.sample"),
         ("sigmas = [0.5]", "baselines = []", "grid"),
         ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "grid"),
         ('"pixels"', '"pixel"', "evaluate.extractor"),
         ("[grid]", TWO_EXTRAS.format(sigma="-1") + "[grid]", "extra.1.sigma"),
-        ("[grid]", EXTRA + "seeds = []\n[grid]", "extra.0.seeds"),
         ("[grid]", EXTRA.replace("sigma = 0.3\n", "") + "sampling = 'truncated'\n[grid]", "extra.0"),
         ("[grid]", EXTRA + EXTRA + "train = {lr = 0.1}\n[grid]", "extra"),  # results could not tell them apart
         ('"digits"', '"digits"\nsigma = 0.3', "data.sigma"),
@@ -63,12 +57,6 @@ def test_bad_spec_is_rejected_with_file_and_key(old: str, new: str, key: str | N
     assert not (tmp_path / "out" / "runs").exists() and not (tmp_path / "out" / "study.toml").exists()
 
 
-def test_the_same_configuration_twice_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "spec.toml"
-    path.write_text(SPEC + EXTRA + EXTRA)
-    assert len(open_study(path, tmp_path / "out").runs) == 6
-
-
 def test_a_folder_of_another_study_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "spec.toml"
@@ -81,9 +69,7 @@ def test_a_folder_of_another_study_is_rejected(tmp_path: Path, monkeypatch: pyte
 
 
 def make_store(path: Path, sigma_tn: Sequence[float], seed: int = 0) -> Path:
-    pixels = np.random.default_rng(seed).uniform(-1, 1, (len(sigma_tn), 1, 8, 8)).astype(np.float32)
-    images = (PackedImage(str(i), pixels[i], sigma, -1) for i, sigma in enumerate(sigma_tn))
-    write_store(path, path.name, images, (1, 8, 8), "float32", (-1, 1), ())
+    stored(path, np.random.default_rng(seed).uniform(-1, 1, (len(sigma_tn), 1, 8, 8)), sigma_tn)
     return path
 
 
@@ -115,11 +101,9 @@ def test_rows_are_the_papers_and_share_trainings(tmp_path: Path) -> None:
     assert {run.config.train.num_steps for run in extreme} == {7}
     assert {run.config.train.num_steps for run in runs if run not in extreme} == {120}
     assert {run.config.train.batch_size for run in runs} == {64}  # what the extra does not set stays
-    assert all(
-        (run.config.train.consistency.coefficient > 0) == setting.consistency
-        for run in runs
-        for setting, _ in run.ways
-    )
+    for run in runs:
+        coefficient = run.config.train.consistency.coefficient
+        assert {of.consistency for of, _ in run.ways} == {coefficient > 0}
     assert {sample.truncate_at for setting, sample in rows if setting.sampling == "truncated"} == {0.1, 0.2}
     for run in runs:
         sigma_tn, setting = run.config.data.open().sigma_tn, run.ways[0][0]
@@ -159,15 +143,9 @@ def test_names_of_runs_depend_on_what_matters_alone(tmp_path: Path) -> None:
 def test_images_are_held_out_by_default(
     sigma_tn: list[float], words: str, num_held_out: int | None, num_left: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "spec.toml"
-    grid = "clean_fractions = [1]"
-    spec = SPEC.replace("clean_fractions = [1, 0.1, 0]\nsigmas = [0.5]", grid)
-    path.write_text(spec.replace('"digits"', f'"{make_store(tmp_path / "store", sigma_tn)}"\n{words}'))
-    study = open_study(path, tmp_path / "out")
-    assert (
-        len(study.source) == num_left
-        and (None if study.held_out is None else len(study.held_out)) == num_held_out
-    )
+    spec = SPEC.replace("clean_fractions = [1, 0.1, 0]\nsigmas = [0.5]", "clean_fractions = [1]")
+    study = opened(tmp_path, spec.replace('"digits"', f'"digits"\n{words}'), sigma_tn)
+    assert len(study.source) == num_left and len(study.held_out or ()) == (num_held_out or 0)
     if study.held_out is not None:
         assert isinstance(study.held_out, View)
         aside = set(study.held_out.image_number.tolist())

@@ -36,7 +36,7 @@ def measured(spec: str) -> str:
 
 def work_of(folder: Path) -> Work:
     opened = prepared(folder, measured)
-    return Work(opened.study, opened.folder, opened.data, opened.runs[0])
+    return opened.work(opened.runs[0])
 
 
 def test_steps_are_decided_in_one_place(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_results_by_level_are_written_and_read_again(tmp_path: Path) -> None:
     )
     opened = prepared(tmp_path, lambda spec: few)
     for run in opened.runs[:3]:
-        assert execute(Work(opened.study, opened.folder, opened.data, run))
+        assert execute(opened.work(run))
     (levels,) = opened.levels()
     assert levels.num_clean.tolist() == [80, 160, 320] and levels.num_noisy.shape == (3, 0)
     assert levels.edges[0] == pytest.approx(2 / 255) and levels.edges[-1] == pytest.approx(80)

@@ -1,24 +1,19 @@
 """`assay study`: which data should I use, and what is it worth?"""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from assay.cli.options import open_console, output_option
 from assay.cli.train import stop_on_signal
+from assay.errors import AssayError
 from assay.progress import duration, open_progress
 
 if TYPE_CHECKING:
-    from assay.pricing.price import Price
-    from assay.progress import Tell
-    from assay.study.drive import Runner
-    from assay.study.folder import OpenStudy
-    from assay.study.report import Written
-    from assay.study.stages import Update
+    from assay.study.stages import OpenStudy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,10 +26,15 @@ Folder = Annotated[
     Path | None, output_option("Folder of the study. Default: out/NAME, with the name in the file.")
 ]
 Settings = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file, e.g. train.num_steps=100."),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs."),
+]
 _RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
+_NOTHING = "No run is finished yet."
 
 
 def _open(spec: Path, output: Path | None, settings: Sequence[str] = ()) -> "OpenStudy":
@@ -52,13 +52,13 @@ def init(
         typer.Option(min=20, help="The clean images you have. Default: a tenth of those in the store."),
     ] = None,
     noisy: Annotated[
-        list[float] | None,
+        list[float],
         typer.Option(
             metavar="SIGMA",
             help="A noise level that you could buy; repeat it for several. It is simulated, where all images "
             "of the store are clean. Default there: 0.2.",
         ),
-    ] = None,
+    ] = [],  # noqa: B006
     minutes: Annotated[float, typer.Option(help="How long the first blocks may take on this machine.")] = 30.0,
 ) -> None:
     """Write a commented study file that decides what a noisy image is worth, sized for the time you have.
@@ -68,27 +68,26 @@ def init(
 
     Example: `assay study init stores/scans --have-clean 400 --noisy 0.2 --minutes 30`
     """
-    from assay.errors import AssayError
     from assay.files import write_whole
-    from assay.study.init import draft_study
+    from assay.study.sizing import draft_study
 
     if output.exists():
         raise AssayError("exists already", path=output, cure="remove it or choose another name with -o")
-    console = open_console()
+    console = open_console(markup=False)
     with console.status("timing a few steps ..."):
-        text = draft_study(store, have_clean, noisy or (), minutes)
+        text = draft_study(store, have_clean, noisy, minutes)
     with write_whole(output) as partial:
         partial.write_text(text)
     heading = text[: text.index("\nname = ")]
-    console.print("\n".join(line.removeprefix("#").strip() for line in heading.splitlines()), markup=False)
-    console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2", markup=False)
+    console.print("\n".join(line.removeprefix("#").strip() for line in heading.splitlines()))
+    console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2")
 
 
 @app.command()
 def run(
     spec: Spec,
     output: Folder = None,
-    settings: Settings = None,
+    settings: Settings = [],  # noqa: B006
     until: Annotated[
         float | None,
         typer.Option(
@@ -100,29 +99,19 @@ def run(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Add blocks to a design for at most this long.")
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs."),
-    ] = None,
+    workers: Workers = None,
     threads: Annotated[
-        int,
-        typer.Option(min=1, help="Threads per process. Changing it may change the last bits of results."),
+        int, typer.Option(min=1, help="Threads per process. May change the last bits of results.")
     ] = 1,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; auto finds a running one.")
-    ] = None,
     gpus_per_run: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="GPUs of each training, which uses all of them; 0 for the CPU. On a Ray cluster also part of "
-            "one, e.g. 0.5. Default: 1 if there are any.",
-        ),
+        int | None,
+        typer.Option(min=0, help="GPUs of each training; 0 for the CPU. Default: 1 if there are any."),
     ] = None,
 ) -> None:
     """Train and measure every configuration that has no result yet, then write tables, figures and the report.
 
-    Press Ctrl-C to stop, and repeat the command to resume.
+    Press Ctrl-C to stop, and repeat the command to resume. Start it several times, also on other machines that
+    share the folder, to divide the work.
 
     Examples:
 
@@ -130,20 +119,14 @@ def run(
 
         assay study run study.toml --gpus-per-run 4
     """
-    from assay.study.cluster import run_on_ray
-    from assay.study.pool import run_local
-
-    opened = _open(spec, output, settings or [])
-    runner: Runner = partial(run_local, num_workers=workers, num_threads=threads, gpus_per_run=gpus_per_run)
-    if ray is not None:
-        runner = partial(run_on_ray, address=ray, gpus_per_run=gpus_per_run)
-    _run(opened, runner, until, minutes)
+    how = {"num_workers": workers, "num_threads": threads, "gpus_per_run": gpus_per_run}
+    _run(_open(spec, output, settings), how, until, minutes)
 
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the demo.")] = Path("out/demo"),
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
-    settings: Settings = None,
+    workers: Workers = None,
+    settings: Settings = [],  # noqa: B006
 ) -> None:
     """Run a small study from start to end: seven models of clothes at 8x8, in minutes on two cores.
 
@@ -151,87 +134,52 @@ def demo(
 
     Example: `assay demo`
     """
-    from assay.study.pool import run_local
     from assay.study.spec import DEMO
 
-    _run(_open(DEMO, output, settings or []), partial(run_local, num_workers=workers))
+    _run(_open(DEMO, output, settings), {"num_workers": workers})
 
 
 def _run(
-    opened: "OpenStudy", runner: "Runner", until: float | None = None, minutes: float | None = None
+    opened: "OpenStudy", how: dict[str, Any], until: float | None = None, minutes: float | None = None
 ) -> None:
-    from assay.study.drive import drive, to_halve, width
     from assay.study.report import write_report
+    from assay.study.run import drive, run_local, width
 
-    console = open_console()
+    console = open_console(markup=False)
     if left := len(opened.missing()):
-        num_runs, name = len(opened.runs), opened.study.name
-        text = f"{name}: {num_runs} trainings, {num_runs - left} of them finished, into {opened.folder}"
-        console.print(text, soft_wrap=True)
+        done = f"{len(opened.runs)} trainings, {len(opened.runs) - left} of them finished"
+        console.print(f"{opened.study.name}: {done}, into {opened.folder}")
     with stop_on_signal() as stopped, open_progress(console=console) as tell:
-        board = _Board(opened, console, tell)
-        driven = drive(opened, runner, until, minutes, board.update, board.show, lambda: bool(stopped))
-    if driven.stopped:
+        limits, stop = (until, minutes), lambda: bool(stopped)
+        opened, prices, failed = drive(opened, partial(run_local, **how), *limits, tell, console.print, stop)
+    if stopped:
         console.print("Stopped and saved. Repeat the command to resume.")
         raise typer.Exit(130)
-    for title, reason in driven.failed.items():  # before the report, which a full disk has no room for either
-        console.print(f"failed: {title}: {reason}", style="red", soft_wrap=True, markup=False)
-    _print_report(write_report(driven.opened), console)
-    if driven.prices:
-        blocks, seconds = to_halve(driven.opened, max(driven.prices, key=width))
-        runs = blocks * len(driven.opened.runs) // driven.opened.num_blocks
-        time = f"{runs} runs, {duration(seconds)} of one core"
-        text = f"About {blocks} more blocks ({time}) would halve the interval; --until adds blocks."
-        console.print(text, soft_wrap=True, markup=False)
-    if driven.failed:
-        console.print(f"{len(driven.failed)} trainings failed. Run the same command to try them again.")
+    for title, reason in failed.items():  # before the report, which a full disk has no room for either
+        console.print(f"failed: {title}: {reason}", style="red")
+    console.print(write_report(opened) or _NOTHING)
+    if prices:  # an interval shrinks as the square root of the blocks, half of it takes four times as many
+        blocks = 3 * max(prices, key=width).law.num_blocks
+        runs = blocks * len(opened.runs) // opened.num_blocks
+        time = f"{runs} runs, {duration(3 * opened.seconds())} of one core"
+        console.print(f"About {blocks} more blocks ({time}) would halve the interval; --until adds blocks.")
+    if failed:
+        console.print(f"{len(failed)} trainings failed. Run the same command to try them again.")
         raise typer.Exit(1)
-
-
-class _Board:
-    """One line for the whole study: how many runs are finished, and what the others are doing."""
-
-    def __init__(self, opened: "OpenStudy", console: Console, tell: "Tell") -> None:
-        self.opened, self.console, self.tell = opened, console, tell
-        self.titles = {run.key: run.title for run in opened.runs}
-        self.num_done = sum(map(opened.is_finished, opened.runs))
-        self.doing: dict[str, str] = {}
-
-    def update(self, update: "Update") -> None:
-        """Show an update from a worker."""
-        if update.run not in self.titles:  # of a block that was added
-            self.opened = self.opened.with_blocks(self.opened.num_blocks + 1)
-            self.titles = {run.key: run.title for run in self.opened.runs}
-        title = self.titles[update.run]
-        self.doing[update.run] = f"{title}: {update.phase} {update.done / max(update.total, 1):.0%}"
-        if update.phase in ("done", "failed", "stopped"):
-            del self.doing[update.run]
-            self.num_done += update.phase == "done"
-            style = "green" if update.phase == "done" else "red"
-            self.console.print(f"{update.phase:7} {title}", style=style, markup=False)
-        self.tell(self.opened.study.name, self.num_done, len(self.titles), "; ".join(self.doing.values()))
-
-    def show(self, num_blocks: int, prices: "Sequence[Price]") -> None:
-        """Show the prices after a block."""
-        from assay.pricing.words import amount
-
-        rates = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in prices)
-        text = f"{num_blocks} blocks, for {prices[0].goal}, noisy images per clean one: {rates}"
-        self.console.print(text, soft_wrap=True, markup=False)
 
 
 @app.command()
 def cost(
     spec: Spec,
     output: Folder = None,
-    settings: Settings = None,
+    settings: Settings = [],  # noqa: B006
     rate: Annotated[
         float | None,
         typer.Option(
             min=0.001,
             metavar="TFLOPS",
-            help="Cost on devices that sustain this rate, in hours and storage. Needs no data; the default, "
-            "with 60, where the study cannot start here.",
+            help="Cost on devices that sustain this rate. Needs no data; the default, with 60, where the study "
+            "cannot start here.",
         ),
     ] = None,
 ) -> None:
@@ -241,31 +189,37 @@ def cost(
 
     On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
-    from assay.study.cost import cost_elsewhere, cost_here, missing_parts
+    from assay.study.report import Table
+    from assay.study.sizing import study_cost
     from assay.study.spec import read_study
 
-    console = open_console()
-    study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings or [])
-    missing = missing_parts(study)
-    if rate is None and not missing:
-        with console.status("timing a few steps ..."):
-            found = cost_here(_open(spec, output, settings or []))
-        hours = [(each.seconds or 0) / 3600 for each in found]
+    console, opened = open_console(markup=False), None
+    study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
+    reference = study.evaluate.reference
+    try:
+        if isinstance(reference, Path) and not reference.exists():
+            raise AssayError("is missing", path=reference, key="evaluate.reference")
+        opened = None if rate else _open(spec, output, settings)
+    except AssayError as error:
+        console.print(f"It cannot start here: {error}", style="yellow")
+    with console.status("timing a few steps ..."):
+        found = study_cost(study, opened)
+    if opened is not None:
+        hours = [each.seconds / 3600 for each in found]
         basis = "on one core, of which each worker takes one"
     else:
-        found, rate = cost_elsewhere(study), rate or _RATE
+        rate = rate or _RATE
         hours = [each.flops / (rate * 1e12) / 3600 for each in found]
         basis = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
     rows = []
     for each, time in zip(found, hours, strict=True):
         counts = f"{each.num_trained:,}", f"{each.num_sampled:,}"
-        rows.append((each.title, *counts, duration(3600 * time), f"{each.num_bytes / 1e9:.1f}"))
-    _print_table(study.name, ("run", "images trained on", "images sampled", "time", "GB"), rows, console)
-    size = sum(each.num_bytes for each in found) / 1e9
+        rows.append((each.title, *counts, duration(3600 * time), f"{each.gigabytes:.1f}"))
+    header = ("run", "images trained on", "images sampled", "time", "GB")
+    console.print(str(Table(study.name, header, tuple(rows))))
+    size = sum(each.gigabytes for each in found)
     text = f"{len(found)} trainings, {size:,.0f} GB if all run at once: about {sum(hours):,.3g} hours"
-    console.print(f"{text} {basis}.", soft_wrap=True)
-    for line in missing:
-        console.print(f"missing: {line}", style="yellow", soft_wrap=True, markup=False)
+    console.print(f"{text} {basis}.")
 
 
 @app.command()
@@ -274,23 +228,15 @@ def status(spec: Spec, output: Folder = None) -> None:
 
     Example: `assay study status out/demo`
     """
-    from assay.study.folder import disk_use, study_status
+    from assay.study.report import Table
+    from assay.study.stages import disk_use, study_status
 
-    console = open_console()
-    opened = _open(spec, output)
-    found = study_status(opened)
-    rows = []
-    for each in found:
-        numbers = ["" if value is None else f"{value:.4g}" for value in (each.loss, each.fd)]
-        left = duration(each.seconds_left) if each.seconds_left else ""
-        rows.append((each.title, each.state, *numbers, left))
+    console, opened = open_console(markup=False), _open(spec, output)
     header = ("run", "state", "held-out loss", "FD", "left on one core")
-    _print_table(opened.study.name, header, rows, console)
-    done = sum(each.state == "finished" for each in found)
-    text = f"{done} of {len(found)} runs finished in {opened.num_blocks} blocks or seeds"
-    console.print(f"{text}; {opened.folder} takes {disk_use(opened.folder) / 1e6:,.0f} MB.", soft_wrap=True)
-    if others := len(opened.left_out()):
-        console.print(f"{others} results of other settings are in this folder too (`assay study clean`).")
+    console.print(str(Table(opened.study.name, header, study_status(opened))))
+    done = f"{len(opened.runs) - len(opened.missing())} of {len(opened.runs)} runs finished"
+    size = disk_use(opened.folder) / 1e6
+    console.print(f"{done} in {opened.num_blocks} blocks or seeds; {opened.folder} takes {size:,.0f} MB.")
 
 
 @app.command()
@@ -309,10 +255,10 @@ def report(spec: Spec, output: Folder = None) -> None:
 
     if spec.suffix == ".csv":
         folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
-        written: Written | None = report_from_table(spec, folder)
+        written = report_from_table(spec, folder) or None
     else:
         written = write_report(_open(spec, output))
-    _print_report(written, open_console())
+    open_console(markup=False).print(written or _NOTHING)
 
 
 @app.command()
@@ -325,12 +271,13 @@ def compare(
     Example: `assay study compare out/demo out/mine`
     """
     from assay.outcome import read_outcomes
-    from assay.study.tables import compared_table
+    from assay.study.report import compared_table
 
-    found = [read_outcomes(path / "results.csv" if path.is_dir() else path) for path in (first, second)]
-    mine, theirs = (list(each.values()) for each in found)
-    table = compared_table(mine, theirs, (str(first), str(second)))
-    _print_table(table.title, table.header, table.rows, open_console())
+    mine, theirs = (
+        list(read_outcomes(path / "results.csv" if path.is_dir() else path).values())
+        for path in (first, second)
+    )
+    open_console(markup=False).print(str(compared_table(mine, theirs, (str(first), str(second)))))
 
 
 @app.command()
@@ -340,30 +287,16 @@ def clean(
 ) -> None:
     """List what results and report do not need, and how much room it takes; remove it with --yes.
 
-    Weights and logs of finished runs, and runs of other settings; results and pictures stay.
+    Weights and logs of finished runs, and results of other settings; results and pictures stay.
 
     Example: `assay study clean out/demo`
     """
-    from assay.study.folder import disk_use, remove, unneeded
+    from assay.study.stages import disk_use, remove
 
-    console = open_console()
-    found = unneeded(_open(spec, None))
-    total = 0
-    for path in found:
-        size = disk_use(path)
-        total += size
-        console.print(f"{size / 1e6:10,.1f} MB  {path}", soft_wrap=True, markup=False, highlight=False)
+    console, found = open_console(markup=False), _open(spec, None).unneeded()
+    sizes = [disk_use(path) / 1e6 for path in found]
+    for size, path in zip(sizes, found, strict=True):
+        console.print(f"{size:10,.1f} MB  {path}")
     if yes:
         remove(found)
-    console.print(f"{'Removed' if yes else 'Would free'} {total / 1e6:,.1f} MB.")
-
-
-def _print_report(written: "Written | None", console: Console) -> None:
-    console.print(written or "No run is finished yet.", soft_wrap=True, markup=False, highlight=False)
-
-
-def _print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
-    from assay.study.tables import Table, format_table
-
-    text = format_table(Table(title, tuple(header), tuple(map(tuple, rows))), "text")
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"{'Removed' if yes else 'Would free'} {sum(sizes):,.1f} MB.")

@@ -1,6 +1,5 @@
 """Which images: the settings `[data]` of a run and of a study, from stores to the source that is trained on."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -103,17 +102,6 @@ class DataConfig(Strict):
     def paths(self) -> tuple[Path, ...]:
         """The stores."""
         return (self.store,) if isinstance(self.store, Path) else self.store
-
-    @property
-    def all_paths(self) -> tuple[Path, ...]:
-        """The stores, and the one that is held out, if it is one."""
-        return (*self.paths, self.held_out) if isinstance(self.held_out, Path) else self.paths
-
-    def with_stores(self, paths: Sequence[Path]) -> "DataConfig":
-        """The same images read from other paths, in the order of `all_paths`."""
-        stores = tuple(paths[: len(self.paths)])
-        held_out = paths[-1] if isinstance(self.held_out, Path) else self.held_out
-        return self.model_copy(update={"store": stores if len(stores) > 1 else stores[0], "held_out": held_out})
 
     @property
     def _known(self) -> list[Path]:

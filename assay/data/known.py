@@ -1,6 +1,7 @@
 """Data sets that come in packages: digits, Fashion-MNIST, CIFAR-10. Contents are checked by hash."""
 
 import hashlib
+import math
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from assay.data.formats.datasets import read_cifar10
 from assay.data.pack import PackReport, Progress, pack
 from assay.data.readers import RawImages
 from assay.errors import AssayError
+from assay.files import hold_lock
 
 KnownName = Literal["digits", "fashion-mnist", "cifar10"]
 KNOWN: tuple[KnownName, ...] = get_args(KnownName)
@@ -78,14 +80,15 @@ def get_once(
     following = path.with_name(f"{path.name}-held-out{ending}") if num_following else path
     if path.exists() and following.exists():
         return path, following if num_following else None
-    raw = _load(name)  # type: ignore[arg-type]
-    if not path.exists():
-        _pack(_part(raw, classes, num_images), path, size)
-    if fewest is not None:
-        num_there = len(_part(raw, classes, None).names) - (num_images or 0)
-        num_following = min(num_following, num_there) if num_there >= fewest else 0
-    if num_following and not following.exists():
-        _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
+    with hold_lock(path.with_name(f"making-{path.name}"), "", math.inf):  # a second process waits
+        raw = _load(name)  # type: ignore[arg-type]
+        if not path.exists():
+            _pack(_part(raw, classes, num_images), path, size)
+        if fewest is not None:
+            num_there = len(_part(raw, classes, None).names) - (num_images or 0)
+            num_following = min(num_following, num_there) if num_there >= fewest else 0
+        if num_following and not following.exists():
+            _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
     return path, following if num_following else None
 
 

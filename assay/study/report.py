@@ -1,25 +1,26 @@
 """The report of a study: tables, figures, and one page that opens anywhere, offline.
 
     results.csv, levels.csv          what was measured, by configuration and by band of noise levels
-    along.csv                        FD and held-out loss along training, where they were measured
     figures/*.png                    the same figures as in the page, noise levels and samples
-    tables.md, tables.tex            the paper's tables
+    tables.md                        the paper's tables
     report.html                      all of it in one file, which runs no script
 
 `write_report` lays out the files of a study that was run; `report_from_table` makes the tables, figures and
 page from `results.csv` and the files next to it, so that a study without its runs, gathered results, or
-the paper's own table can be shown. Prices and their words come from `assay.pricing`; nothing is computed here,
-nor in the page.
+the paper's own table can be shown. Outcomes that differ only in the training seed are repeats: tables and
+sentences show their mean, with the deviation over seeds (or over ranges of samples, if there is one seed).
 """
 
 import base64
-import csv
 import hashlib
-import io
+import math
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -27,25 +28,57 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from assay.data.show import noise_picture
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
-from assay.files import csv_cell, write_whole
-from assay.outcome import FD, HELD_OUT_LOSS, METRICS, Configuration, Outcome, read_outcomes, write_outcomes
+from assay.files import hold_lock, write_whole
+from assay.metrics.evaluate import titles
+from assay.outcome import (
+    FD,
+    HELD_OUT_LOSS,
+    METRICS,
+    Configuration,
+    Metric,
+    Outcome,
+    percent,
+    read_outcomes,
+    write_outcomes,
+)
 from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.pricing.price import Prices, price_all
 from assay.pricing.results import write_levels
 from assay.pricing.words import GOALS, amount, detail_table, doubts, price_panels, sentence
 from assay.pricing.words import headline as price_headline
-from assay.study.folder import OpenStudy
-from assay.study.tables import (
-    Table,
-    averages,
-    format_table,
-    headline,
-    headline_configurations,
-    headline_title,
-    study_tables,
-)
+from assay.study.spec import Run, read_study
+from assay.study.stages import OpenStudy
 
+Role = Literal["all_clean", "noisy", "noisy_truncated", "noisy_consistent", "few_clean", "mix"]
 _PAGE = Path(__file__).with_name("page")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text cells."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        rows = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join([self.title, "", *lines]) + "\n"
+
+    def markdown(self) -> str:
+        """The table in Markdown; its texts are neither tags nor links nor bold."""
+        marked = ["| " + " | ".join(map(_markdown, row)) + " |" for row in (self.header, *self.rows)]
+        rule = "|" + "---|" * len(self.header)
+        return "\n".join([f"**{_markdown(self.title)}**", "", marked[0], rule, *marked[1:]]) + "\n"
+
+
+_IN_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "*": r"\*"})
+
+
+def _markdown(text: str) -> str:
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN)).replace("](", r"]\(")
 
 
 @dataclass(frozen=True)
@@ -58,58 +91,36 @@ class Written:
     prices: list[Prices]
 
     def __repr__(self) -> str:
-        tables = [format_table(table, "text") for table in self.tables]
         curves = sorted((self.path.parent / "figures").glob("*worth-by-level.png"))
         files = [*(f"The worth curve is {curve}" for curve in curves), f"The report is {self.path}"]
-        return "\n".join([*tables, *self.answer, *files])
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What the page shows of one data set.
-
-    `facts` say how the numbers came about, `answer` are sentences; `prices` is None if the results allow none.
-    A card is a goal with (noise level, rate, sentence) for each of its prices; a sample is a title, what it
-    shows in words, its data URL, and whether it is wide.
-    """
-
-    name: str
-    facts: list[str]
-    answer: list[str]
-    prices: Prices | None
-    cards: dict[str, list[tuple[str, str, str]]]
-    doubts: list[str]
-    details: Table | None
-    tables: list[Table]
-    panels: dict[str, Panel]
-    samples: list[tuple[str, str, str, bool]]
-
-    @property
-    def figures(self) -> list[tuple[str, str]]:
-        """The title and the data URL of each figure, the worth curve first."""
-        return [(panel.title, _data_url("image/svg+xml", draw_svg(panel))) for panel in self.panels.values()]
+        return "\n".join([*map(str, self.tables), *self.answer, *files])
 
 
 def write_report(opened: OpenStudy) -> Written | None:
-    """Write everything that the finished results of a study say; None if there is none."""
-    found = opened.outcomes()
-    if not found:
-        return None
+    """Write everything that the finished results of a study say; None if there is none.
+
+    One process at a time: others that run the same study wait.
+    """
+    with hold_lock(opened.folder / "report", "", math.inf):
+        return _write_report(opened, found) if (found := opened.outcomes()) else None
+
+
+def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Written:
     outcomes = [outcome for _, outcome in found]
     write_outcomes(opened.folder / "results.csv", outcomes)
     write_levels(opened.folder / "levels.csv", opened.levels())
     figures = opened.folder / "figures"
     runs = {outcome.configuration.without_seed: run for run, outcome in reversed(found)}  # of the first seed
     for of in _shown(list(runs)):
-        if opened.picture(runs[of]).exists():
+        picture = opened.work(runs[of]).samples_path(runs[of].samples[0]).with_suffix(".png")
+        if picture.exists():
             with write_whole(figures / _sample_name(of)) as partial:
-                partial.write_bytes(opened.picture(runs[of]).read_bytes())
+                partial.write_bytes(picture.read_bytes())
     if levels := sorted({level for of in runs for level in of.levels}):
         with write_whole(figures / "noise_levels.png") as partial:
             is_real = bool((opened.source.sigma_tn > 0).any())
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     followed = [each for each in outcomes if any(point.fd is not None for point in each.evaluation.along)]
-    _write_along(opened.folder / "along.csv", followed)
     net = opened.runs[0].config.net_config(opened.source)
     shape = " x ".join(map(str, opened.source.image_shape))
     about = f"{opened.source.name}, images of {shape}; network {net.kind}"
@@ -119,75 +130,88 @@ def write_report(opened: OpenStudy) -> Written | None:
 def report_from_table(table: Path, folder: Path, about: str = "", followed: Sequence[Outcome] = ()) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures there.
 
-    `about` names the images and the network, which a table does not; nor does it have the curves of the
-    outcomes that were `followed` along training.
+    `about` names the images and the network, by default those of the study.toml beside the table. The curves of
+    the outcomes that were `followed` along training are in no table.
     """
     outcomes = list(read_outcomes(table).values())
+    about = about or _about(table.with_name("study.toml"))
+    subjects: dict[str, dict[str, Any]] = {}
     names = list(dict.fromkeys(outcome.configuration.dataset for outcome in outcomes))
-    subjects = []
     for name in names:
         mine = [outcome for outcome in outcomes if outcome.configuration.dataset == name]
-        subjects.append(_subject(table, folder, name, mine, len(names) == 1, about, followed))
-    tables = [each for subject in subjects for each in subject.tables]
-    for file, form in (("tables.md", "markdown"), ("tables.tex", "latex")):
-        with write_whole(folder / file) as partial:
-            partial.write_text("\n".join(format_table(each, form) for each in tables))  # type: ignore[arg-type]
-    for subject in subjects:
-        for name, panel in subject.panels.items():
-            save_png([panel], folder / "figures" / f"{name}.png")
+        found = subjects[name] = _subject(name, mine, about)
+        prefix = "" if len(names) == 1 else f"{_slug(name)}-"
+        panels = _add_prices(found, table, name) + _along_panels(followed)
+        for panel in panels:
+            save_png([panel], folder / "figures" / f"{prefix}{_slug(panel.title)}.png")
+        found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
+        found["samples"] = _samples(folder / "figures", name, mine) if len(names) == 1 else []
+    tables = [each for found in subjects.values() for each in found["tables"]]
+    with write_whole(folder / "tables.md") as partial:
+        partial.write_text("\n".join(each.markdown() for each in tables))
     is_paper = table.resolve() == PAPER.resolve()
     title = names[0] if len(names) == 1 else "The paper's tables" if is_paper else table.stem
     with write_whole(folder / "report.html") as partial:
         partial.write_text(_page(title, subjects), encoding="utf-8")
-    answer = [line for subject in subjects for line in subject.answer]
-    first = [subject.tables[0] for subject in subjects if subject.tables]
-    priced = [subject.prices for subject in subjects if subject.prices]
+    answer = [line for found in subjects.values() for line in found["answer"]]
+    first = [found["tables"][0] for found in subjects.values() if found["tables"]]
+    priced = [found["prices"] for found in subjects.values() if found["prices"]]
     return Written(folder / "report.html", first, answer, priced)
 
 
-def _subject(
-    table: Path,
-    folder: Path,
-    name: str,
-    outcomes: list[Outcome],
-    alone: bool,
-    about: str,
-    followed: Sequence[Outcome],
-) -> Subject:
-    """One data set of a report; pictures and curves are those of the only one."""
+def _about(spec: Path) -> str:
+    """The images and the network of a study file, if it is there."""
+    with suppress(AssayError, OSError):
+        study = read_study(spec)
+        network = study.net.get("kind") or study.net.get("preset")
+        return f"{', '.join(map(str, study.data.paths))}; network {network}"
+    return ""
+
+
+def _subject(name: str, outcomes: list[Outcome], about: str) -> dict[str, Any]:
+    """What the page shows of one data set: how its numbers came about, tables, and sentences that answer."""
     metrics = [metric for metric in METRICS.values() if any(map(metric.value, outcomes))]
     tables = [each for metric in reversed(metrics) for each in study_tables(outcomes, metric)]
     tables = list({(each.title, each.rows): each for each in tables}.values())
     if FD in metrics and (beside := _beside_paper(outcomes)) is not None:
         tables.append(beside)
-    said = [line for line in [headline(outcomes, FD)] if line]
-    prices, cards, details, unsure = None, dict[str, list[tuple[str, str, str]]](), None, list[str]()
-    panels = {_slug(panel.title): panel for panel in _along_panels(followed)}
+    answer = [line for line in [headline(outcomes, FD)] if line]
+    facts = _facts(outcomes, about)
+    empty: dict[str, Any] = {"prices": None, "cards": {}, "details": None, "doubts": []}
+    return empty | {"name": name, "facts": facts, "answer": answer, "tables": tables}
+
+
+def _add_prices(subject: dict[str, Any], table: Path, name: str) -> list[Panel]:
+    """Answer with prices, if the results allow any; a card is a goal with (level, rate, sentence) of each."""
     try:
         (prices,) = price_all(table, name)
     except AssayError as error:
-        said.append(f"Nothing to price yet: {error}")
-    else:
-        said.append(price_headline(prices))
-        slug, unsure, (header, rows) = "" if alone else f"{_slug(name)}-", doubts(prices), detail_table(prices)
-        panels = {f"{slug}{_slug(panel.title)}": panel for panel in price_panels(prices)} | panels
-        details = Table("Prices and their cross-checks", tuple(header), tuple(rows))
-        for price in prices.prices:
-            row = f"{price.sigma:.3g}", amount(price), sentence(price)
-            cards.setdefault(GOALS[price.goal], []).append(row)
+        subject["answer"].append(f"Nothing to price yet: {error}")
+        return []
+    subject["answer"].append(price_headline(prices))
+    header, rows = detail_table(prices)
+    details = Table("Prices and their cross-checks", tuple(header), tuple(rows))
+    subject |= {"prices": prices, "doubts": doubts(prices), "details": details}
+    for price in prices.prices:
+        row = f"{price.sigma:.3g}", amount(price), sentence(price)
+        subject["cards"].setdefault(GOALS[price.goal], []).append(row)
+    return price_panels(prices)
+
+
+def _samples(figures: Path, name: str, outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, bool]]:
+    """The pictures that are there: a title, what is shown in words, a data URL, and whether it is wide."""
+    configurations = list(dict.fromkeys(outcome.configuration.without_seed for outcome in outcomes))
     pictures = [
-        (headline_title(of), f"Samples of the model trained on {of}", _sample_name(of), False)
-        for of in _shown(list(averages(outcomes, metrics[0])))
+        (headline_title(of), f"Samples of the model trained on {of}", figures / _sample_name(of), False)
+        for of in _shown(configurations)
     ]
-    pictures.append(
-        ("Noise levels", f"Images of {name} at each noise level of the study", "noise_levels.png", True)
-    )
-    samples = [
+    noise = f"Images of {name} at each noise level of the study"
+    pictures.append(("Noise levels", noise, figures / "noise_levels.png", True))
+    return [
         (title, words, _data_url("image/png", path.read_bytes()), wide)
-        for title, words, file, wide in pictures
-        if alone and (path := folder / "figures" / file).exists()
+        for title, words, path, wide in pictures
+        if path.exists()
     ]
-    return Subject(name, _facts(outcomes, about), said, prices, cards, unsure, details, tables, panels, samples)
 
 
 def _facts(outcomes: Sequence[Outcome], about: str) -> list[str]:
@@ -207,7 +231,7 @@ def _facts(outcomes: Sequence[Outcome], about: str) -> list[str]:
     return facts
 
 
-def _page(title: str, subjects: Sequence[Subject]) -> str:
+def _page(title: str, subjects: Mapping[str, Mapping[str, Any]]) -> str:
     """The report as one HTML file; its policy forbids every script, and every style but its own."""
     style = (_PAGE / "report.css").read_text(encoding="utf-8")
     environment = Environment(
@@ -215,7 +239,7 @@ def _page(title: str, subjects: Sequence[Subject]) -> str:
     )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
-        title=title, style=style, style_hash=f"sha256-{digest}", subjects=subjects
+        title=title, style=style, style_hash=f"sha256-{digest}", subjects=list(subjects.values())
     )
 
 
@@ -258,18 +282,6 @@ def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
     return Table("Beside the paper's numbers", header, tuple(dict.fromkeys(rows))) if rows else None
 
 
-def _write_along(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """`along.csv`: FD and held-out loss by step, of each outcome whose training was followed."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("configuration", "step", FD.name, HELD_OUT_LOSS.name))
-    for outcome in outcomes:
-        title, points = csv_cell(outcome.configuration.title), outcome.evaluation.along
-        writer.writerows((title, each.step, each.fd, each.held_out_loss) for each in points)
-    with write_whole(path) as partial:
-        partial.write_text(buffer.getvalue(), encoding="utf-8")
-
-
 def _along_panels(outcomes: Sequence[Outcome]) -> list[Panel]:
     """The paper's figure of FD against training steps, and the same of the held-out loss."""
     panels = []
@@ -287,3 +299,168 @@ def _along_panels(outcomes: Sequence[Outcome]) -> list[Panel]:
 def _slug(text: str) -> str:
     """A safe part of a file name."""
     return re.sub(r"[^\w.]+", "-", text).strip("-.").lower() or "unnamed"
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Average:
+    """A mean over repeats and their standard deviation, if known; `form` is how both are written."""
+
+    mean: float
+    std: float | None
+    form: str = ".2f"
+
+    def __str__(self) -> str:
+        size, form = abs(self.mean), self.form
+        if form == ".2f" and (0 < size < 0.1 or 1000 <= size < math.inf):  # three digits, or no decimals
+            form = ".0f" if size >= 1000 else f".{2 - math.floor(math.log10(size))}f"
+        return f"{self.mean:{form}}" + ("" if self.std is None else f" ± {self.std:{form}}")
+
+
+def averages(outcomes: Iterable[Outcome], metric: Metric = FD) -> dict[Configuration, Average]:
+    """The mean over seeds of each configuration that was measured by this metric; they have no seed."""
+    repeats: dict[Configuration, dict[int | None, tuple[float, float | None]]] = {}
+    for outcome in outcomes:
+        if (value := metric.value(outcome)) is not None:
+            of = outcome.configuration
+            repeats.setdefault(of.without_seed, {})[of.seed] = value, metric.error(outcome)
+    found = {}
+    for of, pairs in repeats.items():
+        values = [value for value, _ in pairs.values()]
+        std = next(iter(pairs.values()))[1] if len(pairs) == 1 else statistics.stdev(values)
+        found[of] = Average(statistics.fmean(values), std, metric.form)
+    return found
+
+
+def study_tables(outcomes: Sequence[Outcome], metric: Metric = FD) -> list[Table]:
+    """The paper's tables (headline, only noisy, clean and noisy mixed), and all that they do not show."""
+    values, name = averages(outcomes, metric), metric.title(outcomes[0])
+    makers = _headline_table, _only_noisy_table, _clean_mix_table
+    found = [table for make in makers if (table := make(values, name)) is not None]
+    every = metrics_table(outcomes)
+    more = len(every.header) > 2 or any(of.table not in ("clean_mix", "only_noisy") for of in values)
+    return [*found, every] if more or not found else found
+
+
+def headline_configurations(configurations: Iterable[Configuration]) -> dict[Role, Configuration]:
+    """Those of the paper's grid that its headline compares, by their role; not all of them need to be there.
+
+    The noise level is the highest of the grid, and few clean images are its smallest fraction.
+    """
+    there: dict[tuple[object, ...], Configuration] = {}
+    for of in configurations:
+        part = of.clean_fraction if of.table == "clean_mix" else None
+        there.setdefault((of.table, part, of.sigma, of.sampling, of.consistency), of)
+    grid = [of for of in there.values() if of.table == "clean_mix" and of.clean_fraction is not None]
+    sigma = max((of.sigma for of in grid if of.sigma), default=math.nan)
+    few = min({of.clean_fraction for of in grid if of.clean_fraction} - {1.0}, default=math.nan)
+    roles: dict[Role, tuple[object, ...]] = {
+        "all_clean": ("clean_mix", 1.0, None, "full", False),
+        "noisy": ("only_noisy", None, sigma, "full", False),
+        "noisy_truncated": ("only_noisy", None, sigma, "truncated", False),
+        "noisy_consistent": ("only_noisy", None, sigma, "full", True),
+        "few_clean": ("clean_mix", few, None, "full", False),
+        "mix": ("clean_mix", few, sigma, "full", False),
+    }
+    return {role: there[key] for role, key in roles.items() if key in there}
+
+
+def headline_title(of: Configuration) -> str:
+    """A configuration of the headline, whose noise level is named elsewhere: "10% clean + 90% noisy"."""
+    return of.words(shares=True, levels=False)
+
+
+def headline(outcomes: Sequence[Outcome], metric: Metric = FD) -> str:
+    """The result of the paper's grid in words; nothing of other studies."""
+    values = averages(outcomes, metric)
+    roles = headline_configurations(values)
+    if "mix" not in roles:
+        return ""
+    mix, name = roles["mix"], metric.title(outcomes[0])
+    parts = [f"{headline_title(mix)} images at noise {mix.sigma:.3g} reach {name} {values[mix]}"]
+    if clean := roles.get("all_clean"):
+        parts.append(f"all clean ones {values[clean]}")
+    if few := roles.get("few_clean"):
+        parts.append(f"the {headline_title(few)} ones alone {values[few]}")
+    noisy = [values[of] for role, of in roles.items() if role.startswith("noisy")]
+    if noisy:
+        parts.append(f"noisy ones alone {min(noisy, key=lambda value: value.mean)} at best")
+    return "; ".join(parts) + "."
+
+
+def _headline_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
+    """Table 1: the headline configurations at the highest noise of the grid."""
+    roles = headline_configurations(values).values()
+    rows = tuple((headline_title(of), str(values[of])) for of in roles)
+    at_noise = "".join(f" at noise {sigma:.3g}" for sigma in {of.sigma for of in roles if of.sigma})
+    header = ("available data", *{of.dataset for of in roles})
+    return Table(f"{name}{at_noise}", header, rows) if len(rows) > 1 else None
+
+
+def _only_noisy_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
+    """Table 2: noisy images alone, by noise level and way of sampling or training."""
+    alone: dict[tuple[tuple[float, ...], str, bool], str] = {
+        (of.levels, of.sampling, of.consistency): str(value)
+        for of, value in values.items()
+        if of.table == "only_noisy"
+    }
+    if not alone:
+        return None
+    clean = headline_configurations(values).get("all_clean")
+    rows: list[tuple[str, ...]] = [] if clean is None else [("0", str(values[clean]), "NA", "NA")]
+    ways = [("full", False), ("truncated", False), ("full", True)]
+    for levels in sorted({levels for levels, _, _ in alone}):
+        rows.append((_levels(levels), *(alone.get((levels, *way), "NA") for way in ways)))
+    header = ("noise level", "full sampling", "truncated sampling", "consistency + full sampling")
+    return Table(f"{name} from noisy images alone", header, tuple(rows))
+
+
+def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
+    """Table 3: clean images alone and mixed with noisy ones, by clean fraction."""
+    mixed = {
+        (of.levels, of.clean_fraction): str(value)
+        for of, value in values.items()
+        if of.table == "clean_mix" and of.clean_fraction is not None
+    }
+    fractions = sorted({p for _, p in mixed}, reverse=True)
+    rows = []
+    for levels in sorted({levels for levels, _ in mixed} | {()}):
+        # All images are clean: the same model for every noise level.
+        cells = [mixed.get((() if p == 1 else levels, p), "NA") for p in fractions]
+        rows.append((f"p clean, rest noisy at {_levels(levels)}" if levels else "p clean", *cells))
+    header = ("available data", *(f"p = {percent(p)}" for p in fractions))
+    title = f"{name} as the mix of clean and noisy images changes"
+    return Table(title, header, tuple(rows)) if fractions else None
+
+
+def metrics_table(outcomes: Sequence[Outcome]) -> Table:
+    """Every configuration with all that was measured of it."""
+    metrics = [METRICS.get(name, Metric(name)) for name in titles(each.evaluation for each in outcomes)]
+    columns = {metric.title(outcomes[0]): averages(outcomes, metric) for metric in metrics}
+    return _configurations_table("All metrics", columns)
+
+
+def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: tuple[str, str]) -> Table:
+    """Two studies side by side: the configurations of either, by the metrics that both have."""
+    columns = {}
+    for metric in METRICS.values():
+        if any(map(metric.value, first)) and any(map(metric.value, second)):
+            for name, outcomes in zip(names, (first, second), strict=True):
+                found = averages(outcomes, metric).items()
+                alike = {of.model_copy(update={"dataset": ""}): value for of, value in found}
+                columns[f"{metric.title(first[0])}, {name}"] = alike
+    return _configurations_table(f"{names[0]} and {names[1]}", columns)
+
+
+def _configurations_table(title: str, columns: Mapping[str, Mapping[Configuration, Average]]) -> Table:
+    rows: dict[object, tuple[str, ...]] = {}
+    for of in dict.fromkeys(of for column in columns.values() for of in column):
+        cells = (str(column.get(of, "")) for column in columns.values())
+        rows.setdefault((of.title, of.noisy), (of.title, *cells))  # noisy images alone are in two tables
+    return Table(title, ("configuration", *columns), tuple(rows.values()))
+
+
+def _levels(levels: Sequence[float]) -> str:
+    return " + ".join(f"{level:.3g}" for level in levels)

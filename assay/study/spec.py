@@ -8,7 +8,7 @@
     [design]    have_clean = 400                       a ladder of clean sizes, and mixes with noisy images
                 noisy = [0.2]                          in blocks: what decides a price
 
-The paper's own grid has the sections below instead of [design]; `assay.study.runs` makes trainings of both.
+The paper's own grid has the sections below instead of [design]:
 
     [grid]      clean_fractions = [1, 0.1, 0]          x sigmas = [0.5]
                 baselines = ["clean_only", "truncated", "consistency"]
@@ -16,27 +16,42 @@ The paper's own grid has the sections below instead of [design]; `assay.study.ru
     [[extra]]   table = "extreme"                      one more configuration, with overrides of its own
                 clean_fraction = 0.01
                 sigma = 0.2
+
+`study_runs` makes trainings of both, given the images. A `Run` is one training with the ways in which its model
+is sampled; each way gives one row of the results, with the configuration that the model was trained on.
 """
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
 
+from assay.data import ImageSource
 from assay.data.config import DataConfig
+from assay.data.view import count_of
 from assay.errors import AssayError
+from assay.files import sha256
 from assay.metrics.extract import ExtractorName
-from assay.outcome import Sampling
+from assay.outcome import Configuration, Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
 from assay.settings import Level, Strict, checked, override, read_toml
-from assay.train.config import ConsistencyConfig, TrainConfig
+from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig, read_config
 from assay.train.presets import PRESETS, preset_tree
+from assay.train.run import check_run
 
 DEMO = Path(__file__).parent / "demo.toml"  # the study of `assay demo`
-Baseline = Literal["clean_only", "truncated", "consistency"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Rung = Annotated[float, Field(ge=1)]
+Levels = tuple[float, float]
 
 
 class EvaluateConfig(Strict):
@@ -45,14 +60,14 @@ class EvaluateConfig(Strict):
     extractor: ExtractorName = Field(
         "classifier", description="The features to compare; only inception gives FID, others give FD-NAME."
     )
-    reference: Literal["training", "held_out"] | Path = Field(
+    reference: Literal["training"] | Path = Field(
         "training",
         union_mode="left_to_right",
-        description="The real images that samples are compared with: all that are not held out, those "
-        "that are, or an npz of statistics (of `assay evaluate reference`, or EDM's fid-refs).",
+        description="The real images to compare samples with: those that are not held out, or those of an npz "
+        "of statistics (of `assay evaluate reference`, or EDM's fid-refs).",
     )
     num_images: int = Field(
-        1000, ge=0, description="Samples per range of seeds; 0 leaves out how samples look, which takes time."
+        1000, ge=0, description="Samples per range of seeds; 0 does not sample, to save time."
     )
     num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")
     sample: SampleConfig = Field(SampleConfig(), description="How to sample.")
@@ -64,8 +79,7 @@ class EvaluateConfig(Strict):
     along: int = Field(
         0,
         ge=0,
-        description="Also measure this many snapshots, evenly spaced over training, each on num_images samples "
-        "of other seeds: the paper's figure of FID against steps. Set it before training.",
+        description="Also measure this many snapshots along training: the paper's figure of FID by steps.",
     )
 
 
@@ -77,21 +91,17 @@ class Design(Strict):
     """
 
     have_clean: int = Field(ge=20, description="The clean images in hand, the unit of the design.")
-    ladder: tuple[Annotated[float, Field(ge=1)], ...] = Field(
-        (1.0, 1.7, 3.0, 5.0, 10.0),
-        min_length=3,
-        description="Sizes of the clean-only trainings in units of have_clean, as far as there are images.",
+    ladder: tuple[Rung, ...] = Field(
+        (1.0, 1.7, 3.0, 5.0, 10.0), min_length=3, description="Clean-only sizes, in units of have_clean."
     )
-    mixes: tuple[Annotated[float, Field(ge=1)], ...] = Field(
+    mixes: tuple[Rung, ...] = Field(
         (1.0,),
         min_length=1,
-        description="Clean images of the mixes, in units of have_clean: several show whether the worth of a "
-        "noisy image depends on the share of clean ones.",
+        description="Clean images of the mixes, in the same units; several compare shares.",
     )
     noisy: tuple[Level, ...] = Field(
         (),
-        description="Noise levels to simulate. Without any, the noisy images of the store are studied, by "
-        "level, or in three bins of levels if there are many.",
+        description="Noise levels to simulate. Default: those of the store, in three bins if there are many.",
     )
     num_noisy: int | None = Field(
         None, ge=1, description="Noisy images of each mix. Default: up to the largest size of the ladder."
@@ -105,19 +115,12 @@ class Grid(Strict):
 
     clean_fractions: tuple[Fraction, ...] = Field(min_length=1, description="The shares that stay clean.")
     sigmas: tuple[Level, ...] = Field((), description="The levels of simulated noise.")
-    baselines: tuple[Baseline, ...] = Field(
+    baselines: tuple[Literal["clean_only", "truncated", "consistency"], ...] = Field(
         ("clean_only", "truncated", "consistency"),
         description="clean_only: the clean images of each fraction alone. truncated and consistency: the noisy "
         "images alone (fraction 0), sampled down to their noise only, or trained with the consistency loss.",
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="The seeds of training.")
-
-    @field_validator("clean_fractions", "sigmas", "seeds")
-    @classmethod
-    def _once(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        if len(set(values)) < len(values):
-            raise ValueError("a value is named twice")
-        return values
 
     @model_validator(mode="after")
     def _has_noise(self) -> "Grid":
@@ -134,18 +137,11 @@ class Extra(Strict):
     clean_fraction: Fraction = Field(description="As in grid.clean_fractions.")
     sigma: Level | None = Field(None, description="The level of simulated noise; none is clean images alone.")
     consistency: bool = Field(False, description="Train with the consistency loss.")
-    sampling: Sampling = Field(
-        "full", description="Sample to the end, stop at the noise level, or refine below it."
-    )
+    sampling: Sampling = Field("full", description="To the end, down to the noise level, or refined below it.")
     num_extra: int = Field(0, ge=0, description='Steps below the noise level, with sampling = "refined".')
     train: TrainConfig = Field(TrainConfig(), description="Settings of training that override the study's.")
     continues: bool = Field(
-        False,
-        description="Continue the grid's training on the same images with these settings, instead of starting "
-        "anew; train.num_steps counts from its beginning.",
-    )
-    seeds: tuple[int, ...] | None = Field(
-        None, min_length=1, description="The seeds of training. Default: those of the grid."
+        False, description="Continue the grid's training on the same images, up to train.num_steps in all."
     )
 
     @model_validator(mode="after")
@@ -165,8 +161,7 @@ class Study(Strict):
     net: dict[str, Any] = Field(description="The network, as in the file of a run.")
     train: TrainConfig = Field(TrainConfig(), description="How to train every configuration.")
     consistency: ConsistencyConfig = Field(
-        ConsistencyConfig(coefficient=1.0, start=0.5),
-        description="The consistency loss of the configurations that use it.",
+        ConsistencyConfig(coefficient=1.0, start=0.5), description="The consistency loss, where it is used."
     )
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="How results are measured.")
     design: Design | None = Field(None, description="A design that decides a price.")
@@ -187,19 +182,21 @@ class Study(Strict):
         whole, number, sample = self.train.num_steps, self.evaluate.num_images, self.evaluate.sample
         steps = max(2, round(whole * self.scale))
         train = {"num_steps": steps, "batch_size": min(self.train.batch_size, 4), "max_per_device": None}
+        few = {"num_steps": min(sample.num_steps, 4), "num_extra": 0}
         evaluate = {
             "num_images": max(20, round(number * self.scale)) if number else 0,
             "along": min(self.evaluate.along, 2),
-            "sample": sample.model_copy(update={"num_steps": min(sample.num_steps, 4), "num_extra": 0}),
+            "sample": sample.model_copy(update=few),
         }
         extras = []
         for extra in self.extra:
             longer = {"num_steps": steps + (extra.train.num_steps > whole)}
             own = longer if "num_steps" in extra.train.model_fields_set else {}
-            few = {"num_extra": min(extra.num_extra, 2), "train": extra.train.model_copy(update=own)}
-            extras.append(extra.model_copy(update=few))
+            short = {"num_extra": min(extra.num_extra, 2), "train": extra.train.model_copy(update=own)}
+            extras.append(extra.model_copy(update=short))
+        thin = {"model_channels": 8, "num_blocks": 1} if "preset" in self.net else {}
         update = {
-            "net": {**self.net, **({"model_channels": 8, "num_blocks": 1} if "preset" in self.net else {})},
+            "net": {**self.net, **thin},
             "train": self.train.model_copy(update=train | {"precision": "32"}),
             "evaluate": self.evaluate.model_copy(update=evaluate),
             "extra": tuple(extras),
@@ -232,24 +229,234 @@ def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
     for key, cure in _DECIDED.items():
         section, name = key.split(".")
         if name in tree.get(section, {}):
-            what = "is decided by the study"
-            raise AssayError(what, path=path, key=key, cure=f"leave it out, and set {cure}")
+            cure = f"leave it out, and set {cure}"
+            raise AssayError("is decided by the study", path=path, key=key, cure=cure)
     return checked(Study, tree, path).scaled()
 
 
 def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
     """Fill in `[train] preset`: its network, training and sampler, each changed by what the file says."""
-    train = tree.get("train")
+    train, net, evaluate = (tree.get(name, {}) for name in ("train", "net", "evaluate"))
     if not isinstance(train, dict) or "preset" not in train:
         return tree
     name = train["preset"]
     chosen = preset_tree(name, **{key: value for key, value in train.items() if key != "preset"})
-    evaluate = dict(tree.get("evaluate", {}))
-    evaluate["sample"] = {**PRESETS[name].sample, **evaluate.get("sample", {})}
-    net = tree.get("net", {})
-    return {
-        **tree,
-        "net": net if "preset" in net else {**chosen["net"], **net},
-        "train": chosen["train"],
-        "evaluate": evaluate,
-    }
+    sample = {**PRESETS[name].sample, **evaluate.get("sample", {})}
+    net = net if "preset" in net else {**chosen["net"], **net}
+    return {**tree, "net": net, "train": chosen["train"], "evaluate": {**evaluate, "sample": sample}}
+
+
+# --- runs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, and its configuration for each way of sampling. Named by what decides its results."""
+
+    config: RunConfig
+    ways: tuple[tuple[Configuration, SampleConfig], ...]
+    evaluate: EvaluateConfig
+    data_fingerprint: str = ""
+    held_out_fingerprint: str = ""  # of the images it is measured on, if any
+    continues: "Run | None" = None  # the training that it goes on from
+    is_continued: bool = False  # by another, which needs its last state
+
+    @cached_property
+    def key(self) -> str:
+        """Where the run's results lie; depends on the images, not on where their store does."""
+        tree = self.config.decisive()
+        if self.continues is not None:
+            tree["continues"] = self.continues.key
+        tree["data"]["store"] = self.data_fingerprint
+        if isinstance(self.config.data.held_out, Path):  # another store: it decides nothing about training
+            del tree["data"]["held_out"]
+        return hash_tree(tree)
+
+    @property
+    def title(self) -> str:
+        """What the model is trained on, in words."""
+        return self.ways[0][0].title
+
+    @property
+    def samples(self) -> tuple[SampleConfig, ...]:
+        """The ways of sampling."""
+        return tuple(dict.fromkeys(sample for _, sample in self.ways))
+
+    @property
+    def num_sampled(self) -> int:
+        """Images sampled in each way of sampling."""
+        return self.evaluate.num_images * (self.evaluate.num_ranges + self.evaluate.along)
+
+    def result_key(self, sample: SampleConfig) -> str:
+        """Hash of one result: the training, the sampling, the protocol and what it compares with."""
+        evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
+        if isinstance(self.evaluate.reference, Path) and self.evaluate.reference.exists():
+            evaluate["reference"] = sha256(self.evaluate.reference)
+        return hash_tree([self.key, sample.model_dump(mode="json"), evaluate, self.held_out_fingerprint])
+
+
+def hash_tree(tree: Any) -> str:
+    """A short name for a tree of plain values."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def study_runs(
+    study: Study, data: DataConfig, source: ImageSource, held_out_fingerprint: str = "", blocks: int = 0
+) -> list[Run]:
+    """Every training of a study, those of a design in `blocks` blocks (by default as many as it says).
+
+    `source` holds the images of `data`. Configurations that differ only in how they are sampled share a run.
+    """
+    about = study.evaluate, source.fingerprint, held_out_fingerprint
+    if study.design is not None:
+        found = _design_rows(study, data, source, blocks or study.design.blocks)
+    else:
+        found = _grid_rows(study, data, source)
+    runs: dict[str, Run] = {}
+    there: dict[Configuration, tuple[str, SampleConfig]] = {}
+    for config, of, sample, before in found:
+        goes_on = None if before is None else Run(before, (), *about, is_continued=True)
+        run = Run(config, (), *about, goes_on)
+        if there.setdefault(of, (run.key, sample)) != (run.key, sample):
+            raise AssayError(f"two of them are called {of.title!r}", key="extra", cure="give one another table")
+        ways = (*runs.get(run.key, run).ways, (of, sample))
+        runs[run.key] = replace(run, ways=tuple(dict.fromkeys(ways)))
+    continued = {run.continues.key for run in runs.values() if run.continues}
+    return [replace(run, is_continued=key in continued) for key, run in runs.items()]
+
+
+# What is trained, its words, how it is sampled, and the training that it continues, if any.
+_Row = tuple[RunConfig, Configuration, SampleConfig, RunConfig | None]
+
+
+def _design_rows(study: Study, data: DataConfig, source: ImageSource, blocks: int) -> Iterator[_Row]:
+    """The ladder of clean sizes, then a mix for each level of noise; all of it in each block."""
+    design, num_clean = study.design, int((source.sigma_tn == 0).sum())
+    assert design is not None
+    sizes = {round(design.have_clean * rung) for rung in design.ladder}
+    ladder = [size for size in sorted(sizes) if size <= num_clean]
+    bins = [] if design.noisy else level_bins(source.sigma_tn)
+    if not design.noisy and not bins:
+        what, cure = f"all images of {source.name} are clean", "give the noise levels to simulate"
+        raise AssayError(what, key="design.noisy", cure=cure)
+    if design.noisy:
+        _check_clean(source, "design.noisy", "leave it out to study these")
+    if len(ladder) < 3:
+        raise AssayError(
+            f"{source.name} has {num_clean} clean images to train on, too few for three sizes from "
+            f"{design.have_clean} up", key="design.have_clean",
+            cure="lower it: in trials worth by level hardly depended on the share of clean images",
+        )  # fmt: skip
+    mixes: list[tuple[dict[str, Any], float | None]] = [({"clean": size, "noisy": 0}, None) for size in ladder]
+    for clean in (round(design.have_clean * rung) for rung in design.mixes):
+        num_noisy = design.num_noisy or max(ladder[-1] - clean, 0)
+        if design.noisy and not 0 < num_noisy <= num_clean - clean:
+            what = f"{clean} clean images of {num_clean} leave {num_clean - clean} to get noise"
+            raise AssayError(what, key="design.num_noisy", cure="lower it, or lower design.mixes")
+        mixes += [({"clean": clean, "noisy": num_noisy, "sigma": sigma}, sigma) for sigma in design.noisy]
+        for levels in bins:
+            low, high = torch.tensor(levels)
+            inside = source.sigma_tn[(source.sigma_tn >= low) & (source.sigma_tn <= high)]
+            middle = float(f"{inside.double().log().mean().exp().item():.3g}")  # for all levels of the bin
+            images = {"clean": clean, "noisy": min(num_noisy, len(inside)), "levels": levels}
+            mixes.append((images, levels[0] if levels[0] == levels[1] else middle))
+    train = {"pairing": "level_first"} | study.train.model_dump(mode="json", exclude_unset=True)
+    for block in range(blocks):
+        for images, level in mixes:
+            tree = {"data": data.model_dump(mode="json") | images | {"block": block}, "net": study.net}
+            config = read_config({**tree, "train": train | {"seed": block}}, "train")
+            noisy = ((level, images["noisy"]),) if level and images["noisy"] else ()
+            of = Configuration(dataset=study.name, num_clean=images["clean"], noisy=noisy, seed=block)
+            yield config, of, study.evaluate.sample, None
+
+
+def _check_clean(source: ImageSource, key: str, cure: str) -> None:
+    if num_noisy := int((source.sigma_tn > 0).sum()):
+        what = f"simulates noise, but {num_noisy} images of {source.name} are noisy already"
+        raise AssayError(what, key=key, cure=f"{cure}, or set data.noisy = 0 to leave them out")
+
+
+def level_bins(sigma_tn: Tensor, max_bins: int = 3) -> list[Levels]:
+    """Bins (low, high) of the noise levels: one per level, or `max_bins` with about as many images each."""
+    levels, numbers = sigma_tn[sigma_tn > 0].unique(return_counts=True)
+    bin_of = torch.arange(len(levels))
+    if len(levels) > max_bins:
+        bin_of = (numbers.cumsum(0) - numbers) * max_bins // numbers.sum()
+    inside = [levels[bin_of == each] for each in bin_of.unique()]
+    return [(_plain(each[0]), _plain(each[-1])) for each in inside]
+
+
+def _plain(level: Tensor) -> float:
+    """A float32 as the shortest number that gives it: 0.3 and not 0.30000001192."""
+    return float(str(np.float32(level.item())))
+
+
+def _grid_rows(study: Study, data: DataConfig, source: ImageSource) -> Iterator[_Row]:
+    """The rows of the paper's tables, in their order, then the extras."""
+    grid = study.grid
+    assert grid is not None
+    _check_clean(source, "grid.sigmas", "write a [design] for these")
+    rows: list[Extra] = []
+    for p in grid.clean_fractions:
+        if p == 1 or (p > 0 and "clean_only" in grid.baselines):
+            rows.append(Extra(table="clean_mix", clean_fraction=p))
+        for sigma in grid.sigmas if p < 1 else ():
+            rows.append(Extra(table="clean_mix", clean_fraction=p, sigma=sigma))
+            if p == 0:
+                alone = Extra(table="only_noisy", clean_fraction=p, sigma=sigma)
+                rows += [alone]
+                rows += [alone.model_copy(update={"sampling": "truncated"})] * ("truncated" in grid.baselines)
+                rows += [alone.model_copy(update={"consistency": True})] * ("consistency" in grid.baselines)
+    for group in (rows, *([extra] for extra in study.extra)):
+        yield from (_grid_row(study, data, source, seed, row) for seed in grid.seeds for row in group)
+
+
+def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, row: Extra) -> _Row:
+    general, own = (part.model_dump(mode="json", exclude_unset=True) for part in (study.train, row.train))
+    train, p, sigma = {**general, **own, "seed": seed}, row.clean_fraction, row.sigma
+    if row.consistency:
+        train["consistency"] = {**study.consistency.model_dump(mode="json"), **own.get("consistency", {})}
+    num_clean = count_of(p, len(source))
+    if num_clean == 0 and p > 0:
+        key = "grid.clean_fractions" if row.table in ("clean_mix", "only_noisy") else "extra"
+        raise AssayError(f"{p:g} of {len(source)} images is none", key=key, cure="use a larger fraction")
+    images = {"clean_fraction": p} | ({"sigma": sigma} if sigma else {"keep_noisy": False})
+    sample = study.evaluate.sample.model_dump()
+    match row.sampling:
+        case "truncated":
+            sample["truncate_at"] = sigma
+        case "refined":
+            sample |= {"refine_at": sigma, "num_extra": row.num_extra}
+    tree = {"data": data.model_dump(mode="json") | images, "net": study.net, "train": train}
+    config = read_config(tree, "train")
+    of = Configuration(
+        dataset=study.name, table=row.table, num_clean=num_clean, clean_fraction=p, seed=seed,
+        noisy=((sigma, len(source) - num_clean),) if sigma else (), rounds=config.train.rounds,
+        consistency=row.consistency, sampling=row.sampling,
+    )  # fmt: skip
+    first = None
+    if row.continues:
+        same_images = Extra(table="clean_mix", clean_fraction=p, sigma=sigma)
+        first = _grid_row(study, data, source, seed, same_images)[0]
+    try:
+        return config, of, SampleConfig(**sample), first
+    except AssayError as error:
+        raise AssayError(f"{of.title} cannot be sampled ({error})", key="evaluate.sample") from None
+
+
+def check_against_data(runs: list[Run]) -> None:
+    """Reject, before any work, runs that this data cannot give."""
+    for run in runs:
+        images, batch_size = run.config.data.open(), run.config.train.batch_size
+        if batch_size > len(images):
+            raise AssayError(
+                f"{run.title}: its {len(images)} images are fewer than a batch of {batch_size}",
+                key="train.batch_size", cure="lower it, or use more images",
+            )  # fmt: skip
+        check_run(run.config, images)
+        levels = images.sigma_tn.unique().tolist()
+        for sample in run.samples:
+            try:
+                sample.for_levels(levels).sigmas()
+            except ValueError as error:
+                raise AssayError(f"{run.title} cannot be sampled: {error}", key="evaluate.sample") from None

@@ -1,30 +1,36 @@
-"""The stages of a run, each a function with a file of its own, so that nothing that is there is repeated.
+"""A study in its folder, and the stages of its runs, so that nothing that is there is repeated.
 
-    train     runs/<key>/snapshots/       weights at the steps that are compared, and the final ones
-    measure   runs/<key>/losses-*.json    held-out loss by bands of noise levels, with a stop per band
-    sample    runs/<key>/samples-*.json   distances of samples, one file per way of sampling, and a picture
-    record    runs/<key>/outcome-*.json   one row of results.csv
+    study.toml                    the spec, copied
+    data/, shared/                known data sets, extractor and reference features, made once
+    runs/<key>/snapshots/         train: weights at the steps that are compared, and the final ones
+    runs/<key>/losses-*.json      measure: held-out loss by bands of noise levels, with a stop per band
+    runs/<key>/samples-*.json     sample: distances of samples, one file per way of sampling, and a picture
+    runs/<key>/outcome-*.json     record: one row of results.csv
+    results.csv, levels.csv       all outcomes, and what prices are made of: see `assay.study.report`
 
-`execute` goes through them, and `attempt` tells how that ended. An outcome's file is all that counts: with it
-nothing is repeated, even if the checkpoint is gone.
+`execute` goes through the stages, and `attempt` does so if no other process is at the same run. An outcome's
+file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
 """
 
+import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.picture import image_grid
+from assay.data.view import check_complete
 from assay.devices import find_devices
-from assay.errors import AssayError
-from assay.files import decoding, hold_lock, write_whole
+from assay.errors import AssayError, about
+from assay.files import Busy, decoding, hold_lock, read_text, write_whole
 from assay.metrics.classifier import has_labels
 from assay.metrics.evaluate import Along, Evaluation, evaluate, load_arrays, save_evaluation, with_held_out_loss
 from assay.metrics.extract import (
@@ -35,26 +41,26 @@ from assay.metrics.extract import (
     reference_from_statistics,
 )
 from assay.metrics.generated import sample_checkpoint
-from assay.metrics.held_out import MIN_IMAGES, losses_by_band, stopping_steps
-from assay.outcome import Outcome, save_outcome
+from assay.metrics.held_out import MIN_IMAGES, losses_by_band, paired_errors, stopping_steps
+from assay.outcome import Outcome, load_outcome, save_outcome
+from assay.pricing.results import LevelResults
+from assay.progress import duration
 from assay.sample import SampleConfig
-from assay.study.runs import Run, hash_tree
-from assay.study.spec import Study
+from assay.study.spec import Run, Study, check_against_data, hash_tree, read_study, study_runs
 from assay.train import train
 from assay.train.folder import final_path, remove_states
 from assay.train.ranks import train_on_ranks
 from assay.train.restored import restored_path, round_ends, snapshot_at
 
 _NUM_PICTURED = 64
-_SECONDS_BETWEEN_UPDATES = 0.2
-_SECONDS_FOR_ORPHANS = 15.0  # for a worker of an earlier study, which was killed, to leave its run
+_SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a run is doing ("training", "measuring", "sampling") and how far it is, or how it ended.
+    """What a run is doing ("training", "measuring", "sampling") and how far it is.
 
-    Ends are "done", "stopped" and, with a reason, "failed" and "lost": its worker died.
+    Or how it ended: "done", "stopped", "failed" for a `reason`, or "held" by another process.
     """
 
     run: str
@@ -66,27 +72,18 @@ class Update:
     @property
     def is_end(self) -> bool:
         """Whether no more is heard of this attempt."""
-        return self.phase in ("done", "stopped", "failed", "lost")
+        return self.phase in ("done", "stopped", "failed", "held")
 
 
-def now_and_then(tell: Callable[[Update], None]) -> Callable[[Update], None]:
-    """The same, but for updates that follow another one closely and do not complete anything."""
-    last_told = 0.0
-
-    def tell_some(update: Update) -> None:
-        nonlocal last_told
-        if time.monotonic() - last_told > _SECONDS_BETWEEN_UPDATES or update.done == update.total:
-            last_told = time.monotonic()
-            tell(update)
-
-    return tell_some
+class Interrupted(Exception):
+    """Measuring or sampling was asked to stop; it starts again next time, since it takes little time."""
 
 
 @dataclass(frozen=True)
 class Work:
     """One run of a study, in its folder. It is trained on `num_ranks` devices, each with its own process.
 
-    `data` has paths of stores on this machine; `tell` hears how far it is, and `should_stop` ends it early.
+    `data` are all images of the study; `tell` hears how far it is, and `should_stop` ends it early.
     """
 
     study: Study
@@ -100,10 +97,39 @@ class Work:
     @property
     def run_dir(self) -> Path:
         """The run's own folder."""
-        return run_path(self.folder, self.run)
+        return self.folder / "runs" / self.run.key
+
+    @property
+    def losses_path(self) -> Path:
+        """The file of the measuring stage."""
+        return self.run_dir / f"losses-{hash_tree([self.run.key, self.run.held_out_fingerprint])}.json"
+
+    def outcome_path(self, sample: SampleConfig) -> Path:
+        """The file with the outcome of one way of sampling the run."""
+        return self.run_dir / f"outcome-{self.run.result_key(sample)}.json"
+
+    def samples_path(self, sample: SampleConfig) -> Path:
+        """The file of the sampling stage; a grid of samples stands beside it."""
+        return self.run_dir / f"samples-{self.run.result_key(sample)}.json"
+
+    @property
+    def failure_path(self) -> Path:
+        """Why the run failed the last time."""
+        return self.run_dir / "failure.txt"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every outcome is there."""
+        return all(self.outcome_path(sample).exists() for sample in self.run.samples)
+
+    def fail(self, reason: str) -> Update:
+        """Record why the run failed, if there is room on the disk."""
+        with suppress(OSError), write_whole(self.failure_path) as partial:
+            partial.write_text(reason)
+        return Update(self.run.key, "failed", 0, 1, reason)
 
     def counter(self, phase: str, total: int) -> Callable[[int], None]:
-        """A function that adds up images and tells; it raises `Interrupted` when the run should stop."""
+        """Adds up images and tells; raises `Interrupted` when the run should stop."""
         done = 0
 
         def advance(num_images: int) -> None:
@@ -116,33 +142,24 @@ class Work:
         return advance
 
 
-class Interrupted(Exception):
-    """Measuring or sampling was asked to stop; it starts again next time, since it takes little time."""
-
-
 def attempt(work: Work) -> Update:
-    """Execute a run and tell how it ended; the reason of a failure is recorded in its folder."""
-    run, run_dir = work.run, work.run_dir
+    """Execute a run and tell how that ended; "held" if another process is at it, or was until now."""
+    held = Update(work.run.key, "held")
     try:
-        busy = f"{run_dir} is held by {{holder}}, which an earlier study left: end it"
-        with hold_lock(run_dir / "run", busy, _SECONDS_FOR_ORPHANS):
-            failure_path(work.folder, run).unlink(missing_ok=True)
-            return Update(run.key, "done" if execute(work) else "stopped")
+        with hold_lock(work.run_dir / "run", "{holder} is at it"):
+            if work.is_finished:
+                return held
+            work.tell(Update(work.run.key, "training", 0, work.run.config.train.total_steps))
+            return Update(work.run.key, "done" if execute(work) else "stopped")
+    except Busy:
+        return held
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        record_failure(work.folder, run, reason)
-        return Update(run.key, "failed", 0, 1, reason)
-
-
-def record_failure(folder: Path, run: Run, reason: str) -> None:
-    """Record why a run failed; if the disk is full, the other runs continue without the record."""
-    with suppress(OSError), write_whole(failure_path(folder, run)) as partial:
-        partial.write_text(reason)
+        return work.fail(f"{type(error).__name__}: {error}")
 
 
 def execute(work: Work) -> bool:
     """Take a run through its stages to the end, or until it should stop; True if finished."""
-    missing = [s for s in work.run.samples if not outcome_path(work.folder, work.run, s).exists()]
+    missing = [sample for sample in work.run.samples if not work.outcome_path(sample).exists()]
     if not missing:
         return True
     if not train_stage(work):
@@ -165,10 +182,7 @@ def execute(work: Work) -> bool:
 
 
 def compared_steps(work: Work) -> list[int]:
-    """The steps whose weights are compared: for a stop per band, and along training if that is asked for.
-
-    This is the one place that decides which snapshots a run keeps until it is measured.
-    """
+    """The steps whose weights are kept until the run is measured: for a stop per band, and along training."""
     last, steps = work.run.config.train.total_steps, {*along_steps(work)}
     if can_measure(work.data.open_held_out()):
         steps |= {*stopping_steps(last), *round_ends(work.run.config.train)}
@@ -183,11 +197,9 @@ def along_steps(work: Work) -> list[int]:
 
 def snapshots(work: Work) -> dict[int, Path]:
     """The weights to compare, by step, as far as they are there."""
-    settings, last = work.run.config.train, work.run.config.train.total_steps
-    found = {step: snapshot_at(settings, work.run_dir, step) for step in compared_steps(work)}
-    return {step: path for step, path in found.items() if step != last and path.exists()} | {
-        last: final_path(work.run_dir)
-    }
+    *steps, last = compared_steps(work)
+    found = {step: snapshot_at(work.run.config.train, work.run_dir, step) for step in steps}
+    return {step: path for step, path in found.items() if path.exists()} | {last: final_path(work.run_dir)}
 
 
 def train_stage(work: Work) -> bool:
@@ -197,29 +209,25 @@ def train_stage(work: Work) -> bool:
         return True
     if work.run.continues is not None:
         first = replace(work, run=work.run.continues)
-        with hold_lock(first.run_dir / "training", "", math.inf):
-            pass  # another worker may be at it
-        if not train_stage(first):
-            return False
+        with hold_lock(first.run_dir / "run", "{holder} is at it"):
+            if not train_stage(first):
+                return False
         goes_on = {"continue_from": first.run_dir}
         config = config.model_copy(update={"train": config.train.model_copy(update=goes_on)})
-    images, steps = config.data.with_stores(work.data.all_paths), compared_steps(work)
+    steps = compared_steps(work)
 
     def tell(step: int, num_steps: int) -> None:
         work.tell(Update(work.run.key, "training", step, num_steps))
 
     with _timed(run_dir / "train.seconds"):
         if work.num_ranks > 1:
-            finished = train_on_ranks(work.num_ranks, config, run_dir, images, steps, tell, work.should_stop)
+            ranks = work.num_ranks, config, run_dir, config.data
+            finished = train_on_ranks(*ranks, steps, tell, work.should_stop)
         else:
             finished = train(
-                config,
-                run_dir,
-                images.open(),
-                snapshot_steps=steps,
+                config, run_dir, config.data.open(), snapshot_steps=steps, should_stop=work.should_stop,
                 on_progress=lambda progress: tell(progress.step, progress.num_steps),
-                should_stop=work.should_stop,
-            ).finished
+            ).finished  # fmt: skip
     if finished:
         if not work.run.is_continued:
             remove_states(run_dir / "state")
@@ -255,7 +263,7 @@ def can_measure(held_out: ImageSource | None) -> bool:
 
 def measure_stage(work: Work) -> Evaluation:
     """The held-out loss by bands of levels; nothing without enough held-out images."""
-    path, held_out = losses_path(work.folder, work.run), work.data.open_held_out()
+    path, held_out = work.losses_path, work.data.open_held_out()
     if path.exists():
         return read_measures(path)
     if held_out is None or not can_measure(held_out):
@@ -292,56 +300,44 @@ def find_reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extrac
     extractor = load_extractor(chosen.extractor, shared, None, source, devices, chosen.batch_size)
     if isinstance(chosen.reference, Path):
         return extractor, reference_from_statistics(chosen.reference, extractor)
-    if chosen.reference == "held_out":
-        held_out = data.open_held_out()
-        if held_out is None:
-            raise AssayError("no image is held out", key="evaluate.reference", cure="set data.held_out")
-        source = held_out
     return extractor, reference_from_images(source, extractor, shared)
 
 
 def sample_stage(work: Work, sample: SampleConfig) -> Evaluation:
-    """Sample the final model, and those along training, and measure their distances; draw a grid of samples."""
-    path = samples_path(outcome_path(work.folder, work.run, sample))
-    if not path.exists():
-        with _timed(path.with_suffix(".seconds")):
-            found, pictured = _measure_samples(work, sample, path)
-        with write_whole(path.with_suffix(".png")) as partial:
-            image_grid(pictured, 8).save(partial)
-        save_evaluation(path, found)
-    return read_measures(path)
-
-
-def _measure_samples(work: Work, sample: SampleConfig, path: Path) -> tuple[Evaluation, torch.Tensor]:
-    """What the samples of a run are like, and some of them to look at.
+    """Sample the final model, and those along training, and measure their distances; draw a grid of samples.
 
     Points along training are measured on seeds that no result uses, each with a file of its own.
     """
-    compared, protocol = find_reference(work.study, work.data, work.folder), work.study.evaluate
+    path, protocol, weights, along = work.samples_path(sample), work.study.evaluate, snapshots(work), []
+    if path.exists():
+        return read_measures(path)
+    compared, device = find_reference(work.study, work.data, work.folder), find_devices()[0]
     frequencies = compared[1].frequencies if compared else None
     advance = work.counter("sampling", max(work.run.num_sampled, 1))
-    num_images, weights, along = protocol.num_images, snapshots(work), []
+    num_images, last, result = protocol.num_images, work.run.config.train.total_steps, Evaluation()
     first_seed = num_images * protocol.num_ranges  # of the points along training
-    for step in (each for each in along_steps(work) if compared and each in weights):
-        kept = path.with_name(f"{path.stem}-{step}.json")
-        if compared and not kept.exists():
-            samples, _ = sample_checkpoint(
-                weights[step], num_images, first_seed, sample, frequencies, find_devices()[0]
-            )
-            found = evaluate(samples, compared[1], compared[0], num_images, progress=advance, fd_only=True)
-            save_evaluation(kept, found)
-        along.append(Along(step=step, fd=read_measures(kept).fd))
-    samples, settings = sample_checkpoint(
-        weights[work.run.config.train.total_steps], max(first_seed, _NUM_PICTURED), 0, sample, frequencies,
-        find_devices()[0],
-    )  # fmt: skip
-    result = Evaluation()
-    if compared:
-        result = evaluate(
-            samples, compared[1], compared[0], num_images, protocol.num_ranges, sampler=settings,
-            progress=advance, fd_only=protocol.fd_only,
-        )  # fmt: skip
-    return result.model_copy(update={"along": tuple(along)}), samples.read(torch.arange(_NUM_PICTURED))
+    with _timed(path.with_suffix(".seconds")):
+        for step in (each for each in along_steps(work) if compared and each in weights):
+            kept = path.with_name(f"{path.stem}-{step}.json")
+            if compared and not kept.exists():
+                samples, _ = sample_checkpoint(
+                    weights[step], num_images, first_seed, sample, frequencies, device
+                )
+                found = evaluate(samples, compared[1], compared[0], num_images, progress=advance, fd_only=True)
+                save_evaluation(kept, found)
+            along.append(Along(step=step, fd=read_measures(kept).fd))
+        number = max(first_seed, _NUM_PICTURED)
+        samples, settings = sample_checkpoint(weights[last], number, 0, sample, frequencies, device)
+        if compared:
+            result = evaluate(
+                samples, compared[1], compared[0], num_images, protocol.num_ranges, sampler=settings,
+                progress=advance, fd_only=protocol.fd_only,
+            )  # fmt: skip
+        pictured = samples.read(torch.arange(_NUM_PICTURED))
+    with write_whole(path.with_suffix(".png")) as partial:
+        image_grid(pictured, 8).save(partial)
+    save_evaluation(path, result.model_copy(update={"along": tuple(along)}))
+    return read_measures(path)
 
 
 # --- record ------------------------------------------------------------------------------------------------
@@ -349,49 +345,221 @@ def _measure_samples(work: Work, sample: SampleConfig, path: Path) -> tuple[Eval
 
 def record_stage(work: Work, sample: SampleConfig, measured: Evaluation, sampled: Evaluation) -> None:
     """Write the outcome of one way of sampling the run: all that was measured, as one record."""
-    update: dict[str, object] = {
-        name: value for name, value in measured if name.startswith("held_out_loss") or name == "bands"
-    }
     losses = {point.step: point.held_out_loss for point in measured.along}
     distances = {point.step: point.fd for point in sampled.along}
-    update["along"] = tuple(
-        Along(step=step, fd=distances.get(step), held_out_loss=losses.get(step))
-        for step in sorted(losses.keys() | distances.keys())
-    )
-    path = outcome_path(work.folder, work.run, sample)
+    steps = sorted(losses.keys() | distances.keys())
+    along = (Along(step=step, fd=distances.get(step), held_out_loss=losses.get(step)) for step in steps)
+    update = {name: value for name, value in measured if name.startswith("held_out_loss") or name == "bands"}
     outcome = Outcome(
         configuration=next(of for of, way in work.run.ways if way == sample),
-        evaluation=sampled.model_copy(update=update),
+        evaluation=sampled.model_copy(update=update | {"along": tuple(along)}),
         train_seconds=read_seconds(work.run_dir / "train.seconds"),
-        sample_seconds=read_seconds(samples_path(path).with_suffix(".seconds")),
-        held_out_loss_seconds=read_seconds(losses_path(work.folder, work.run).with_suffix(".seconds")),
+        sample_seconds=read_seconds(work.samples_path(sample).with_suffix(".seconds")),
+        held_out_loss_seconds=read_seconds(work.losses_path.with_suffix(".seconds")),
     )
-    save_outcome(path, outcome)
+    save_outcome(work.outcome_path(sample), outcome)
 
 
-# --- paths -------------------------------------------------------------------------------------------------
+# --- the folder --------------------------------------------------------------------------------------------
 
 
-def run_path(folder: Path, run: Run) -> Path:
-    """The folder of a run."""
-    return folder / "runs" / run.key
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study in its folder, with its data."""
+
+    study: Study
+    folder: Path
+    data: DataConfig  # with paths of stores alone
+    source: ImageSource  # the images to train on
+    held_out: ImageSource | None  # those set aside, which no run is trained on
+    runs: list[Run]
+
+    def with_blocks(self, blocks: int) -> "OpenStudy":
+        """The same design with this number of blocks."""
+        fingerprint = self.held_out.fingerprint if self.held_out else ""
+        return replace(self, runs=study_runs(self.study, self.data, self.source, fingerprint, blocks))
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks of a design, or the seeds of a grid."""
+        return len({run.config.train.seed for run in self.runs})
+
+    def work(self, run: Run) -> Work:
+        """One of its runs, with the paths of its files."""
+        return Work(self.study, self.folder, self.data, run)
+
+    def outcomes(self) -> list[tuple[Run, Outcome]]:
+        """The finished rows with their runs, in the order of the spec."""
+        found = []
+        for run in self.runs:
+            for of, sample in run.ways:
+                if (path := self.work(run).outcome_path(sample)).exists():
+                    outcome = load_outcome(path)
+                    assert isinstance(outcome, Outcome)
+                    found.append((run, outcome.model_copy(update={"configuration": of})))
+        return found
+
+    def levels(self) -> list[LevelResults]:
+        """The losses of all measured runs by bands of levels, for each table of configurations."""
+        tables: dict[str, list[tuple[Run, Evaluation]]] = {}
+        for run in self.runs:
+            if (path := self.work(run).losses_path).exists():
+                tables.setdefault(run.ways[0][0].table, []).append((run, read_measures(path)))
+        return [_level_results(self.study.name, table, rows) for table, rows in tables.items()]
+
+    def seconds(self) -> float:
+        """What all outcomes took together, on one core."""
+        found = [outcome for _, outcome in self.outcomes()]
+        parts = [(each.train_seconds, each.sample_seconds, each.held_out_loss_seconds) for each in found]
+        return sum(seconds or 0.0 for each in parts for seconds in each)
+
+    def left_out(self) -> list[Path]:
+        """The outcomes in the folder that belong to none of its runs: of other settings."""
+        mine = {self.work(run).outcome_path(sample) for run in self.runs for sample in run.samples}
+        return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
+
+    def unneeded(self) -> list[Path]:
+        """What no result needs: weights and logs of finished runs, and results of other settings.
+
+        Only what a study itself wrote, in the folders of runs that have an outcome.
+        """
+        works = [self.work(run) for run in self.runs]
+        parts = ("snapshots", "state", "tensorboard")
+        found = {work.run_dir / part for work in works if work.is_finished for part in parts}
+        mine = {work.run_dir for work in works}
+        found |= {path if path.parent in mine else path.parent for path in self.left_out()}
+        return sorted(path for path in found if path.exists())
+
+    def missing(self) -> list[Run]:
+        """The runs without all of their results."""
+        return [run for run in self.runs if not self.work(run).is_finished]
+
+    def failure(self, run: Run) -> str | None:
+        """Why the run failed the last time, if it did."""
+        path = self.work(run).failure_path
+        return path.read_text(errors="replace") if path.exists() else None
 
 
-def losses_path(folder: Path, run: Run) -> Path:
-    """The file of the measuring stage."""
-    return run_path(folder, run) / f"losses-{hash_tree([run.key, run.held_out_fingerprint])}.json"
+def _level_results(dataset: str, table: str, rows: Sequence[tuple[Run, Evaluation]]) -> LevelResults:
+    configurations, bands = [run.ways[0][0] for run, _ in rows], rows[0][1].bands
+    sigmas = sorted({level for of in configurations for level in of.levels})
+    num_noisy = np.array([[dict(of.noisy).get(level, 0.0) for level in sigmas] for of in configurations])
+    records = [found.held_out_loss_record for _, found in rows if found.held_out_loss_record]
+    ends = [(band.low, math.inf if band == bands[-1] else band.high) for band in bands]
+    errors = np.array([paired_errors(records, *each) for each in ends])
+
+    def column(name: str) -> np.ndarray:
+        return np.array([[getattr(band, name) for band in found.bands] for _, found in rows])
+
+    return LevelResults(
+        dataset=dataset,
+        table=table,
+        sigmas=np.array(sigmas),
+        block=np.array([of.seed or 0 for of in configurations]),
+        num_clean=np.array([of.num_clean for of in configurations]),
+        num_noisy=num_noisy.reshape(len(rows), len(sigmas)),
+        edges=np.array([bands[0].low, *(band.high for band in bands)]),
+        loss=column("loss"),
+        error=errors.T,
+        step=column("step"),
+        last_step=np.array([run.config.train.total_steps for run, _ in rows]),
+        loss_last=column("loss_at_end"),
+    )
 
 
-def outcome_path(folder: Path, run: Run, sample: SampleConfig) -> Path:
-    """The file with the outcome of one way of sampling a run."""
-    return run_path(folder, run) / f"outcome-{run.result_key(sample)}.json"
+def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[str] = ()) -> OpenStudy:
+    """Check a study against its data, before any work, and open its folder (by default out/NAME).
+
+    `settings` change the file as `assay train --set` does; the folder remembers them. Blocks that were added
+    to a design are found again.
+
+    >>> opened = assay.open_study("study.toml")
+    >>> opened.source
+    <mine: 160 images of 1 x 8 x 8, 160 clean, 0 noisy>
+    >>> [run.title for run in opened.runs]
+    ['160 clean (seed 0)', '80 clean (seed 0)', '80 clean + 80 noisy at 0.3 (seed 0)']
+    """
+    spec = Path(spec)
+    kept = spec.with_name(_SETTINGS)
+    if not settings and kept.exists():
+        settings = read_text(kept).splitlines()
+    study = read_study(spec, settings)
+    folder = folder or Path("out") / study.name
+    if (folder / "study.toml").exists():
+        other = read_study(folder / "study.toml").name
+        if other != study.name:
+            what = f"holds the study {other!r}, not {study.name!r}"
+            raise AssayError(what, path=folder, cure="choose another folder")
+    with about(spec):
+        data = study.data.prepared(folder / "data", hold_out=True)
+        source, held_out = data.open(), data.open_held_out()
+        if held_out is not None:
+            check_complete(held_out, "cannot be measured: set data.held_out to a store of complete images")
+        if study.design is not None and not can_measure(held_out):
+            raise AssayError("a design needs at least 40 held-out images", key="data.held_out", cure="set it")
+        runs = study_runs(study, data, source, held_out.fingerprint if held_out else "")
+        check_against_data(runs)
+    opened = _with_added_blocks(OpenStudy(study, folder, data, source, held_out, runs))
+    if spec.resolve() != (folder / "study.toml").resolve():
+        if lost := len(opened.left_out()):
+            raise AssayError(
+                f"holds {lost} results of other settings, which a report would not show", path=folder,
+                cure="choose another folder with -o, or remove them there (`assay study clean`)",
+            )  # fmt: skip
+        with write_whole(folder / "study.toml") as partial:
+            partial.write_text(read_text(spec))
+        if settings:
+            with write_whole(folder / _SETTINGS) as partial:
+                partial.write_text("\n".join(settings) + "\n")
+    return opened
 
 
-def samples_path(outcome: Path) -> Path:
-    """The file of the sampling stage that belongs to an outcome; a grid of samples stands beside it."""
-    return outcome.with_name(outcome.name.replace("outcome-", "samples-"))
+def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
+    """The study with the blocks that were added to its design."""
+    while opened.study.design is not None:
+        more = opened.with_blocks(opened.num_blocks + 1)
+        if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
+            break
+        opened = more
+    return opened
 
 
-def failure_path(folder: Path, run: Run) -> Path:
-    """Why a run failed the last time."""
-    return run_path(folder, run) / "failure.txt"
+def disk_use(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove what `OpenStudy.unneeded` found."""
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
+    """Title, state, held-out loss, FD and time left of every run, as text; by what the finished ones took."""
+    outcomes, found = {run.key: outcome for run, outcome in opened.outcomes()}, []
+    taken = [each.train_seconds for each in outcomes.values() if each.train_seconds]
+    for run in opened.runs:
+        work, last, numbers = opened.work(run), run.config.train.total_steps, ["", ""]
+        step = _last_step(work)
+        state = "to do" if not step else f"training {step / last:.0%}" if step < last else "measuring"
+        left = sum(taken) / len(taken) * (1 - step / last) if taken else 0.0
+        if work.is_finished:
+            evaluation = outcomes[run.key].evaluation
+            numbers = [f"{each:.4g}" if each else "" for each in (evaluation.held_out_loss, evaluation.fd)]
+            state, left = "finished", 0.0
+        elif reason := opened.failure(run):
+            state = f"failed: {reason}"
+        found.append((run.title, state, *numbers, duration(left) if left else ""))
+    return tuple(found)
+
+
+def _last_step(work: Work) -> int:
+    """The last recorded step of a training, 0 before the first."""
+    path = work.run_dir / "metrics.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    whole = [line for line in lines if line.endswith("}")]  # the last may be being written
+    return int(json.loads(whole[-1])["step"]) if whole else 0

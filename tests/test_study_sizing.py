@@ -6,28 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.data.store import PackedImage, write_store
-from assay.study import OpenStudy, init, open_study
-from assay.study.init import draft_study
+from assay.study import OpenStudy, open_study, sizing
+from assay.study.sizing import draft_study
 from tests.commands import failing, run
 from tests.errors import rejected
+from tests.stores import stored
 
 
-def packed(path: Path, sigma: list[float], side: int = 8, kernel: np.ndarray | None = None) -> Path:
-    """A store of flat images, whose content matters to no test here; the noisy ones may have a kernel."""
-    shape, rng = (1, side, side), np.random.default_rng(0)
-    images = (
-        PackedImage(str(n), rng.random(shape, dtype=np.float32), level, -1, kernel=kernel if level else None)
-        for n, level in enumerate(sigma)
-    )
-    write_store(path, path.name, images, shape, "float32", (-1, 1), ())
+def packed(path: Path, sigma: list[float], kernel: np.ndarray | None = None) -> Path:
+    """A store of images whose content matters to no test here; the noisy ones may have a kernel."""
+    values = np.random.default_rng(0).random((len(sigma), 1, 8, 8))
+    stored(path, values, sigma, kernels=[kernel if level else None for level in sigma])
     return path
 
 
 def drafted(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch, **options: object) -> OpenStudy:
     """The study drafted for a store, where an image of training takes `seconds`."""
-    per_evaluation = seconds / init.WITH_GRADIENT
-    monkeypatch.setattr(init, "seconds_per_evaluation", lambda *arguments, **options: per_evaluation)
+    per_evaluation = seconds / sizing.WITH_GRADIENT
+    monkeypatch.setattr(sizing, "seconds_per_evaluation", lambda *arguments, **options: per_evaluation)
     text = draft_study(tmp_path / "store", cores=2, **options)  # type: ignore[arg-type]
     (tmp_path / "study.toml").write_text(text)
     return open_study(tmp_path / "study.toml", tmp_path / "out")

@@ -1,0 +1,287 @@
+"""Taking a study to its end: its runs, more blocks until the price is decided, and the report.
+
+Workers are real processes, so a crash, an out-of-memory kill or a diverging run ends one run and not the
+study. Nobody hands out runs: a worker locks one that has no result, and the lock ends with its process. So
+the workers of all processes and machines that share a folder divide the work, and take over what a dead one
+left.
+
+Each worker has one thread by default: sums of a convolution's gradient are split over threads, so another
+number of threads gives other last bits, and results must not depend on how many workers there happened to be.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.data.arrays import Arrays, from_arrays
+from assay.data.config import DataConfig
+from assay.devices import limit_threads
+from assay.errors import AssayError
+from assay.files import remove_leftovers, write_whole
+from assay.pricing.price import Price, price_results
+from assay.pricing.words import amount
+from assay.processes import Ended, Workers
+from assay.progress import Tell, open_progress
+from assay.study.report import Written, write_report
+from assay.study.sizing import draft_study
+from assay.study.spec import Run, Study
+from assay.study.stages import OpenStudy, Update, Work, attempt, find_reference, open_study
+from assay.train.run import check_ranks
+
+_MAX_LOSSES = 2  # of workers at one run: then it has failed
+_SECONDS_BETWEEN_UPDATES = 0.2
+_SECONDS_BETWEEN_LOOKS = 1.0  # for a run that no other process holds any more
+
+
+def run_local(
+    opened: OpenStudy,
+    num_workers: int | None = None,
+    on_update: Callable[[Update], None] = lambda update: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    num_threads: int = 1,
+    gpus_per_run: int | None = None,
+) -> None:
+    """Take every unfinished run to its end, `num_workers` at a time; wait for those that others hold.
+
+    On a machine with GPUs each worker sees `gpus_per_run` of them (default: 1; 0 uses the CPU) and trains on
+    all of these, and there are no more workers than that allows. Failures are recorded; a run whose worker dies
+    is taken up again, and has failed if that happens twice.
+    """
+    shares = gpu_shares(gpus_per_run)
+    num_ranks = shares[0].count(",") + 1 if shares else 1
+    for run in opened.runs:
+        check_ranks(run.config, num_ranks)  # before any work
+    # The longest first, so that none is left for the end, alone.
+    runs = sorted(opened.missing(), key=lambda run: -run.config.train.total_steps * run.config.train.batch_size)
+    for run in runs:
+        with suppress(OSError):
+            opened.work(run).failure_path.unlink()  # it is tried again, by whichever process
+    shares = shares or [""] * (num_workers or os.cpu_count() or 1)
+    doing, losses, stopping = dict[Connection, tuple[str, str]](), Counter[str](), False
+    with Workers() as workers:
+
+        def start(share: str) -> None:
+            where = opened.study, opened.folder, opened.data
+            variables = {"CUDA_VISIBLE_DEVICES": share}
+            doing[workers.start(_work, num_threads, num_ranks, where, runs, environment=variables)] = share, ""
+
+        for share in shares[: min(num_workers or len(shares), len(runs))]:
+            start(share)
+        while doing:
+            if not stopping and should_stop():
+                stopping = True
+                workers.tell_all(None)  # any message means stop
+            for worker, message in workers.heard():
+                share, key = doing.pop(worker)
+                if not isinstance(message, Ended):
+                    doing[worker] = share, "" if message.is_end else message.run
+                    on_update(message)
+                elif message.exit_code and not stopping:
+                    losses[key] += 1
+                    if losses[key] == _MAX_LOSSES:
+                        on_update(_lost(opened, key, message.exit_code))
+                    start(share)
+
+
+def _lost(opened: OpenStudy, key: str, exit_code: int) -> Update:
+    """The failure of a run whose workers die."""
+    reason = f"workers die of it (the last with exit code {exit_code})"
+    for run in opened.runs:
+        if run.key == key:
+            return opened.work(run).fail(reason)
+    raise AssayError("workers die before they begin", path=opened.folder, cure="see what they print")
+
+
+def _work(
+    connection: Connection,
+    num_threads: int,
+    num_ranks: int,
+    where: tuple[Study, Path, DataConfig],
+    runs: Sequence[Run],
+) -> None:
+    """The life of a worker: take a run that nobody holds, do it and tell how it goes, until none is left.
+
+    A message means stop; so does the end of the connection. What has failed, here or elsewhere, is left alone.
+    """
+    limit_threads(num_threads)
+    told, when = ("", ""), 0.0
+
+    def tell(update: Update) -> None:
+        nonlocal told, when
+        news = (update.run, update.phase) != told or update.done == update.total
+        if news or time.monotonic() - when > _SECONDS_BETWEEN_UPDATES:
+            told, when = (update.run, update.phase), time.monotonic()
+            with suppress(OSError):  # the parent is gone: `should_stop` notices, and the run is saved
+                connection.send(update)
+
+    left = [Work(*where, run, tell, connection.poll, num_ranks) for run in runs]
+    while left := [each for each in left if not (each.is_finished or each.failure_path.exists())]:
+        for work in left:
+            if connection.poll():
+                return
+            tell(end := attempt(work))
+            if end.phase != "held":
+                left.remove(work)
+                break
+        else:
+            connection.poll(_SECONDS_BETWEEN_LOOKS)
+
+
+def gpu_shares(gpus_per_run: int | None = None) -> list[str]:
+    """The GPUs of this machine in shares of `gpus_per_run` (default: 1), each as CUDA_VISIBLE_DEVICES has them.
+
+    Without GPUs, or with `gpus_per_run` = 0, there are none. GPUs that this process may not use stay unused.
+    """
+    num_gpus = torch.cuda.device_count()
+    size = min(1, num_gpus) if gpus_per_run is None else gpus_per_run
+    if size > num_gpus:
+        what = f"this machine has {num_gpus} GPUs"
+        raise AssayError(what, key="gpus_per_run", cure=f"give a number from 0 to {num_gpus}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(num_gpus)))
+    names = [name.strip() for name in visible.split(",")][:num_gpus]
+    return [",".join(names[i : i + size]) for i in range(0, num_gpus - size + 1, size)] if size else []
+
+
+def drive(
+    opened: OpenStudy,
+    runner: Callable[..., None] = run_local,
+    until: float | None = None,
+    minutes: float | None = None,
+    tell: Tell = lambda *progress: None,
+    say: Callable[[str], None] = lambda line: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[OpenStudy, tuple[Price, ...], dict[str, str]]:
+    """Run all that is missing, and add blocks to a design until its price is sure enough, or time is over.
+
+    `until` is the factor by which the ends of an interval may differ. A block that would end after `minutes`,
+    by what the last ones took, is not begun. Returns the study with its blocks, the prices of its goal, if it
+    is complete, and why runs have failed, by their titles. `say` gets a line for each run and block that ends.
+    """
+    started, reasons = time.monotonic(), dict[str, str]()
+    theirs = [name for name in ("results.csv", "report.html") if (opened.folder / name).exists()]
+    if theirs and not (opened.folder / "runs").is_dir():
+        what, cure = f"holds {theirs[0]}, which no run here made", "choose another folder with -o"
+        raise AssayError(what, path=opened.folder, cure=cure)
+    remove_leftovers(opened.folder)
+    if opened.missing():  # what is wrong with the reference is told before any work
+        find_reference(opened.study, opened.data, opened.folder)
+    while True:
+        num_missing, begun = len(opened.missing()), time.monotonic()
+        runner(opened, on_update=_display(opened, reasons, tell, say), should_stop=should_stop)
+        if left := opened.missing():
+            failed = {run.title: reasons.get(run.key) or opened.failure(run) or "" for run in left}
+            return opened, (), {} if should_stop() else failed
+        if prices := goal_prices(opened):
+            rates = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in prices)
+            say(f"{opened.num_blocks} blocks, for {prices[0].goal}, noisy images per clean one: {rates}")
+        now, runs_per_block = time.monotonic(), len(opened.runs) // opened.num_blocks
+        pace = opened.seconds() / len(opened.runs) / min(os.cpu_count() or 1, runs_per_block)  # as recorded
+        pace = (now - begun) / num_missing if num_missing else pace
+        late = minutes is not None and now - started + pace * runs_per_block > 60 * minutes
+        sure = until is not None and bool(prices) and all(width(price) <= until for price in prices)
+        unlimited = until is None and minutes is None
+        if should_stop() or opened.study.design is None or unlimited or late or sure:
+            return opened, prices, {}
+        opened = opened.with_blocks(opened.num_blocks + 1)
+
+
+def _display(
+    opened: OpenStudy, reasons: dict[str, str], tell: Tell, say: Callable[[str], None]
+) -> Callable[[Update], None]:
+    """Shows updates: how many runs are finished, and what the others do. Keeps reasons of failures."""
+    titles, doing = {run.key: run.title for run in opened.runs}, dict[str, str]()
+    num_done = len(titles) - len(opened.missing())
+
+    def hear(update: Update) -> None:
+        nonlocal num_done
+        title = titles[update.run]
+        if update.is_end:
+            doing.pop(update.run, None)
+            num_done = len(titles) - len(opened.missing())  # others may have finished some, too
+            if update.phase != "held":
+                say(f"{update.phase:7} {title}")
+            if update.reason:
+                reasons[update.run] = update.reason
+        else:
+            doing[update.run] = f"{title}: {update.phase} {update.done / max(update.total, 1):.0%}"
+        tell(opened.study.name, num_done, len(titles), "; ".join(doing.values()))
+
+    return hear
+
+
+def width(price: Price) -> float:
+    """The factor by which the ends of an interval differ."""
+    return float("inf") if price.low <= 0 or price.limited else price.high / price.low
+
+
+def goal_prices(opened: OpenStudy) -> tuple[Price, ...]:
+    """The prices of a design's goal, one for each noise level, from all that is measured."""
+    if opened.study.design is None:
+        return ()
+    (levels,) = opened.levels()
+    found = price_results([outcome for _, outcome in opened.outcomes()], levels)
+    return tuple(price for price in found.prices if price.goal == opened.study.design.goal)
+
+
+def run_study(
+    study: Path | str | Any,
+    folder: Path | str | None = None,
+    *,
+    have_clean: int | None = None,
+    noisy: Sequence[float] = (),
+    until: float | None = None,
+    minutes: float | None = None,
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> Written:
+    """Find out what a noisy image is worth: train and measure every configuration, and write the report.
+
+    `study` is a TOML file, e.g. one that `assay study init` wrote; or images, as the path of a store, an array
+    (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which a study is drafted: `have_clean` clean
+    images are in hand, and images with noise `noisy` could be had. Results go to `folder`, by default out/NAME.
+    Call it again to resume. `until` and `minutes` as for `drive`. `num_workers` processes share the work, by
+    default one for each core.
+
+    >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
+    >>> found.path
+    PosixPath('out/mine/report.html')
+    """
+    opened = open_study(_spec(study, folder, have_clean, noisy, minutes), Path(folder) if folder else None)
+    with open_progress(progress) as tell:
+        limit = minutes if until is not None else None
+        opened, _, failed = drive(opened, partial(run_local, num_workers=num_workers), until, limit, tell)
+    for title, reason in failed.items():
+        raise AssayError(f"{title} failed: {reason}", path=opened.folder, cure="correct it, and call again")
+    written = write_report(opened)
+    assert written is not None
+    return written
+
+
+def _spec(
+    study: Path | str | Any,
+    folder: Path | str | None,
+    have_clean: int | None,
+    noisy: Sequence[float],
+    minutes: float | None,
+) -> Path:
+    """The file of a study: the one that is given, or one drafted for images, once."""
+    given = Path(study) if isinstance(study, str | Path) else None
+    if given is not None and given.suffix == ".toml":
+        return given
+    place = Path(folder) if folder else Path("out") / (given.name if given else "arrays")
+    spec, store = place / "drafted.toml", given or place / "images"
+    if not spec.exists():
+        if given is None and not store.exists():
+            (study if isinstance(study, Arrays) else from_arrays(study)).save(store)
+        text = draft_study(store, have_clean, noisy, minutes or 30.0)
+        with write_whole(spec) as partial:
+            partial.write_text(text)
+    return spec

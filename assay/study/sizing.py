@@ -1,0 +1,232 @@
+"""How large a study is: a first study file, fitted to your images and your time; and what any study costs.
+
+The design is a ladder of clean sizes from the images in hand upwards, and one mix per noise level, in blocks.
+In trials the worth of a noisy image at each level hardly depended on the share of clean ones; where there are
+too few images for a ladder above those in hand, or too little time to train on them, the design moves to fewer.
+Steps are timed on this machine. The text is opened as a study before it is returned.
+
+Costs are counted in evaluations of the network (see `assay.cost`), of which some are timed here; or in
+operations, on the meta device (`assay.nets.measure_cost`): no image is read, so that a study for a large
+machine can be planned on a small one, without its data.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from assay.cost import WITH_GRADIENT, seconds_per_evaluation, training_evaluations
+from assay.data import ImageSource, View
+from assay.data.arrays import from_arrays
+from assay.data.config import DataConfig
+from assay.data.show import levels_text
+from assay.data.view import check_complete
+from assay.errors import AssayError
+from assay.metrics.extract import MIN_IMAGES
+from assay.metrics.held_out import num_evaluations
+from assay.nets import PRESETS as NETS
+from assay.nets import NetConfig, measure_cost
+from assay.study.spec import Study, level_bins, study_runs
+from assay.study.stages import OpenStudy, can_measure, open_study
+from assay.train.presets import PRESETS, suited_preset
+
+_LADDER = (1.0, 1.7, 3.0, 5.0, 10.0)
+_BLOCKS = 3
+_FEWEST = 40  # clean images that a design begins with, unless told otherwise
+_MIN_EPOCHS = 60  # of the largest size: with fewer, training and not data limits the result
+_MIN_STEPS = 100
+_STATE_BYTES = 2 * 16  # per weight: two states of the weights, their average and two moments, in float32
+_NUM_ASSUMED = 50_000  # images, where they are not here
+
+
+def draft_study(
+    store: Path,
+    have_clean: int | None = None,
+    noisy: Sequence[float] = (),
+    minutes: float = 30.0,
+    cores: int | None = None,
+) -> str:
+    """The text of a study of `store` whose first blocks take about `minutes` on `cores` (default: all) here.
+
+    `have_clean` are the clean images in hand, by default a tenth of those in the store; `noisy` the levels of
+    images that could be had, which are simulated where all images of the store are clean.
+    """
+    if not minutes > 0:
+        raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
+    cores = cores or os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
+        folder = Path(temporary)
+        data = DataConfig(store=store).prepared(folder / "data", hold_out=True)
+        draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
+        if not can_measure(data.open_held_out()):
+            cure = "pack 200 clean images or more"
+            raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
+        opened = _opened(draft, folder)
+        assert opened.held_out is not None
+        per_image = WITH_GRADIENT * seconds_per_evaluation(opened.runs[0].config, opened.source, num_threads=1)
+        measured = num_evaluations(len(opened.held_out)) / WITH_GRADIENT
+        num_mixes = len(opened.runs) // _BLOCKS - len(draft["ladder"])
+        note = _fit(draft, 60 * minutes * cores / per_image, measured, num_mixes)
+        num_runs, num_images = len(_opened(draft, folder).runs), draft["num_steps"] * draft["batch_size"]
+        seconds = per_image * num_runs * (num_images + measured)
+    draft["timing"] = (
+        f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
+        f"on {num_images:,} images\n# each take about {seconds / 60 / cores:.2g} minutes on {cores} core(s).{note}"  # noqa: E501
+    )
+    return _text(draft)
+
+
+def _first_draft(
+    store: Path, source: ImageSource, have_clean: int | None, noisy: tuple[float, ...]
+) -> dict[str, Any]:
+    """What follows from the images alone: the values of `page/study.toml.j2`."""
+    check_complete(
+        source,
+        "need train.rounds, whose models have no price: leave them out, or write a study with train.rounds",
+    )
+    clean = source.sigma_tn == 0
+    num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
+    if num_clean < 3 * MIN_IMAGES:
+        raise AssayError(
+            f"{source.name} has {num_clean} clean and {num_noisy} noisy images to train on, and a price needs "
+            f"at least {3 * MIN_IMAGES} clean ones", path=store, cure="pack more images",
+        )  # fmt: skip
+    if num_noisy and noisy:
+        what = f"{num_noisy} images of {source.name} are noisy already"
+        raise AssayError(what, key="noisy", cure="leave it out")
+    most = num_clean // 3 if num_clean < 10 * _FEWEST else num_clean // 10
+    have_clean = min(max(have_clean or most, MIN_IMAGES), num_clean // 3)
+    shape = " x ".join(map(str, source.image_shape))
+    about = f"A study of {source.name}: {num_clean:,} clean images of {shape} (C x H x W) to train on"
+    if num_noisy:
+        bins = level_bins(source.sigma_tn)
+        about += f",\n# and {num_noisy:,} noisy ones, with noise of {levels_text(bins[0][0], bins[-1][1])}"
+    preset = PRESETS[suited_preset(source.image_shape)]
+    return {
+        "store": str(store),
+        "name": re.sub(r"[^\w.-]+", "-", store.resolve().name).strip(".-") or "study",
+        "about": about + ".",
+        "preset": preset,
+        "have_clean": have_clean,
+        "noisy": () if num_noisy else noisy or (0.2,),  # to be simulated
+        "ladder": tuple(rung for rung in _LADDER if rung * have_clean <= num_clean),
+        "blocks": _BLOCKS,
+        "batch_size": _batch(have_clean, preset.train["batch_size"]),
+        "num_steps": _MIN_STEPS,
+        "timing": "not timed yet",
+    }
+
+
+def _batch(have_clean: int, largest: int) -> int:
+    """The preset's batch, or the largest power of two that the smallest training fills."""
+    return 1 << (min(have_clean, largest).bit_length() - 1)
+
+
+def _fit(draft: dict[str, Any], affordable: float, measured: float, num_mixes: int) -> str:
+    """Fill the time with steps; with too few for the largest size, train on fewer images, and say so.
+
+    `affordable` are the images of training that the time allows, `measured` those that measuring a run takes.
+    """
+    train, have_clean, ladder, note = draft["preset"].train, draft["have_clean"], draft["ladder"], ""
+
+    def each(ladder: Sequence[float]) -> float:
+        """Images that each run may be trained on."""
+        possible = affordable / _BLOCKS / (len(ladder) + num_mixes) - measured
+        return min(possible, train["num_steps"] * train["batch_size"])
+
+    while len(ladder) > 3 and _MIN_EPOCHS * ladder[-1] * have_clean > each(ladder):
+        ladder = ladder[:-1]
+    num_images = each(ladder)
+    if _MIN_EPOCHS * ladder[-1] * have_clean > num_images:
+        fewer = max(min(have_clean, _FEWEST), int(num_images / _MIN_EPOCHS / ladder[-1]))
+        note = (
+            f"\n# That is too short to train on {have_clean:,} or more images, so {fewer:,} stand "
+            "for them. In trials,\n# worth by level hardly depended on the share of clean images."
+        )
+        have_clean = fewer
+    batch_size = _batch(have_clean, train["batch_size"])
+    num_steps = max(_MIN_STEPS, int(num_images / batch_size))
+    draft |= {"have_clean": have_clean, "ladder": ladder, "batch_size": batch_size, "num_steps": num_steps}
+    return note
+
+
+def _text(draft: dict[str, Any]) -> str:
+    loader = FileSystemLoader(Path(__file__).with_name("page"))
+    environment = Environment(
+        loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.get_template("study.toml.j2").render(draft)
+
+
+def _opened(draft: dict[str, Any], folder: Path) -> OpenStudy:
+    spec = folder / "draft.toml"
+    spec.write_text(_text(draft), encoding="utf-8")
+    return open_study(spec, folder)
+
+
+# --- cost ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """One training with the ways its model is sampled; `gigabytes` are on disk while it runs.
+
+    `flops` counts its training and samples; `seconds` are those of one core here, 0 if none was timed.
+    """
+
+    title: str
+    num_trained: int
+    num_sampled: int
+    flops: float
+    gigabytes: float
+    seconds: float = 0.0
+
+
+def study_cost(study: Study, opened: OpenStudy | None = None) -> list[RunCost]:
+    """The cost of the unfinished runs of a study, timed here; or of all, of images like those of its preset."""
+    source = opened.source if opened else _assumed_images(study)
+    runs = opened.missing() if opened else study_runs(study, study.data, source)
+    timed = dict[tuple[NetConfig, str], float]()
+    measured = num_evaluations(len(opened.held_out)) if opened and opened.held_out else 0
+    found = []
+    for run in runs:
+        train, net = run.config.train, run.config.net_config(source)
+        key, cost = (net, train.optimizer), measure_cost(net)
+        if opened is not None and key not in timed:
+            timed[key] = seconds_per_evaluation(run.config, source, num_threads=1)
+        forwards = training_evaluations(train, len(source))
+        forwards += sum(run.num_sampled * sample.num_evaluations() for sample in run.samples)
+        if run.continues is not None:
+            forwards -= training_evaluations(run.continues.config.train, len(source))
+        num_snapshots = 1 + train.rounds + run.evaluate.along
+        num_snapshots += (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
+        found.append(
+            RunCost(
+                run.title,
+                num_trained=train.total_steps * train.batch_size,
+                num_sampled=run.num_sampled * len(run.samples),
+                flops=forwards * cost.flops,
+                gigabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e9,
+                seconds=timed.get(key, 0.0) * (forwards + measured),
+            )
+        )
+    return found
+
+
+def _assumed_images(study: Study) -> ImageSource:
+    """Images of the shape of the network's preset."""
+    preset = NETS.get(str(study.net.get("preset")))
+    if preset is None:
+        raise AssayError("is not known, so neither is the size of the images", key="net.preset")
+    labels = [preset.num_classes - 1] if study.train.class_conditional and preset.num_classes else None
+    one = from_arrays(np.zeros((1, *preset.image_shape), np.float32), label=labels, name=study.name)
+    return View(one, torch.zeros(_NUM_ASSUMED, dtype=torch.long))
