@@ -36,7 +36,6 @@ def copy_to(denoiser: Denoiser, device: torch.device | str) -> Denoiser:
 
 def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
     """Lemma 2.1: E[x_0|x_t] = (sigma_t^2 E[x_tn|x_t] - sigma_tn^2 x_t) / (sigma_t^2 - sigma_tn^2)."""
-    check_pixels("x_tn_hat", x_tn_hat, x_t)
     ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
     return (x_tn_hat - ratio * x_t) / (1 - ratio)
 
@@ -49,10 +48,7 @@ def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tenso
 
 
 def variance_ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
-    """r = sigma_tn^2 / sigma_t^2, (B,): the share of the noise in `x_t` that was there when measured.
-
-    Of a map `sigma_tn` it is a map, too.
-    """
+    """r = sigma_tn^2 / sigma_t^2, (B,) or a map: the share of the noise in `x_t` that `x_tn` had."""
     sigma_tn, sigma_t = same_axes(sigma_tn, sigma_t, x_t)
     return (sigma_tn / sigma_t) ** 2
 

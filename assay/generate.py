@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
@@ -34,24 +34,18 @@ from assay.sample import (
     sample_posterior,
     spread_labels,
 )
+from assay.settings import Strict
 
 SIGMA_MIN = 0.002  # the end of EDM's grid
 RESTORE_STEPS = 16  # of the flow from an image's own level down
+DEVICE: Any = Field("auto", description="cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
 Progress = Callable[[int, int], None]  # images made, images to make
-
-
-class Strict(BaseModel):
-    """A config: frozen, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class FilesConfig(Strict):
     """How images are written (see `assay.data.export`)."""
 
-    format: Format | None = Field(
-        None, description="Kind of files in a folder. Default: png for samples, tiff for denoised images."
-    )
+    format: Format | None = Field(None, description="Kind of files. Default: png; tiff for denoised images.")
     dtype: ExportDType | None = Field(
         None,
         description="uint8: black is 0, white 255. uint16 and float32: the units of the training data. "
@@ -62,12 +56,8 @@ class FilesConfig(Strict):
 class ComputeConfig(Strict):
     """Where images are computed, and how many at a time."""
 
-    batch_size: int = Field(
-        64, ge=1, description="Images computed at a time. Changes the speed, not the result."
-    )
-    device: str = Field(
-        "auto", description="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
-    )
+    batch_size: int = Field(64, ge=1, description="Images at a time. Changes the speed, not the result.")
+    device: str = DEVICE
     devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
     )
@@ -84,9 +74,8 @@ def sample_to_files(
     compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Generate one image per seed; files are named by seed (see `open_target` for `output` and formats).
+    """Generate one image per seed, by which files are named (see `open_target` for formats); returns how many.
 
-    Returns the number of images, those included that were there already.
     `label` generates one class, a name or a number; by default classes are drawn evenly. `physical_range`
     overrides the one that the checkpoint records.
     """
@@ -114,8 +103,7 @@ def sample_to_files(
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
         denoiser, its_seeds = loaded.sampler(sample, on), [seeds[i] for i in mine]
-        for batch in sample.generate(denoiser, its_seeds, shape, of_mine, compute.batch_size, on):
-            yield batch.images
+        yield from sample.generate(denoiser, its_seeds, shape, of_mine, compute.batch_size, on)
 
     columns = {"seeds": list(seeds)} | ({} if classes is None else {"label": classes.numpy()})
     return _run(target, job, [f"{seed:06d}" for seed in seeds], columns, make, compute, progress)
@@ -124,9 +112,7 @@ def sample_to_files(
 class DenoiseConfig(Strict):
     """What denoised images are: posterior means, or draws from the posterior."""
 
-    num_samples: int = Field(
-        0, ge=0, description="Draws from the posterior of each image. Default: its mean instead."
-    )
+    num_samples: int = Field(0, ge=0, description="Draws from the posterior of each image. 0: its mean.")
     num_steps: int = Field(18, ge=2, description="Steps of a draw, from an image's own noise level down.")
     truncate_at: Level | None = Field(
         None, description="End a draw with the prediction at this level; auto is the training data's lowest."
@@ -147,11 +133,8 @@ def denoise_to_files(
 
     By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
     `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`). Clean images
-    stay as they are. Images with a map of noise levels get noise up to their highest level first: the network
-    knows one level per image.
-
-    Files are named like those that the images came from (and by draw); `images.csv` in the folder, or columns
-    of an npz, tell which file each came from.
+    stay as they are. Images with a map of noise levels get noise up to their highest level first. Files are
+    named like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     images = open_store(store)
@@ -200,7 +183,6 @@ def restore(
     source: ImageSource,
     path: Path,
     checkpoint: str,
-    num_steps: int = RESTORE_STEPS,
     stop_at: float = SIGMA_MIN,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
@@ -222,7 +204,7 @@ def restore(
         x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
         classes, end = label[padded].to(device) if num_classes else None, sigma_tn.clamp(max=stop_at)
         if bool((end < sigma_tn).any()):
-            x_tn = flow_down(denoiser, x_tn, sigma_tn, end, num_steps, classes)
+            x_tn = flow_down(denoiser, x_tn, sigma_tn, end, RESTORE_STEPS, classes)
         return denoiser(x_tn, end, classes)[: len(mine)].cpu()
 
     def images() -> Iterator[PackedImage]:
@@ -233,15 +215,12 @@ def restore(
                 x[mine - index[0]] = restored(mine)
                 num_done += len(mine)
             for row, i in zip(x.numpy(), index.tolist(), strict=True):
-                usable_from = float(source.sigma_tn[i])
-                yield PackedImage(
-                    f"{i:06d}", row, 0.0, int(source.label[i]), usable_from, source.physical_range
-                )
+                about = 0.0, int(source.label[i]), float(source.sigma_tn[i]), source.physical_range
+                yield PackedImage(f"{i:06d}", row, *about)
             progress(num_done, int(is_noisy.sum()))
 
-    parents = Parents(
-        images=source.fingerprint, checkpoint=checkpoint, method={"num_steps": num_steps, "stop_at": stop_at}
-    )
+    method = {"num_steps": RESTORE_STEPS, "stop_at": stop_at}
+    parents = Parents(images=source.fingerprint, checkpoint=checkpoint, method=method)
     name, shape = f"{source.name}, restored", source.image_shape
     return write_store(path, name, images(), shape, "float32", (-1, 1), source.class_names, parents)
 
@@ -257,10 +236,8 @@ def restore_store(
     checkpoint: Path,
     store: Path,
     output: Path,
-    num_steps: int = RESTORE_STEPS,
     seed: int = 0,
-    batch_size: int = 64,
-    device: str = "auto",
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
@@ -269,11 +246,9 @@ def restore_store(
     _check_images(loaded, images)
     if (Path(output) / "meta.json").exists():
         raise AssayError("is a store already", path=output, cure="choose another name, or remove it")
-    on = find_device(device)
-    source = with_uniform_noise(usable(images, seed), seed)
-    denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
-    made_by = sha256(checkpoint)
-    return restore(denoiser, source, output, made_by, num_steps, stop_at, batch_size, on, progress)
+    on, source = find_device(compute.device), with_uniform_noise(usable(images, seed), seed)
+    how = sha256(checkpoint), lowest_learnt(loaded.info), compute.batch_size, on, progress
+    return restore(loaded.denoiser.to(on).eval(), source, output, *how)
 
 
 def _check_images(checkpoint: Checkpoint, store: Store) -> None:
@@ -283,21 +258,15 @@ def _check_images(checkpoint: Checkpoint, store: Store) -> None:
         what = f"has images of shape {store.image_shape}, the network is for {shape}"
         raise AssayError(what, path=store.path, cure="pack them at that size, or use another checkpoint")
     if trained_on not in (None, store.physical_range):
-        warnings.warn(
-            f"{store.path} has black and white at {store.physical_range}, the training data had them at "
-            f"{trained_on}: make sure that they mean the same",
-            stacklevel=1,
-        )
+        units = f"{store.path} has black and white at {store.physical_range}, the training data at {trained_on}"
+        warnings.warn(f"{units}: make sure that they mean the same", stacklevel=1)
 
 
 def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:
     """Warn where truncated sampling would likely be better: nothing taught the model the lowest levels."""
     if (lowest := lowest_learnt(info)) > SIGMA_MIN and sample.truncate_at is None:
-        warnings.warn(
-            f"this model saw no clean image (the lowest noise was {lowest:g}): truncate_at = auto is likely "
-            "better than full sampling",
-            stacklevel=1,
-        )
+        seen = f"this model saw no clean image (the lowest noise was {lowest:g})"
+        warnings.warn(f"{seen}: truncate_at = auto is likely better than full sampling", stacklevel=1)
 
 
 def _run(

@@ -123,7 +123,7 @@ class OneStep(ImageSource):
         """`index` (B,) -> (B, C, H, W)."""
         seeds, grid = [self.first_seed + int(i) for i in index], torch.tensor([SIGMA_INIT, 0.0])
         batches = generate(self.student, seeds, self.image_shape, grid, batch_size=len(seeds))
-        return torch.cat([batch.images for batch in batches])
+        return torch.cat(list(batches))
 
 
 def noised_distance(images: ImageSource, noisy: Reference, extractor: Extractor) -> float:

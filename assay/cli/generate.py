@@ -9,7 +9,6 @@ import typer
 from assay.cli.options import open_console, output_option, parse_pair, takes
 from assay.errors import AssayError
 from assay.generate import (
-    RESTORE_STEPS,
     ComputeConfig,
     DenoiseConfig,
     FilesConfig,
@@ -25,14 +24,6 @@ Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint, the folder of a 
 Output = Annotated[
     Path,
     output_option("A folder; one .npz, .npy, .tif or .fits file; or a .png with a grid of pictures."),
-]
-PhysicalRange = Annotated[
-    str | None,
-    typer.Option(
-        "--range",
-        metavar="LOW,HIGH",
-        help="Values of black and white in the files. Default: those of the training data.",
-    ),
 ]
 
 
@@ -51,11 +42,12 @@ def sample(
     ] = False,
     label: Annotated[
         str | None,
-        typer.Option(
-            "--class", metavar="NAME|N", help="Generate only this class. Default: all classes evenly."
-        ),
+        typer.Option("--class", metavar="NAME|N", help="Only this class. Default: all classes evenly."),
     ] = None,
-    physical_range: PhysicalRange = None,
+    physical_range: Annotated[
+        str | None,
+        typer.Option("--range", metavar="LOW,HIGH", help="Black and white. Default: the training data's."),
+    ] = None,
 ) -> None:
     """Generate images. Repeat the command to resume: only missing images are made.
 
@@ -71,17 +63,9 @@ def sample(
         sample = load_tuned(checkpoint).sample
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        number = sample_to_files(
-            checkpoint,
-            output,
-            parse_seeds(seeds),
-            sample,
-            label,
-            files,
-            parse_pair(physical_range, "physical_range"),
-            compute,
-            partial(tell, "sampling"),
-        )
+        units, told = parse_pair(physical_range, "physical_range"), partial(tell, "sampling")
+        what = parse_seeds(seeds), sample, label, files, units, compute, told
+        number = sample_to_files(checkpoint, output, *what)
     console.print(f"{number} images in {output}")
 
 
@@ -108,9 +92,8 @@ def denoise(
     Writes the posterior mean of each image (the best guess in squared error), or with --num-samples several
     clean images that could be behind it. Values are in the units of the store.
 
-    With --restore it writes a store of restored images, which records what it was made from. They are not taken
-    for clean ones: they are usable from the level of the noise that was removed. `train.rounds` does the same
-    within a training.
+    With --restore it writes a store of restored images, usable from the level of the noise that was removed.
+    `train.rounds` does the same within a training.
 
     Examples:
 
@@ -127,9 +110,8 @@ def denoise(
             number = denoise_to_files(checkpoint, store, output, config, files, compute, told)
             words = f"{number} images in {output}"
         else:
-            num_steps = config.num_steps if "num_steps" in config.model_fields_set else RESTORE_STEPS
-            about = num_steps, config.seed, compute.batch_size, compute.device
-            made = restore_store(checkpoint, store, output, *about, partial(tell, "restoring"))
+            told = partial(tell, "restoring")
+            made = restore_store(checkpoint, store, output, config.seed, compute, told)
             words = f"{int((made.usable_from > 0).sum())} of {len(made)} images restored in {made.path}"
     console.print(words)
 

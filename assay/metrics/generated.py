@@ -46,13 +46,11 @@ class Samples(ImageSource):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> (B, C, H, W), sampled in one batch."""
-        seeds, classes = (
-            (self.first_seed + index).tolist(),
-            None if self.classes is None else self.classes[index],
-        )
+        seeds = (self.first_seed + index).tolist()
+        classes = None if self.classes is None else self.classes[index]
         batch_size = max(len(index), 1)
         batches = self.sample.generate(self.denoiser, seeds, self.image_shape, classes, batch_size, self.device)
-        return torch.cat([batch.images for batch in batches]).cpu()
+        return torch.cat(list(batches)).cpu()
 
 
 def samples_of(

@@ -31,7 +31,6 @@ each band the stop that is best for it, chosen on one half of the held-out image
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -58,7 +57,6 @@ from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Measurement
 from assay.noise import add_noise
 from assay.sample import SeededNoise
-from assay.train.average import average_checkpoint
 
 Array = NDArray[np.float64]
 
@@ -438,31 +436,6 @@ def losses_by_band(
         with_one_stop=measured[one_step],
         at_end=measured[last],
     )
-
-
-def choose_average(
-    run_dir: Path,
-    source: ImageSource,
-    output: Path,
-    lengths: Sequence[float] = (0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25),
-    step: int | None = None,
-    **options: Any,
-) -> tuple[dict[float, float], HeldOutLoss]:
-    """Write the average of a run's weights with the best held-out loss to `output`.
-
-    Returns the losses of one half of the held-out images by length, by which the best is chosen, and the loss
-    of the best on the other half. See `assay.train.average` for `lengths`; `options` as for `held_out_loss`.
-    """
-    first, second = torch.arange(0, len(source), 2), torch.arange(1, len(source), 2)
-    quick, losses = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4), {}
-    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
-        for length in lengths:
-            path = Path(folder) / "average.safetensors"
-            average_checkpoint(run_dir, length, path, step)
-            found = checkpoint_loss(path, source, config=quick, index=first, **options)
-            losses[length] = found.nats_per_dim.value
-    average_checkpoint(run_dir, min(losses, key=lambda length: losses[length]), output, step)
-    return losses, checkpoint_loss(output, source, index=second, **options)
 
 
 def covariance(losses: Sequence[HeldOutLoss], low: float = 0.0, high: float = math.inf) -> Array:

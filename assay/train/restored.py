@@ -1,23 +1,21 @@
 """Training with rounds: train, restore the noisy images with the model, train on, and again.
 
-Below the noise of the images only clean ones teach a model. A restored image is a guess at the clean one, and
-teaches these levels, too: in each round a noisy image is trained on as it is at levels above its own noise,
-where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every round restores the
-*original* images, with the model of the round before, and trains that model on, by default half as long.
+Below the noise of the images only clean ones teach a model. A restored image is a guess at the clean one: in
+each round a noisy image is trained on as it is at levels above its own noise, and its restored twin below
+(`assay.data.Restored`). Every round restores the *original* images, with the model of the round before.
 
     <run>/round-0/       the first training, a run like any other
     <run>/restored-1/   a store of the images as the first model restores them
     <run>/round-1/       the training on both, from the first model's weights
     <run>/snapshots/    `final.safetensors`, the last round's
 
-Each of these is whole, absent or resumes, so that a run with rounds resumes from wherever it was killed.
+Each of these is whole, absent or resumes.
 """
 
 import shutil
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from lightning_fabric import Fabric
@@ -51,12 +49,9 @@ def train(
 ) -> TrainResult:
     """Train until finished or `should_stop()`; called again with the same arguments it continues.
 
-    Writes into `run_dir`: config.json, state/, metrics.jsonl, tensorboard/, samples/, snapshots/ (with rounds:
-    see the head of this module). The same run gives the same bits on a CPU however often it is interrupted.
-    Weights are also kept after each of `snapshot_steps`, besides those that the config asks for; steps are
-    counted over all rounds.
+    Writes the files of `assay.train.folder` into `run_dir`. The same run gives the same bits on a CPU however
+    often it is interrupted. Weights are also kept after each of `snapshot_steps`, counted over all rounds.
     """
-    run_dir = Path(run_dir)
     source = usable(config.data.prepared().open() if source is None else source, config.data.seed)
     with open_run(config, run_dir, source, device, devices, num_nodes) as fabric:
         final, settings = final_path(run_dir), config.train
@@ -163,9 +158,9 @@ def _restored(
     if fabric.is_global_zero and not (path / "meta.json").exists():
         loaded = load_checkpoint(checkpoint)
         denoiser, stop_at = loaded.denoiser.to(fabric.device).eval(), lowest_learnt(loaded.info)
-        restored_by = partial(restore, stop_at=stop_at, batch_size=_BATCH_SIZE, device=fabric.device)
+        how = sha256(checkpoint), stop_at, _BATCH_SIZE, fabric.device, check
         try:
-            restored_by(denoiser, source, path, sha256(checkpoint), progress=check)
+            restore(denoiser, source, path, *how)
         except InterruptedError:
             done = False
     return open_store(path) if fabric.broadcast(done) else None

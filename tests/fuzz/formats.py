@@ -14,7 +14,6 @@ import pickle
 import shutil
 import struct
 import tarfile
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -65,7 +64,6 @@ from assay.sample import SampleConfig
 from assay.settings import read_toml
 from assay.study.spec import DEMO, read_study
 from assay.study.stages import read_measures
-from assay.train.average import average_checkpoint, save_averages
 from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
 from assay.train.record import read_lines
@@ -324,20 +322,6 @@ def _published(folder: Path) -> Path:
     return _checkpoint(folder).rename(folder / "model.safetensors")
 
 
-def _averages(folder: Path) -> Path:
-    """Weights of a run that were stored to be averaged afterwards."""
-    (folder / "snapshots").mkdir(exist_ok=True)
-    _checkpoint(folder).rename(folder / "snapshots/final.safetensors")
-    save_averages(folder, 10, [build_denoiser(_MLP), build_denoiser(_MLP)])
-    return folder / "averages" / "000000010.safetensors"
-
-
-def _read_averages(path: Path) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        average_checkpoint(path.parents[1], 0.08, Path(folder) / "average.safetensors")
-        return _weights(load_checkpoint(Path(folder) / "average.safetensors"))
-
-
 def _classifier(folder: Path) -> Path:
     save_tensors(folder / "a.safetensors", Classifier((1, 4, 4), 2).state_dict(), {"accuracy": 0.5})
     return folder / "a.safetensors"
@@ -526,7 +510,6 @@ FORMATS: list[Format] = [
     ),
     Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
     Format("published model", _published, lambda path: _weights(load_checkpoint(path.parent)), True),
-    Format("averages", _averages, _read_averages, True),
     Format("classifier", _classifier, _read_classifier, True),
     Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
