@@ -15,6 +15,7 @@ import torch
 from assay.data import ImageSource, Loader
 from assay.devices import find_device
 from assay.errors import AssayError
+from assay.generate import RESTORE_STEPS
 from assay.nets import build_denoiser
 from assay.train.config import RunConfig, TrainConfig, read_config
 from assay.train.folder import read_run
@@ -32,13 +33,8 @@ def training_evaluations(settings: TrainConfig, num_images: int) -> float:
     walk, learnt = settings.consistency.num_evaluations
     share = settings.consistency.sub_batch * (1 - settings.consistency.start)
     more = share * (walk + WITH_GRADIENT * learnt) if settings.consistency.coefficient else 0.0
-    restored = settings.rounds * num_images * restoring_evaluations(settings.restore.num_steps)
+    restored = settings.rounds * num_images * (2 * RESTORE_STEPS + 1)  # two a step, and the last prediction
     return settings.total_steps * settings.batch_size * (WITH_GRADIENT + more) + restored
-
-
-def restoring_evaluations(num_steps: int) -> int:
-    """Evaluations of restoring one image: two a step of the flow, and the last prediction."""
-    return 2 * num_steps + 1
 
 
 def seconds_per_evaluation(
@@ -48,21 +44,12 @@ def seconds_per_evaluation(
 
     A CPU uses `num_threads`, by default as many as torch does now.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
-    try:
-        return _fastest_step(config, source, device) / WITH_GRADIENT
-    finally:
-        torch.set_num_threads(before)
-
-
-def _fastest_step(config: RunConfig, source: ImageSource, device: str) -> float:
-    """Seconds that an image takes in a training step."""
     settings, net, place = config.train, config.net_config(source), find_device(device)
     denoiser = build_denoiser(net).train().to(place)
     optimizer = make_optimizer(denoiser, net, settings)
     loader = Loader(source, min(settings.batch_size, len(source)), augmentation=settings.augment)
-    batch, fastest = loader.batch(0).to(place), math.inf
+    batch, fastest, before = loader.batch(0).to(place), math.inf, torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()
         loss = losses(denoiser, batch, settings, net.sigma_data).mean()
@@ -71,7 +58,8 @@ def _fastest_step(config: RunConfig, source: ImageSource, device: str) -> float:
         optimizer.zero_grad()
         loss.item()  # waits for the device
         fastest = min(fastest, time.perf_counter() - started)
-    return fastest / len(batch.index)
+    torch.set_num_threads(before)
+    return fastest / len(batch.index) / WITH_GRADIENT
 
 
 def training_seconds(config: RunConfig, source: ImageSource, device: str = "auto") -> float:

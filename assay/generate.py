@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
@@ -18,8 +18,8 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, names_like, open_target
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
-from assay.data.view import check_complete, image_seeds, stream, with_uniform_noise
-from assay.denoise import Conditioned, Denoiser, convolution
+from assay.data.view import image_seeds, stream, with_uniform_noise
+from assay.denoise import Denoiser
 from assay.devices import find_device, open_fabric
 from assay.errors import AssayError
 from assay.files import sha256
@@ -28,26 +28,24 @@ from assay.sample import (
     Level,
     SampleConfig,
     SeededNoise,
-    edm_sigmas,
     flow_down,
     padded_batches,
     padded_rows,
     sample_posterior,
-    solve,
     spread_labels,
 )
 from assay.settings import Strict
 
-SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # the ends of EDM's grid
+SIGMA_MIN = 0.002  # the end of EDM's grid
+RESTORE_STEPS = 16  # of the flow from an image's own level down
+DEVICE: Any = Field("auto", description="cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
 Progress = Callable[[int, int], None]  # images made, images to make
 
 
 class FilesConfig(Strict):
     """How images are written (see `assay.data.export`)."""
 
-    format: Format | None = Field(
-        None, description="Kind of files in a folder. Default: png for samples, tiff for denoised images."
-    )
+    format: Format | None = Field(None, description="Kind of files. Default: png; tiff for denoised images.")
     dtype: ExportDType | None = Field(
         None,
         description="uint8: black is 0, white 255. uint16 and float32: the units of the training data. "
@@ -58,12 +56,8 @@ class FilesConfig(Strict):
 class ComputeConfig(Strict):
     """Where images are computed, and how many at a time."""
 
-    batch_size: int = Field(
-        64, ge=1, description="Images computed at a time. Changes the speed, not the result."
-    )
-    device: str = Field(
-        "auto", description="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
-    )
+    batch_size: int = Field(64, ge=1, description="Images at a time. Changes the speed, not the result.")
+    device: str = DEVICE
     devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
     )
@@ -80,9 +74,8 @@ def sample_to_files(
     compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Generate one image per seed; files are named by seed (see `open_target` for `output` and formats).
+    """Generate one image per seed, by which files are named (see `open_target` for formats); returns how many.
 
-    Returns the number of images, those included that were there already.
     `label` generates one class, a name or a number; by default classes are drawn evenly. `physical_range`
     overrides the one that the checkpoint records.
     """
@@ -110,8 +103,7 @@ def sample_to_files(
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
         denoiser, its_seeds = loaded.sampler(sample, on), [seeds[i] for i in mine]
-        for batch in sample.generate(denoiser, its_seeds, shape, of_mine, compute.batch_size, on):
-            yield batch.images
+        yield from sample.generate(denoiser, its_seeds, shape, of_mine, compute.batch_size, on)
 
     columns = {"seeds": list(seeds)} | ({} if classes is None else {"label": classes.numpy()})
     return _run(target, job, [f"{seed:06d}" for seed in seeds], columns, make, compute, progress)
@@ -120,9 +112,7 @@ def sample_to_files(
 class DenoiseConfig(Strict):
     """What denoised images are: posterior means, or draws from the posterior."""
 
-    num_samples: int = Field(
-        0, ge=0, description="Draws from the posterior of each image. Default: its mean instead."
-    )
+    num_samples: int = Field(0, ge=0, description="Draws from the posterior of each image. 0: its mean.")
     num_steps: int = Field(18, ge=2, description="Steps of a draw, from an image's own noise level down.")
     truncate_at: Level | None = Field(
         None, description="End a draw with the prediction at this level; auto is the training data's lowest."
@@ -143,15 +133,11 @@ def denoise_to_files(
 
     By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
     `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`). Clean images
-    stay as they are. Images with a map of noise levels get noise up to their highest level first: the network
-    knows one level per image.
-
-    Files are named like those that the images came from (and by draw); `images.csv` in the folder, or columns
-    of an npz, tell which file each came from.
+    stay as they are. Images with a map of noise levels get noise up to their highest level first. Files are
+    named like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     images = open_store(store)
-    check_complete(images, "cannot be denoised: complete them with `assay denoise --restore`")
     noisy = with_uniform_noise(images, config.seed)
     _check_images(loaded, images)
     levels = [level for level, _ in loaded.info.sigma_tn]
@@ -191,113 +177,52 @@ def denoise_to_files(
     return _run(target, job, names, columns, make, compute, progress)
 
 
-class RestoreConfig(Strict):
-    """How noisy images are restored, each from its own noise level.
-
-    "flow" follows the probability flow, "sample" draws from the posterior. Below the lowest noise of a data set
-    without clean images a model has learnt nothing; `restore` then stops there, with the posterior mean.
-    """
-
-    method: Literal["flow", "sample"] = Field(
-        "flow", description="Follow the probability flow from each image, or draw from its posterior."
-    )
-    num_steps: int = Field(16, ge=2, description="Steps from an image's own noise level down.")
-    keep: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the noise level that stays in restored images, to the power of the round; 0 "
-        "removes all noise, 0.5 halves it in each round.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> "RestoreConfig":
-        if self.keep and self.method == "sample":
-            raise AssayError("leaves noise in restored images, which only method = flow can", key="keep")
-        return self
-
-
+@torch.no_grad()
 def restore(
     denoiser: Denoiser,
     source: ImageSource,
     path: Path,
     checkpoint: str,
-    config: RestoreConfig = RestoreConfig(),  # noqa: B008
     stop_at: float = SIGMA_MIN,
-    seed: int = 0,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Write a store of restored images, one for each image of `source`, in the same order.
 
-    The noise falls to `stop_at`, where the model's prediction is taken, or to `config.keep` of an image's
-    level. Restored images are usable from the level of the noise that was removed: they are not clean. Images
-    with missing pixels or seen through a kernel become draws from their posterior (see `Conditioned`), usable
-    from the highest level only. The store records how they were made, and `checkpoint`, the SHA-256 of the
-    denoiser's file.
+    Each follows the probability flow from its own noise level down to `stop_at`, where the model's prediction
+    is taken: below the lowest noise of a data set without clean images a model has learnt nothing. Restored
+    images are usable from the level of the noise that was removed: they are not clean. The store records how
+    they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
     """
     num_classes = getattr(denoiser, "num_classes", 0)
     label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)
-    seeds = image_seeds(stream(seed, "restored").initial_seed(), torch.arange(len(source)))
-    is_noisy, is_incomplete = source.sigma_tn > 0, source.incomplete
-    last_level, grid = source.sigma_tn.where(~is_incomplete, SIGMA_MAX), edm_sigmas(config.num_steps, stop_at)
-    if config.keep and bool(is_incomplete.any()):
-        what = f"{source.name} has images with missing pixels or a kernel, which cannot keep noise"
-        raise AssayError(what, key="keep", cure="set it to 0")
+    is_noisy = source.sigma_tn > 0
 
     def restored(mine: Tensor) -> Tensor:
-        """Images of one kind, all incomplete or none."""
         padded = torch.tensor(padded_rows(mine.tolist()))
         x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
-        classes = label[padded].to(device) if num_classes else None
-        noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
-        if not bool(is_incomplete[mine[0]]):
-            return _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)[: len(mine)]
-        kernel, levels = source.read_kernel(padded), source.read_levels(padded).to(device)
-        operator = None if kernel is None else convolution(kernel.to(device))
-        given = Conditioned(denoiser, x_tn, levels, operator=operator)
-        return solve(given, SIGMA_MAX * noise(), grid, label=classes)[: len(mine)]
+        classes, end = label[padded].to(device) if num_classes else None, sigma_tn.clamp(max=stop_at)
+        if bool((end < sigma_tn).any()):
+            x_tn = flow_down(denoiser, x_tn, sigma_tn, end, RESTORE_STEPS, classes)
+        return denoiser(x_tn, end, classes)[: len(mine)].cpu()
 
     def images() -> Iterator[PackedImage]:
         num_done = 0
         for index in torch.arange(len(source)).split(batch_size):
             x = source.read(index)
-            for chosen in (~is_incomplete[index], is_incomplete[index]):
-                if len(mine := index[chosen & is_noisy[index]]):
-                    x[mine - index[0]] = restored(mine).cpu()
-                    num_done += len(mine)
+            if len(mine := index[is_noisy[index]]):
+                x[mine - index[0]] = restored(mine)
+                num_done += len(mine)
             for row, i in zip(x.numpy(), index.tolist(), strict=True):
-                level, usable_from = float(source.sigma_tn[i]), float(last_level[i])
-                about = config.keep * level, int(source.label[i]), usable_from, source.physical_range
+                about = 0.0, int(source.label[i]), float(source.sigma_tn[i]), source.physical_range
                 yield PackedImage(f"{i:06d}", row, *about)
             progress(num_done, int(is_noisy.sum()))
 
-    method = {**config.model_dump(), "stop_at": stop_at, "seed": seed}
+    method = {"num_steps": RESTORE_STEPS, "stop_at": stop_at}
     parents = Parents(images=source.fingerprint, checkpoint=checkpoint, method=method)
     name, shape = f"{source.name}, restored", source.image_shape
     return write_store(path, name, images(), shape, "float32", (-1, 1), source.class_names, parents)
-
-
-@torch.no_grad()
-def _restore_batch(
-    denoiser: Denoiser,
-    x_tn: Tensor,
-    sigma_tn: Tensor,
-    noise: SeededNoise,
-    config: RestoreConfig,
-    stop_at: float,
-    label: Tensor | None,
-) -> Tensor:
-    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it."""
-    if config.method == "sample":
-        return sample_posterior(denoiser, x_tn, sigma_tn, noise, config.num_steps, stop_at, label=label)
-    if config.keep:
-        return flow_down(denoiser, x_tn, sigma_tn, config.keep * sigma_tn, config.num_steps, label)
-    end = sigma_tn.clamp(max=stop_at)
-    if bool((end < sigma_tn).any()):
-        x_tn = flow_down(denoiser, x_tn, sigma_tn, end, config.num_steps, label)
-    return denoiser(x_tn, end, label)
 
 
 def lowest_learnt(info: CheckpointInfo) -> float:
@@ -311,10 +236,8 @@ def restore_store(
     checkpoint: Path,
     store: Path,
     output: Path,
-    config: RestoreConfig = RestoreConfig(),  # noqa: B008
     seed: int = 0,
-    batch_size: int = 64,
-    device: str = "auto",
+    compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
@@ -323,11 +246,9 @@ def restore_store(
     _check_images(loaded, images)
     if (Path(output) / "meta.json").exists():
         raise AssayError("is a store already", path=output, cure="choose another name, or remove it")
-    on = find_device(device)
-    source = with_uniform_noise(usable(images, seed), seed, allow_incomplete=True)
-    denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
-    made_by = sha256(checkpoint)
-    return restore(denoiser, source, output, made_by, config, stop_at, seed, batch_size, on, progress)
+    on, source = find_device(compute.device), with_uniform_noise(usable(images, seed), seed)
+    how = sha256(checkpoint), lowest_learnt(loaded.info), compute.batch_size, on, progress
+    return restore(loaded.denoiser.to(on).eval(), source, output, *how)
 
 
 def _check_images(checkpoint: Checkpoint, store: Store) -> None:
@@ -337,21 +258,15 @@ def _check_images(checkpoint: Checkpoint, store: Store) -> None:
         what = f"has images of shape {store.image_shape}, the network is for {shape}"
         raise AssayError(what, path=store.path, cure="pack them at that size, or use another checkpoint")
     if trained_on not in (None, store.physical_range):
-        warnings.warn(
-            f"{store.path} has black and white at {store.physical_range}, the training data had them at "
-            f"{trained_on}: make sure that they mean the same",
-            stacklevel=1,
-        )
+        units = f"{store.path} has black and white at {store.physical_range}, the training data at {trained_on}"
+        warnings.warn(f"{units}: make sure that they mean the same", stacklevel=1)
 
 
 def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:
     """Warn where truncated sampling would likely be better: nothing taught the model the lowest levels."""
     if (lowest := lowest_learnt(info)) > SIGMA_MIN and sample.truncate_at is None:
-        warnings.warn(
-            f"this model saw no clean image (the lowest noise was {lowest:g}): truncate_at = auto is likely "
-            "better than full sampling",
-            stacklevel=1,
-        )
+        seen = f"this model saw no clean image (the lowest noise was {lowest:g})"
+        warnings.warn(f"{seen}: truncate_at = auto is likely better than full sampling", stacklevel=1)
 
 
 def _run(

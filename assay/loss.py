@@ -12,14 +12,11 @@ denoiser agree with itself along its own reverse process: h(x_s', s') = E[h(x_s'
 `consistency_loss` is ours, `released_consistency_loss` what the paper's code computes, to be compared with.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from assay.denoise import Denoiser, x_tn_from_x_0
-from assay.noise import add_noise, check_pixels, check_shape, per_image
+from assay.noise import add_noise, per_image
 from assay.sample import solve
 
 
@@ -38,8 +35,6 @@ def ambient_loss(
     a map (B, C or 1, H, W); then only pixels with sigma_tn < sigma_t count. The minimiser is E[x_0 | x_t] if
     all do; a pixel that does not is noisier than the level given to the denoiser.
     """
-    if weight is not None:
-        check_shape("weight", weight, len(x_tn))
     x_t = add_noise(x_tn, sigma_tn, sigma_t, eps)
     x_tn_hat = x_tn_from_x_0(denoiser(x_t, sigma_t, label), x_t, sigma_tn, sigma_t)
     loss = (x_tn_hat - x_tn).square().flatten(1).mean(1)
@@ -56,37 +51,22 @@ def edm_weight_x_0(sigma_t: Tensor, sigma_tn: Tensor, sigma_data: float = 0.5, c
 
     The factor 1 / (1 - r)^2 grows without bound as sigma_t falls to sigma_tn; `cap` bounds it.
     """
-    check_pixels("sigma_tn", sigma_tn, sigma_t)
     ratio = (sigma_tn / sigma_t) ** 2
     return edm_weight(sigma_t, sigma_data) * (1 - ratio).pow(-2).clamp_max(cap)
 
 
-@dataclass(frozen=True)
-class ConsistencyLevels:
-    """The distribution of the two levels s' > s'' between which the denoiser is compared with itself.
+def consistency_levels(
+    sigma_start: Tensor, uniform: Tensor, sigma_min: float = 0.002, min_ratio: float = 0.5
+) -> tuple[Tensor, Tensor]:
+    """The levels s' > s'' (B,) between which the denoiser is compared with itself, from `uniform` (2, B).
 
-    s' is drawn between `sigma_min` and the level the walk starts from, log-uniformly or uniformly;
-    s'' / s' is uniform in [min_ratio, 1).
+    s' is log-uniform between `sigma_min` and `sigma_start` (B,) above it, s'' / s' uniform in [min_ratio, 1).
     """
-
-    sigma_min: float = 0.002
-    spacing: Literal["log", "linear"] = "log"
-    min_ratio: float = 0.5
-
-    def draw(self, sigma_start: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """`sigma_start` (B,) and `uniform` (2, B) in [0, 1) -> (s', s''), with s'' < s' <= sigma_start.
-
-        Every `sigma_start` must be above `sigma_min`.
-        """
-        position, fraction = uniform.to(sigma_start)
-        match self.spacing:
-            case "log":
-                sigma_high = self.sigma_min * (sigma_start / self.sigma_min) ** (1 - position)
-            case "linear":
-                sigma_high = sigma_start - position * (sigma_start - self.sigma_min)
-        sigma_high = torch.minimum(sigma_high, sigma_start)  # rounding may land above it,
-        sigma_low = sigma_high * (self.min_ratio + (1 - self.min_ratio) * fraction)  # and here on sigma_high
-        return sigma_high, torch.minimum(sigma_low, torch.nextafter(sigma_high, torch.zeros_like(sigma_high)))
+    position, fraction = uniform.to(sigma_start)
+    sigma_high = sigma_min * (sigma_start / sigma_min) ** (1 - position)
+    sigma_high = torch.minimum(sigma_high, sigma_start)  # rounding may land above it,
+    sigma_low = sigma_high * (min_ratio + (1 - min_ratio) * fraction)  # and here on sigma_high
+    return sigma_high, torch.minimum(sigma_low, torch.nextafter(sigma_high, torch.zeros_like(sigma_high)))
 
 
 def consistency_loss(
@@ -103,17 +83,13 @@ def consistency_loss(
 
     `x_start` (B, ...) are exact samples at `sigma_start` (B,): any image after `add_noise`. They follow the
     flow without gradient to s' = `sigma_high`, then take two independent draws at s'' = `sigma_low` by
-    `kernel_step`; the product <h' - h''_1, h' - h''_2> has no Var/K bias. The higher level teaches: h' is
-    detached. So is h''_2, since both draws have the same expected gradient, which is then doubled.
+    `kernel_step`, with unit noise `eps` (2, B, ...). The product <h' - h''_1, h' - h''_2> has no Var/K bias.
+    The higher level teaches: h' is detached. So is h''_2: both draws have the same expected gradient, which is
+    doubled.
 
-    `eps` (2, B, ...) is the unit noise of the two draws, and 0 < s'' < s' < sigma_start. What is exact: for
-    the exact denoiser of Gaussian data the loss is zero in expectation. What is not: three steps reach
-    s' = sigma_start / 10 with at least 95% of the true standard deviation of Gaussian data (more steps or
-    a shorter way: closer), and other data has E[h''] off by O((1 - (s''/s')^2)^2), since a draw replaces
-    x_0 by its mean.
+    For the exact denoiser of Gaussian data the loss is zero in expectation. Three steps reach sigma_start / 10
+    with at least 95% of the true deviation; other data has E[h''] off by O((1 - (s''/s')^2)^2).
     """
-    _check_consistency(x_start, sigma_start, sigma_high, sigma_low)
-    check_pixels("eps", eps, x_start.expand(2, *x_start.shape))
     with torch.no_grad():
         # The flow keeps the distribution, where a stochastic walk of the same few steps (`kernel_step`) arrives
         # with three quarters of the spread: every kernel step loses the spread of x_0 around its mean.
@@ -125,7 +101,6 @@ def consistency_loss(
         low_1, low_2 = (kernel_step(x, teacher, sigma_high, sigma_low, draw) for draw in eps)
         residual = teacher - denoiser(low_2, sigma_low, label)
     student = denoiser(low_1, sigma_low, label)
-    check_pixels("x_0_hat", student, x)
     product = residual * (teacher - student)
     # The value of the product with twice its gradient.
     return (2 * product - product.detach()).flatten(1).mean(1)
@@ -151,7 +126,6 @@ def released_consistency_loss(
     s' = s'' it is zero. `walker` is the denoiser on the way and at s'', where the code leaves out augmentation
     labels.
     """
-    _check_consistency(x_high, sigma_high, sigma_high, sigma_low)
     walker = walker or denoiser
 
     def many(values: Tensor) -> Tensor:
@@ -169,18 +143,11 @@ def released_consistency_loss(
     return (at_high - at_low.unflatten(0, (eps.shape[1], -1)).mean(0)).square().flatten(1).mean(1)
 
 
-def _check_consistency(x_start: Tensor, sigma_start: Tensor, sigma_high: Tensor, sigma_low: Tensor) -> None:
-    for name, level in (("sigma_start", sigma_start), ("sigma_high", sigma_high), ("sigma_low", sigma_low)):
-        check_shape(name, level, len(x_start))
-
-
 def kernel_step(x: Tensor, x_0_hat: Tensor, sigma: Tensor, sigma_next: Tensor, eps: Tensor) -> Tensor:
     """One step down the reverse process: a draw of x_s'' given x_s' and x_0 = x_0_hat.
 
     x_s'' = x_0_hat + (s''^2 / s'^2)(x_s' - x_0_hat) + s'' sqrt(1 - s''^2 / s'^2) eps.
     """
-    check_pixels("x_0_hat", x_0_hat, x)
-    check_pixels("eps", eps, x)
     ratio = (sigma_next / sigma) ** 2
     spread = sigma_next * (1 - ratio).clamp_min(0).sqrt()
     return x_0_hat + per_image(ratio, x) * (x - x_0_hat) + per_image(spread, x) * eps

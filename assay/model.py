@@ -21,7 +21,7 @@ torch.Size([1, 1, 8, 8])
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _BATCH = 256  # images sampled at once
+Images = TypeVar("Images", Tensor, np.ndarray)
 
 
 class Model:
@@ -76,11 +77,6 @@ class Model:
 
         `settings` are those of `SampleConfig`, e.g. `num_steps=40` or `truncate_at="auto"` for a model that saw
         only noisy images.
-
-        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
-        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
-        >>> model.sample(3, num_steps=4, truncate_at="auto").shape
-        torch.Size([3, 1, 8, 8])
         """
         samples = self._samples(num_images, seed, settings)
         return torch.cat([samples.read(index) for index in torch.arange(num_images).split(_BATCH)])
@@ -94,44 +90,25 @@ class Model:
         return samples_of(self.checkpoint, self.name, num_images, seed, chosen, frequencies)
 
     def save(self, path: Path | str) -> Path:
-        """Write the model to one .safetensors file, which `assay.load` and every command open.
-
-        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
-        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
-        >>> assay.load(model.save("mine.safetensors"))
-        <mine: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 100% at 0.2>
-        """
+        """Write the model to one .safetensors file, which `assay.load` and every command open."""
         path = Path(path)
         if path.suffix != ".safetensors":
             raise AssayError("does not end in .safetensors", path=path, key="path")
         save_checkpoint(path, self.checkpoint.denoiser, self.checkpoint.config, self.checkpoint.info)
         return path
 
-    @overload
-    def denoise(self, x_tn: Tensor, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0) -> Tensor: ...
-    @overload
-    def denoise(
-        self, x_tn: np.ndarray, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0
-    ) -> np.ndarray: ...
-    def denoise(
-        self, x_tn: Tensor | np.ndarray, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0
-    ) -> Tensor | np.ndarray:
+    def denoise(self, x_tn: Images, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0) -> Images:
         """Clean images (B, C, H, W) from noisy ones at the levels `sigma_tn`: the posterior mean E[x_0 | x_tn].
 
         `sigma_tn` is one level or (B,). Both are in the model's scale, where images lie in [-1, 1]. Of a NumPy
         array (B, C, H, W), or (B, H, W) of one channel, the result is an array of the same shape.
         With `posterior_sample` a draw from the posterior instead, with the detail that the mean averages out.
-
-        >>> images = assay.from_arrays(np.random.rand(64, 8, 8), 0.1, value_range=(0, 1))
-        >>> model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
-        >>> x_tn = images.read(torch.arange(5))
-        >>> model.denoise(x_tn, images.sigma_tn[:5]).shape
-        torch.Size([5, 1, 8, 8])
         """
         if not isinstance(x_tn, Tensor):
             given = torch.as_tensor(np.asarray(x_tn), dtype=torch.float32)
             images = given[:, None] if given.ndim == 3 else given
-            return self.denoise(images, sigma_tn, posterior_sample, seed).numpy().reshape(given.shape)
+            denoised: np.ndarray = self.denoise(images, sigma_tn, posterior_sample, seed).numpy()
+            return denoised.reshape(given.shape)
         if x_tn.shape[1:] != self.checkpoint.config.image_shape:
             what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
             raise AssayError(what, key="x_tn")
@@ -184,8 +161,6 @@ class Model:
         >>> found = model.evaluate(images, num_images=50, extractor="pixels", num_steps=4)
         >>> found
         <FD-pixels ..., precision ..., 50 images>
-        >>> found.fd > 0
-        True
         """
         network = load_extractor(extractor, Path(cache), reference=reference)
         real = reference_from_images(reference, network, Path(cache))
@@ -202,8 +177,7 @@ def load(path: Path | str, net: nn.Module | None = None) -> Model:
 
     >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
     >>> trained = assay.fit(images, "runs/mine", num_steps=2, batch_size=16, progress=False)
-    >>> model = assay.load("runs/mine")
-    >>> picture = model.plot(16)
+    >>> picture = assay.load("runs/mine").plot(16)
     """
     if net is not None:
         pass_module(net)

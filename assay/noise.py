@@ -15,8 +15,8 @@ An image can teach only the levels above its own. Its `sigma_t` comes from a dis
 
     sigma_t = S^-1(u S(sigma_tn)),        u ~ U(0, 1).
 
-Formulas check shapes and dtypes only, so that they read no value back from a GPU. Values are checked
-once, where data comes in, by `check_sigma` and `check_distribution`.
+Formulas check shapes only, so that they read no value back from a GPU. Values are checked once, where data
+comes in.
 """
 
 import math
@@ -32,10 +32,7 @@ from assay.errors import AssayError
 
 
 class NoiseDistribution(ABC):
-    """A distribution of noise levels, known by its survival function and the inverse of it.
-
-    A subclass with a `kind` of its own can be named in `train.noise` (see `assay.registry`).
-    """
+    """A distribution of noise levels; `train.noise` names a subclass by its `kind` (see `assay.registry`)."""
 
     kind: ClassVar[str]
 
@@ -83,10 +80,9 @@ class Uniform(NoiseDistribution):
 
 
 def draw_sigma(distribution: NoiseDistribution, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw one `sigma_t` for each image from `distribution` truncated to (sigma_tn, inf).
+    """Draw `sigma_t` (B,) from `distribution` truncated to (sigma_tn, inf), for each `sigma_tn` (B,).
 
-    `sigma_tn` (B,) -> `sigma_t` (B,), finite and strictly above it. Computed in float64, since the
-    survival function of a noisy image may be as small as 1e-12.
+    Computed in float64, since the survival function of a noisy image may be as small as 1e-12.
     """
     mass = distribution.survival(sigma_tn.double())
     uniform = torch.rand(sigma_tn.shape, dtype=torch.float64, generator=generator, device=generator.device)
@@ -96,10 +92,7 @@ def draw_sigma(distribution: NoiseDistribution, sigma_tn: Tensor, generator: tor
 
 
 def draw_sigma_clamped(distribution: NoiseDistribution, sigma_tn: Tensor, generator: torch.Generator) -> Tensor:
-    """The original code's levels, for comparison: drawn freely, then raised to just above `sigma_tn`.
-
-    `sigma_tn` (B,) -> `sigma_t` (B,). A raised draw teaches nothing: there x_t is x_tn itself.
-    """
+    """The original code's levels: drawn freely, then raised to just above `sigma_tn`, which teaches nothing."""
     return torch.maximum(draw_sigma(distribution, torch.zeros_like(sigma_tn), generator), _just_above(sigma_tn))
 
 
@@ -111,13 +104,11 @@ def _just_above(sigma: Tensor) -> Tensor:
 class LevelFirst:
     """Draws levels first, then for each an image among those that may serve it.
 
-    The levels keep the distribution's own distribution, so the few clean images are trained much harder than
-    where images are drawn first (Algorithm 1 of the paper). Sorting `sigma_tn` (N,) once makes each draw
-    O(log N).
+    The levels are distributed as `distribution` says, so the few clean images are trained much harder than
+    where images are drawn first (Algorithm 1 of the paper).
     """
 
     def __init__(self, distribution: NoiseDistribution, sigma_tn: Tensor) -> None:
-        check_distribution(distribution, sigma_tn)
         self.distribution = distribution
         self.sorted_sigma_tn, self.order = sigma_tn.sort(stable=True)
 
@@ -134,9 +125,8 @@ class LevelFirst:
 def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> Tensor:
     """x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps, for images (B, ...) and levels sigma_tn < sigma_t (B,).
 
-    `sigma_tn` may be a map (see `same_axes`): then each pixel gets its own amount, and x_t has the same noise
-    everywhere. Factored as (sigma_t - sigma_tn)(sigma_t + sigma_tn), which keeps its digits where the two are
-    close.
+    `sigma_tn` may be a map (see `same_axes`): then each pixel gets its own amount. The difference of squares is
+    factored, which keeps its digits where the two are close.
     """
     check_pixels("eps", eps, x_tn)
     sigma_tn, sigma_t = same_axes(sigma_tn, sigma_t, x_tn)
@@ -166,7 +156,7 @@ def same_axes(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Ten
     more noise gets none, and with r = 1 there it has no part in the ambient loss.
     """
     check_shape("sigma_t", sigma_t, len(x))
-    if not isinstance(sigma_tn, Tensor) or sigma_tn.ndim == 1 or not sigma_tn.is_floating_point():
+    if sigma_tn.ndim == 1:
         check_shape("sigma_tn", sigma_tn, len(x))
         return sigma_tn, sigma_t
     if sigma_tn.shape not in (x.shape, (len(x), 1, *x.shape[2:])):
@@ -191,11 +181,9 @@ def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
 
 def check_shape(name: str, values: Tensor, num_images: int | None = None) -> None:
     """Reject anything but one value per image, such as a level: a float tensor of shape (B,)."""
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim != 1:
-        found = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise AssayError(f"is {found}; expected a floating-point tensor (B,), one per image", key=name)
-    if num_images is not None and len(values) != num_images:
-        raise AssayError(f"has {len(values)} values for {num_images} images", key=name)
+    if not values.is_floating_point() or values.ndim != 1 or num_images not in (None, len(values)):
+        what = f"is {values.dtype} {tuple(values.shape)}; expected a floating-point tensor (B,), one per image"
+        raise AssayError(what, key=name)
 
 
 def check_sigma(name: str, sigma: Tensor) -> None:

@@ -9,8 +9,7 @@ grid: one whose last level before 0 is sigma_tn returns D(x, sigma_tn) exactly.
 `sample_posterior` starts from a noisy image instead and returns a clean image that could be behind it;
 `flow_down` follows the flow from a noisy image, without chance.
 
-Images own their seeds: image 17 is the same bits in any batch size. They are scaled so that black is -1 and
-white 1; like the noise they grow from, their values may lie beyond.
+Images own their seeds: image 17 is the same bits in any batch size.
 """
 
 import math
@@ -33,7 +32,8 @@ from assay.settings import Strict
 
 Precision = Literal["32", "64", "bf16"]
 Level = Annotated[float, Field(gt=0)] | Literal["auto"]  # a noise level, or the training data's
-Sigma = float | Tensor  # one level for all images, or levels that broadcast with them
+Sigma = Any  # a float, one level for all images, or a tensor of levels that broadcast with them
+Predict = Callable[[Tensor, Sigma], Tensor]
 
 
 def edm_sigmas(
@@ -47,20 +47,17 @@ def edm_sigmas(
     """EDM's grid (num_steps + 1,): sigma^(1/rho) falls linearly from sigma_max to sigma_min, then 0. float64.
 
     With `sigma_min` = sigma_tn this is the grid of truncated sampling. `refine_at` = sigma_tn puts that level
-    on the grid, with `num_extra` more steps below it (the paper's configuration C): there only clean images
-    taught the denoiser, and more steps trade its larger error against less discretisation error.
+    on the grid, with `num_extra` more steps below it (the paper's configuration C).
     """
+    end = torch.zeros(1, dtype=torch.float64)
     if refine_at is None:
-        levels = _rho_ramp(sigma_max, sigma_min, num_steps, rho)
-    else:
-        position = (sigma_max ** (1 / rho) - refine_at ** (1 / rho)) / (
-            sigma_max ** (1 / rho) - sigma_min ** (1 / rho)
-        )
-        num_above = min(max(round(position * (num_steps - 1)), 1), num_steps - 2)  # steps that end on it
-        above = _rho_ramp(sigma_max, refine_at, num_above + 1, rho)
-        below = _rho_ramp(refine_at, sigma_min, num_steps - num_above + num_extra, rho)
-        levels = torch.cat([above, below[1:]])
-    return torch.cat([levels, torch.zeros(1, dtype=torch.float64)])
+        return torch.cat([_rho_ramp(sigma_max, sigma_min, num_steps, rho), end])
+    high, middle, low = (level ** (1 / rho) for level in (sigma_max, refine_at, sigma_min))
+    position = (high - middle) / (high - low)
+    num_above = min(max(round(position * (num_steps - 1)), 1), num_steps - 2)  # steps that end on it
+    above = _rho_ramp(sigma_max, refine_at, num_above + 1, rho)
+    below = _rho_ramp(refine_at, sigma_min, num_steps - num_above + num_extra, rho)
+    return torch.cat([above, below[1:], end])
 
 
 def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
@@ -91,16 +88,13 @@ class Churn:
 
 
 class Solver(ABC):
-    """Steps down the flow; one object walks one path, so that it may remember its earlier steps.
-
-    A subclass with a `kind` of its own can be named in `SampleConfig.solver` (see `assay.registry`).
-    """
+    """Steps down the flow; one object walks one path. `SampleConfig.solver` names a subclass by its `kind`."""
 
     kind: ClassVar[str]
     has_memory: ClassVar[bool] = False  # of earlier steps, which noise added back would make wrong
 
     @abstractmethod
-    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+    def step(self, predict: Predict, x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
         """From `x` (B, ...) at the level `sigma` to the level `to` > 0; `predict(x, sigma)` is D(x, sigma)."""
 
 
@@ -109,7 +103,7 @@ class Euler(Solver):
 
     kind = "euler"
 
-    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+    def step(self, predict: Predict, x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
         """Along the slope at the beginning."""
         return x + (to - sigma) * ((x - predict(x, sigma)) / sigma)
 
@@ -119,7 +113,7 @@ class Heun(Solver):
 
     kind = "heun"
 
-    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+    def step(self, predict: Predict, x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
         """Along the mean of the slopes at the beginning and at the end of Euler's step."""
         slope = (x - predict(x, sigma)) / sigma
         x_next = x + (to - sigma) * slope
@@ -141,24 +135,16 @@ class Multistep(Solver):
     def __init__(self) -> None:
         self.before: tuple[Tensor, Sigma] | None = None
 
-    def step(self, predict: Callable[[Tensor, Sigma], Tensor], x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
+    def step(self, predict: Predict, x: Tensor, sigma: Sigma, to: Sigma) -> Tensor:
         """The formula above."""
+        log = torch.log if isinstance(sigma, Tensor) else math.log
         x_0_hat, ratio = predict(x, sigma), to / sigma
         now = x_0_hat, sigma
         if self.before is not None:
             x_0_before, sigma_before = self.before
-            x_0_hat = x_0_hat + _log(ratio) / (2 * _log(sigma / sigma_before)) * (x_0_hat - x_0_before)
+            x_0_hat = x_0_hat + log(ratio) / (2 * log(sigma / sigma_before)) * (x_0_hat - x_0_before)
         self.before = now
         return ratio * x + (1 - ratio) * x_0_hat
-
-
-def _log(value: Sigma) -> Sigma:
-    return value.log() if isinstance(value, Tensor) else math.log(value)
-
-
-def _check_churn(solver: type[Solver]) -> None:
-    if solver.has_memory:
-        raise AssayError(f"churn disturbs what {solver.kind} remembers", key="churn", cure="use heun or euler")
 
 
 def solve(
@@ -176,8 +162,6 @@ def solve(
     kind or an object. `churn` needs one grid for all, and `noise`, which returns unit noise of x's shape.
     """
     walker: Solver = find(Solver, solver, "solver")() if isinstance(solver, str) else solver
-    if churn is not None:
-        _check_churn(type(walker))
     shared = sigmas.ndim == 1
     levels: list[Any] = sigmas.tolist() if shared else [per_image(row, x) for row in sigmas]
 
@@ -202,21 +186,12 @@ class SeededNoise:
 
     def __init__(self, seeds: Sequence[int], image_shape: Sequence[int], device: torch.device | str) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.image_shape = tuple(image_shape)
-        self.device = device
+        self.image_shape, self.device = tuple(image_shape), device
 
     def __call__(self) -> Tensor:
         """(B, *image_shape). Drawn on the CPU, so that every device starts from the same noise."""
         images = [torch.randn(self.image_shape, generator=generator) for generator in self.generators]
         return torch.stack(images).to(self.device)
-
-
-@dataclass(frozen=True)
-class SampledBatch:
-    """Finished images (B, ...) and the seeds they grew from."""
-
-    seeds: list[int]
-    images: Tensor
 
 
 @torch.no_grad()
@@ -231,8 +206,8 @@ def generate(
     batch_size: int = 64,
     device: torch.device | str = "cpu",
     precision: Precision = "32",
-) -> Iterator[SampledBatch]:
-    """Yield one image per seed, in batches, so that the caller can show progress and save as it goes.
+) -> Iterator[Tensor]:
+    """Yield one image per seed, in batches (B, ...), so that the caller can show progress and save as it goes.
 
     `label` (num_seeds,) names the class of each seed's image. The same seed gives the same bits in
     every batch size on the CPU. With `precision` "64" the flow is integrated in float64 (as EDM does) around
@@ -258,7 +233,7 @@ def generate(
         if not bool(images.isfinite().all()):
             what = "the model returns values that are not finite: its training has diverged"
             raise AssayError(what, cure="train it again with a lower learning rate, or use an earlier snapshot")
-        yield SampledBatch([seeds[i] for i in index], images)
+        yield images
 
 
 class Guided(nn.Module):
@@ -309,11 +284,10 @@ def sample_posterior(
 ) -> Tensor:
     """A draw of x_0 given x_tn (B, ...), images with noise of levels `sigma_tn` (B,) > 0.
 
-    The reverse diffusion started at x_tn ends in such a draw. Between levels a > b it is a step of the flow
-    from a to b, independent noise back to a, and again the flow from a to b: a symmetric splitting, whose
-    error falls with the square of the number of steps. Flows that follow each other are joined, so each
-    step costs two evaluations. The levels of an image fall from sigma_tn to `sigma_min` as in EDM's grid; an
-    image at or below `sigma_min` gets its posterior mean. `noise` returns unit noise of x_tn's shape.
+    The reverse diffusion from x_tn ends in such a draw. Between levels a > b it is a step of the flow from a to
+    b, independent noise back to a, and again the flow: a symmetric splitting, of second order. Flows
+    that follow each other are joined. Levels fall from sigma_tn to `sigma_min` as in EDM's grid; an image at or
+    below it gets its posterior mean. `noise` returns unit noise of x_tn's shape.
     """
     low = sigma_tn.clamp(max=sigma_min)
     # Powers as exp and log: torch rounds a power differently at the end of a batch than inside it.
@@ -338,11 +312,7 @@ def flow_down(
     num_steps: int = 16,
     label: Tensor | None = None,
 ) -> Tensor:
-    """Follow the flow from images x_tn (B, ...) at levels `sigma_tn` (B,) down to `sigma_end` (B,) > 0.
-
-    Heun steps of equal ratio. The flow carries the distribution at sigma_tn to that at `sigma_end`; an image
-    whose two levels are equal stays as it is.
-    """
+    """Follow the flow from x_tn (B, ...) at `sigma_tn` (B,) to `sigma_end` (B,) > 0, by equal ratios."""
     log_ratio = (sigma_end.cpu().double() / sigma_tn.cpu().double()).log()
     position = torch.linspace(0, 1, num_steps + 1, dtype=torch.float64)[:, None]
     levels = (sigma_tn.cpu().double() * (position * log_ratio).exp()).to(sigma_tn)
@@ -368,22 +338,19 @@ class SampleConfig(Strict):
     and spends `num_extra` more steps below it (configuration C). Both may be "auto": the lowest, or the
     highest, noise level of the training data (see `for_levels`).
 
-    `guidance` > 1 pushes images away from those of a weaker model (see `Guided`): the checkpoint `guide`, or
-    the same model without its class. `Checkpoint.sampler` applies it.
+    `guidance` > 1 pushes images away from those of a weaker model (see `Guided`); `Checkpoint.sampler` does it.
     """
 
     num_steps: int = Field(18, ge=2, description="Steps from noise to image.")
     solver: str = Field(
         "heun",
-        description="How to step: heun, multistep (half of heun's evaluations for the same steps), euler, or a "
-        "solver of your own.",
+        description="How to step: heun, multistep (half as many evaluations), euler, or one of your own.",
     )
     sigma_min: float = Field(0.002, gt=0, description="Lowest level of the grid.")
     sigma_max: float = Field(80.0, gt=0, le=1e6, description="Level at which sampling starts.")
     rho: float = Field(7.0, gt=0, description="Spacing of the grid: higher puts more steps at low levels.")
     truncate_at: Level | None = Field(
-        None,
-        description="Stop at this level and return the prediction; auto is the training data's lowest level.",
+        None, description="Stop at this level and return the prediction; auto is the training data's lowest."
     )
     truncate: Literal["exact", "algorithm"] = Field(
         "exact",
@@ -396,19 +363,13 @@ class SampleConfig(Strict):
     num_extra: int = Field(0, ge=0, description="More steps below refine_at, which is auto unless given.")
     churn: float = Field(0.0, ge=0, description="Noise added back at each step (EDM's S_churn).")
     churn_low: float = Field(0.0, ge=0, description="Lowest level at which noise is added back (S_min).")
-    churn_high: float = Field(  # the default lies above every grid; JSON has no infinity
-        1000.0, gt=0, description="Highest level at which noise is added back (S_max)."
-    )
+    churn_high: float = Field(1000.0, gt=0, description="Highest level at which it is added back (S_max).")
     churn_noise: float = Field(1.0, ge=0, description="Scale of the noise added back (S_noise).")
     guidance: float = Field(
-        1.0, ge=1, description="Push images away from those of a weaker model: 1 is off, 2 strong."
+        1.0, ge=1, description="Push images away from a weaker model's: 1 is off, 2 strong."
     )
-    guide: Path | None = Field(
-        None, description="The weaker model's checkpoint. Default: this model without the class."
-    )
-    precision: Precision = Field(
-        "32", description="64: steps in float64, as EDM; bf16: the network in bfloat16."
-    )
+    guide: Path | None = Field(None, description="The weaker model. Default: this one without the class.")
+    precision: Precision = Field("32", description="64: steps in float64, as EDM; bf16: network in bfloat16.")
 
     @model_validator(mode="before")
     @classmethod
@@ -419,9 +380,9 @@ class SampleConfig(Strict):
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject settings that contradict each other."""
-        solver = find(Solver, self.solver, "solver")
-        if self.churn:
-            _check_churn(solver)
+        if find(Solver, self.solver, "solver").has_memory and self.churn:
+            what = f"churn disturbs what {self.solver} remembers"
+            raise AssayError(what, key="churn", cure="use heun or euler")
         if self.guide is not None and self.guidance == 1:
             raise AssayError("has no effect at guidance = 1", key="guide", cure="give e.g. guidance = 2")
         if self.truncate_at is not None and self.refine_at is not None:
@@ -482,13 +443,11 @@ class SampleConfig(Strict):
         label: Tensor | None = None,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
-    ) -> Iterator[SampledBatch]:
+    ) -> Iterator[Tensor]:
         """One image per seed, in batches (see `generate`)."""
         low = self.churn_low
-        if self.truncate == "exact" and isinstance(self.truncate_at, float):
-            low = max(
-                low, math.nextafter(self.truncate_at, math.inf)
-            )  # the prediction at that level, not above
+        if self.truncate == "exact" and isinstance(self.truncate_at, float):  # predict there, not from above
+            low = max(low, math.nextafter(self.truncate_at, math.inf))
         # Per step of the plain grid: extra steps at some levels change nothing at the others.
         churn = Churn(self.churn / self.num_steps, low, self.churn_high, self.churn_noise)
         chosen = self.solver, label, churn if self.churn else None, batch_size, device, self.precision

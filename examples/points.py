@@ -100,7 +100,7 @@ def main() -> None:
     for title, (points, sigmas) in settings.items():
         denoiser = train(points, sigmas, title)
         batches = generate(denoiser, range(len(truth)), (2,), edm_sigmas(18), batch_size=1000)
-        samples = torch.cat([batch.images for batch in batches])
+        samples = torch.cat(list(batches))
         result = distance(samples, truth)
         table.add_row(title, f"{result:.4f}")
         panels.append((f"{title}: {result:.3f}", samples))

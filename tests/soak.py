@@ -261,7 +261,6 @@ def _compare(command: Command, out: Path, expected: dict[str, bytes], report: Re
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("commands", nargs="*", help="which of train, pack, sample and study; default: all")
     parser.add_argument("-n", type=int, default=50, help="kills of each command")

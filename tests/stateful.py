@@ -45,18 +45,10 @@ from tests.soak import _start
 
 NUM_CLEAN, NUM_NOISY, SIDE = 24, 16, 4
 STORES, RUNS = ("a", "b"), ("one", "two")
-MINE = (
-    "notes.txt",
-    ".x.lock",
-    ".lock",
-    ".training",
-    ".z.partial/keep.txt",
-    ".assay-partial/keep.txt",
-    "images.npy.bak",
-)
+MINE = "notes.txt .x.lock .lock .training .z.partial/keep.txt .assay-partial/keep.txt images.npy.bak".split()
 SETTINGS = (
     "net.preset=mlp net.width=8 net.num_blocks=1 train.batch_size=8 train.state_every=1 train.log_every=1"
-).split()
+)
 SPEC = """\
 name = "tiny"
 [data]
@@ -90,12 +82,10 @@ def ran(*words: object) -> tuple[int, str]:
 
 
 def digest(*parts: object) -> str:
-    """A name for contents."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def pictures(values: bytes) -> np.ndarray:
-    """Clean images as files hold them."""
     return np.frombuffer(values, np.uint8).reshape(NUM_CLEAN, SIDE, SIDE)
 
 
@@ -119,17 +109,14 @@ class Inputs:
         self.write_levels()
 
     def write_picture(self, number: int) -> None:
-        """Write one clean picture as it is now."""
         tifffile.imwrite(self.folder / "clean" / f"{number:02}.tif", pictures(bytes(self.clean))[number])
 
     def write_levels(self) -> None:
-        """Write the table of levels as it is now."""
         rows = "".join(f"noisy.npy[{number}],{self.sigma}\n" for number in range(NUM_NOISY))
         (self.folder / "levels.csv").write_text(f"filename,sigma\n{rows}")
 
     @property
     def words(self) -> list[str]:
-        """The sources, as the command line takes them."""
         where = self.folder
         return [
             f"{where / 'clean'}:range=0,255",
@@ -138,7 +125,6 @@ class Inputs:
 
     @property
     def contents(self) -> tuple[bytes, int]:
-        """All that decides the store."""
         return bytes(self.clean), self.sigma
 
 
@@ -175,7 +161,6 @@ def fresh(kind: str, contents: tuple[bytes, int], steps: int = 0) -> Any:
 
 
 def other_images(folder: Path) -> Path:
-    """A store of images that no model has seen."""
     values = np.random.default_rng(7).integers(0, 256, (60, SIDE, SIDE), np.uint8)
     np.save(folder / "other.npy", values)
     assert ran("data", "pack", folder / "other.npy", "-o", folder / "other")[0] == 0
@@ -183,22 +168,26 @@ def other_images(folder: Path) -> Path:
 
 
 def train_words(store: Path, run: Path, steps: int) -> list[object]:
-    """Train a model."""
-    return ["train", store, *(f"--set={each}" for each in SETTINGS), "--num-steps", steps, "-o", run]
+    return [
+        "train",
+        store,
+        *(f"--set={each}" for each in (*SETTINGS.split(), "train.log_every=1")),
+        "--num-steps",
+        steps,
+        "-o",
+        run,
+    ]
 
 
 def sample_words(run: Path, to: Path) -> list[object]:
-    """Sample a model."""
     return ["sample", run, "--seeds", "0-3", "--num-steps", 2, "-o", to]
 
 
 def weights_of(run: Path) -> str:
-    """The weights of a finished model."""
     return digest((run / "snapshots" / "final.safetensors").read_bytes()) if finished(run) else ""
 
 
 def finished(run: Path) -> bool:
-    """Whether a run has its final weights."""
     return (run / "snapshots" / "final.safetensors").exists()
 
 
@@ -226,7 +215,6 @@ class Folder(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """An empty folder with inputs."""
         self.home = Path(tempfile.mkdtemp(prefix="stateful-"))
         self.inputs = Inputs(self.home / "inputs")
         self.other = other_images(self.home)
@@ -239,16 +227,13 @@ class Folder(RuleBasedStateMachine):
         self.num_studies = 0
 
     def teardown(self) -> None:
-        """Remove the folder."""
         if hasattr(self, "home"):
             shutil.rmtree(self.home)
 
     def store(self, name: str) -> Path:
-        """The path of a store."""
         return self.home / "stores" / name
 
     def run(self, name: str) -> Path:
-        """The path of a run."""
         return self.home / "runs" / name
 
     @invariant()
@@ -263,7 +248,6 @@ class Folder(RuleBasedStateMachine):
             assert np.array_equal(found, pictures(bytes(self.inputs.clean))[number])
 
     def check_store(self, name: str) -> None:
-        """A store holds what it was made of."""
         found, (images, levels) = open_store(self.store(name)), expected_store(self.stores[name])
         assert len(found) == len(images)
         x = found.read(torch.arange(len(images))).numpy()[:, 0]
@@ -279,7 +263,6 @@ class Folder(RuleBasedStateMachine):
 
     @rule(sigma=st.sampled_from([10, 20, 38]))
     def edit_the_levels(self, sigma: int) -> None:
-        """Another level of all noisy images."""
         self.inputs.sigma = sigma
         self.inputs.write_levels()
 
@@ -297,7 +280,6 @@ class Folder(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(RUNS))
     def remove_a_run(self, name: str) -> None:
-        """The user removes a run."""
         if self.run(name).exists():
             shutil.rmtree(self.run(name))
             self.forget(self.run(name))
@@ -305,7 +287,6 @@ class Folder(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(STORES))
     def remove_a_store(self, name: str) -> None:
-        """The user removes a store."""
         if self.store(name).exists():
             shutil.rmtree(self.store(name))
             self.forget(self.store(name))
@@ -313,7 +294,6 @@ class Folder(RuleBasedStateMachine):
 
     @rule()
     def swap_the_stores(self) -> None:
-        """The user renames two stores into each other."""
         if len(self.stores) == 2 and not any("stores" in path.parts for path in self.mine):
             a, b = (self.store(name) for name in STORES)
             a.rename(a.with_name("c"))
@@ -322,7 +302,6 @@ class Folder(RuleBasedStateMachine):
             self.stores = {"a": self.stores["b"], "b": self.stores["a"]}
 
     def forget(self, folder: Path) -> None:
-        """Files that the user removed with a folder."""
         self.mine = {path: content for path, content in self.mine.items() if not path.is_relative_to(folder)}
 
     # Commands.
@@ -367,7 +346,6 @@ class Folder(RuleBasedStateMachine):
         self.expect_trained(name, store, steps, ran(*train_words(self.store(store), self.run(name), steps)))
 
     def expect_trained(self, name: str, store: str, steps: int, ended: tuple[int, str]) -> None:
-        """What must be true after a training ended."""
         code, said = ended
         if store not in self.stores:
             assert code != 0 and str(self.store(store)) in said.replace("\n", ""), said
@@ -411,7 +389,6 @@ class Folder(RuleBasedStateMachine):
     @precondition(lambda self: self.trained)
     @rule(data=st.data())
     def sample(self, data: st.DataObject) -> None:
-        """Samples are those of the model that is there."""
         name, to = data.draw(st.sampled_from(sorted(self.trained))), self.home / "samples.npy"
         code, said = ran(*sample_words(self.run(name), to))
         assert code == 0, said
@@ -437,7 +414,6 @@ class Folder(RuleBasedStateMachine):
     @precondition(lambda self: self.num_studies < self.studies_allowed and self.stores)
     @rule(data=st.data())
     def study(self, data: st.DataObject) -> None:
-        """Results of a study are of its images as they are."""
         store = data.draw(st.sampled_from(sorted(self.stores)))
         self.num_studies += 1
         spec, out = self.home / "study.toml", self.home / "out"
@@ -462,7 +438,6 @@ def check(num_steps: int, seed: int = 0, studies: int = 0) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("-n", type=int, default=10_000, help="steps")
     parser.add_argument("--seed", type=int, default=0, help="of the sequences")

@@ -59,8 +59,6 @@ def test_examples_run(folder: Path) -> None:
         finder = doctest.DocTestFinder(recurse=public != "model")  # of the module, its own docstring
         found = [test for test in finder.find(getattr(assay, public), public, globs=names) if test.examples]
         assert found, f"assay.{public} has no example"
-        methods = {f"Model.{name}" for name in ("sample", "denoise", "held_out_loss", "evaluate")}
-        assert public != "Model" or methods <= {test.name for test in found}
         for test in found:
             assert runner.run(test).failed == 0, test.name
 

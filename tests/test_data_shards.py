@@ -64,11 +64,9 @@ def test_shards_hold_the_images_of_a_plain_store_and_packing_resumes(tmp_path: P
         failing(*command, *changed.split())
 
 
-@pytest.mark.parametrize("what", "images folder levels kernel kspace map classes quantile".split())
+@pytest.mark.parametrize("what", "images folder levels map classes quantile".split())
 def test_shards_of_other_contents_or_settings_are_not_mixed(tmp_path: Path, what: str) -> None:
     source = arrays(tmp_path, 6)
-    np.save(tmp_path / "kernel.npy", np.full((1, 3), 1 / 3))
-    np.save(tmp_path / "kspace.npy", (np.arange(64).reshape(8, 8) % 5 < 4).astype(np.uint8))
     np.save(tmp_path / "map.npy", np.arange(64.0).reshape(8, 8) + 1)
     lines = "".join(f"images.npy[{i}],0.222\n" for i in range(6))
     (tmp_path / "levels.csv").write_text("filename,sigma\n" + lines)
@@ -78,8 +76,6 @@ def test_shards_of_other_contents_or_settings_are_not_mixed(tmp_path: Path, what
         "quantile": {"map": tmp_path / "map.npy"},
     }.get(what, {"sigma": 9.0})  # type: ignore[assignment]
     settings = {"range": (0, 255), **noise}
-    if what in ("kernel", "kspace"):
-        settings[what] = tmp_path / f"{what}.npy"
     if what in ("folder", "classes"):
         (tmp_path / "in/a").mkdir(parents=True)
         for i, image in enumerate(np.load(source)):
@@ -100,8 +96,6 @@ def test_shards_of_other_contents_or_settings_are_not_mixed(tmp_path: Path, what
     other = config.model_copy(update={"classes": what == "classes"})
     if what == "levels":
         file.write_bytes(before.replace(b"0.222", b"0.022"))
-    elif what == "kspace":
-        np.save(file, 1 - np.load(file))
     elif before:  # other contents of the same length
         file.write_bytes(before[:-4] + bytes(byte ^ 3 for byte in before[-4:]))
     if before:  # as of a copy that keeps the times

@@ -165,7 +165,7 @@ def test_samples_and_denoised_images_are_in_the_units_of_the_files(tmp_path: Pat
     run("denoise", checkpoint, store.path, "-o", tmp_path / "b.npy")
     sampled, denoised = np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy")
     denoiser = load_checkpoint(checkpoint).denoiser.eval()
-    x = next(generate(denoiser, range(4), (1, 8, 6), edm_sigmas(4))).images
+    x = next(generate(denoiser, range(4), (1, 8, 6), edm_sigmas(4)))
     np.testing.assert_allclose(sampled, sensor.to_physical(x.numpy())[:, 0], rtol=1e-5)
     shrink = 0.25 / (0.25 + sensor.sigma_tn**2)  # the exact denoiser of this network's images
     x_0_hat = shrink * store.read(torch.arange(300)).numpy()

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from assay.checkpoint import load_checkpoint
 from assay.data.known import get
-from assay.data.store import PackedImage, write_store
 from assay.denoise import MixtureDenoiser
 from assay.train import read_config, train
 from assay.train.folder import final_path
@@ -145,15 +144,10 @@ def test_what_cannot_be_distilled_is_rejected_before_any_work(
     """In one sentence."""
     small = {"net": {"preset": "mlp", "width": 8}, "train": {"num_steps": 1, "batch_size": 16}}
     train(read_config({**small, "data": {"store": str(run.parent / "digits")}}), tmp_path / "clean")
-    levels = np.where(np.arange(64).reshape(1, 8, 8) == 3, np.inf, 0.1).astype(np.float32)
-    images = [PackedImage(str(i), np.zeros_like(levels), 0.1, -1, sigma_map=levels) for i in range(20)]
-    write_store(tmp_path / "store", "gaps", images, (1, 8, 8), "float32", (-1, 1), ())
-    train(read_config({**small, "data": {"store": str(tmp_path / "store")}}), tmp_path / "gaps")
     (tmp_path / "begun").mkdir()
     shutil.copy(run / "config.json", tmp_path / "begun")
     cases: list[tuple[Path, str, str]] = [
         (tmp_path / "clean", "", "give a run of noisy images alone"),
-        (tmp_path / "gaps", "", "give a run of complete noisy images"),
         (tmp_path / "absent", "", "absent is not the folder of a run"),
         (final_path(run), "", "is not the folder of a run: give one that `assay train` wrote"),
         (tmp_path / "begun", "", "is a folder without snapshots/final.safetensors; give a finished run"),

@@ -60,11 +60,11 @@ def test_the_counter_sees_reads() -> None:
     "settings",
     [
         {"clip_grad": 1.0, "class_conditional": True},
-        {"accumulate": 2, "weight": "x_0", "pairing": "level_first"},
+        {"max_per_device": 4, "weight": "x_0", "pairing": "level_first"},
         {"consistency": {"coefficient": 1.0}},
         {"consistency": {"coefficient": 1.0, "method": "original_code", "num_steps": 2, "num_samples": 2}},
     ],
-    ids=["plain", "accumulated", "consistency", "original_code"],
+    ids=["plain", "pieces", "consistency", "original_code"],
 )
 def test_a_training_step_reads_nothing_until_logging_asks(settings: dict[str, Any], tmp_path: Path) -> None:
     """Steps 2 to 8 are counted; the ninth is logged. Progress is told after every step, without its loss."""

@@ -32,9 +32,6 @@ SHORTER = {
     "(1000, 12, 12)": "(220, 12, 12)",
     "number < 1000": "number < 220",
     "--sigma 1.25,1.5,2 --out": "--sigma 2 --num-samples 300,1000 --num-repeats 12 --out",
-    "load_digits().images[:500]": "load_digits().images[:100]",
-    "(500, ": "(100, ",
-    "reshape(500, ": "reshape(100, ",
 }
 # What a reader of the page already has, apart from the folders of images.
 GIVEN = {

@@ -27,7 +27,7 @@ COMMANDS = {
     "price": ("price:price", "Find how many noisy images replace a clean one."),
     "plan": ("price:plan", "Find which images to buy for a budget."),
     "study": ("study:app", "Run grids of trainings that decide a price."),
-    "model": ("model:app", "Weights from and for other code; their average, their sampler; networks."),
+    "model": ("model:app", "Weights from and for other code; their sampler; networks."),
     "mixture": ("mixture:app", "Learn mixtures from samples with unequal noise: the theory."),
 }
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from assay.generate import (
     ComputeConfig,
     DenoiseConfig,
     FilesConfig,
-    RestoreConfig,
     denoise_to_files,
     restore_store,
     sample_to_files,
@@ -25,14 +24,6 @@ Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint, the folder of a 
 Output = Annotated[
     Path,
     output_option("A folder; one .npz, .npy, .tif or .fits file; or a .png with a grid of pictures."),
-]
-PhysicalRange = Annotated[
-    str | None,
-    typer.Option(
-        "--range",
-        metavar="LOW,HIGH",
-        help="Values of black and white in the files. Default: those of the training data.",
-    ),
 ]
 
 
@@ -51,11 +42,12 @@ def sample(
     ] = False,
     label: Annotated[
         str | None,
-        typer.Option(
-            "--class", metavar="NAME|N", help="Generate only this class. Default: all classes evenly."
-        ),
+        typer.Option("--class", metavar="NAME|N", help="Only this class. Default: all classes evenly."),
     ] = None,
-    physical_range: PhysicalRange = None,
+    physical_range: Annotated[
+        str | None,
+        typer.Option("--range", metavar="LOW,HIGH", help="Black and white. Default: the training data's."),
+    ] = None,
 ) -> None:
     """Generate images. Repeat the command to resume: only missing images are made.
 
@@ -71,17 +63,9 @@ def sample(
         sample = load_tuned(checkpoint).sample
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        number = sample_to_files(
-            checkpoint,
-            output,
-            parse_seeds(seeds),
-            sample,
-            label,
-            files,
-            parse_pair(physical_range, "physical_range"),
-            compute,
-            partial(tell, "sampling"),
-        )
+        units, told = parse_pair(physical_range, "physical_range"), partial(tell, "sampling")
+        what = parse_seeds(seeds), sample, label, files, units, compute, told
+        number = sample_to_files(checkpoint, output, *what)
     console.print(f"{number} images in {output}")
 
 
@@ -96,24 +80,20 @@ def denoise(
     files: FilesConfig,
     compute: ComputeConfig,
     restore: Annotated[
-        Literal["flow", "sample"] | None,
+        bool,
         typer.Option(
-            help="Write a store to train on instead of files: follow the probability flow from each image, or "
-            "draw from its posterior. Missing pixels are completed."
+            "--restore",
+            help="Write a store to train on instead of files: follow the probability flow from each image.",
         ),
-    ] = None,
-    keep: Annotated[
-        float, typer.Option(help="With --restore flow: share of the noise that stays, e.g. 0.5 for half.")
-    ] = 0.0,
+    ] = False,
 ) -> None:
     """Remove the noise from a store's images, each at its own noise level. Run again to resume.
 
     Writes the posterior mean of each image (the best guess in squared error), or with --num-samples several
     clean images that could be behind it. Values are in the units of the store.
 
-    With --restore it writes a store of restored images, which records what it was made from. They are not taken
-    for clean ones: they are usable from the level of the noise that was removed. `train.rounds` does the same
-    within a training.
+    With --restore it writes a store of restored images, usable from the level of the noise that was removed.
+    `train.rounds` does the same within a training.
 
     Examples:
 
@@ -121,19 +101,17 @@ def denoise(
 
         assay denoise runs/mix stores/scans -o draws.npz --num-samples 8 --dtype float32
 
-        assay denoise runs/mix stores/scans -o stores/scans-restored --restore flow
+        assay denoise runs/mix stores/scans -o stores/scans-restored --restore
     """
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        if restore is None:
+        if not restore:
             told = partial(tell, "denoising")
             number = denoise_to_files(checkpoint, store, output, config, files, compute, told)
             words = f"{number} images in {output}"
         else:
-            steps = config.model_dump(include=config.model_fields_set & {"num_steps"})
-            how, told = RestoreConfig(method=restore, keep=keep, **steps), partial(tell, "restoring")
-            on = config.seed, compute.batch_size, compute.device
-            made = restore_store(checkpoint, store, output, how, *on, told)
+            told = partial(tell, "restoring")
+            made = restore_store(checkpoint, store, output, config.seed, compute, told)
             words = f"{int((made.usable_from > 0).sum())} of {len(made)} images restored in {made.path}"
     console.print(words)
 

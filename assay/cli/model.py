@@ -9,20 +9,15 @@ from rich.table import Table
 
 from assay.checkpoint import export_checkpoint, load_checkpoint, save_checkpoint
 from assay.cli.evaluate import tune
-from assay.cli.options import Device, open_console, output_argument, output_option
-from assay.data import open_store
-from assay.devices import find_devices
-from assay.errors import AssayError
+from assay.cli.options import open_console, output_argument
 from assay.files import check_absent
 from assay.hub import push as publish
-from assay.metrics.held_out import choose_average
 from assay.nets import PRESETS, measure_cost, preset
-from assay.train.average import average_checkpoint
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Weights from and for other code and people; their average, their sampler; the networks.",
+    help="Weights from and for other code and people; their sampler; the networks.",
 )
 app.command("tune")(tune)
 Model = Annotated[Path, typer.Argument(help="A checkpoint, a run folder, or a published model.")]
@@ -87,53 +82,6 @@ def push(
     Example: `assay model push runs/mix hf:me/digits-mix --license cc-by-4.0 --result loss.json`
     """
     open_console().print(f"published to {publish(checkpoint, destination, license, results or [], prices)}")
-
-
-@app.command()
-def average(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run with train.average_every.")],
-    output: Annotated[Path, output_option("The checkpoint to write.", suffix=".safetensors")],
-    length: Annotated[
-        float | None,
-        typer.Option(
-            help="Standard deviation of the average in time, as a share of the training. Default: 0.1."
-        ),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="Average over the first steps only. Default: all of them.")
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Real images not trained on: the length with the best loss on half of them is chosen."
-        ),
-    ] = None,
-    device: Device = "auto",
-) -> None:
-    """Choose the length of the weights' moving average (EMA) after training.
-
-    Examples:
-
-        assay model average runs/mix --held-out stores/test -o runs/mix/average.safetensors
-
-        assay model average runs/mix --length 0.08 -o runs/mix/average.safetensors
-    """
-    console = open_console()
-    if held_out is None:
-        average_checkpoint(run, length or 0.1, output, step)
-        console.print(f"wrote {output}, the average of length {length or 0.1:g}")
-        return
-    if length is not None:
-        raise AssayError("decides the length, and so does --held-out", key="length", cure="give one of them")
-    with console.status("measuring averages of several lengths ..."):
-        losses, best = choose_average(
-            run, open_store(held_out), output, step=step, devices=find_devices(device)
-        )
-    chosen = min(losses, key=lambda tried: losses[tried])
-    for tried, value in losses.items():
-        console.print(f"  length {tried:<5g} loss {value:.4f}{'  best' if tried == chosen else ''}")
-    on = "nats per dimension on the other half of the held-out images"
-    console.print(f"wrote {output}, the average of length {chosen:g}: {best.nats_per_dim} {on}")
 
 
 @app.command("list")

@@ -14,7 +14,8 @@ from pydantic import Field
 from assay.cli.options import open_console, output_option, takes
 from assay.data.config import DataConfig
 from assay.devices import NumDevices
-from assay.errors import AssayError, extra
+from assay.errors import AssayError
+from assay.generate import DEVICE
 from assay.progress import duration, open_progress
 from assay.settings import Strict, override, read_toml
 from assay.train.config import TrainConfig
@@ -27,21 +28,14 @@ if TYPE_CHECKING:
 class Launch(Strict):
     """How a training is started; none of it changes what is learnt, but for `preset` and `minutes`."""
 
-    preset: str | None = Field(
-        None, description="Settings to start from; `list` shows them. Default: some that suit the images' size."
-    )
+    preset: str | None = Field(None, description="Settings to start from; `list` shows them. Default: by size.")
     minutes: float | None = Field(None, ge=0.01, description="Train for about this long on this machine.")
     dry_run: bool = Field(False, description="Show the settings, what they cost and how long they take.")
-    device: str = Field(
-        "auto", description="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
-    )
+    device: str = DEVICE
     devices: NumDevices = Field(
         1, description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
     )
     num_nodes: int = Field(1, ge=1, description="Number of machines, when started by torchrun.")
-    wandb: str | None = Field(
-        None, description="Also log to this project of Weights & Biases (extra `wandb`).", examples=["PROJECT"]
-    )
 
 
 class _Images(DataConfig):
@@ -51,7 +45,7 @@ class _Images(DataConfig):
 
 
 # Sections and lists are changed by --set.
-_OTHER = {"augment", "consistency", "restore", "betas", "store", "classes", "levels"}
+_OTHER = {"augment", "consistency", "betas", "store", "classes", "levels"}
 _TRAIN = [name for name in TrainConfig.model_fields if name not in _OTHER]
 _DATA = [name for name in DataConfig.model_fields if name not in _OTHER | {"seed"}]
 
@@ -95,10 +89,6 @@ def train(
     if launch.dry_run:
         _describe(config, source, run_dir, launch.device)
         return
-    if launch.wandb is not None:  # it follows the TensorBoard events, so the loop knows nothing of it
-        run_dir.mkdir(parents=True, exist_ok=True)
-        logged = {"project": launch.wandb, "name": run_dir.name, "dir": run_dir}
-        extra("wandb", "wandb", "--wandb").init(**logged, sync_tensorboard=True)
     with open_progress(not console.quiet) as tell, stop_on_signal() as stopped:
         shown_at = 0.0
 
@@ -111,12 +101,11 @@ def train(
 
         on = launch.device, launch.devices, launch.num_nodes
         result = run_training(config, run_dir, source, *on, on_progress=show, should_stop=lambda: bool(stopped))
-    if result.finished:
-        console.print(f"Finished. The checkpoint is {result.checkpoint}")
-    else:
+    if not result.finished:
         total = config.train.total_steps
         console.print(f"Stopped and saved at step {result.step} of {total}. Repeat the command to resume.")
         raise typer.Exit(130)
+    console.print(f"Finished. The checkpoint is {result.checkpoint}")
 
 
 def _tree(what: Path | None, settings: list[str], images: _Images, training: TrainConfig) -> dict[str, Any]:
@@ -139,9 +128,7 @@ def _opened(
     from assay.train import read_config
 
     preset, minutes = launch.preset, launch.minutes
-    if minutes is not None and (
-        launch.devices != 1 or launch.num_nodes != 1
-    ):  # ranks would measure other times
+    if minutes is not None and (launch.devices, launch.num_nodes) != (1, 1):  # ranks would measure other times
         raise AssayError("the time is measured on one device", key="minutes", cure="give --num-steps")
     if not tree["data"].get("store"):
         cure = "name a store made by `assay data pack`, or digits, fashion-mnist, cifar10"
@@ -167,13 +154,12 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device:
     cost = measure_cost(config.net_config(source))
     train, num_noisy, console = config.train, int((source.sigma_tn > 0).sum()), open_console()
     console.print_json(json.dumps(config.model_dump(mode="json")))
-    num_images = train.total_steps * train.batch_size
-    micro_batch = train.batch_size // train.accumulate
+    num_images, at_once = train.total_steps * train.batch_size, train.max_per_device or train.batch_size
     console.print(
         f"images      {len(source)}, of which {num_noisy} are noisy; {num_images / len(source):.0f} epochs\n"
         f"network     {cost.num_parameters:,} parameters\n"
         f"steps       {train.total_steps} of {train.batch_size} images\n"
-        f"memory      about {cost.step_bytes(micro_batch) / 2**20:.0f} MiB\n"
+        f"memory      about {cost.step_bytes(min(at_once, train.batch_size)) / 2**20:.0f} MiB\n"
         f"time        about {duration(training_seconds(config, source, device))} on one device here\n"
         f"folder      {run_dir}"
     )

@@ -8,8 +8,6 @@
     group.npy      (N,) int64, the file each image is a part of; absent if no two share one
     sigma_map.npy  (K, C or 1, H, W) float32, maps of the noise, one level per pixel; only if some image has one
     map_index.npy  (N,) int64, the map of each image; -1 is none, sigma_tn everywhere
-    kernel.npy     (K, H, W) float32, kernels that images were seen through (see `assay.data.operators`), if any
-    kernel_index.npy  (N,) int64, the kernel of each image; -1 is none
     blocks.npy     checksums of the blocks of images.npy
     meta.json      shape, value range, classes, checksums of all files and of itself
 
@@ -43,7 +41,7 @@ from torch import Tensor
 
 from assay.archives import read_npy
 from assay.data.blocks import CURE, Fetch, ImageFile, write_blocks
-from assay.data.source import ImageSource, no_kernel
+from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
@@ -54,9 +52,9 @@ DType = Literal["uint8", "float16", "float32"]
 CHECKSUM = "checksum"  # of meta.json, the key in it
 _IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
 _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
-_MAP, _KERNEL = ("sigma_map.npy", "map_index.npy"), ("kernel.npy", "kernel_index.npy")
+_MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 _NUMBERS = dict.fromkeys((_SIGMA_TN, _USABLE_FROM), "float32")  # the columns of numbers
-_NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP[1], _KERNEL[1]), "int64")
+_NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP_INDEX), "int64")
 _MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 
 
@@ -112,14 +110,9 @@ class Store(ImageSource):
         }
         self.sigma_tn, self.label, self.group = found[_SIGMA_TN], found[_LABEL], found.get(_GROUP)
         self.usable_from = found.get(_USABLE_FROM, self.sigma_tn)
-        size, self.has_map = meta.image_shape[1:], _MAP[0] in meta.checksums
+        self.has_map = _MAP in meta.checksums
         if self.has_map:
-            self._map_index = found[_MAP[1]]
-            self._maps = self._shared(_MAP[0], self._map_index, {(1, *size), meta.image_shape})
-        if _KERNEL[0] in meta.checksums:
-            self._kernel_index = found[_KERNEL[1]]
-            self._kernels = self._shared(_KERNEL[0], self._kernel_index, {size})
-            self.convolved = self._kernel_index >= 0
+            self._map_index, self._maps = found[_MAP_INDEX], self._read_maps(found[_MAP_INDEX])
         with decoding(path, CURE):
             self._check_columns()
         no_contents = (_NAMES, _GROUP, _BLOCKS)
@@ -139,22 +132,15 @@ class Store(ImageSource):
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
         if not self.has_map:
             return super().read_levels(index)
-        return _chosen(self._maps, self._map_index[index], self.sigma_tn[index][:, None, None, None])
-
-    def read_kernel(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
-        if not bool(self.convolved.any()):
-            return None
-        return _chosen(self._kernels, self._kernel_index[index], no_kernel(self.image_shape))
+        which = self._map_index[index]
+        levels = torch.from_numpy(self._maps[which.clamp(min=0).numpy()])
+        own = self.sigma_tn[index][:, None, None, None]
+        return levels.where(which[:, None, None, None] >= 0, own)
 
     @property
     def num_mapped(self) -> int:
-        """How many images have several noise levels, besides the infinite one of missing pixels."""
-        if not self.has_map:
-            return 0
-        finite = (levels[np.isfinite(levels)] for levels in self._maps)
-        varied = torch.tensor([len(levels) > 0 and levels.min() < levels.max() for levels in finite])
-        return int(varied[self._map_index[self._map_index >= 0]].sum())
+        """How many images have a map of noise levels."""
+        return int((self._map_index >= 0).sum()) if self.has_map else 0
 
     @cached_property
     def _names(self) -> np.ndarray:
@@ -189,19 +175,16 @@ class Store(ImageSource):
             what = f"holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}"
             raise AssayError(what, path=self.path / file, cure=CURE)
 
-    def _shared(self, file: str, index: Tensor, shapes: set[tuple[int, ...]]) -> np.ndarray:
-        """Arrays that several images may share, maps or kernels; `index` (N,) says which is whose."""
-        values = read_npy(self.path / file, "c", CURE)
-        is_valid = -1 <= int(index.min()) and 0 <= int(index.max()) < len(values)
-        is_valid = is_valid and values.dtype == "float32" and values.shape[1:] in shapes
-        if is_valid and file == _MAP[0]:
-            is_valid = bool((values >= 0).all())
-        elif is_valid:
-            is_valid = bool(np.isfinite(values).all() and values.any((-2, -1)).all())
-        if not is_valid:
-            what = "does not fit the images, or has impossible values"
-            raise AssayError(what, path=self.path / file, cure=CURE)
-        return values
+    def _read_maps(self, index: Tensor) -> np.ndarray:
+        """Maps that several images may share; `index` (N,) says which is whose."""
+        maps = read_npy(self.path / _MAP, "c", CURE)
+        is_valid = -1 <= int(index.min()) and 0 <= int(index.max()) < len(maps)
+        shapes = {(1, *self.image_shape[1:]), self.image_shape}
+        is_valid = is_valid and maps.dtype == "float32" and maps.shape[1:] in shapes
+        if not is_valid or not bool((np.isfinite(maps) & (maps >= 0)).all()):
+            what = "does not fit the images, or has levels that are negative, NaN or infinite"
+            raise AssayError(what, path=self.path / _MAP, cure=CURE)
+        return maps
 
     def _check_columns(self) -> None:
         """Reject values that make no sense."""
@@ -211,14 +194,6 @@ class Store(ImageSource):
         if bool((wrong := self.usable_from < self.sigma_tn).any()):
             what = f"image {int(wrong.nonzero()[0])} cannot be usable from a level below its noise"
             raise AssayError(what, key="usable_from")
-        if not bool(self.sigma_tn[self.convolved].all()):
-            raise AssayError("has images that were convolved with a kernel and count as clean")
-
-
-def _chosen(values: np.ndarray, which: Tensor, default: Tensor) -> Tensor:
-    """Arrays number `which` (B,) of `values` (K, ...); the default where it is -1."""
-    found = torch.from_numpy(values[which.clamp(min=0).numpy()])
-    return found.where(which.view(-1, *[1] * (found.ndim - 1)) >= 0, default)
 
 
 def check_levels(levels: np.ndarray) -> None:
@@ -241,7 +216,7 @@ def open_one(path: Path, fetch: Fetch | None = None) -> Store:
         checksum = tree.pop(CHECKSUM, None)
         meta = StoreMeta.model_validate_json(json.dumps(tree))
         needed = {_IMAGES, _NAMES, _BLOCKS, _SIGMA_TN, _LABEL}
-        needed |= {name for pair in (_MAP, _KERNEL) if meta.checksums.keys() & set(pair) for name in pair}
+        needed |= {_MAP, _MAP_INDEX} if meta.checksums.keys() & {_MAP, _MAP_INDEX} else set()
         if missing := needed - meta.checksums.keys():
             raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=CURE)
         if checksum != content_hash(tree):
@@ -261,7 +236,6 @@ class PackedImage:
     physical_range: PhysicalRange | None = None  # the same as the store's value range
     group: int = -1  # images of one group, e.g. patches of one picture, are held out together
     sigma_map: np.ndarray | None = None  # (C or 1, H, W), the noise of each pixel as images from -1 to 1
-    kernel: np.ndarray | None = None  # (H, W), what the image was convolved with
 
 
 def write_store(
@@ -278,23 +252,23 @@ def write_store(
 
     Whole or absent: on any error nothing stays behind, and leftovers of a killed writer are removed.
     """
-    rows: list[tuple[float, float, int, int, int, int]] = []
+    rows: list[tuple[float, float, int, int, int]] = []
     names, ranges = [], set()
     with write_whole_directory(path) as partial:
-        pixels, maps, kernels = (_Stack(partial / file) for file in (_IMAGES, _MAP[0], _KERNEL[0]))
+        pixels, maps = _Stack(partial / _IMAGES), _Stack(partial / _MAP)
         for image in images:
             pixels.add(image.values)
-            shared = maps.number(image.sigma_map), kernels.number(image.kernel)
             usable_from = image.sigma_tn if image.usable_from is None else image.usable_from
-            rows.append((image.sigma_tn, usable_from, image.label, image.group, *shared))
+            number = maps.number(image.sigma_map)
+            rows.append((image.sigma_tn, usable_from, image.label, image.group, number))
             names.append(image.name.encode())
             ranges.add(image.physical_range)
         columns = _columns(rows)
         for file, column in columns.items():
             np.save(partial / file, column)
         np.save(partial / _NAMES, np.array(names, dtype=np.bytes_))
-        for stack in (pixels, maps, kernels):
-            stack.close()
+        pixels.close()
+        maps.close()
         checksums = {_IMAGES: write_blocks(partial / _IMAGES, partial / _BLOCKS)}
         files = [file.name for file in partial.iterdir() if file.name != _IMAGES]
         meta = StoreMeta(
@@ -319,12 +293,12 @@ def write_store(
     return open_one(path)
 
 
-def _columns(rows: Sequence[tuple[float, float, int, int, int, int]]) -> dict[str, np.ndarray]:
+def _columns(rows: Sequence[tuple[float, float, int, int, int]]) -> dict[str, np.ndarray]:
     """The columns of numbers by their files, without those that say nothing."""
     check_levels(np.array([row[0] for row in rows]))
     values = zip(*rows, strict=True)
     found = {file: np.array(next(values), dtype) for file, dtype in _NUMBERS.items()}
-    said = {_MAP[1]: found[_MAP[1]].max() >= 0, _KERNEL[1]: found[_KERNEL[1]].max() >= 0}
+    said = {_MAP_INDEX: found[_MAP_INDEX].max() >= 0}
     said[_USABLE_FROM] = (found[_USABLE_FROM] != found[_SIGMA_TN]).any()
     said[_GROUP] = len(np.unique(found[_GROUP])) < len(rows) and found[_GROUP].min() >= 0
     return {file: column for file, column in found.items() if said.get(file, True)}

@@ -49,7 +49,7 @@ class Samples(ImageSource):
         seeds = (self.first_seed + index).tolist()
         classes = None if self.classes is None else self.classes[index]
         how = self.image_shape, classes, max(len(index), 1), self.device
-        return torch.cat([batch.images for batch in self.sample.generate(self.denoiser, seeds, *how)]).cpu()
+        return torch.cat(list(self.sample.generate(self.denoiser, seeds, *how))).cpu()
 
 
 def samples_of(

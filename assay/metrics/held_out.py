@@ -31,7 +31,6 @@ each band the stop that is best for it, chosen on one half of the held-out image
 
 import json
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -63,7 +62,6 @@ from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
 from assay.sample import SeededNoise
 from assay.settings import Strict
-from assay.train.average import average_checkpoint
 from assay.train.folder import read_run
 
 GREY_STEP = 2 / 255  # of an 8-bit image in [-1, 1]
@@ -436,32 +434,6 @@ def losses_by_band(
     columns = np.stack([measured[step].errors[:, band] for band, step in enumerate(best)], 1)
     at_best = measured[last].model_copy(update={"errors": columns})
     return BandLosses(tuple(steps), losses, tuple(best), one_step, at_best, measured[one_step], measured[last])
-
-
-def choose_average(
-    run_dir: Path,
-    source: ImageSource,
-    output: Path,
-    lengths: Sequence[float] = (0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25),
-    step: int | None = None,
-    **options: Any,
-) -> tuple[dict[float, float], HeldOutLoss]:
-    """Write the average of a run's weights with the best held-out loss to `output`.
-
-    Returns the losses of one half of the held-out images by length, by which the best is chosen, and the loss
-    of the best on the other half. See `assay.train.average` for `lengths`; `options` as for `held_out_loss`.
-    """
-    check_unseen(run_dir, source)
-    first, second = torch.arange(0, len(source), 2), torch.arange(1, len(source), 2)
-    quick, losses = HeldOutConfig(num_bands=HeldOutConfig().num_bands // 4), {}
-    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
-        for length in lengths:
-            path = Path(folder) / "average.safetensors"
-            average_checkpoint(run_dir, length, path, step)
-            found = checkpoint_loss(path, source, config=quick, index=first, **options)
-            losses[length] = found.nats_per_dim.value
-    average_checkpoint(run_dir, min(losses, key=lambda length: losses[length]), output, step)
-    return losses, checkpoint_loss(output, source, index=second, **options)
 
 
 def covariance(losses: Sequence[HeldOutLoss], low: float = 0.0, high: float = math.inf) -> Array:

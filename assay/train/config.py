@@ -5,7 +5,7 @@
     [train]  Algorithm 1 and its surroundings
     [sample] how the pictures of a run are sampled
 
-The config names the run: its hash, with the fingerprint of the data, says whether two runs are the same.
+Its hash, with the fingerprint of the data, says whether two runs are the same.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,6 @@ from assay.devices import Strategy
 from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.files import content_hash, sha256
-from assay.generate import RestoreConfig
 from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
@@ -39,32 +38,21 @@ class ConsistencyConfig(Strict):
     """The consistency loss: below sigma_tn the model learns from its own predictions above it (`assay.loss`).
 
     "product" is ours, "original_code" what the paper's code computes (one level drawn for both ends, so that
-    only draws below sigma_tn count; gradient through the sampling), to be compared with at the paper's
-    `num_steps = 8` and `num_samples = 32`.
+    only draws below sigma_tn count; gradient through the sampling), with the paper's `num_steps = 8`. As
+    there, it is a sum over the images of sub_batch, divided by batch_size.
     """
 
     coefficient: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of this loss; 0 turns it off. It multiplies the mean over the images of sub_batch; "
-        "with original_code, as there, their sum over batch_size, which is sub_batch times as much.",
+        0.0, ge=0, description="Weight of this loss, a mean over images; 0 turns it off."
     )
     method: Literal["product", "original_code"] = Field(
         "product", description="Which form of the loss: ours, or that of the paper's code."
     )
-    sub_batch: float = Field(
-        0.0625, gt=0, le=1, description="Share of each batch that this loss is computed on."
-    )
-    num_steps: int = Field(
-        3, ge=1, description="Steps of the walk from an image's level down to s'; original_code counts levels."
-    )
+    sub_batch: float = Field(0.0625, gt=0, le=1, description="Share of each batch that it is computed on.")
+    num_steps: int = Field(3, ge=1, description="Steps down to s'; original_code counts levels.")
     num_samples: int = Field(32, ge=1, description="Samples for the expectation at s''; product uses two.")
-    start: float = Field(
-        0.0, ge=0, lt=1, description="Share of training before it is on; the paper's configuration D: 0.8333."
-    )
+    start: float = Field(0.0, ge=0, lt=1, description="Share of training before it is on; the paper: 0.8333.")
     sigma_min: float = Field(0.002, gt=0, description="The lowest level s'.")
-    spacing: Literal["log", "linear"] = Field("log", description="Draw s' uniformly in log sigma or in sigma.")
-    min_ratio: float = Field(0.5, gt=0, lt=1, description="The smallest ratio s'' / s'.")
 
     def is_on(self, step: int, num_steps: int) -> bool:
         """Whether it is part of the loss at this step of a run."""
@@ -99,48 +87,24 @@ class OwnLoss(ABC):
         """The loss of each image of a batch, (B,); `label` is what to tell the denoiser."""
 
 
-class RoundConfig(RestoreConfig):
-    """How noisy images are restored between two rounds of training, and what is trained on them.
-
-    SFBD is `trust = "everywhere"` with `method = "sample"`, Ambient Dataloops are `trust = "everywhere"` with
-    `keep = 0.5`; `studies/beyond` compares them with the defaults.
-    """
-
-    trust: Literal["below", "everywhere"] = Field(
-        "below",
-        description="Train on restored images below the noise level of their originals and on the originals "
-        "above it, or on restored images at all levels.",
-    )
-    length: float = Field(0.5, gt=0, description="Steps of a round, as a share of num_steps.")
-
-
-_RAMP_IMAGES = 10_000
-
-
 class TrainConfig(Strict):
     """How to train (Algorithm 1). Amounts counted in images keep their meaning when the batch size changes."""
 
     num_steps: int = Field(10_000, ge=1, description="Steps of training.")
     batch_size: int = Field(128, ge=1, description="Images per step, over all devices.")
     max_per_device: int | None = Field(
-        None,
-        ge=1,
-        description="Most images at a time on a device (EDM's batch-gpu): a larger share of the batch takes "
-        "several backward passes. Changes memory and speed, and the result by rounding and dropout only.",
+        None, ge=1, description="Most images at a time on a device (EDM's batch-gpu). Default: no limit."
     )
     strategy: Strategy = Field(
         "ddp",
         description="On several devices, ddp keeps all weights on each; fsdp splits weights, averages and the "
-        "optimizer's state over them, for networks that do not fit. Changes the result by rounding only.",
+        "optimizer's state over them, for networks that do not fit.",
     )
-    accumulate: int = Field(1, ge=1, description="Backward passes per step, for batches beyond the memory.")
     seed: Seed = Field(0, description="Decides the initial weights, the batches and the noise of training.")
     precision: Literal["32", "bf16", "fp16"] = Field(
         "32", description="Number format of the network; bf16 and fp16 are mixed precision."
     )
-    init_from: Path | None = Field(
-        None, description="A checkpoint to fine-tune. A run is known by its contents, wherever it lies."
-    )
+    init_from: Path | None = Field(None, description="A checkpoint to fine-tune.")
     continue_from: Path | None = Field(
         None, description="The folder of another run: continue from its last state, with these settings."
     )
@@ -148,40 +112,33 @@ class TrainConfig(Strict):
     rounds: int = Field(
         0, ge=0, description="Restore the noisy images with the trained model and train on, this many times."
     )
-    restore: RoundConfig = Field(RoundConfig(), description="How rounds restore images and train on them.")
+    round_length: float = Field(0.5, gt=0, description="Steps of a round, as a share of num_steps.")
 
     optimizer: Literal["adam", "muon"] = Field(
         "adam",
-        description="muon moves the matrices of the network by orthogonal momentum, at ten times the learning "
-        "rate, and the rest by Adam: dearer steps, but far fewer of them.",
+        description="muon moves matrices by orthogonal momentum, at ten times the rate, and the rest by Adam: "
+        "dearer steps, but far fewer of them.",
     )
     lr: float = Field(1e-3, gt=0, le=1e6, description="Learning rate of Adam.")
     lr_ramp_images: int | None = Field(
         None,
         ge=0,
-        description="The learning rate rises linearly over this number of images. Default: 10,000, but at most "
-        "a tenth of the training.",
+        description="The rate rises linearly over these. Default: 10,000, at most a tenth of the training.",
     )
     lr_decay: Literal["none", "cosine"] = Field("none", description="cosine: the rate falls to 0 at the end.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="The two betas of Adam.")
-    weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay, in the unit of its kind; the paper uses it in configuration E."
-    )
-    weight_decay_kind: Literal["decoupled", "l2_mean", "l2_sum"] = Field(
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay, in the unit of its kind.")
+    weight_decay_kind: Literal["decoupled", "l2_sum"] = Field(
         "decoupled",
-        description="decoupled is AdamW: a share of lr. The others add weight_decay times the weights to a "
-        "gradient: l2_mean to that of our loss, a mean over pixels; l2_sum to that of EDM's loss, a sum over "
-        "pixels, beside which the same number is weaker by the number of pixels and channels.",
+        description="decoupled is AdamW: a share of lr. l2_sum adds weight_decay times the weights to the "
+        "gradient of EDM's loss, a sum over pixels.",
     )
     clip_grad: float | None = Field(None, gt=0, description="Largest norm of the gradient. Default: no limit.")
-    ema_half_life_images: int = Field(
-        500_000, ge=0, description="Half-life of the weights' average, in images."
-    )
+    ema_half_life_images: int = Field(500_000, ge=0, description="Half-life of the weights' average.")
     ema_ramp: float | None = Field(0.05, gt=0, description="The half-life is at most this share of those seen.")
 
     compile: bool = Field(False, description="Use torch.compile: minutes at first, then faster on most GPUs.")
     tf32: bool = Field(False, description="Faster products on GPUs, with 10 bits of mantissa. Off in EDM.")
-    cudnn_benchmark: bool = Field(True, description="On GPUs, try which convolution is fastest.")
 
     pairing: Pairing = Field(
         "image_first",
@@ -193,12 +150,8 @@ class TrainConfig(Strict):
         description="Distribution of sigma_t in training: lognormal (EDM's), uniform (0 to 80, Algorithm 1), "
         "or one of your own (`assay.noise.NoiseDistribution`).",
     )
-    sigma_mean: float = Field(
-        -1.2, allow_inf_nan=False, description="Mean of log sigma_t, with noise = lognormal."
-    )
-    sigma_std: float = Field(
-        1.2, gt=0, allow_inf_nan=False, description="Deviation of log sigma_t, with noise = lognormal."
-    )
+    sigma_mean: float = Field(-1.2, allow_inf_nan=False, description="Mean of log sigma_t, if lognormal.")
+    sigma_std: float = Field(1.2, gt=0, allow_inf_nan=False, description="Deviation of log sigma_t.")
     weight: Literal["x_tn", "x_0"] = Field(
         "x_tn", description="Whether EDM's weight applies to the error of x_tn or to that of x_0."
     )
@@ -210,14 +163,7 @@ class TrainConfig(Strict):
     log_every: int = Field(100, ge=1, description="Steps between two records of the loss.")
     state_every: int = Field(1000, ge=1, description="Steps between two saved states, to resume from.")
     snapshot_every: int | None = Field(None, ge=1, description="Steps between checkpoints. Default: the last.")
-    average_every: int | None = Field(
-        None,
-        ge=1,
-        description="Steps between two saved averages, for `assay model average`: any length of EMA.",
-    )
-    picture_every: int | None = Field(
-        None, ge=1, description="Steps between pictures of samples. Default: none."
-    )
+    picture_every: int | None = Field(None, ge=1, description="Steps between pictures. Default: none.")
 
     def noise_distribution(self) -> NoiseDistribution:
         """The distribution that `noise` names."""
@@ -231,7 +177,7 @@ class TrainConfig(Strict):
     @property
     def num_round_steps(self) -> int:
         """Steps of one round."""
-        return max(1, round(self.restore.length * self.num_steps))
+        return max(1, round(self.round_length * self.num_steps))
 
     @property
     def total_steps(self) -> int:
@@ -243,14 +189,11 @@ class TrainConfig(Strict):
         """Images over which the learning rate rises."""
         if self.lr_ramp_images is not None:
             return self.lr_ramp_images
-        return min(_RAMP_IMAGES, self.num_steps * self.batch_size // 10)
+        return min(10_000, self.num_steps * self.batch_size // 10)
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
         """Reject settings that contradict each other."""
-        if self.batch_size % self.accumulate:
-            what = f"batches of {self.batch_size} images cannot be split in {self.accumulate} equal parts"
-            raise AssayError(what, key="train.accumulate", cure="choose a divisor of train.batch_size")
         if self.optimizer == "muon" and self.weight_decay_kind != "decoupled" and self.weight_decay:
             what = "adds to Adam's gradient, which muon has not"
             raise AssayError(what, key="train.weight_decay_kind", cure="decay decoupled, or use adam")

@@ -5,14 +5,12 @@ state/         the last two states: weights, EMA, optimizer, counters
 metrics.jsonl  one line every `log_every` steps (see `assay.train.record`)
 samples/       pictures of what the EMA weights generate
 snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
-averages/      weights averaged in two ways, to choose the EMA's length from (see `assay.train.average`)
 
 With `train.rounds` all but config.json and the final snapshot lies in `round-0/`, `round-1/` and so on, beside
 the restored images of each round (see `assay.train.restored`).
 
 A state is all that a run needs to continue bit for bit: the loader and all randomness are functions of
-(seed, step), so the step also gives the data position and the random state. It is one file
-`state/<step>.safetensors`, whole or absent, with a checksum. If the newest is damaged, the one before is used.
+(seed, step). It is one file `state/<step>.safetensors`, whole or absent, with a checksum.
 """
 
 import json
@@ -62,10 +60,10 @@ def read_run(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Continued:
-    """The state of the run to continue, and what is recorded about it."""
+    """The state of the run to continue, the fingerprint of that run, and whether it has the same images."""
 
     state: State
-    lineage: list[dict[str, Any]]
+    fingerprint: dict[str, str]
     same_data: bool
 
 
@@ -82,7 +80,7 @@ def claim_folder(
             "data": {"name": source.name, "num_images": len(source)},
             "config": config.model_dump(mode="json"),
             "net": config.net_config(source).model_dump(mode="json"),
-            "lineage": [] if continued is None else continued.lineage,
+            "continued": None if continued is None else continued.fingerprint,
         }
         with write_whole(path) as partial:
             partial.write_text(json.dumps(record, indent=2))
@@ -91,8 +89,8 @@ def claim_folder(
     known, there = found["fingerprint"], found["config"]
     what, key = f"was trained on other images: {source.name} has changed since the run began", "data"
     first, is_another = config.train.continue_from, False
-    if first and found.get("lineage") and (first / "config.json").is_file():  # it may be gone
-        is_another = read_run(first / "config.json")["fingerprint"] != found["lineage"][-1]["fingerprint"]
+    if first and found.get("continued") and (first / "config.json").is_file():  # it may be gone
+        is_another = read_run(first / "config.json")["fingerprint"] != found["continued"]
     if known["data"] == identity["data"]:
         # Wherever the images lie, however pictures are sampled.
         here = config.model_dump(mode="json") | {same: there.get(same) for same in ("data", "sample")}
@@ -114,19 +112,15 @@ def find_continued(config: RunConfig, run_dir: Path, source: ImageSource) -> Con
         raise AssayError(what, path=folder, key="train.continue_from")
     theirs, step, here = read_run(folder / "config.json"), state[1]["step"], config.model_dump(mode="json")
     different = differences(theirs["net"], config.net_config(source).model_dump(mode="json"), "net")
-    for same in ("batch_size", "accumulate", "optimizer"):  # steps are counted in batches, moments are its
+    for same in ("batch_size", "optimizer"):  # steps are counted in batches, moments are its
         different += differences(theirs["config"]["train"].get(same), here["train"][same], f"train.{same}")
     if step >= config.train.num_steps:
         different += [f"train.num_steps is not above {step}, where it is already"]
-    if config.train.average_every and not any(key.startswith("average_") for key in state[0]):
-        different += ["train.average_every needs averages from the first step on"]
     if different:
         what, cure = f"cannot be continued ({'; '.join(different)})", "change these settings, or start anew"
         raise AssayError(what, path=folder, key="train.continue_from", cure=cure)
-    changed = differences(theirs["config"], here)
-    parent = {"fingerprint": theirs["fingerprint"], "step": step, "changed": changed}
-    same_data = theirs["fingerprint"]["data"] == source.fingerprint
-    return Continued(state, [*theirs.get("lineage", []), parent], same_data)
+    fingerprint = theirs["fingerprint"]
+    return Continued(state, fingerprint, fingerprint["data"] == source.fingerprint)
 
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:

@@ -1,9 +1,8 @@
 """The training loop: Algorithm 1 of the paper, visible.
 
-Every random number is a function of (seed, step) and of an image's place in the global batch, so a run
-that was killed and resumed, or split over other devices, is the same run. Dropout's masks are a
-rank's own and change with the number of ranks. What surrounds the loop (folders, resuming, recording)
-is in `assay.train.run`.
+Every random number is a function of (seed, step) and of an image's place in the global batch, so a run that
+was killed and resumed, or split over other devices, is the same run, but for the dropout masks of each rank.
+What surrounds the loop (folders, resuming, recording) is in `assay.train.run`.
 """
 
 import math
@@ -16,17 +15,16 @@ from assay.data import Batch
 from assay.data.view import stream
 from assay.denoise import Denoiser
 from assay.loss import (
-    ConsistencyLevels,
     ambient_loss,
+    consistency_levels,
     consistency_loss,
     edm_weight,
     edm_weight_x_0,
     released_consistency_loss,
 )
 from assay.noise import add_noise
-from assay.train.average import LENGTHS, update_average, update_ema
 from assay.train.config import TrainConfig
-from assay.train.optimizer import lr_factor
+from assay.train.optimizer import lr_factor, update_ema
 from assay.train.run import Progress, Run, TrainResult
 
 _RAISED = 1.15  # where a walk begins, over the level it begins below
@@ -43,25 +41,20 @@ def train_run(
             torch.manual_seed(stream(run.seed, "dropout", run.step, fabric.global_rank).initial_seed())
             for group, rate in zip(optimizer.param_groups, run.rates, strict=True):
                 group["lr"] = rate * lr_factor(run.step, settings)
-            for part in range(settings.accumulate):
-                batch, loss = next(batches), list[Tensor]()
-                pieces = batch.pieces(settings.max_per_device)
-                for number, piece in enumerate(pieces, 1):
-                    is_last = part == settings.accumulate - 1 and number == len(pieces)
-                    with fabric.no_backward_sync(model, enabled=not is_last):
-                        loss.append(losses(model, piece, settings, run.net_config.sigma_data))
-                        total = loss[-1].mean() * (len(piece.index) / len(batch.index))
-                        if batch.walk_eps is not None and number == 1:
-                            total = total + consistency(model, batch, run.highest_level, settings)
-                        fabric.backward(total / settings.accumulate)
-                run.note_loss(batch, torch.cat(loss))
+            batch, loss = next(batches), list[Tensor]()
+            pieces = batch.pieces(settings.max_per_device)
+            for number, piece in enumerate(pieces, 1):
+                with fabric.no_backward_sync(model, enabled=number < len(pieces)):
+                    loss.append(losses(model, piece, settings, run.net_config.sigma_data))
+                    total = loss[-1].mean() * (len(piece.index) / len(batch.index))
+                    if batch.walk_eps is not None and number == 1:
+                        total = total + consistency(model, batch, run.highest_level, settings)
+                    fabric.backward(total)
             limit = settings.clip_grad or math.inf
             grad_norm = fabric.clip_gradients(model, optimizer, max_norm=limit, error_if_nonfinite=False)
-            run.note_gradient(grad_norm)
+            run.note_step(batch, torch.cat(loss), grad_norm)
             optimizer.step()
             update_ema(run.ema, run.denoiser, run.step, settings)
-            for average, length in zip(run.averages, LENGTHS, strict=False):
-                update_average(average, run.denoiser, run.step + 1, length)
             optimizer.zero_grad()
             run.finish_step(on_progress)
         return run.finish()
@@ -94,8 +87,7 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
             # Clean images get noise up to the data's highest level, so that every image can serve. All get a
             # little on top: an image's own noise never changes, and would start it on the same way each time.
             top = torch.where(sigma_tn > chosen.sigma_min, sigma_tn, torch.full_like(sigma_tn, highest_level))
-            levels = ConsistencyLevels(chosen.sigma_min, chosen.spacing, chosen.min_ratio)
-            high, low = levels.draw(top, uniform)
+            high, low = consistency_levels(top, uniform, chosen.sigma_min)
             start = _RAISED * top
             x_start = add_noise(x_tn, own, start, eps[0])
             loss = consistency_loss(denoiser, x_start, start, high, low, eps[1:], label, chosen.num_steps)

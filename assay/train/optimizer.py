@@ -1,8 +1,7 @@
-"""How weights move: Adam, or Muon (Jordan et al. 2024), and the learning rate over time.
+"""How weights move: Adam, or Muon (Jordan et al. 2024), the learning rate over time, and EDM's average (EMA).
 
-Muon makes momentum orthogonal for matrices and leaves everything else to AdamW. The momentum of a matrix is
-replaced by the nearest matrix with singular values near 1, so that directions with small gradients are learned
-as fast as the others. Newton-Schulz steps find it by products alone,
+Muon replaces the momentum of a matrix by the nearest matrix with singular values near 1, so that directions
+with small gradients are learned as fast as the others. Newton-Schulz steps find it by products alone,
 
     X <- a X + (b A + c A^2) X,        A = X X^T,        X = M / |M| at the start,
 
@@ -35,13 +34,10 @@ def make_optimizer(denoiser: nn.Module, config: NetConfig, settings: TrainConfig
     }
     if settings.optimizer == "muon":
         return Muon(denoiser.named_parameters(), config.output_weights, **options)
-    match settings.weight_decay_kind:
-        case "decoupled":
-            return torch.optim.AdamW(denoiser.parameters(), **options)
-        case "l2_mean":
-            pass
-        case "l2_sum":  # the gradient of a sum over pixels is larger by their number than that of our mean
-            options["weight_decay"] /= math.prod(config.image_shape)
+    if settings.weight_decay_kind == "decoupled":
+        return torch.optim.AdamW(denoiser.parameters(), **options)
+    # The gradient of a sum over pixels is larger by their number than that of our mean.
+    options["weight_decay"] /= math.prod(config.image_shape)
     return torch.optim.Adam(denoiser.parameters(), **options)
 
 
@@ -53,6 +49,18 @@ def lr_factor(step: int, settings: TrainConfig) -> float:
             return ramp
         case "cosine":
             return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, model: nn.Module, step: int, settings: TrainConfig) -> None:
+    """EDM's moving average: weights lose half their share every half-life, counted in images."""
+    half_life = float(settings.ema_half_life_images)
+    if settings.ema_ramp is not None:
+        half_life = min(half_life, (step + 1) * settings.batch_size * settings.ema_ramp)
+    keep = 0.5 ** (settings.batch_size / max(half_life, 1e-8))
+    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - keep)
+    for target, buffer in zip(ema.buffers(), model.buffers(), strict=True):
+        target.copy_(buffer)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Named settings: the paper's three data sets with EDM's hyper-parameters, and small ones for CPUs.
 
-The paper gives training lengths as "steps", but they are EDM's unit, thousands of images: its code's
-`total_kimg`. CIFAR-10 is trained on 200 million images, CelebA on 100 million, ImageNet on 2,500 million.
+The paper gives training lengths as "steps", but they are EDM's unit, thousands of images (`total_kimg`).
 `max_per_device` is the share of a GPU on EDM's machines: 8 V100 for CIFAR-10 and FFHQ, 32 A100 for ImageNet.
 EDM mirrors images only inside its geometric pipe, which tells the network, so the paper's presets set no flip.
 """
@@ -18,10 +17,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings with a name: what they are for, where their values come from, and the values.
-
-    `sample` is the sampler that the source uses to evaluate the trained model, as keys of `SampleConfig`.
-    """
+    """Settings with a name, where they come from, and the sampler that their source evaluates with."""
 
     about: str
     origin: str
@@ -86,8 +82,7 @@ PRESETS: dict[str, Preset] = {
 def preset_tree(name: str, **given: Any) -> dict[str, Any]:
     """The network and the training of a preset, with the settings of training that were `given`.
 
-    Where these make it shorter, the ramp of the learning rate and the average of the weights, which the preset
-    counts in images, become shorter alike.
+    Where these make it shorter, the ramp of the learning rate and the average of the weights do so alike.
     """
     if name not in PRESETS:
         cure = f"choose one of {', '.join(PRESETS)}"

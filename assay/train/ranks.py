@@ -1,8 +1,7 @@
 """Training on several devices from inside another program: one process per device, watched from here.
 
 `assay train --devices 2` starts its own command once per device. A worker of a study is not a command, so here
-each rank is a process with the environment that `torchrun` would give it. The GPUs are those that the starting
-process may use. A rank that dies ends the others: they would wait for it for ever.
+each rank is a process with the environment that `torchrun` would give it. A rank that dies ends the others.
 """
 
 import math
@@ -34,19 +33,19 @@ def train_on_ranks(
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train as `assay.train.train` on `num_ranks` devices of this machine; True if finished.
-
-    `data` names the images in the folders of this machine.
-    """
+    """Train as `assay.train.train` on `num_ranks` devices, on images of this machine; True if finished."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    num_threads = max(1, torch.get_num_threads() // num_ranks)
+    # What `torchrun` tells each rank on one machine; Fabric reads it.
+    same = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "assay"}
+    same |= {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    what = num_ranks, max(1, torch.get_num_threads() // num_ranks), config, run_dir, data, snapshot_steps
     failure: Exception | None = None
     finished, stopping, deadline = False, False, math.inf
     with Workers(patience=0) as ranks:
         for rank in range(num_ranks):
-            what = num_ranks, num_threads, config, run_dir, data, snapshot_steps
-            ranks.start(_train_rank, *what, environment=_environment(rank, num_ranks, port))
+            told = {name: str(value) for name, value in (same | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            ranks.start(_train_rank, *what, environment=told)
         while ranks.processes and time.monotonic() < deadline:
             if not stopping and should_stop():
                 stopping = True
@@ -69,13 +68,6 @@ def train_on_ranks(
     if failure is not None:
         raise failure
     return finished
-
-
-def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """What `torchrun` tells rank `rank` of `num_ranks` on one machine; Fabric reads it."""
-    same = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "assay"}
-    counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
-    return {name: str(value) for name, value in (same | counts).items()}
 
 
 def _train_rank(

@@ -15,18 +15,14 @@ _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf)
 
 
 class LossBySigma:
-    """Sums and counts of the loss by bins of sigma_t, with the data's noise levels among the edges.
-
-    So that levels below and above sigma_tn are in different bins. At most three levels become edges: the
-    lowest, the median and the highest.
-    """
+    """Sums and counts of the loss by bins of sigma_t; the data's lowest, median and highest level are edges."""
 
     def __init__(self, sigma_tn: Tensor) -> None:
         noisy = sigma_tn[sigma_tn > 0]
         levels = {noisy.min().item(), noisy.median().item(), noisy.max().item()} if len(noisy) else set()
         self.edges = sorted({*_EDGES, *levels})
         self._inner = torch.tensor(self.edges[1:-1])
-        self.totals = torch.zeros(2, len(self.edges) - 1, dtype=torch.float64)  # sums, counts
+        self.totals = torch.zeros(3, len(self.edges) - 1, dtype=torch.float64)  # sums, counts, of all
 
     def bin_of(self, sigma_t: Tensor) -> Tensor:
         """(B,) -> the bin (edges[i], edges[i + 1]] of each level."""
@@ -35,9 +31,8 @@ class LossBySigma:
     def add(self, sigma_t: Tensor, loss: Tensor) -> None:
         """Add one batch: levels and losses (B,). One that is not finite belongs to a step that is skipped."""
         loss = loss.detach().double().cpu()
-        finite = loss.isfinite()
-        values = torch.stack([loss, torch.ones_like(loss)])[:, finite]
-        self.totals.index_add_(1, self.bin_of(sigma_t.cpu())[finite], values)
+        values = torch.stack([loss.where(loss.isfinite(), 0), loss.isfinite().double(), torch.ones_like(loss)])
+        self.totals.index_add_(1, self.bin_of(sigma_t.cpu()), values)
 
     def diagnose(self, index: Tensor, sigma_t: Tensor, loss: Tensor) -> str:
         """Where a batch went wrong: the bins and the images whose loss is not finite, or is largest."""
@@ -50,7 +45,7 @@ class LossBySigma:
 
     def summary(self) -> list[dict[str, float | None]]:
         """Mean loss and count of every bin that has any; the last bin has no upper end (JSON has no inf)."""
-        sums, counts = self.totals.tolist()
+        sums, counts, _ = self.totals.tolist()
         ends = [*self.edges[:-1], None]
         return [
             {"above": ends[i], "up_to": ends[i + 1], "loss": sums[i] / counts[i], "count": int(counts[i])}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -26,7 +26,6 @@ from assay.errors import AssayError
 from assay.files import decoding, hold_lock, reason, remove_leftovers, write_whole
 from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train import folder
-from assay.train.average import LENGTHS, save_averages
 from assay.train.config import RunConfig
 from assay.train.optimizer import make_optimizer
 from assay.train.record import LossBySigma, Recorder
@@ -89,7 +88,7 @@ def _switches(config: RunConfig) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = config.train.tf32
-    cudnn.benchmark = config.train.cudnn_benchmark
+    cudnn.benchmark = True
     torch.set_flush_denormal(True)  # they would cost microseconds each
     try:
         yield
@@ -129,9 +128,6 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
     if settings.batch_size > len(source):
         what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
         raise AssayError(what, key="train.batch_size", cure="lower it")
-    if not settings.rounds and source.convolved.any():
-        what = f"images of {source.name} were convolved with a kernel, and the model would learn the blur"
-        raise AssayError(what, key="train.rounds", cure="set e.g. 3")
     lowest = settings.consistency.sigma_min
     if settings.consistency.coefficient and source.sigma_tn.max().item() <= lowest:
         what = f"teaches levels below the images' noise, but no image is noisier than sigma_min = {lowest:g}"
@@ -139,10 +135,7 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
 
 
 def _check_network(config: NetConfig) -> None:
-    """Reject a network whose weights, gradients and moments alone are larger than this machine's memory.
-
-    And a module that was passed in and gives something else than an image.
-    """
+    """Reject a module that gives no image, and a network that does not fit into this machine's memory."""
     if isinstance(config, PassedConfig):
         inner = config.for_coefficients()
         x, label = torch.zeros(2, *inner.image_shape), torch.zeros(2, dtype=torch.long)
@@ -152,7 +145,7 @@ def _check_network(config: NetConfig) -> None:
             raise AssayError(f"{config.name} gives {tuple(shape)} for images {tuple(x.shape)}", key="net")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"):  # weights, gradients and two moments of each
             num_bytes = 16 * sum(weight.numel() for weight in build_denoiser(config).parameters())
     except (RuntimeError, OverflowError, TypeError):  # sizes that no number of torch holds
         num_bytes = 2**63
@@ -162,10 +155,9 @@ def _check_network(config: NetConfig) -> None:
 
 
 def check_ranks(config: RunConfig, num_ranks: int) -> None:
-    """Reject batches that do not split evenly over the devices."""
-    at_once = config.train.batch_size // config.train.accumulate
-    if at_once % num_ranks:  # ranks have equal weight, so images of a smaller share would count more
-        what = f"{at_once} images at a time do not split evenly over {num_ranks} devices"
+    """Reject batches that do not split evenly over the devices: those of a smaller share would count more."""
+    if config.train.batch_size % num_ranks:
+        what = f"{config.train.batch_size} images do not split evenly over {num_ranks} devices"
         raise AssayError(what, key="train.batch_size", cure=f"make it a multiple of {num_ranks}")
 
 
@@ -196,44 +188,32 @@ class Run:
             remove_leftovers(run_dir)
             folder.claim_folder(config, run_dir, source, continued)
         self._build(start or settings.init_from)
-        self.loader = Loader(
-            source,
-            settings.batch_size // settings.accumulate,
-            self.seed,
-            settings.noise_distribution(),
-            settings.pairing,
-            settings.augment,
-            fabric.global_rank,
-            fabric.world_size,
-        )
+        law, ranks = settings.noise_distribution(), (fabric.global_rank, fabric.world_size)
+        how = law, settings.pairing, settings.augment
+        self.loader = Loader(source, settings.batch_size, self.seed, *how, *ranks)
         self.highest_level = source.sigma_tn.max().item()
         self.step, self.num_skipped, self.num_skipped_in_a_row = 0, 0, 0
         self.last_loss: float | None = None  # recorded
-        self._continued_at = 0 if continued is None else int(continued.state[1]["step"])
         self.by_sigma = LossBySigma(source.sigma_tn)
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # index, sigma_t and loss of each part of a batch
-        self._norms: list[Tensor] = []  # of the gradient of each step
+        self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # index, sigma_t, loss, gradient's norm
         self._resume(continued)
         self.first_step, self.started = self.step, time.perf_counter()
         self.recorder = Recorder(run_dir, self.step) if fabric.is_global_zero else None
 
     def _build(self, start: Path | None) -> None:
-        """The network, its averages and its optimizer, on their devices."""
+        """The network, its average and its optimizer, on their devices."""
         settings, fabric = self.config.train, self.fabric
         self.denoiser = build_denoiser(self.net_config, settings.seed)
         if start is not None:
             self._load_weights(start)
         self.ema = copy.deepcopy(self.denoiser).eval().requires_grad_(False).to(fabric.device)
-        self.averages = [copy.deepcopy(self.ema) for _ in LENGTHS] if settings.average_every else []
         self._modules = {"model": self.denoiser, "ema": self.ema}
-        self._modules |= {f"average_{number}": average for number, average in enumerate(self.averages)}
         if settings.compile:  # after the copy: the average stays a plain module with the same names
             self.denoiser.compile()
         self.model = fabric.setup_module(self.denoiser)
         self.model.train()
         if isinstance(fabric.strategy, ModelParallelStrategy):
-            for average in (self.ema, *self.averages):
-                shard(average, fabric.strategy.device_mesh)
+            shard(self.ema, fabric.strategy.device_mesh)
         optimizer = make_optimizer(self.denoiser, self.net_config, settings)  # of weights that were shared out
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
@@ -246,66 +226,58 @@ class Run:
         except RuntimeError as error:
             different = reason(error)
         if different:
-            what = f"is of another network ({different})"
-            raise AssayError(what, path=path, key="train.init_from")
+            raise AssayError(f"is of another network ({different})", path=path, key="train.init_from")
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
         """The batches from here to the end, where the model is.
 
-        A GPU does not wait for them: the next one is prepared in a thread. A CPU would gain nothing, since
-        the thread would take the time from the step.
+        A GPU does not wait for them: the next one is prepared in a thread, which would gain a CPU nothing.
         """
-        settings = self.config.train
+        settings, walk = self.config.train, self.config.train.consistency
 
-        def prepare(place: int) -> Batch:
-            walks = settings.consistency.is_on(place // settings.accumulate, settings.num_steps)
-            num_walks = max(1, round(settings.consistency.sub_batch * self.loader.num_mine)) if walks else 0
-            return self.loader.batch(place, num_walks, settings.consistency.num_draws).to(self.fabric.device)
+        def prepare(step: int) -> Batch:
+            walks = walk.is_on(step, settings.num_steps)
+            num_walks = max(1, round(walk.sub_batch * self.loader.num_mine)) if walks else 0
+            return self.loader.batch(step, num_walks, walk.num_draws).to(self.fabric.device)
 
-        places = range(self.step * settings.accumulate, settings.num_steps * settings.accumulate)
+        steps = range(self.step, settings.num_steps)
         if self.fabric.device.type == "cpu":
-            yield map(prepare, places)
+            yield map(prepare, steps)
             return
-        with closing(prepared_ahead(prepare, places)) as batches:
+        with closing(prepared_ahead(prepare, steps)) as batches:
             yield batches
 
-    def note_loss(self, batch: Batch, loss: Tensor) -> None:
-        """Keep what a part of a batch gave, on its device until `_catch_up`."""
-        self._seen.append((batch.index, batch.sigma_t, loss.detach()))
-
-    def note_gradient(self, grad_norm: Tensor | None) -> None:
-        """Have the optimizer skip this step if the gradient is not finite, without asking the device.
+    def note_step(self, batch: Batch, loss: Tensor, grad_norm: Tensor | None) -> None:
+        """Keep what a batch gave on its device, and have the step skipped if the gradient is not finite.
 
         Where `found_inf` is 1 the fused optimizer changes neither weights nor moments nor its count of
         steps. With fp16 the gradients' scaler skips by itself, and learns from it.
         """
         nan = torch.tensor(math.nan, device=self.fabric.device)
         norm = nan if grad_norm is None else folder.whole(grad_norm.detach())
-        self._norms.append(norm)
+        self._seen.append((batch.index, batch.sigma_t, loss.detach(), norm))
         if self.config.train.precision != "fp16":
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
 
     def _catch_up(self) -> None:
         """Read what the steps since the last call gave; ten in a row without a finite gradient end the run."""
-        if not self._norms:
+        if not self._seen:
             return
-        norms = torch.stack(self._norms).tolist()
-        self._grad_norm = norms[-1]
-        num_parts = len(self._seen) // len(norms)
-        for number, norm in enumerate(norms):
+        *columns, norms = zip(*self._seen, strict=True)
+        found = torch.stack(norms).tolist()
+        self._grad_norm = found[-1]
+        for number, norm in enumerate(found):
             bad = not math.isfinite(norm)
             self.num_skipped += bad
             self.num_skipped_in_a_row = (self.num_skipped_in_a_row + 1) * bad
             if self.num_skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-                index, sigma_t, loss = (column.cpu() for column in self._seen[(number + 1) * num_parts - 1])
-                what = f"step {self.step - len(norms) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
-                what += f"without a finite gradient; {self.by_sigma.diagnose(index, sigma_t, loss)}"
-                cure = f"{_CALM}, or look at these images"
+                what = f"step {self.step - len(found) + number + 1}: {_MAX_SKIPPED_IN_A_ROW} steps in a row "
+                why = self.by_sigma.diagnose(*(column[number].cpu() for column in columns))
+                what, cure = f"{what}without a finite gradient; {why}", f"{_CALM}, or look at these images"
                 raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
-        _, sigma_t, loss = (torch.cat(column) for column in zip(*self._seen, strict=True))
-        self.by_sigma.add(sigma_t, loss)
-        self._seen, self._norms = [], []
+        self.by_sigma.add(torch.cat(columns[1]), torch.cat(columns[2]))
+        self._seen = []
 
     def finish_step(self, on_progress: Callable[[Progress], None]) -> None:
         """Count the step, and record, draw and save what is due."""
@@ -316,7 +288,7 @@ class Run:
         images_per_second = num_images / (time.perf_counter() - self.started)
         logs = self.step % settings.log_every == 0 or last
         saves = self.step % settings.state_every == 0 or last
-        if logs or saves or len(self._norms) >= _MAX_UNREAD:
+        if logs or saves or len(self._seen) >= _MAX_UNREAD:
             self._catch_up()
         if logs:
             self._record(images_per_second)
@@ -324,8 +296,6 @@ class Run:
             on_progress(Progress(self.step, settings.num_steps, images_per_second, mean_loss))
         if settings.picture_every and self.step % settings.picture_every == 0:
             self._draw_samples()
-        if settings.average_every and (self.step % settings.average_every == 0 or last):
-            save_averages(self.run_dir, self.step, self.averages, keep=self.fabric.is_global_zero)
         due = settings.snapshot_every and self.step % settings.snapshot_every == 0
         if not last and (due or self.step in self.snapshot_steps):
             self._save_checkpoint(folder.snapshot_path(self.run_dir, self.step))
@@ -359,7 +329,7 @@ class Run:
         With our preconditioning a network without output has a loss of at most max(1, E x^2 / sigma_data^2).
         """
         x = self.source.read(torch.arange(min(len(self.source), 256)))
-        nothing = max(1.0, x.nan_to_num().square().mean().item() / self.net_config.sigma_data**2)
+        nothing = max(1.0, x.square().mean().item() / self.net_config.sigma_data**2)
         finite = all(folder.whole(weight).isfinite().all() for weight in self.ema.parameters())
         if not finite or self.last_loss is None or self.last_loss > _DIVERGED * nothing:
             found = "not finite" if self.last_loss is None else f"{self.last_loss:.3g}"
@@ -384,15 +354,11 @@ class Run:
             self._save_state()  # from here on the run needs nothing of the other
 
     def _save_state(self) -> None:
-        totals = self._sum_over_ranks(self.by_sigma.totals)
+        totals = self._sum_over_ranks(self.by_sigma.totals).tolist()
         tensors = folder.pack_tensors(self._modules, self.optimizer, self.fabric.is_global_zero)
         if self.fabric.is_global_zero:
-            info = {
-                "num_skipped": self.num_skipped,
-                "num_skipped_in_a_row": self.num_skipped_in_a_row,
-                "by_sigma": totals.tolist(),
-                "last_loss": self.last_loss,
-            }
+            counts = {"num_skipped": self.num_skipped, "num_skipped_in_a_row": self.num_skipped_in_a_row}
+            info = {**counts, "by_sigma": totals, "last_loss": self.last_loss}
             folder.save_state(self.run_dir / "state", self.step, tensors, info)
 
     def _whole_ema(self) -> Preconditioned | None:
@@ -407,17 +373,12 @@ class Run:
         return plain
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        summed = self.fabric.all_reduce(values.clone(), reduce_op="sum")
-        assert isinstance(summed, Tensor)
-        return summed
+        return cast(Tensor, self.fabric.all_reduce(values.clone(), reduce_op="sum"))
 
     def _record(self, images_per_second: float) -> None:
         self.by_sigma.totals = self._sum_over_ranks(self.by_sigma.totals)
-        sums, counts = self.by_sigma.totals.sum(1).tolist()
-        steps = self.step % self.config.train.log_every or self.config.train.log_every
-        steps = min(steps, self.step - self._continued_at)  # what it continues has recorded its own
-        mostly_finite = counts > 0.5 * steps * self.config.train.batch_size
-        self.last_loss = sums / counts if mostly_finite else None
+        sums, counts, num_all = self.by_sigma.totals.sum(1).tolist()
+        self.last_loss = sums / counts if counts > 0.5 * num_all else None
         if self.recorder is not None:
             line = {
                 "step": self.step,
@@ -455,9 +416,9 @@ class Run:
         label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None
         seeds, device = range(_NUM_PICTURED), self.fabric.device
         sample = self.config.sample.for_levels(self.source.sigma_tn.unique().tolist())
-        batch = next(sample.generate(ema.to(device), seeds, shape, label, _NUM_PICTURED, device))
+        images = next(sample.generate(ema.to(device), seeds, shape, label, _NUM_PICTURED, device))
         with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
-            image_grid(batch.images, 8).save(partial)
+            image_grid(images, 8).save(partial)
 
 
 def noise_levels(sigma_tn: Tensor) -> tuple[tuple[float, float], ...]:

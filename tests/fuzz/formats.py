@@ -14,7 +14,6 @@ import pickle
 import shutil
 import struct
 import tarfile
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -63,7 +62,6 @@ from assay.sample import SampleConfig
 from assay.settings import read_toml
 from assay.study.spec import DEMO, read_study
 from assay.study.stages import read_measures
-from assay.train.average import average_checkpoint, save_averages
 from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
 from assay.train.record import read_lines
@@ -103,8 +101,7 @@ def _raw(path: Path, **options: Any) -> Any:
 def _contents(raw: RawImages) -> Any:
     images = range(len(raw.names))[:_MAX_READ]
     noise = [raw.noise(i) for i in images]
-    operators = [raw.operator(i, (8, 8), (8, 8)) for i in images] if raw.operator else None
-    return raw.label, raw.class_names, noise, [raw.pixels(i) for i in images], operators
+    return raw.label, raw.class_names, noise, [raw.pixels(i) for i in images]
 
 
 def _folder(path: Path) -> Any:
@@ -257,18 +254,14 @@ def _noise_image(folder: Path) -> Path:
 
 
 @_maker
-def _operator(folder: Path, values: np.ndarray) -> Path:
+def _map(folder: Path) -> Path:
     np.save(folder / "images.npy", _IMAGES)
-    np.save(folder / "operator.npy", values)
-    return folder / "operator.npy"
+    np.save(folder / "map.npy", np.where(np.eye(8), 9.0, 1.5))
+    return folder / "map.npy"
 
 
-def _read_operator(key: str) -> Callable[[Path], Any]:
-    def read(path: Path) -> Any:
-        spec = SourceSpec(path=str(path.with_name("images.npy")), **{key: path})  # type: ignore[arg-type]
-        return _contents(open_source(spec, PackConfig()))
-
-    return read
+def _read_map(path: Path) -> Any:
+    return _contents(open_source(SourceSpec(path=str(path.with_name("images.npy")), map=path), PackConfig()))
 
 
 # --- our own files -----------------------------------------------------------------------------------------
@@ -280,7 +273,7 @@ def _store(folder: Path, file: str) -> Path:
     shutil.rmtree(path, ignore_errors=True)
     images = []
     for i, image in enumerate(_IMAGES):
-        columns = 0.1 * i + 0.1, i % 2, 0.1 * i + 0.2, None, i // 2, _MAPS[i], 1 + _MAPS[i][0]
+        columns = 0.1 * i + 0.1, i % 2, 0.1 * i + 0.2, None, i // 2, _MAPS[i]
         images.append(PackedImage(f"{i}.png", image.transpose(2, 0, 1), *columns))
     write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
     return path / file
@@ -307,7 +300,7 @@ def _read_store(path: Path) -> Any:
 
 def _store_contents(store: Store) -> Any:
     every = torch.arange(len(store))
-    x, maps = store.read(every), (store.read_levels(every), store.read_kernel(every))
+    x, maps = store.read(every), store.read_levels(every)
     columns = store.sigma_tn, store.label, store.usable_from, store.group
     names = store.source_names(range(len(store)))
     return x, maps, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint
@@ -325,20 +318,6 @@ def _checkpoint(folder: Path) -> Path:
 
 def _published(folder: Path) -> Path:
     return _checkpoint(folder).rename(folder / "model.safetensors")
-
-
-def _averages(folder: Path) -> Path:
-    """Weights of a run that were stored to be averaged afterwards."""
-    (folder / "snapshots").mkdir(exist_ok=True)
-    _checkpoint(folder).rename(folder / "snapshots/final.safetensors")
-    save_averages(folder, 10, [build_denoiser(_MLP), build_denoiser(_MLP)])
-    return folder / "averages" / "000000010.safetensors"
-
-
-def _read_averages(path: Path) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        average_checkpoint(path.parents[1], 0.08, Path(folder) / "average.safetensors")
-        return _weights(load_checkpoint(Path(folder) / "average.safetensors"))
 
 
 def _classifier(folder: Path) -> Path:
@@ -514,7 +493,7 @@ def _read_table(path: Path) -> Any:
 
 _STORE_FILES = [
     *(f"{name}.npy" for name in "images sigma_tn label names usable_from group blocks sigma_map".split()),
-    *("map_index.npy", "kernel.npy", "kernel_index.npy", "meta.json"),
+    *("map_index.npy", "meta.json"),
 ]
 FORMATS: list[Format] = [
     *(Format(f"store {file}", _store(f"{file}"), _read_store, True) for file in _STORE_FILES),
@@ -529,7 +508,6 @@ FORMATS: list[Format] = [
     ),
     Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
     Format("published model", _published, lambda path: _weights(load_checkpoint(path.parent)), True),
-    Format("averages", _averages, _read_averages, True),
     Format("classifier", _classifier, _read_classifier, True),
     Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
@@ -573,9 +551,7 @@ FORMATS: list[Format] = [
     Format("fits noise image", _noise_image, partial(_read_scientific, noise="ERR")),
     Format("hdf5 levels", _scientific("a.h5"), partial(_read_scientific, noise="levels")),
     Format("npy folder", _npy_image, _folder),
-    Format("sigma map npy", _operator(np.where(np.eye(8), np.inf, 1.5)), _read_operator("map")),
-    Format("kernel npy", _operator(_RNG.uniform(0, 0.2, (3, 3))), _read_operator("kernel")),
-    Format("k-space npy", _operator(np.eye(8)), _read_operator("kspace")),
+    Format("sigma map npy", _map(), _read_map),
     *(
         Format(name, _scientific(whole, file), _read_scientific, named=lambda path: ".zarr")
         for name, whole, file in (
