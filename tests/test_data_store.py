@@ -3,19 +3,22 @@
 import hashlib
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
 
-from assay.data import Store, open_store
+from assay.data import Loader, Store, open_store
 from assay.data.blocks import ImageFile
-from assay.data.store import PackedImage, write_store
-from assay.files import write_whole
-from tests.errors import rejected
+from assay.data.config import DataConfig
+from assay.data.store import PackedImage, address_of, write_store
+from tests.commands import run
+from tests.errors import rejected, rejects
 
 
 def make_store(path: Path, num_images: int = 300) -> Store:
@@ -38,18 +41,53 @@ def test_rows_are_those_of_the_array(
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(file)).read(rows), np.load(path)[rows])
 
 
-def test_a_copy_that_another_process_replaces_is_still_read_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_a_store_elsewhere_is_copied_once_and_compared(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     every, plain = torch.arange(300), make_store(tmp_path / "origin")
-    found = open_store(f"file://{tmp_path}/origin")
-    copy = next((tmp_path / "cache").rglob("images.npy"))
-    with write_whole(copy) as partial:  # as a process does that found no copy yet
-        partial.write_bytes(copy.read_bytes()[:4096])
-        os.truncate(partial, copy.stat().st_size)
-    assert torch.equal(found.read(every), plain.read(every))
-    assert torch.equal(open_store(f"file://{tmp_path}/origin").read(every), plain.read(every))
+    address = f"memory://{tmp_path.name}/origin" if protocol == "memory" else f"file://{tmp_path}/origin"
+    files, root = fsspec.core.url_to_fs(address)
+    if protocol == "memory":
+        files.put(str(tmp_path / "origin"), root, recursive=True)
+    expected = plain.read(every)
+    found = open_store(Path(address))  # as a config file gives it, with a slash less
+    assert torch.equal(found.read(every), expected) and found.fingerprint == plain.fingerprint
+    assert "300" in run("data", "show", address, "--verify")
+    trained_on = DataConfig(store=Path(address), held_out=50).prepared().open()
+    assert len(Loader(trained_on, 4).batch(0).x_tn) == 4 and len(trained_on) == 250
+
+    files.rm(f"{root}/images.npy")  # what is here needs no origin
+    files.pipe(f"{root}/images.npy", bytes(3072 * 300))
+    assert torch.equal(open_store(address).read(every), expected)
+    shutil.rmtree(tmp_path / "cache")
+    with rejects(f"{address}/images.npy"):
+        open_store(address)
+    with rejects(address + "-not"):
+        open_store(address + "-not")
+
+
+def test_a_copy_of_a_store_that_changed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    make_store(tmp_path / "origin")
+    before = open_store(f"file://{tmp_path}/origin")
+    shutil.rmtree(tmp_path / "origin")
+    after = make_store(tmp_path / "origin", 200)
+    assert torch.equal(
+        open_store(f"file://{tmp_path}/origin").read(torch.arange(200)), after.read(torch.arange(200))
+    )
+    assert len(before.read(torch.arange(300))) == 300  # whoever has the old one open keeps it
+
+
+def test_addresses_and_folders_are_told_apart() -> None:
+    known = {
+        "s3:/bucket/a": "s3://bucket/a",
+        "s3://bucket/a": "s3://bucket/a",
+        "file:/data/a": "file:///data/a",
+    }
+    for given in (*known, "stores/digits", "/data/a", "C:/stores", "hf:me/model"):
+        assert address_of(Path(given)) == known.get(given)
 
 
 def test_processes_that_open_a_store_elsewhere_at_once_read_the_same(tmp_path: Path) -> None:
@@ -79,3 +117,42 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             open_store(store.path)
     with rejected(path=tmp_path / "nowhere"):
         open_store(tmp_path / "nowhere")
+
+
+def test_images_that_change_while_a_store_is_open_are_noticed(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store")
+    store.read(torch.arange(300))
+    images = tmp_path / "store/images.npy"
+    content = bytearray(images.read_bytes())
+    content[-1] ^= 1
+    images.write_bytes(content)
+    for opened in (store, open_store(tmp_path / "store")):  # although it was compared before
+        with rejects(images):
+            opened.read(torch.tensor([299]))
+    os.truncate(images, 300)
+    with rejects(images):
+        store.read(torch.arange(300))
+
+
+def test_reading_a_large_file_keeps_little_of_it_in_memory(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", 10_000)  # 29 MiB
+    code = """
+import sys, torch
+from assay.data import open_store
+opened = open_store(sys.argv[1])
+def mapped():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) // 1024
+parts = torch.randperm(10_000).split(32)
+opened.read(parts[0])  # libraries are files in memory as well
+before = mapped()
+highest = 0
+for index in parts:
+    opened.read(index)
+    highest = max(highest, mapped())
+print(highest - before)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 8  # MiB

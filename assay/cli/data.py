@@ -14,12 +14,12 @@ from assay.data import Store, open_store
 from assay.data.audit import audit, audit_panels, images_of, write_levels
 from assay.data.convert import PackConfig
 from assay.data.known import get as get_known
-from assay.data.pack import PackReport, pack_shards
+from assay.data.pack import PackReport
 from assay.data.pack import pack as pack_images
 from assay.data.readers import RawImages, open_images
-from assay.data.shards import is_store
 from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.spec import SourceSpec, read_sources
+from assay.data.store import is_store
 from assay.data.units import Stabilised, black_and_white
 from assay.errors import AssayError
 from assay.figure import save_png
@@ -59,14 +59,6 @@ def pack(
             "--all", metavar="KEY=VALUE,...", help="Settings of every source that does not say otherwise."
         ),
     ] = None,
-    shards: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|K/N",
-            help="Spread a large store over N parts; run again to resume at the first that is missing. K/N "
-            "makes only part K, so that several processes or machines can share the work.",
-        ),
-    ] = None,
 ) -> None:
     """Pack images into a store, from one or several sources.
 
@@ -81,23 +73,11 @@ def pack(
         assay data pack scans/:sigma=2,kernel=psf.npy -o stores/scans
 
         assay data pack frames/:range=0,4095,gain=2.1,read_noise=4,black=100 -o stores/frames
-
-        seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
     opened = read_sources(sources, shared)
-    part, _, num_shards = (shards or "").rpartition("/")
-    if not (part or "1").isdecimal() or not (num_shards.isdecimal() or shards is None):
-        what = f"expected a number such as 64, or a part such as 3/64 (given: {shards})"
-        raise AssayError(what, key="shards")
     with open_progress() as tell:
-        packing = partial(tell, "packing")
-        if shards is None:
-            reports = [pack_images(opened, output, config, packing)]
-        else:
-            only = int(part) if part else None
-            reports = pack_shards(opened, output, int(num_shards), only, config, packing)
-    for report in reports:
-        _print_report(report)
+        report = pack_images(opened, output, config, partial(tell, "packing"))
+    _print_report(report)
 
 
 @app.command()

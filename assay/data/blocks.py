@@ -10,7 +10,6 @@ import hashlib
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from assay.errors import AssayError
 _BLOCK_BYTES = 2**16
 _DIGEST_BYTES = 16  # of SHA-256
 _MAX_MAPPED_BYTES = 2**24  # of a file, which stay in memory once they were read
-Fetch = Callable[[Sequence[int], Sequence[int]], Sequence[bytes]]  # the bytes start .. stop - 1 of a file
 CURE = "restore it, or pack the store again"
 
 
@@ -39,13 +37,12 @@ def write_blocks(path: Path, target: Path) -> str:
 class ImageFile:
     """The rows of an array in a .npy file, with the checksums of the file's blocks.
 
-    Small files are mapped; the pages of large ones would fill the memory, so these are read row by row. Of a
-    local copy of a file elsewhere, blocks that are not there yet are fetched.
+    Small files are mapped; the pages of large ones would fill the memory, so these are read row by row.
     """
 
-    def __init__(self, path: Path, checksums: Path, fetch: Fetch | None = None) -> None:
-        self.path, self._checksums, self._fetch = path, checksums, fetch
-        self._file = os.open(path, os.O_RDWR if fetch else os.O_RDONLY)
+    def __init__(self, path: Path, checksums: Path) -> None:
+        self.path, self._checksums = path, checksums
+        self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         rows = read_npy(path, cure=CURE)
         self.shape, self.dtype = rows.shape, rows.dtype
@@ -56,14 +53,14 @@ class ImageFile:
         if self._expected.shape != (num_blocks, _DIGEST_BYTES):
             raise AssayError(f"does not fit the {num_blocks} blocks of {path}", path=checksums, cure=CURE)
         self._rows: np.ndarray | None = None
-        if fetch is None and self._num_bytes <= _MAX_MAPPED_BYTES:
+        if self._num_bytes <= _MAX_MAPPED_BYTES:
             mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
             self._rows = np.ndarray(self.shape, self.dtype, mapping, self._header_bytes)
         self._unchecked, self._written = np.ones(num_blocks, dtype=bool), -1
         self._check(np.zeros(1, np.int64), np.array([self._header_bytes]))
 
     def __reduce__(self) -> tuple[type["ImageFile"], tuple[object, ...]]:
-        return ImageFile, (self.path, self._checksums, self._fetch)  # another process opens the file itself
+        return ImageFile, (self.path, self._checksums)  # another process opens the file itself
 
     def read(self, index: np.ndarray) -> np.ndarray:
         """The rows `index` (B,) as a new array (B, ...); -1 is the last."""
@@ -84,7 +81,7 @@ class ImageFile:
         return values
 
     def check_all(self) -> None:
-        """Compare every block, and fetch those that are missing."""
+        """Compare every block."""
         self._check(np.zeros(1, np.int64), np.array([self._num_bytes]))
 
     def _check(self, start: np.ndarray, stop: np.ndarray) -> None:
@@ -94,30 +91,12 @@ class ImageFile:
         first, last = start // _BLOCK_BYTES, (stop - 1) // _BLOCK_BYTES
         width = int((last - first).max(initial=0)) + 1
         blocks = np.minimum(first[:, None] + np.arange(width), last[:, None])
-        missing = []
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
             content = os.pread(self._file, _BLOCK_BYTES, block * _BLOCK_BYTES)
-            if not self._is_right(block, content):
-                missing.append(block)
-        if missing:
-            self._fill(missing)
-
-    def _is_right(self, block: int, content: bytes) -> bool:
-        is_right = _digest(content) == self._expected[block].tobytes()
-        self._unchecked[block] = not is_right
-        return is_right
-
-    def _fill(self, missing: list[int]) -> None:
-        """Fetch blocks into the local copy; an error if this is no copy, or if the origin has changed."""
-        starts = [block * _BLOCK_BYTES for block in missing]
-        stops = [min(start + _BLOCK_BYTES, self._num_bytes) for start in starts]
-        found = self._fetch(starts, stops) if self._fetch else [b""] * len(missing)
-        for block, start, content in zip(missing, starts, found, strict=True):
-            if not self._is_right(block, content):
-                what = f"has changed since it was packed (near byte {start})"
+            if _digest(content) != self._expected[block].tobytes():
+                what = f"has changed since it was packed (near byte {block * _BLOCK_BYTES})"
                 raise AssayError(what, path=self.path, cure=CURE)
-            os.pwrite(self._file, content, start)
-        self._written = os.fstat(self._file).st_mtime_ns
+            self._unchecked[block] = False
 
 
 def _digest(block: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
 from assay.data.overlap import check_overlap
-from assay.data.shards import address_of
+from assay.data.store import address_of
 from assay.errors import AssayError
 from assay.settings import Level, Seed, Strict
 

@@ -24,11 +24,10 @@ from assay.data.levels import Level, read_levels
 from assay.data.notes import Notes
 from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
 from assay.data.readers import RawImages, clean, cut_patches, open_images, printable, with_map
-from assay.data.shards import declare_job, is_store, join_shards, shard_path
-from assay.data.spec import FILES, SourceSpec
-from assay.data.store import PackedImage, Store, open_one, write_store
+from assay.data.spec import SourceSpec
+from assay.data.store import PackedImage, Store, is_store, open_store, write_store
 from assay.errors import AssayError
-from assay.files import check_absent, content_hash
+from assay.files import check_absent
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
@@ -54,48 +53,7 @@ def pack(
     if not config.overwrite:
         check_absent(path)  # before any long work
     images = Images(sources, config)
-    return _write(images, range(len(images.names)), path, config, progress)
-
-
-def pack_shards(
-    sources: SourceSpec | Sequence[SourceSpec],
-    path: Path,
-    num_shards: int,
-    only: int | None = None,
-    config: PackConfig | None = None,
-    progress: Progress | None = None,
-) -> list[PackReport]:
-    """Write images to a store of several shards, each an equal part; those that are there are not made again.
-
-    `only` makes one of them, counted from 1, so that several processes can share the work. The store is
-    complete with its last shard. Patches of one picture stay in one shard. All parts are made of the same
-    contents with the same settings, or rejected.
-    """
-    if is_store(path):
-        raise AssayError("exists already and is complete", path=path, cure="remove it, or choose another name")
-    config = config or PackConfig()
-    specs = [sources] if isinstance(sources, SourceSpec) else sources
-    images = Images(specs, config)
-    begins = np.append(np.flatnonzero(np.diff(images.group, prepend=-1)), len(images.names))  # of pictures
-    borders = np.linspace(0, len(images.names), num_shards + 1).round().astype(int)
-    borders = begins[np.searchsorted(begins, borders)]
-    if not 1 <= (only or 1) <= num_shards or not np.diff(borders).all():
-        what = f"{only or 1}/{num_shards} is no part of {len(begins) - 1} pictures"
-        raise AssayError(what, key="shards", cure="give a part of at most as many as there are pictures")
-    # Where files are is no matter, but what they hold.
-    settings = [spec.model_dump(exclude=set(FILES), mode="json") for spec in specs]
-    files = [Path(file) for spec in specs for key in FILES if (file := getattr(spec, key)) is not None]
-    elsewhere = [str(file) for file in files if not file.exists()]
-    job = content_hash(num_shards, config.model_dump(mode="json"), settings, elsewhere)
-    declare_job(path, job, [file for file in files if file.exists()])
-    reports = []
-    for number in range(1, num_shards + 1) if only is None else [only]:
-        target = shard_path(path, number, num_shards)
-        if not is_store(target):
-            part = range(borders[number - 1], borders[number])
-            reports.append(_write(images, part, target, config, progress))
-    join_shards(path, images.name, num_shards)
-    return reports
+    return _write(images, path, config, progress)
 
 
 def open_source(source: Source, config: PackConfig) -> RawImages:
@@ -159,10 +117,8 @@ class Images:
             raise AssayError(what, key="gain", cure=cure)
 
 
-def _write(
-    images: Images, numbers: range, path: Path, config: PackConfig, progress: Progress | None
-) -> PackReport:
-    """Convert these images, and write those that can be packed."""
+def _write(images: Images, path: Path, config: PackConfig, progress: Progress | None) -> PackReport:
+    """Convert the images, and write those that can be packed."""
     target = path
     if config.overwrite and is_store(path):
         _check_ours(path)
@@ -170,11 +126,11 @@ def _write(
     if config.dtype is None and len(images.raws) > 1 and not all(map(_begins_with_bytes, images.raws)):
         config = config.model_copy(update={"dtype": "float32"})
     notes, skipped = Notes(images.titles, images.raws[0].sensor), dict[str, AssayError]()
-    converted = _convert_all(images, numbers, config, skipped, progress)
+    converted = _convert_all(images, config, skipped, progress)
     first = next(converted, None)
     if first is None:
         cure = str(next(iter(skipped.values())))
-        raise AssayError(f"none of its {len(numbers)} images can be packed", path=images.name, cure=cure)
+        raise AssayError(f"none of its {len(images.names)} images can be packed", path=images.name, cure=cure)
 
     def noted() -> Iterator[PackedImage]:
         for each in chain([first], converted):
@@ -189,15 +145,15 @@ def _write(
         os.replace(path, old)
         os.replace(target, path)
         shutil.rmtree(old)
-        store = open_one(path)
+        store = open_store(path)
     return PackReport(store, skipped, tuple(notes.warnings()))
 
 
 def _check_ours(path: Path) -> None:
     """Reject to replace a folder that holds more than one store."""
-    ours = {"meta.json", *open_one(path).meta.checksums} if (path / "meta.json").is_file() else set()
+    ours = {"meta.json", *open_store(path).meta.checksums} if (path / "meta.json").is_file() else set()
     if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
-        what = f"holds {others[0]}, which is not of a plain store"
+        what = f"holds {others[0]}, which is not of a store"
         raise AssayError(what, path=path, cure="move it elsewhere, or choose another name")
 
 
@@ -211,13 +167,12 @@ def _begins_with_bytes(raw: RawImages) -> bool:
 
 def _convert_all(
     images: Images,
-    numbers: range,
     config: PackConfig,
     skipped: dict[str, AssayError],
     progress: Progress | None,
 ) -> Iterator[Converted]:
     """Convert images on all cores, in their order; the first that can be packed decides what all must be."""
-    layout: Layout | None = None
+    layout, numbers = None, range(len(images.names))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         while numbers:
             num_at_once = 1 if layout is None else _NUM_AT_ONCE

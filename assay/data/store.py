@@ -30,6 +30,9 @@ as they are first read (`assay.data.blocks`).
 """
 
 import json
+import math
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,13 +44,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from assay.archives import read_npy
-from assay.data.blocks import CURE, Fetch, ImageFile, write_blocks
+from assay.archives import check_member_name, read_npy
+from assay.data.blocks import CURE, ImageFile, write_blocks
 from assay.data.source import ImageSource, no_kernel
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
-from assay.files import Name, content_hash, decoding, sha256, write_whole_directory
+from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
@@ -89,12 +92,9 @@ class StoreMeta(BaseModel):
 
 
 class Store(ImageSource):
-    """An open store (see the top of this module).
+    """An open store (see the top of this module)."""
 
-    `fetch` gets parts of `images.npy` where the folder is a local copy of a store elsewhere.
-    """
-
-    def __init__(self, path: Path, meta: StoreMeta, fetch: Fetch | None = None) -> None:
+    def __init__(self, path: Path, meta: StoreMeta) -> None:
         self.path, self.meta = path, meta
         self.name, self.image_shape, self.class_names = meta.name, meta.image_shape, meta.class_names
         self.physical_range = meta.physical_range or meta.value_range
@@ -103,7 +103,7 @@ class Store(ImageSource):
                 raise AssayError("is missing", path=path / file, cure=CURE)
             if file not in (_IMAGES, _NAMES):  # these are compared when they are read
                 self._compare(file)
-        self._images = ImageFile(path / _IMAGES, path / _BLOCKS, fetch)
+        self._images = ImageFile(path / _IMAGES, path / _BLOCKS)
         self._check_type(_IMAGES, self._images, (len(self), *meta.image_shape), meta.dtype)
         found = {
             file: torch.from_numpy(self._column(file, dtype))
@@ -166,10 +166,7 @@ class Store(ImageSource):
         return [bytes(name).decode() for name in self._names[list(index)]]
 
     def verify(self) -> None:
-        """Compare every file with its checksum; raises an error on the first that has changed.
-
-        Of a store elsewhere, images that are not here yet are fetched.
-        """
+        """Compare every file with its checksum; raises an error on the first that has changed."""
         self._images.check_all()
         for file in self.meta.checksums:
             self._compare(file)
@@ -229,8 +226,67 @@ def check_levels(levels: np.ndarray) -> None:
     check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
 
 
-def open_one(path: Path, fetch: Fetch | None = None) -> Store:
-    """Open the store in a folder that is not sharded, reading the columns of numbers and no images."""
+def address_of(path: Path | str) -> str | None:
+    """The address of a store elsewhere, e.g. s3://bucket/store; None of a folder here.
+
+    Paths in config files have lost a slash, which is put back.
+    """
+    found = re.fullmatch(r"([a-z][a-z0-9+]+):/+(.+)", str(path))
+    return None if found is None else f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
+
+
+def is_store(path: Path) -> bool:
+    """Whether this names a store: a folder with one, or an address."""
+    return address_of(path) is not None or (path / "meta.json").is_file()
+
+
+def open_store(path: Path | str) -> Store:
+    """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote, or its address elsewhere.
+
+    A store elsewhere, with an address that fsspec knows such as s3://bucket/store, is copied to a local folder
+    first. Images are read from disk when they are needed.
+
+    >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
+    >>> images.save("stores/scans")
+    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
+    >>> store = assay.open_store("stores/scans")
+    >>> store
+    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
+    >>> store.read(torch.tensor([0, 5])).shape
+    torch.Size([2, 1, 8, 8])
+    """
+    address = address_of(path)
+    return _open_folder(Path(path) if address is None else _copied(address))
+
+
+def _copied(address: str) -> Path:
+    """The local copy of a store elsewhere. Its meta.json comes last: with it, the copy is known to be whole."""
+    import fsspec
+
+    cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
+    here = cache / "stores" / content_hash(address)[:16]
+    busy = f"{here} is being filled by {{holder}}: wait for it, or set ASSAY_CACHE to another folder"
+    cure = "check the address and your access to it, or copy the store there again"
+    with decoding(address, cure), hold_lock(here, busy, seconds=math.inf):
+        files, root = fsspec.core.url_to_fs(address)
+        text, meta = files.cat_file(f"{root}/meta.json"), here / "meta.json"
+        if meta.is_file() and meta.read_bytes() == text:
+            return here
+        for name, checksum in json.loads(text)["checksums"].items():
+            check_member_name(here, name)
+            if (here / name).is_file() and sha256(here / name) == checksum:
+                continue
+            with write_whole(here / name) as partial:
+                files.get_file(f"{root}/{name}", str(partial))
+                if sha256(partial) != checksum:
+                    raise AssayError("has changed since it was packed", path=f"{address}/{name}", cure=CURE)
+        with write_whole(meta) as partial:
+            partial.write_bytes(text)
+    return here
+
+
+def _open_folder(path: Path) -> Store:
+    """Open the store in a folder, reading the columns of numbers and no images."""
     file = path / "meta.json"
     if not file.is_file():
         raise AssayError(
@@ -246,7 +302,7 @@ def open_one(path: Path, fetch: Fetch | None = None) -> Store:
             raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=CURE)
         if checksum != content_hash(tree):
             raise AssayError("has changed since it was packed", cure=CURE)
-    return Store(path, meta, fetch)
+    return Store(path, meta)
 
 
 @dataclass(frozen=True)
@@ -312,11 +368,11 @@ def write_store(
         tree = meta.model_dump(mode="json")
         (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: content_hash(tree)}, indent=2) + "\n")
         try:
-            open_one(partial)  # checks what was written, before it takes its place
+            _open_folder(partial)  # checks what was written, before it takes its place
         except AssayError as error:
             error.path = str(path)
             raise
-    return open_one(path)
+    return _open_folder(path)
 
 
 def _columns(rows: Sequence[tuple[float, float, int, int, int, int]]) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from assay.archives import check_member_name
 from assay.data.config import DataConfig
-from assay.data.shards import address_of
+from assay.data.store import address_of
 from assay.devices import limit_threads
 from assay.errors import AssayError, extra
 from assay.files import write_whole

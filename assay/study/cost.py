@@ -15,7 +15,7 @@ from assay.cost import seconds_per_evaluation, training_evaluations
 from assay.data import ImageSource, View
 from assay.data.arrays import from_arrays
 from assay.data.known import KNOWN
-from assay.data.shards import is_store
+from assay.data.store import is_store
 from assay.errors import AssayError
 from assay.metrics.held_out import num_evaluations
 from assay.metrics.weights import FeatureNetwork, local_weights

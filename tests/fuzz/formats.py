@@ -43,7 +43,7 @@ from assay.data import open_store
 from assay.data.convert import PackConfig
 from assay.data.export import Target
 from assay.data.levels import read_levels as read_noise_levels
-from assay.data.pack import open_source, pack_shards
+from assay.data.pack import open_source
 from assay.data.readers import RawImages, read_any
 from assay.data.spec import SourceSpec
 from assay.data.store import PackedImage, Store, write_store
@@ -288,13 +288,6 @@ def _store(folder: Path, file: str) -> Path:
     return path / file
 
 
-@_maker
-def _shards(folder: Path, file: str) -> Path:
-    shutil.rmtree(folder / "store", ignore_errors=True)
-    pack_shards(SourceSpec(path=str(_npz(folder)), sigma=0.1), folder / "store", 2)
-    return folder / "store" / file
-
-
 def _read_elsewhere(path: Path) -> Any:
     """A store by its address, with an empty cache."""
     folder = next(parent for parent in path.parents if parent.name == "store")
@@ -520,11 +513,6 @@ _STORE_FILES = [
 ]
 FORMATS: list[Format] = [
     *(Format(f"store {file}", _store(f"{file}"), _read_store, True) for file in _STORE_FILES),
-    *(
-        Format(f"{where} {file}", _shards(file), read, True, named=lambda path: "store")
-        for where, read in (("shards", _read_store), ("elsewhere", _read_elsewhere))
-        for file in ("shards.json", "shard-00001-of-00002/meta.json")
-    ),
     *(
         Format(f"elsewhere {file}", _store(file), _read_elsewhere, True, named=lambda path: "store")
         for file in ("meta.json", "images.npy", "sigma_tn.npy")
