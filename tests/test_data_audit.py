@@ -4,7 +4,6 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -209,16 +208,9 @@ def test_odd_images_get_no_odd_numbers() -> None:
 
 def test_levels_that_differ_are_not_called_one() -> None:
     rng = np.random.default_rng(0)
-    x = [120 * (image.numpy() + 1) for image in fashion()[:60, 0]]
-    recorded = np.linspace(15, 60, 60)
-    images = [y + sigma * rng.normal(size=y.shape) for y, sigma in zip(x, recorded, strict=True)]
-    found = audit(raw_images(images))
+    levels = zip(fashion()[:60, 0].numpy(), np.linspace(15, 60, 60), strict=True)
+    found = audit(raw_images([120 * (y + 1) + sigma * rng.normal(size=y.shape) for y, sigma in levels]))
     assert dict(found.rows())["if all share one level"] == "they do not" and found.recorded is None
-    for factor in (0, 1, 3):
-        stated = replace(found, recorded=factor * recorded)
-        assert any("recorded levels" in warning for warning in stated.warnings()) == (factor == 3)
-        words = dict(stated.rows()).get("recorded levels", "")  # both numbers are named
-        assert f"{factor * 37.5:.4g} as recorded" in words if factor else not words
 
 
 def test_two_exposures_of_faint_galaxies_give_the_gain_without_bias() -> None:
@@ -262,16 +254,14 @@ def test_from_unknown_noise_to_a_store(tmp_path: Path) -> None:
         truth[f"{i:02}.tif"] = sigma = float(rng.choice([20, 100]))
         values = 500 * (image + 1) + sigma * rng.standard_normal(image.shape)
         tifffile.imwrite(tmp_path / "in" / f"{i:02}.tif", values.astype(np.float32))
-    text = run("data", "noise", tmp_path / "in", "--levels", tmp_path / "l.csv", "--png", tmp_path / "l.png")
+    text = run("data", "noise", tmp_path / "in", "--levels", tmp_path / "l.csv")
     assert "they do not" in text and "not rounded" in text and "warning" not in text
-    assert (tmp_path / "l.png").stat().st_size > 5000
     rows = list(csv.DictReader((tmp_path / "l.csv").open()))
     errors = [abs(float(row["sigma"]) / truth[row["filename"]] - 1) for row in rows]
     assert np.median(errors) < 0.06
     run("data", "pack", f"{tmp_path}/in:range=0,1000,levels={tmp_path}/l.csv", "-o", tmp_path / "s")
     store = open_store(tmp_path / "s")
     assert store.sigma_tn.tolist() == pytest.approx([float(row["sigma"]) / 500 for row in rows], rel=1e-5)
-    assert "outside its measured interval" in run("data", "noise", tmp_path / "s")
 
 
 def test_clean_examples_in_other_units_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +299,7 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     )
     (level,) = open_store(tmp_path / "s").sigma_tn.unique()[1:]
     assert f"180 of them noisy (sigma {level:.3g} where" in packed
-    text = run("data", "noise", tmp_path / "s")
-    assert "noise level, in units where black to white is 2" in text
-    outside = re.search(r"(\d+)% of the noisy images have a recorded level outside", text)
+    outside = re.search(r"recorded levels +(\d+)% are outside", run("data", "noise", tmp_path / "s"))
     assert outside and int(outside[1]) < 25
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from assay.cli.options import open_console, output_option, takes
 from assay.data import Store, open_store
-from assay.data.audit import audit, audit_panels, images_of, write_levels
+from assay.data.audit import audit, images_of, write_levels
 from assay.data.convert import PackConfig
 from assay.data.known import get as get_known
 from assay.data.pack import PackReport
@@ -22,7 +22,6 @@ from assay.data.spec import SourceSpec, read_sources
 from assay.data.store import is_store
 from assay.data.units import Stabilised, black_and_white
 from assay.errors import AssayError
-from assay.figure import save_png
 from assay.files import check_absent, write_whole
 from assay.metrics.annotate import annotate as run_annotate
 from assay.metrics.annotate import write_annotations
@@ -207,13 +206,12 @@ def noise(
         Path | None,
         output_option("Save the levels as CSV, for `levels=` of `pack`.", "--levels", suffix=".csv"),
     ] = None,
-    png: Annotated[Path | None, output_option("Save a picture of the levels.", "--png", suffix=".png")] = None,
 ) -> None:
     """Measure the noise in images: its level, and whether it is Gaussian, white and independent of the signal.
 
     Examples:
 
-        assay data noise scans/ --levels levels.csv --png noise.png
+        assay data noise scans/ --levels levels.csv
 
         assay data noise scans/:range=0,1 --clean photos/:range=0,255 --levels levels.csv
 
@@ -234,9 +232,6 @@ def noise(
         with write_whole(levels) as unfinished:
             write_levels(found, unfinished)
         console.print(f"wrote {levels}")
-    if png is not None:
-        save_png(audit_panels(found), png)
-        console.print(f"wrote {png}")
 
 
 def _open_measured(text: str) -> RawImages:

@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +28,6 @@ from assay.data.units import Stabilised
 from assay.data.view import check_complete
 from assay.devices import one_thread
 from assay.errors import AssayError
-from assay.figure import COLOURS, Panel, Series
 from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
@@ -61,68 +60,46 @@ class Audit:
     step: float
     values: tuple[float, float, float, float]
     sensor: Sensor | None
-    units: str
     recorded: np.ndarray | None  # levels that are stated for the images
 
     def rows(self) -> list[tuple[str, str]]:
         """The audit as a table of two columns."""
         lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
-        level = f"{typical:.4g}"
-        if highest > lowest:
-            level += f" ({lowest:.4g} to {highest:.4g} for 90% of them)"
-        white = self.whiteness
+        spread = f" ({lowest:.4g} to {highest:.4g} for 90% of them)" if highest > lowest else ""
         darkest, low, high, brightest = (f"{value:.4g}" for value in self.values)
+        white, noisy = self.whiteness, self.low > 0
+        is_white_known = white.high - white.low < 1
+        factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy]))) if noisy.any() else 1.0
         rows = [
             ("images", f"{len(self.names):,}"),
             ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98% of them)"),
-            (f"noise level, in {self.units}", level),
-            ("measured", self.method + self._accuracy()),
-            ("correlation of neighbours", f"{white:.2f}" if white.high - white.low < 1 else _TOO_FEW),
+            ("noise level, in the same units", f"{typical:.4g}{spread}"),
+            ("measured", f"{self.method}, each to within a factor of {factor:.3g} (95% interval)"),
+            ("correlation of neighbours", f"{white:.2f}" if is_white_known else "unknown: too few flat parts"),
             ("clipped values", f"{self.clipped.mean():.2%}"),
             ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
         ]
         if len(self.names) > 1 and typical > 0:
             rows.append(("if all share one level", f"{self.group:.4g}" if self.agree else "they do not"))
-        if (outside := self._share_outside()) is not None and self.recorded is not None:
-            medians = (np.median(levels[self.recorded > 0]) for levels in (self.recorded, self.sigma))
-            text = f"{outside:.0%} of the noisy images have a recorded level outside its measured interval"
-            text += "; the median is {:.4g} as recorded, {:.4g} as measured".format(*medians)
-            rows.append(("recorded levels", text))
-        return rows + (self.sensor.rows() if self.sensor is not None else [_NO_SENSOR])
-
-    def _share_outside(self) -> float | None:
-        """The share of recorded levels outside their measured intervals; None without noisy images."""
-        if self.recorded is None or not (noisy := self.recorded > 0).any():
-            return None
-        return float(((self.recorded < self.low) | (self.recorded > self.high))[noisy].mean())
-
-    def _accuracy(self) -> str:
-        """How wide the intervals of most images are."""
-        if not (noisy := self.low > 0).any():
-            return ""
-        factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy])))
-        if factor < 1.5:
-            return f", each to within {factor - 1:.1%} (95% interval)"
-        return (
-            f", each to within a factor of {factor:.2g}" if factor < 10 else "; these do not tell their level"
-        )
+        if self.recorded is not None:
+            wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
+            rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
+        if self.sensor is None:
+            return [
+                *rows,
+                ("gain and read noise", "unknown: give flat parts of different brightness, or `repeats`"),
+            ]
+        return rows + self.sensor.rows()
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
-        found, typical = [], float(np.median(self.sigma))
+        found, typical, share = [], float(np.median(self.sigma)), float(self.clipped.mean())
         if typical == 0:
             found.append("most images have perfectly flat parts: no noise, or it was removed or clipped")
-        share = float(self.clipped.mean())
         if share > 0.01 and typical > 0:
-            found.append(
-                f"{share:.1%} of the values are clipped at the lowest or highest value, which cuts off their "
-                "noise: measured levels are too low"
-            )
+            found.append(f"{share:.1%} of the values are clipped: measured levels are too low")
         if self.step > typical > 0:
-            found.append(
-                f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g}): it is "
-                "no longer Gaussian"
-            )
+            found.append(f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g})")
         if self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
             found.append(
                 f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
@@ -135,19 +112,9 @@ class Audit:
             rest = f"read_noise = {math.sqrt(offset):.4g}" if offset > 0 else f"black = {-offset / gain:.4g}"
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                f"as in dark ones. One level does not describe it: pack these images as those of a sensor with "
-                f"gain = {gain:.4g} and {rest}"
+                f"as in dark ones. Pack these images as those of a sensor with gain = {gain:.4g} and {rest}"
             )
-        if (self._share_outside() or 0.0) > 0.5:
-            found.append("most recorded levels of noisy images lie outside their measured intervals")
         return found
-
-
-_TOO_FEW = "unknown: too few flat parts"
-_NO_SENSOR = (
-    "gain and read noise",
-    "unknown: to measure them takes flat parts of different brightness, or repeated exposures (`repeats`)",
-)
 
 
 def audit(
@@ -179,7 +146,6 @@ def audit(
         clipped=values.clipped(),
         step=values.step,
         values=values.spread(),
-        units=raw.units,
         recorded=stated if len(stated) == len(raw.names) and stated.any() else None,
         **found,
     )
@@ -295,8 +261,7 @@ def images_of(store: Store) -> RawImages:
 
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
-    raw = RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
-    return replace(raw, units="units where black to white is 2") if (low, high) == (-1, 1) else raw
+    return RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
 
 
 class _Values:
@@ -387,27 +352,3 @@ def write_levels(found: Audit, path: Path) -> None:
         columns = found.sigma, found.low, found.high, found.clipped
         for name, *numbers in zip(found.names, *columns, strict=True):
             writer.writerow([csv_cell(name), *(f"{number:.6g}" for number in numbers)])
-
-
-def audit_panels(found: Audit) -> list[Panel]:
-    """Figures: the levels with their intervals, and the variance of the noise against the signal."""
-    order = np.argsort(found.sigma, kind="stable")
-    place = np.arange(1, len(order) + 1)
-    ends = place[[0, -1]]
-    low, high = found.low[order], found.high[order]
-    levels = [
-        Series("95% interval", "band", place, found.sigma[order], low, high, COLOURS[1]),
-        Series("noise level", "line", place, found.sigma[order], colour=COLOURS[1]),
-        Series("level of the group", "dashed", ends, [found.group.value] * 2, colour=COLOURS[0]),
-    ]
-    panels = [
-        Panel("Noise levels", "images, from the least to the most noise", f"sigma, in {found.units}", levels)
-    ]
-    if found.sensor is not None:
-        mean, line = found.sensor.mean, found.sensor.line(found.sensor.mean)
-        series = [
-            Series("measured", "points", mean, found.sensor.variance, colour=COLOURS[1]),
-            Series("fitted line", "line", mean, line, colour=COLOURS[2]),
-        ]
-        panels.append(Panel("Does the noise depend on the signal?", "value", "variance of the noise", series))
-    return panels
