@@ -16,8 +16,8 @@ from assay.data.convert import PackConfig
 from assay.data.known import get as get_known
 from assay.data.pack import PackReport
 from assay.data.pack import pack as pack_images
+from assay.data.picture import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.readers import RawImages, open_images
-from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.spec import SourceSpec, read_sources
 from assay.data.store import is_store
 from assay.data.units import Stabilised, black_and_white
@@ -148,12 +148,12 @@ def show(
     if num_annotated := int((opened.usable_from > opened.sigma_tn).sum()):
         columns["usable from"] = opened.usable_from
     for name, levels in columns.items():
-        table = Table(name, "SNR", "images", "", box=None, header_style="bold")
+        table = Table(name, "SNR (signal power 1)", "images", "", box=None, header_style="bold")
         bins = noise_histogram(levels)
         for entry in bins:
             level = levels_text(entry.low, entry.high, to=" .. ")
             bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
-            table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
+            table.add_row(level, snr_text(entry.middle), f"{entry.num_images:,}", bar)
         console.print(table)
     for count, what in (
         (opened.num_mapped, "have a map of noise levels, one per pixel; sigma_tn is from the map"),

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from assay.cost import WITH_GRADIENT, seconds_per_evaluation
 from assay.data import ImageSource
 from assay.data.config import DataConfig
-from assay.data.show import levels_text
+from assay.data.picture import levels_text
 from assay.data.view import check_complete
 from assay.errors import AssayError
 from assay.metrics.held_out import num_evaluations

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from assay.data.show import noise_picture
+from assay.data.picture import noise_picture
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
 from assay.files import csv_cell, write_whole
