@@ -125,13 +125,8 @@ class DataConfig(Strict):
         if self.num_images is not None and not isinstance(held_out, Path):
             number = _MAX_HELD_OUT * hold_out if held_out is None else held_out
             num_following = view.count_of(number, self.num_images)
-        part = (
-            self.size,
-            self.classes,
-            self.num_images,
-            num_following,
-            MIN_HELD_OUT if held_out is None else None,
-        )
+        fewest = MIN_HELD_OUT if held_out is None else None
+        part = self.size, self.classes, self.num_images, num_following, fewest
         stores = []
         for path in self.paths:
             if path in known:
