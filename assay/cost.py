@@ -15,6 +15,7 @@ import torch
 from assay.data import ImageSource, Loader
 from assay.devices import find_device
 from assay.errors import AssayError
+from assay.generate import RESTORE_STEPS
 from assay.nets import build_denoiser
 from assay.train.config import RunConfig, TrainConfig, read_config
 from assay.train.folder import read_run
@@ -32,13 +33,8 @@ def training_evaluations(settings: TrainConfig, num_images: int) -> float:
     walk, learnt = settings.consistency.num_evaluations
     share = settings.consistency.sub_batch * (1 - settings.consistency.start)
     more = share * (walk + WITH_GRADIENT * learnt) if settings.consistency.coefficient else 0.0
-    restored = settings.rounds * num_images * restoring_evaluations(settings.restore.num_steps)
+    restored = settings.rounds * num_images * (2 * RESTORE_STEPS + 1)  # two a step, and the last prediction
     return settings.total_steps * settings.batch_size * (WITH_GRADIENT + more) + restored
-
-
-def restoring_evaluations(num_steps: int) -> int:
-    """Evaluations of restoring one image: two a step of the flow, and the last prediction."""
-    return 2 * num_steps + 1
 
 
 def seconds_per_evaluation(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
@@ -18,8 +18,8 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, names_like, open_target
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
-from assay.data.view import check_complete, image_seeds, stream, with_uniform_noise
-from assay.denoise import Conditioned, Denoiser, convolution
+from assay.data.view import image_seeds, stream, with_uniform_noise
+from assay.denoise import Denoiser
 from assay.devices import find_device, open_fabric
 from assay.errors import AssayError
 from assay.files import sha256
@@ -28,16 +28,15 @@ from assay.sample import (
     Level,
     SampleConfig,
     SeededNoise,
-    edm_sigmas,
     flow_down,
     padded_batches,
     padded_rows,
     sample_posterior,
-    solve,
     spread_labels,
 )
 
-SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # the ends of EDM's grid
+SIGMA_MIN = 0.002  # the end of EDM's grid
+RESTORE_STEPS = 16  # of the flow from an image's own level down
 Progress = Callable[[int, int], None]  # images made, images to make
 
 
@@ -156,7 +155,6 @@ def denoise_to_files(
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     images = open_store(store)
-    check_complete(images, "cannot be denoised: complete them with `assay denoise --restore`")
     noisy = with_uniform_noise(images, config.seed)
     _check_images(loaded, images)
     levels = [level for level, _ in loaded.info.sigma_tn]
@@ -196,113 +194,56 @@ def denoise_to_files(
     return _run(target, job, names, columns, make, compute, progress)
 
 
-class RestoreConfig(Strict):
-    """How noisy images are restored, each from its own noise level.
-
-    "flow" follows the probability flow, "sample" draws from the posterior. Below the lowest noise of a data set
-    without clean images a model has learnt nothing; `restore` then stops there, with the posterior mean.
-    """
-
-    method: Literal["flow", "sample"] = Field(
-        "flow", description="Follow the probability flow from each image, or draw from its posterior."
-    )
-    num_steps: int = Field(16, ge=2, description="Steps from an image's own noise level down.")
-    keep: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the noise level that stays in restored images, to the power of the round; 0 "
-        "removes all noise, 0.5 halves it in each round.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> "RestoreConfig":
-        if self.keep and self.method == "sample":
-            raise AssayError("leaves noise in restored images, which only method = flow can", key="keep")
-        return self
-
-
+@torch.no_grad()
 def restore(
     denoiser: Denoiser,
     source: ImageSource,
     path: Path,
     checkpoint: str,
-    config: RestoreConfig = RestoreConfig(),  # noqa: B008
+    num_steps: int = RESTORE_STEPS,
     stop_at: float = SIGMA_MIN,
-    seed: int = 0,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Write a store of restored images, one for each image of `source`, in the same order.
 
-    The noise falls to `stop_at`, where the model's prediction is taken, or to `config.keep` of an image's
-    level. Restored images are usable from the level of the noise that was removed: they are not clean. Images
-    with missing pixels or seen through a kernel become draws from their posterior (see `Conditioned`), usable
-    from the highest level only. The store records how they were made, and `checkpoint`, the SHA-256 of the
-    denoiser's file.
+    Each follows the probability flow from its own noise level down to `stop_at`, where the model's prediction
+    is taken: below the lowest noise of a data set without clean images a model has learnt nothing. Restored
+    images are usable from the level of the noise that was removed: they are not clean. The store records how
+    they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
     """
     num_classes = getattr(denoiser, "num_classes", 0)
     label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)
-    seeds = image_seeds(stream(seed, "restored").initial_seed(), torch.arange(len(source)))
-    is_noisy, is_incomplete = source.sigma_tn > 0, source.incomplete
-    last_level, grid = source.sigma_tn.where(~is_incomplete, SIGMA_MAX), edm_sigmas(config.num_steps, stop_at)
-    if config.keep and bool(is_incomplete.any()):
-        what = f"{source.name} has images with missing pixels or a kernel, which cannot keep noise"
-        raise AssayError(what, key="keep", cure="set it to 0")
+    is_noisy = source.sigma_tn > 0
 
     def restored(mine: Tensor) -> Tensor:
-        """Images of one kind, all incomplete or none."""
         padded = torch.tensor(padded_rows(mine.tolist()))
         x_tn, sigma_tn = source.read(padded).to(device), source.sigma_tn[padded].to(device)
-        classes = label[padded].to(device) if num_classes else None
-        noise = SeededNoise(seeds[padded].tolist(), source.image_shape, device)
-        if not bool(is_incomplete[mine[0]]):
-            return _restore_batch(denoiser, x_tn, sigma_tn, noise, config, stop_at, classes)[: len(mine)]
-        kernel, levels = source.read_kernel(padded), source.read_levels(padded).to(device)
-        operator = None if kernel is None else convolution(kernel.to(device))
-        given = Conditioned(denoiser, x_tn, levels, operator=operator)
-        return solve(given, SIGMA_MAX * noise(), grid, label=classes)[: len(mine)]
+        classes, end = label[padded].to(device) if num_classes else None, sigma_tn.clamp(max=stop_at)
+        if bool((end < sigma_tn).any()):
+            x_tn = flow_down(denoiser, x_tn, sigma_tn, end, num_steps, classes)
+        return denoiser(x_tn, end, classes)[: len(mine)].cpu()
 
     def images() -> Iterator[PackedImage]:
         num_done = 0
         for index in torch.arange(len(source)).split(batch_size):
             x = source.read(index)
-            for chosen in (~is_incomplete[index], is_incomplete[index]):
-                if len(mine := index[chosen & is_noisy[index]]):
-                    x[mine - index[0]] = restored(mine).cpu()
-                    num_done += len(mine)
+            if len(mine := index[is_noisy[index]]):
+                x[mine - index[0]] = restored(mine)
+                num_done += len(mine)
             for row, i in zip(x.numpy(), index.tolist(), strict=True):
-                level, usable_from = float(source.sigma_tn[i]), float(last_level[i])
-                about = config.keep * level, int(source.label[i]), usable_from, source.physical_range
-                yield PackedImage(f"{i:06d}", row, *about)
+                usable_from = float(source.sigma_tn[i])
+                yield PackedImage(
+                    f"{i:06d}", row, 0.0, int(source.label[i]), usable_from, source.physical_range
+                )
             progress(num_done, int(is_noisy.sum()))
 
-    method = {**config.model_dump(), "stop_at": stop_at, "seed": seed}
-    parents = Parents(images=source.fingerprint, checkpoint=checkpoint, method=method)
+    parents = Parents(
+        images=source.fingerprint, checkpoint=checkpoint, method={"num_steps": num_steps, "stop_at": stop_at}
+    )
     name, shape = f"{source.name}, restored", source.image_shape
     return write_store(path, name, images(), shape, "float32", (-1, 1), source.class_names, parents)
-
-
-@torch.no_grad()
-def _restore_batch(
-    denoiser: Denoiser,
-    x_tn: Tensor,
-    sigma_tn: Tensor,
-    noise: SeededNoise,
-    config: RestoreConfig,
-    stop_at: float,
-    label: Tensor | None,
-) -> Tensor:
-    """Images `x_tn` (B, C, H, W) at levels `sigma_tn` (B,) > 0 without their noise, or with `keep` of it."""
-    if config.method == "sample":
-        return sample_posterior(denoiser, x_tn, sigma_tn, noise, config.num_steps, stop_at, label=label)
-    if config.keep:
-        return flow_down(denoiser, x_tn, sigma_tn, config.keep * sigma_tn, config.num_steps, label)
-    end = sigma_tn.clamp(max=stop_at)
-    if bool((end < sigma_tn).any()):
-        x_tn = flow_down(denoiser, x_tn, sigma_tn, end, config.num_steps, label)
-    return denoiser(x_tn, end, label)
 
 
 def lowest_learnt(info: CheckpointInfo) -> float:
@@ -316,7 +257,7 @@ def restore_store(
     checkpoint: Path,
     store: Path,
     output: Path,
-    config: RestoreConfig = RestoreConfig(),  # noqa: B008
+    num_steps: int = RESTORE_STEPS,
     seed: int = 0,
     batch_size: int = 64,
     device: str = "auto",
@@ -329,10 +270,10 @@ def restore_store(
     if (Path(output) / "meta.json").exists():
         raise AssayError("is a store already", path=output, cure="choose another name, or remove it")
     on = find_device(device)
-    source = with_uniform_noise(usable(images, seed), seed, allow_incomplete=True)
+    source = with_uniform_noise(usable(images, seed), seed)
     denoiser, stop_at = loaded.denoiser.to(on).eval(), lowest_learnt(loaded.info)
     made_by = sha256(checkpoint)
-    return restore(denoiser, source, output, made_by, config, stop_at, seed, batch_size, on, progress)
+    return restore(denoiser, source, output, made_by, num_steps, stop_at, batch_size, on, progress)
 
 
 def _check_images(checkpoint: Checkpoint, store: Store) -> None:

@@ -37,7 +37,7 @@ from torch import Tensor
 from assay.checkpoint import load_checkpoint, save_checkpoint
 from assay.data import ImageSource
 from assay.data.picture import image_grid
-from assay.data.view import check_complete, stream
+from assay.data.view import stream
 from assay.denoise import Denoiser, Preconditioned
 from assay.files import sha256, write_whole
 from assay.loss import ambient_loss, edm_weight
@@ -152,7 +152,6 @@ def main() -> None:
     try:
         teacher, data = load_checkpoint(run), read_config(read_run(run / "config.json")["config"]).data
         source = data.prepared().open()
-        check_complete(source, "have no noise that samples could get: give a run of complete noisy images")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     shape, sigma_tn = teacher.config.image_shape, teacher.info.lowest_sigma_tn

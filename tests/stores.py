@@ -16,21 +16,14 @@ def stored(
     sigma: float | Sequence[float] | Any = 0.0,
     usable_from: float | None = None,
     maps: Any = None,
-    kernels: Any = None,
 ) -> Store:
-    """A store of images (N, C, H, W) from -1 to 1; levels of all or each, a map or kernel (or None) of each."""
+    """A store of images (N, C, H, W) from -1 to 1; levels of all or each, a map (or None) of each."""
     values = np.asarray(values, np.float32)
     levels = np.broadcast_to(sigma, len(values)).tolist()
     usable = [None if usable_from is None else max(level, usable_from) for level in levels]
-    nothing = [None] * len(values)
-    shared = (
-        [None if each is None else np.asarray(each) for each in (nothing if column is None else column)]
-        for column in (maps, kernels)
-    )
+    columns = zip(values, levels, usable, [None] * len(values) if maps is None else maps, strict=True)
     images = [
-        PackedImage(str(i), pixels, level, -1, lowest, sigma_map=sigma_map, kernel=kernel)
-        for i, (pixels, level, lowest, sigma_map, kernel) in enumerate(
-            zip(values, levels, usable, *shared, strict=True)
-        )
+        PackedImage(str(i), pixels, level, -1, lowest, sigma_map=None if each is None else np.asarray(each))
+        for i, (pixels, level, lowest, each) in enumerate(columns)
     ]
     return write_store(path, path.name, images, values.shape[1:], "float32", (-1, 1), ())

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor, nn
 
-from assay.denoise import Conditioned, MixtureDenoiser, Preconditioned, x_0_from_x_tn, x_tn_from_x_0
-from assay.sample import edm_sigmas, solve
+from assay.denoise import MixtureDenoiser, Preconditioned, x_0_from_x_tn, x_tn_from_x_0
 from tests.errors import fault
 
 F64 = torch.float64
@@ -129,41 +128,3 @@ def test_bad_labels_are_named(label: Tensor, num_classes: int) -> None:
 @pytest.mark.parametrize("sigma_t", [torch.ones(2, 1, 1, 1), torch.ones(1), torch.ones(())], ids=str)
 def test_a_broadcastable_sigma_is_refused(sigma_t: Tensor) -> None:
     assert fault(lambda: Preconditioned(Recorder(X))(X, sigma_t)).key == "sigma_t"
-
-
-def gaussian_data(dims: int) -> tuple[Tensor, Tensor]:
-    """Mean (D,) and covariance (D, D) of images with dependent pixels."""
-    root = torch.randn(dims, dims, generator=torch.Generator().manual_seed(1), dtype=F64) / dims**0.5
-    return torch.linspace(-0.5, 0.5, dims, dtype=F64), root @ root.T + 0.1 * torch.eye(dims, dtype=F64)
-
-
-def test_given_an_observation_the_denoiser_and_its_samples_are_those_of_the_gaussian_posterior() -> None:
-    dims, num = 6, 4000
-    mean, cov = gaussian_data(dims)
-
-    def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        gain = cov @ torch.linalg.inv(cov + sigma_t[0] ** 2 * torch.eye(dims, dtype=F64))
-        return ((x_t.flatten(1) - mean) @ gain.T + mean).view_as(x_t)
-
-    noise = torch.tensor([0.1, float("inf"), 0.5, float("inf"), 0.2, float("inf")], dtype=F64)
-    seen = noise.isfinite()
-    y = torch.tensor([0.3, float("nan"), -0.2, 7.0, 0.9, 0.0], dtype=F64)
-    # The law of x_0 given the pixels that were seen.
-    gain = cov[:, seen] @ torch.linalg.inv(cov[seen][:, seen] + torch.diag(noise[seen] ** 2))
-    mean_y, cov_y = mean + gain @ (y - mean)[seen], cov - gain @ cov[seen]
-    observed, levels = (value.expand(num, dims).view(num, 1, 2, 3) for value in (y, noise))
-    known = Conditioned(denoiser, observed, levels)
-    eps = torch.randn(num, 1, 2, 3, generator=torch.Generator().manual_seed(2), dtype=F64)
-    for sigma in (0.05, 0.7, 20.0):
-        exact = cov_y @ torch.linalg.inv(cov_y + sigma**2 * torch.eye(dims, dtype=F64))
-        expected = (sigma * eps.flatten(1) - mean_y) @ exact.T + mean_y
-        found = known(sigma * eps, torch.full((num,), sigma, dtype=F64))
-        torch.testing.assert_close(found.flatten(1), expected, rtol=1e-6, atol=1e-6)
-    drawn = solve(known, 80 * eps, edm_sigmas(60)).flatten(1)
-    assert (drawn.mean(0) - mean_y).abs().max() < 0.05
-    assert (drawn.T.cov() - cov_y).abs().max() < 0.05 * cov.max()
-    # All pixels seen with one level of noise: what the denoiser itself says at that level.
-    whole = Conditioned(denoiser, eps, torch.full_like(eps, 0.4), num_steps=dims)(
-        80 * eps, torch.full((num,), 1e4, dtype=F64)
-    )
-    torch.testing.assert_close(whole, denoiser(eps, torch.full((num,), 0.4, dtype=F64)), rtol=1e-3, atol=1e-3)

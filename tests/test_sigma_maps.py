@@ -1,6 +1,8 @@
 """Maps of noise levels, one per pixel: the loss, views, loading, packing and training."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +10,12 @@ import torch
 from astropy.io import fits
 
 from assay.data import Augmentation, Loader, Store, open_store
+from assay.data.pack import pack
+from assay.data.spec import SourceSpec
+from assay.data.store import PackedImage, write_store
 from assay.data.view import Joined, View, with_uniform_noise
 from assay.errors import AssayError
+from assay.files import content_hash, sha256
 from assay.loss import ambient_loss
 from assay.metrics.held_out import held_out_loss
 from assay.noise import add_noise
@@ -92,7 +98,7 @@ def test_a_constant_map_is_a_level_bit_for_bit() -> None:
 def test_pixels_noisier_than_the_level_have_no_part_in_the_loss() -> None:
     x_tn, eps = torch.randn(2, 1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     levels = torch.full((1, 1, 4, 4), 0.1)
-    levels[..., 0, 0], levels[..., 3, 3] = float("inf"), 0.5
+    levels[..., 0, 0], levels[..., 3, 3] = 1e30, 0.5
     x_0_hat = torch.zeros_like(x_tn).requires_grad_()
     sigma_t = torch.tensor([0.3])
     loss = ambient_loss(lambda x, sigma, label=None: x_0_hat, x_tn, levels, sigma_t, eps)
@@ -194,10 +200,71 @@ def test_packing_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "6 images have a map of noise levels" in run("data", "show", "all")
 
     np.save("small.npy", levels[:4])
-    np.save("dead.npy", np.where(levels == levels.max(), np.inf, levels))
+    for name, value in (("inf.npy", np.inf), ("nan.npy", np.nan), ("negative.npy", -1.0)):
+        np.save(name, np.where(levels == levels.max(), value, levels))
+        assert failing(*of_all.format(name).split(), "-o", "x").key == "map"
     for wrong in ("small.npy", "map.npy,sigma=3"):
         failing(*of_all.format(wrong).split(), "-o", "x")
     with pytest.raises(FileNotFoundError):
         failing(*of_all.format("nothing.npy").split(), "-o", "x")
-    run(*of_all.format("dead.npy").split(), "-o", "dead")
-    assert "6 images have missing pixels" in run("data", "show", "dead")
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil"),
+    [
+        ("sigma_map.npy", lambda v: np.where(v == v.max(), np.nan, v)),
+        ("sigma_map.npy", lambda v: np.where(v == v.max(), np.inf, v)),
+        ("sigma_map.npy", lambda v: -v),
+        ("sigma_map.npy", lambda v: v.repeat(2, 1)),
+        ("map_index.npy", lambda v: v - 2),
+        ("map_index.npy", lambda v: v + 1),
+        ("map_index.npy", None),
+        ("sigma_map.npy", "absent"),
+        ("images.npy", "absent"),
+    ],
+)
+def test_stores_that_make_no_sense_are_rejected(tmp_path: Path, file: str, spoil: Any) -> None:
+    """Also if their checksums are right."""
+    path = mapped_store(tmp_path / "s", maps(2)[[0, 1, 0, 1]]).path
+    tree = json.loads((path / "meta.json").read_text())
+    del tree["checksum"]
+    if callable(spoil):
+        values = np.load(path / file)
+        np.save(path / file, spoil(values).astype(values.dtype))
+        tree["checksums"][file] = sha256(path / file)
+    elif spoil is None:
+        del tree["checksums"][file]
+    else:
+        (path / file).unlink()
+    (path / "meta.json").write_text(json.dumps(tree | {"checksum": content_hash(tree)}))
+    with pytest.raises(AssayError) as caught:
+        open_store(path)
+    assert Path(caught.value.path or "").parent == path and caught.value.cure
+
+
+def test_maps_of_one_and_of_all_channels_make_one_store(tmp_path: Path) -> None:
+    rng, shapes = np.random.default_rng(0), {"one": (4, 4), "all": (3, 4, 4)}
+    sources = []
+    for name, shape in shapes.items():
+        np.save(tmp_path / f"{name}.npy", rng.uniform(0, 1, (5, 4, 4, 3)).astype(np.float32))
+        np.save(tmp_path / f"{name}-levels.npy", rng.uniform(0.01, 0.1, shape).astype(np.float32))
+        levels = tmp_path / f"{name}-levels.npy"
+        sources.append(SourceSpec(path=str(tmp_path / f"{name}.npy"), range=(0, 1), map=levels))
+    for number, order in enumerate((sources, sources[::-1])):
+        store = pack(order, tmp_path / f"store{number}").store
+        found = store.read_levels(torch.arange(10))
+        for part, name in zip(found.split(5), list(shapes)[:: 1 - 2 * number], strict=True):
+            expected = 2 * torch.from_numpy(np.load(tmp_path / f"{name}-levels.npy"))
+            torch.testing.assert_close(part, expected.expand(5, 3, 4, 4))
+
+
+def test_the_fingerprint_of_a_store_stays(tmp_path: Path) -> None:
+    """Runs are named by it."""
+    values = np.arange(48, dtype=np.float32).reshape(4, 1, 3, 4) / 48
+    levels = np.where(np.arange(12).reshape(1, 3, 4) % 5 == 0, 0.3, 0.1).astype(np.float32)
+    images = [
+        PackedImage(str(i), values[i], 0.1, i % 2, 0.1 + 0.1 * (i == 3), None, i // 2, levels if i else None)
+        for i in range(4)
+    ]
+    store = write_store(tmp_path / "s", "s", images, (1, 3, 4), "float32", (-1, 1), ("a", "b"))
+    assert store.fingerprint == "f993f1f1957c41efcafe87c6dec59ab32451abfe75206d866ff0ba89a2f6c004"

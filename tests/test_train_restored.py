@@ -12,18 +12,16 @@ import pytest
 import torch
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint
-from assay.data import Loader, Restored, Store, open_store, simulate
+from assay.data import Loader, Restored, open_store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.store import Parents
-from assay.generate import RestoreConfig, lowest_learnt, restore
+from assay.generate import lowest_learnt, restore
 from assay.outcome import Configuration, trained_configuration
 from assay.train import RunConfig, read_config, train
 from assay.train.restored import round_ends, round_path, snapshot_at
 from tests.commands import failing, run
 from tests.points import ORACLE, Points
 from tests.test_train import FINAL, ended, in_child, metrics, same_file
-
-METHOD = {"method": "flow", "num_steps": 16, "keep": 0.0, "stop_at": 0.002, "seed": 0}
 
 
 def config(**settings: Any) -> RunConfig:
@@ -32,14 +30,11 @@ def config(**settings: Any) -> RunConfig:
     return read_config({"data": {"store": "unused"}, "net": net, "train": chosen})
 
 
-def restored(path: Path, source: Points, **settings: Any) -> Store:
-    return restore(ORACLE, source, path, "sha", RestoreConfig(**settings))
-
-
 def test_a_restored_store_knows_its_parents_and_is_not_clean(tmp_path: Path) -> None:
     source = Points(50, 0.2)
-    store = open_store(restored(tmp_path / "store", source).path)
-    assert store.meta.restored_from == Parents(images=source.fingerprint, checkpoint="sha", method=METHOD)
+    store = open_store(restore(ORACLE, source, tmp_path / "store", "sha").path)
+    method = {"num_steps": 16, "stop_at": 0.002}
+    assert store.meta.restored_from == Parents(images=source.fingerprint, checkpoint="sha", method=method)
     assert store.meta.num_clean == 10
     assert store.usable_from.tolist() == source.sigma_tn.tolist()
     assert store.sigma_tn.tolist() == [0] * 50 and store.label.tolist() == source.label.tolist()
@@ -51,35 +46,25 @@ def test_a_restored_store_knows_its_parents_and_is_not_clean(tmp_path: Path) -> 
 
 def test_the_flow_keeps_the_law_and_the_mean_is_the_oracles(tmp_path: Path) -> None:
     source = Points(4000, 0.0)
-    flow = restored(tmp_path / "flow", source).read(torch.arange(4000))
-    clean, generator = Points(4000, seed=3).x_tn, torch.Generator().manual_seed(0)
+    flow = restore(ORACLE, source, tmp_path / "flow", "sha").read(torch.arange(4000))
+    clean = Points(4000, seed=3).x_tn
     # The flow carries the law of the noisy points to that of the clean ones, the mean shrinks it.
     mean = restore(ORACLE, source, tmp_path / "mean", "sha", stop_at=0.3).read(torch.arange(4000))
     assert torch.allclose(mean, ORACLE(source.x_tn, source.sigma_tn), atol=1e-6)
     left = (flow - clean).flatten(1)
     assert left.mean(0).abs().max() < 0.03 and abs(flow.var() / clean.var() - 1) < 0.02
     assert mean.var() < 0.97 * clean.var()
-    with torch.no_grad():
-        draws = restored(tmp_path / "draws", source, method="sample").read(torch.arange(4000))
-    assert abs(draws.var() / clean.var() - 1) < 0.02 and not torch.allclose(draws, flow, atol=0.1)
-    # Half of the noise is left: as spread as clean points with noise of 0.15.
-    half = restored(tmp_path / "half", source, keep=0.5)
-    noisier = clean + 0.15 * torch.randn(clean.shape, generator=generator)
-    assert torch.allclose(half.sigma_tn, torch.tensor(0.15)) and half.usable_from.min() == source.sigma_tn[0]
-    assert abs(half.read(torch.arange(4000)).var() / noisier.var() - 1) < 0.03
 
 
 def test_each_level_is_trained_on_the_image_that_can_teach_it(tmp_path: Path) -> None:
     source = Points(50, 0.2)
-    store = restored(tmp_path / "store", source)
-    both, everywhere = Restored(source, store), Restored(source, store, everywhere=True)
-    assert both.sigma_tn is source.sigma_tn and both.fingerprint != everywhere.fingerprint
+    store = restore(ORACLE, source, tmp_path / "store", "sha")
+    both = Restored(source, store)
+    assert both.sigma_tn is source.sigma_tn
     index, sigma_t = torch.tensor([3, 20, 20, 20]), torch.tensor([0.01, 0.1, 0.3, 0.31])
     x, sigma_tn = both.read_at(index, sigma_t)
     assert sigma_tn.tolist() == [0, 0, 0, source.sigma_tn[20].item()]
     assert torch.equal(x[1:3], store.read(index[1:3])) and torch.equal(x[3], source.x_tn[20])
-    x, sigma_tn = everywhere.read_at(index, sigma_t)
-    assert torch.equal(x, store.read(index)) and not sigma_tn.any()
     batches = [Loader(both, 50).batch(step) for step in range(40)]
     drawn = torch.cat([batch.sigma_t for batch in batches])
     alone = torch.cat([Loader(Points(50), 50).batch(step).sigma_t for step in range(40)])
@@ -156,8 +141,7 @@ def test_the_command_restores_a_store_and_refuses_to_overwrite(tmp_path: Path) -
     source = Points(50, 0.2)
     train(config(rounds=0), tmp_path / "run", source)
     from_arrays(source.x_tn, source.sigma_tn, source.label).save(tmp_path / "store")
-    arguments = ["denoise", tmp_path / "run", tmp_path / "store", "-o", tmp_path / "restored"]
-    arguments += ["--restore", "flow"]
+    arguments = ["denoise", tmp_path / "run", tmp_path / "store", "-o", tmp_path / "restored", "--restore"]
     assert "40 of 50 images restored" in run(*arguments)
     made = open_store(tmp_path / "restored")
     assert made.meta.restored_from is not None
@@ -168,5 +152,3 @@ def test_the_command_restores_a_store_and_refuses_to_overwrite(tmp_path: Path) -
 def test_settings_name_their_rounds() -> None:
     setting = Configuration(num_clean=200, noisy=((0.3, 1800),), rounds=3)
     assert str(setting) == "200 clean + 1,800 noisy at 0.3, 3 rounds"
-    with pytest.raises(ValueError, match="keep"):
-        RestoreConfig(method="sample", keep=0.5)

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -23,8 +22,6 @@ from assay.data.store import is_store
 from assay.data.units import Stabilised, black_and_white
 from assay.errors import AssayError
 from assay.files import check_absent, write_whole
-from assay.metrics.annotate import annotate as run_annotate
-from assay.metrics.annotate import write_annotations
 from assay.progress import open_progress
 
 app = typer.Typer(
@@ -68,8 +65,6 @@ def pack(
         assay data pack clean/ noisy/:levels=levels.csv --all range=0,255 -o stores/scans
 
         assay data pack frames/:range=0,4095,map=read_noise.npy -o stores/frames
-
-        assay data pack scans/:sigma=2,kernel=psf.npy -o stores/scans
 
         assay data pack frames/:range=0,4095,gain=2.1,read_noise=4,black=100 -o stores/frames
     """
@@ -157,8 +152,6 @@ def show(
         console.print(table)
     for count, what in (
         (opened.num_mapped, "have a map of noise levels, one per pixel; sigma_tn is from the map"),
-        (int(opened.convolved.sum()), "were convolved with a kernel: blur, low resolution or k-space"),
-        (int(opened.incomplete.sum()), "have missing pixels or a kernel: train with train.rounds"),
         (num_annotated, "are raised to the level where they are usable before training"),
     ):
         if count:
@@ -240,38 +233,6 @@ def _open_measured(text: str) -> RawImages:
         return images_of(open_store(text))
     (spec,) = read_sources([text])
     return replace(open_images(spec), value_range=spec.range)
-
-
-@app.command()
-def annotate(
-    store: Annotated[Path, typer.Argument(help="A store of blurred, compressed or otherwise bad images.")],
-    clean: Annotated[Path, typer.Option(help="A store of clean images of the same kind and size.")],
-    output: Annotated[
-        Path, output_option("File of the annotations, for `levels=` of `pack`.", suffix=".jsonl")
-    ] = Path("annotations.jsonl"),
-    each: Annotated[
-        bool, typer.Option("--each", help="A level for each image. Default: one for all of them.")
-    ] = False,
-    num_steps: Annotated[int, typer.Option(min=1, help="Steps of training the classifier.")] = 600,
-    seed: Annotated[int, typer.Option(help="Seed of the classifier.")] = 0,
-) -> None:
-    """Find the noise level from which bad images cannot be told from clean ones, and can be trained on.
-
-    Example: `assay data annotate stores/blurred --clean stores/clean -o annotations.jsonl`
-
-    Then: `assay data pack blurred/:levels=annotations.jsonl -o stores/usable`
-    """
-    bad = open_store(store)
-    with open_progress() as tell:
-        found = run_annotate(bad, open_store(clean), num_steps, seed=seed, progress=partial(tell, "annotating"))
-    write_annotations(output, bad, found.levels if each else np.full(len(bad), found.level))
-    console = open_console()
-    table = Table("noise level", "AUC")
-    for sigma, auc, error in zip(found.sigmas, found.auc, found.error, strict=True):
-        table.add_row(f"{sigma:.3g}", f"{auc:.3f} ± {error:.3f}")
-    console.print(table)
-    words = "at every noise level" if found.level == 0 else f"from a noise level of {found.level:.3g} on"
-    console.print(f"The images of {bad.name} look like clean ones {words}; wrote {output}")
 
 
 def _print_report(report: PackReport) -> None:

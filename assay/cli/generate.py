@@ -2,17 +2,17 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from assay.cli.options import open_console, output_option, parse_pair, takes
 from assay.errors import AssayError
 from assay.generate import (
+    RESTORE_STEPS,
     ComputeConfig,
     DenoiseConfig,
     FilesConfig,
-    RestoreConfig,
     denoise_to_files,
     restore_store,
     sample_to_files,
@@ -96,15 +96,12 @@ def denoise(
     files: FilesConfig,
     compute: ComputeConfig,
     restore: Annotated[
-        Literal["flow", "sample"] | None,
+        bool,
         typer.Option(
-            help="Write a store to train on instead of files: follow the probability flow from each image, or "
-            "draw from its posterior. Missing pixels are completed."
+            "--restore",
+            help="Write a store to train on instead of files: follow the probability flow from each image.",
         ),
-    ] = None,
-    keep: Annotated[
-        float, typer.Option(help="With --restore flow: share of the noise that stays, e.g. 0.5 for half.")
-    ] = 0.0,
+    ] = False,
 ) -> None:
     """Remove the noise from a store's images, each at its own noise level. Run again to resume.
 
@@ -121,19 +118,18 @@ def denoise(
 
         assay denoise runs/mix stores/scans -o draws.npz --num-samples 8 --dtype float32
 
-        assay denoise runs/mix stores/scans -o stores/scans-restored --restore flow
+        assay denoise runs/mix stores/scans -o stores/scans-restored --restore
     """
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        if restore is None:
+        if not restore:
             told = partial(tell, "denoising")
             number = denoise_to_files(checkpoint, store, output, config, files, compute, told)
             words = f"{number} images in {output}"
         else:
-            steps = config.model_dump(include=config.model_fields_set & {"num_steps"})
-            how, told = RestoreConfig(method=restore, keep=keep, **steps), partial(tell, "restoring")
-            on = config.seed, compute.batch_size, compute.device
-            made = restore_store(checkpoint, store, output, how, *on, told)
+            num_steps = config.num_steps if "num_steps" in config.model_fields_set else RESTORE_STEPS
+            about = num_steps, config.seed, compute.batch_size, compute.device
+            made = restore_store(checkpoint, store, output, *about, partial(tell, "restoring"))
             words = f"{int((made.usable_from > 0).sum())} of {len(made)} images restored in {made.path}"
     console.print(words)
 

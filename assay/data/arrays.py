@@ -109,7 +109,7 @@ def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
 def _channels_first(images: Any) -> np.ndarray:
     """Images as (N, C, H, W), all of them finite numbers."""
     if isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images):
-        cure = "save them as files with a map of their noise, infinite where a pixel is missing, and pack these"
+        cure = "fill them with plausible values, save files with a map of a high level there, and pack these"
         raise AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
     values = _array(images, "images")
     values = values[:, None] if values.ndim == 3 else values

@@ -1,4 +1,4 @@
-"""An image of a file -> an image of a store: colours, size, depth, noise level, kernel.
+"""An image of a file -> an image of a store: colours, size, depth, noise level.
 
 Nothing is guessed, and what would change the noise of a noisy image (resizing, recolouring, rounding to 8
 bits) is rejected, as is a level that the pixels rule out.
@@ -14,7 +14,7 @@ from scipy.ndimage import uniform_filter
 
 from assay.data.decode import flatten, is_transparent
 from assay.data.levels import Level
-from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, KERNEL, OPAQUE, Note, measure, share_at
+from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, OPAQUE, Note, measure, share_at
 from assay.data.readers import RawImages
 from assay.data.store import DType, PackedImage
 from assay.data.units import Stabilised
@@ -197,17 +197,12 @@ def convert_image(raw: RawImages, i: int, config: PackConfig, layout: Layout | N
     sigma, usable_from = level.in_range(*value_range)
     size = size_of(pixels.shape, config, layout)
     values, layout = convert_pixels(pixels, value_range, noisy, config, layout)
-    sigma_map = kernel = None
+    sigma_map = None
     if levels is not None:
         unit = 1 if level.scaled else 2 / (value_range[1] - value_range[0])
         sigma_map = fit(levels * unit, size, config.fit, noisy).transpose(2, 0, 1)
-    if raw.operator is not None:
-        kernel, missing = raw.operator(i, (pixels.shape[0], pixels.shape[1]), size)
-        values = _centred(values, kernel, sigma, value_range, layout, found)
-        if missing.any():
-            sigma_map = np.where(missing, np.inf, np.full((1, 1, 1), sigma) if sigma_map is None else sigma_map)
     x = layout.scaled(values)
-    if noisy and _check_noise(x, sigma, sigma_map, kernel):
+    if noisy and _check_noise(x, sigma, sigma_map):
         found[FAINT] = 1.0
     if noisy and files.dtype == np.uint8:
         found[CLIPPED] = share_at(x, (0, 255), units)
@@ -218,11 +213,11 @@ def convert_image(raw: RawImages, i: int, config: PackConfig, layout: Layout | N
         content=hash(values.tobytes()),
         is_deep=files.dtype == np.uint16 and raw.value_range is None,
         found=found,
-        measured=measure(x, i, len(raw.names)) if sigma_map is kernel is None else None,
+        measured=measure(x, i, len(raw.names)) if sigma_map is None else None,
     )
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units
-    image = PackedImage(raw.names[i], values, *columns, sigma_map=sigma_map, kernel=kernel)
+    image = PackedImage(raw.names[i], values, *columns, sigma_map=sigma_map)
     return Converted(image, note, layout)
 
 
@@ -270,63 +265,17 @@ def _stabilised(sensor: Stabilised, pixels: np.ndarray, noisy: bool, found: dict
     return sensor.noisy_to_images(pixels).astype(np.float32)
 
 
-def _centred(
-    values: np.ndarray,
-    kernel: np.ndarray,
-    sigma: float,
-    value_range: tuple[float, float],
-    layout: Layout,
-    found: dict[str, float],
-) -> np.ndarray:
-    """Values of the store such that y = k * x holds, where 0 is the middle of black and white.
-
-    The files have it where 0 is 0. With b = (low + high) / (high - low) the two differ by b (1 - sum k). The
-    sum is noted if it is neither 1 nor, as of lines of k-space without the mean, 0.
-    """
-    low, high = value_range
-    total = float(kernel.sum())
-    lacks_mean = abs(total) < 1e-6 * float(np.abs(kernel).sum())
-    shift = (low + high) / (high - low) * (1 - total)
-    if sigma == 0:
-        what = "was convolved with a kernel and has no noise, and would be treated as clean"
-        raise AssayError(what, key="sigma", cure="give it a small level, e.g. that of rounding")
-    if abs(total - 1) > 0.01 and not lacks_mean:
-        found[KERNEL] = total
-    if abs(shift) < 1e-6:
-        return values
-    if layout.dtype == "uint8":
-        what = f"has a kernel or mask that sums to {total:.4g}, not to 1"
-        raise AssayError(what, key="dtype", cure="divide it by its sum, or use float32")
-    return (values + shift).astype(layout.dtype)
-
-
-def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, kernel: np.ndarray | None) -> bool:
+def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None) -> bool:
     """Reject noise that the pixels rule out; whether images (C, H, W) vary less by content than by noise.
 
     The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
-    deviations rules the level out. Missing pixels do not count. At a frequency that was measured the noise has
-    a power of sigma^2 times the number of pixels; less than a thousandth of it at many rules a mask out.
+    deviations rules the level out.
     """
-    seen, noise = x, sigma
+    noise = sigma
     if sigma_map is not None:
-        is_seen = np.isfinite(np.broadcast_to(sigma_map, x.shape))
-        if not is_seen.any():
-            raise AssayError("has no pixel left, some because of the kernel", cure="leave it out")
-        seen = x[is_seen]
-        levels = np.minimum(np.broadcast_to(sigma_map, x.shape)[is_seen], sigma)
-        noise = math.sqrt(float(np.square(levels).mean()))
-    if kernel is not None:
-        passes = np.abs(np.fft.fft2(kernel)) > 1e-6
-        noise *= math.sqrt(passes.mean())  # none at frequencies filled with 0
-        if seen is x:
-            power = np.square(np.abs(np.fft.fft2(x)))[:, passes]
-            is_empty = power < 0.001 * sigma**2 * x[0].size
-            if is_empty.sum() > 4 and is_empty.mean() > 0.03:
-                what = f"has nothing at {is_empty.mean():.0%} of the frequencies that its mask calls measured"
-                cure = "give the mask in the order of numpy's fft2, perhaps by np.fft.ifftshift"
-                raise AssayError(what, key="kspace", cure=cure)
-    variance = float(np.var(seen))
-    if variance < noise**2 * (1 - 6 * math.sqrt(2 / seen.size)):
+        noise = math.sqrt(float(np.square(np.minimum(sigma_map, sigma)).mean()))
+    variance = float(np.var(x))
+    if variance < noise**2 * (1 - 6 * math.sqrt(2 / x.size)):
         what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {noise:.3g} (black to white is 2)"
         raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
     return variance < 2 * noise**2

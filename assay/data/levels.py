@@ -57,21 +57,19 @@ class Level(NamedTuple):
 
 
 class LevelMap(NamedTuple):
-    """The noise of each pixel of an image, (H, W, C or 1); infinite where a pixel is missing."""
+    """The noise of each pixel of an image, (H, W, C or 1)."""
 
     sigma: np.ndarray
     scaled: bool = False
 
     def level(self, quantile: float) -> Level:
-        """The level below which this share of the pixels lie that are not missing."""
-        seen = self.sigma[np.isfinite(self.sigma)]
-        is_valid = len(seen) > 0 and bool((self.sigma >= 0).all())
-        sigma = float(np.quantile(seen, quantile, method="inverted_cdf")) if is_valid else math.nan
-        if not is_valid or (sigma == 0 and len(seen) < self.sigma.size):
-            what = "has a map of the noise that is negative or NaN, or 0 beside missing pixels"
-            cure = "correct it: pixels that were measured have a small level at least, e.g. that of rounding"
+        """The level below which this share of the pixels lie."""
+        is_level = (self.sigma >= 0) & (self.sigma <= np.finfo(np.float32).max)
+        if not self.sigma.size or not bool(is_level.all()):
+            what = "has a map of the noise with levels that are negative, NaN or infinite"
+            cure = "give pixels that were not measured a plausible value and a high, finite level"
             raise AssayError(what, key="map", cure=cure)
-        return Level(sigma, None, self.scaled)
+        return Level(float(np.quantile(self.sigma, quantile, method="inverted_cdf")), None, self.scaled)
 
 
 def read_levels(path: Path, names: Sequence[str], scaled: bool = False) -> list[Level | AssayError]:

@@ -19,7 +19,7 @@ _USED = 1 / 8  # of the range from black to white that all images of a source sh
 _NOISE_OF_CLEAN = 0.05  # the noise, where black to white is 2, that an image called clean should not have
 
 # What images may have, and what to say of the `num` that do: the values that were noted are `mean` on average.
-FAINT, CLIPPED, KERNEL, FLATTENED, OPAQUE, DARK = "faint clipped kernel flattened opaque dark".split()
+FAINT, CLIPPED, FLATTENED, OPAQUE, DARK = "faint clipped flattened opaque dark".split()
 _SENTENCES = {
     DARK: "about {mean:.1%} of the noisy pixels have a mean below {fewest:.1f} photons: their stabilised noise "
     "differs from its level by more than 3%",
@@ -28,8 +28,6 @@ _SENTENCES = {
     "originals if you have them.",
     FAINT: "{num:,} noisy images vary less by their content than by their noise: is `sigma` (or are `gain`, "
     "`read_noise` and `black`) in the units of the files, and `range` right?",
-    KERNEL: "{num:,} images have a kernel that sums to {mean:.4g} on average, not to 1: divide it by its sum, "
-    "unless the optics also lose light",
     FLATTENED: "{num:,} images have a channel of opacity, which was laid on white",
     OPAQUE: "{num:,} images have a channel of opacity, which was left out: nothing is transparent",
 }

@@ -22,7 +22,6 @@ import numpy as np
 from assay.data.convert import Converted, Layout, PackConfig, convert_image
 from assay.data.levels import Level, read_levels
 from assay.data.notes import Notes
-from assay.data.operators import with_fewer_pixels, with_kernel, with_kspace
 from assay.data.readers import RawImages, clean, cut_patches, open_images, printable, with_map
 from assay.data.spec import SourceSpec
 from assay.data.store import PackedImage, Store, is_store, open_store, write_store
@@ -78,14 +77,8 @@ def open_source(source: Source, config: PackConfig) -> RawImages:
         raw = replace(raw, noise=lambda i: _checked(levels[i]))
     if spec.map is not None:
         raw = with_map(raw, spec.map, spec.scaled)
-    if spec.kernel is not None:
-        raw = with_kernel(raw, spec.kernel)
-    if spec.kspace is not None:
-        raw = with_kspace(raw, spec.kspace)
     if config.patch is not None:
         raw = cut_patches(raw, config.patch, config.stride or config.patch[1])
-    if spec.downsampled is not None:
-        raw = with_fewer_pixels(raw, spec.downsampled)
     return raw if config.classes else replace(raw, label=None, class_names=())
 
 

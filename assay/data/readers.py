@@ -29,8 +29,6 @@ from assay.errors import AssayError
 from assay.files import decoding
 
 Size = tuple[int, int]  # (H, W)
-# image number, its size in the file and in the store -> kernel (H, W) and missing pixels (H, W)
-Operator = Callable[[int, Size, Size], tuple[np.ndarray, np.ndarray]]
 
 
 def clean(i: int) -> Level:
@@ -52,7 +50,6 @@ class RawImages:
     sensor : the images are of a sensor that counts photons, and clean if their level is 0.
     has_opacity : the last of 2 or 4 channels is one.
     group : the file (N,) that each image is a part of, if several come from one.
-    operator : what images were seen through (see `assay.data.operators`).
     units : what the units of pixels are called.
     """
 
@@ -67,7 +64,6 @@ class RawImages:
     sensor: Stabilised | None = None
     has_opacity: bool = False
     group: np.ndarray | None = None
-    operator: Operator | None = None
     units: str = "the files' units"
 
     def load(self, i: int) -> np.ndarray:
@@ -223,7 +219,6 @@ def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
         for x in range(0, width - size[1] + 1, stride)
     ]
     whole = lru_cache(1)(raw.pixels)  # the image whose patches are being cut
-    of_whole = raw.operator
 
     def cut(values: np.ndarray, k: int) -> np.ndarray:
         _, y, x = corners[k]
@@ -239,7 +234,6 @@ def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],
         pixels=lambda k: cut(whole(image[k]), k),
         noise=noise,
-        operator=of_whole and (lambda k, before, size: of_whole(image[k], sizes[image[k]], size)),
         label=None if raw.label is None else raw.label[image],
         group=image if raw.group is None else raw.group[image],
     )

@@ -94,19 +94,6 @@ class ImageSource(ABC):
         """(N,) int64, the number of each image where it is first read; its simulated noise depends on that."""
         return torch.arange(len(self))
 
-    @cached_property
-    def convolved(self) -> Tensor:
-        """(N,) bool, which images were convolved with a kernel (see `assay.data.operators`)."""
-        return torch.zeros(len(self), dtype=torch.bool)
-
-    @cached_property
-    def incomplete(self) -> Tensor:
-        """(N,) bool, which images were convolved with a kernel, or have missing pixels, of infinite level."""
-        if not self.has_map:
-            return self.convolved
-        maps = (self.read_levels(part) for part in torch.arange(len(self)).split(1024))
-        return self.convolved | torch.cat([each.isinf().flatten(1).any(1) for each in maps])
-
     @property
     def num_classes(self) -> int:
         """How many classes there are."""
@@ -119,10 +106,6 @@ class ImageSource(ABC):
     def read_levels(self, index: Tensor) -> Tensor:
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
         return self.sigma_tn[index][:, None, None, None].expand(-1, 1, *self.image_shape[1:])
-
-    def read_kernel(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
-        return None
 
     def on(self, device: torch.device) -> "ImageSource":
         """The same images, made on that device if they are computed."""
@@ -146,10 +129,3 @@ class ImageSource(ABC):
         from assay.data.picture import noise_picture
 
         return noise_picture(self)
-
-
-def no_kernel(image_shape: tuple[int, int, int]) -> Tensor:
-    """The kernel (H, W) that leaves an image (C, H, W) as it is."""
-    kernel = torch.zeros(image_shape[1:])
-    kernel[0, 0] = 1
-    return kernel

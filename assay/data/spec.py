@@ -37,8 +37,8 @@ from assay.data.units import Stabilised
 from assay.errors import AssayError, explained
 from assay.files import decoding
 
-FILES = ("path", "levels", "map", "kernel", "kspace")  # settings that name one
-_NOISE, _OPERATORS = ("sigma", "levels", "map", "noise"), ("kernel", "kspace", "downsampled")  # one of each
+FILES = ("path", "levels", "map")  # settings that name one
+_NOISE = ("sigma", "levels", "map", "noise")  # one of them
 
 
 def _rising(pair: tuple[float, float]) -> tuple[float, float]:
@@ -74,8 +74,7 @@ class SourceSpec(BaseModel):
     )
     map: Path | None = Field(
         None,
-        description="Noise: .npy with the level of each pixel, (H, W) for all images or (N, H, W); infinite "
-        "where a pixel is missing.",
+        description="Noise: .npy with the level of each pixel, (H, W) for all images or (N, H, W).",
     )
     noise: str | None = Field(
         None, description="Noise: the keyword, extension or data set of a scientific file that holds it."
@@ -101,19 +100,6 @@ class SourceSpec(BaseModel):
         0.0, ge=0, allow_inf_nan=False, description="With gain: standard deviation of the read noise."
     )
     black: _Finite = Field(0.0, description="With gain: the value of no light.")
-    kernel: Path | None = Field(
-        None,
-        description=".npy with the point spread function that blurred the images, (h, w) for all or (N, h, w); "
-        "odd and centred. Pixels whose kernel extends past the border count as missing.",
-    )
-    kspace: Path | None = Field(
-        None,
-        description=".npy with 1 for each frequency that was measured, else 0, in the order of numpy's fft2 "
-        "(the mean at [0, 0]), (H, W) for all images or (N, H, W). The images have 0 for the others.",
-    )
-    downsampled: int | None = Field(
-        None, ge=2, description="Each pixel is the mean of F x F pixels, at whose size images are packed."
-    )
     dataset: str | None = Field(
         None, description="The images inside an HDF5 or zarr file, or a FITS extension."
     )
@@ -124,8 +110,8 @@ class SourceSpec(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> "SourceSpec":
-        given = [key for key in (*_NOISE, *_OPERATORS) if getattr(self, key) is not None]
-        pairs = [(a, b) for keys in (_NOISE, _OPERATORS) for a, b in pairwise(k for k in given if k in keys)]
+        given = [key for key in _NOISE if getattr(self, key) is not None]
+        pairs = list(pairwise(given))
         if self.gain is not None:  # with which a sigma of 0 says that images are clean
             pairs += [("gain", key) for key in given if getattr(self, key) != 0]
         if pairs:
@@ -188,8 +174,8 @@ def _from_toml(file: Path, for_all: dict[str, Any]) -> list[SourceSpec]:
 
 
 def _spec(own: dict[str, Any], for_all: dict[str, Any]) -> SourceSpec:
-    """A source's own settings before those of all; its own noise or operator replaces another kind of it."""
-    replaced = {key for keys in (_NOISE, _OPERATORS) if own.keys() & set(keys) for key in keys}
+    """A source's own settings before those of all; its own noise replaces another kind of it."""
+    replaced = set(_NOISE) if own.keys() & set(_NOISE) else set()
     if own.keys() & {"levels", "map", "noise"} or own.get("sigma") not in (None, "0", 0):
         replaced |= {"gain", "read_noise", "black"} - own.keys()
     try:

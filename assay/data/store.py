@@ -8,8 +8,6 @@
     group.npy      (N,) int64, the file each image is a part of; absent if no two share one
     sigma_map.npy  (K, C or 1, H, W) float32, maps of the noise, one level per pixel; only if some image has one
     map_index.npy  (N,) int64, the map of each image; -1 is none, sigma_tn everywhere
-    kernel.npy     (K, H, W) float32, kernels that images were seen through (see `assay.data.operators`), if any
-    kernel_index.npy  (N,) int64, the kernel of each image; -1 is none
     blocks.npy     checksums of the blocks of images.npy
     meta.json      shape, value range, classes, checksums of all files and of itself
 
@@ -26,13 +24,16 @@ of the noise that was removed.
 
 Opening a store reads the columns of numbers and no images. A store is whole or absent (`assay.files`), and
 damage is noticed: columns are compared with their checksums when the store is opened, images block by block
-as they are first read (`assay.data.blocks`).
+as they are first read. A whole file of images is too large to be hashed before every run. At 64 KiB a block
+costs some 40 microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums take 1/4096 of the file.
 """
 
+import hashlib
 import json
 import math
 import os
 import re
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,21 +46,31 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from assay.archives import check_member_name, read_npy
-from assay.data.blocks import CURE, ImageFile, write_blocks
-from assay.data.source import ImageSource, no_kernel
+from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
-from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
+from assay.files import (
+    Name,
+    content_hash,
+    decoding,
+    hold_lock,
+    sha256,
+    write_whole,
+    write_whole_directory,
+)
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
-CHECKSUM = "checksum"  # of meta.json, the key in it
+_CURE = "restore it, or pack the store again"
+_CHECKSUM = "checksum"  # of meta.json, the key in it
+_BLOCK_BYTES = 2**16
+_DIGEST_BYTES = 16  # of SHA-256
 _IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
 _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
-_MAP, _KERNEL = ("sigma_map.npy", "map_index.npy"), ("kernel.npy", "kernel_index.npy")
+_MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 _NUMBERS = dict.fromkeys((_SIGMA_TN, _USABLE_FROM), "float32")  # the columns of numbers
-_NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP[1], _KERNEL[1]), "int64")
+_NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP_INDEX), "int64")
 _MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 
 
@@ -91,6 +102,67 @@ class StoreMeta(BaseModel):
     restored_from: Parents | None = None  # of images that a model restored
 
 
+class ImageFile:
+    """The rows of an array in a .npy file, each of its blocks compared with a checksum when it is first read.
+
+    What is compared, and what is read, is one open file: whoever puts another one in its place changes nothing
+    for those who have this. Blocks are compared again if the file is written to. It is not mapped: its pages
+    would fill the memory, and one that is cut short would kill the process.
+    """
+
+    def __init__(self, path: Path, checksums: Path) -> None:
+        self.path, self._checksums = path, checksums
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        rows = read_npy(path, cure=_CURE)
+        self.shape, self.dtype = rows.shape, rows.dtype
+        self._num_bytes = os.fstat(self._file).st_size
+        self._header_bytes, self._row_bytes = self._num_bytes - rows.nbytes, rows[:1].nbytes
+        self._expected = read_npy(checksums, cure=_CURE)
+        num_blocks = -(-self._num_bytes // _BLOCK_BYTES)
+        if self._expected.shape != (num_blocks, _DIGEST_BYTES):
+            raise AssayError(f"does not fit the {num_blocks} blocks of {path}", path=checksums, cure=_CURE)
+        self._unchecked, self._written = np.ones(num_blocks, dtype=bool), -1
+        self.check(np.zeros(1, np.int64), np.array([self._header_bytes]))
+
+    def __reduce__(self) -> tuple[type["ImageFile"], tuple[object, ...]]:
+        return ImageFile, (self.path, self._checksums)  # another process opens the file itself
+
+    def read(self, index: np.ndarray) -> np.ndarray:
+        """The rows `index` (B,) as a new array (B, ...); -1 is the last."""
+        index = np.where(index < 0, index + self.shape[0], index)
+        start = self._header_bytes + index * self._row_bytes
+        self.check(start, start + self._row_bytes)
+        values = np.empty((len(index), *self.shape[1:]), self.dtype)
+        room = values.reshape(-1).view(np.uint8).data
+        begins = np.flatnonzero(np.diff(index, prepend=-2) != 1)  # rows in a row are read at once
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(index)], strict=False):
+            part, place = room[begin * self._row_bytes : end * self._row_bytes], int(start[begin])
+            while part:
+                if not (count := os.preadv(self._file, [part], place)):
+                    raise AssayError("became shorter while it was read", path=self.path, cure=_CURE)
+                part, place = part[count:], place + count
+        return values
+
+    def check(self, start: np.ndarray, stop: np.ndarray) -> None:
+        """Compare the blocks that hold the bytes start .. stop - 1, (B,) each, unless that was done before."""
+        if (written := os.fstat(self._file).st_mtime_ns) != self._written:
+            self._unchecked[:], self._written = True, written
+        first, last = start // _BLOCK_BYTES, (stop - 1) // _BLOCK_BYTES
+        width = int((last - first).max(initial=0)) + 1
+        blocks = np.minimum(first[:, None] + np.arange(width), last[:, None])
+        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
+            content = os.pread(self._file, _BLOCK_BYTES, block * _BLOCK_BYTES)
+            if _digest(content) != self._expected[block].tobytes():
+                what = f"has changed since it was packed (near byte {block * _BLOCK_BYTES})"
+                raise AssayError(what, path=self.path, cure=_CURE)
+            self._unchecked[block] = False
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.sha256(block).digest()[:_DIGEST_BYTES]
+
+
 class Store(ImageSource):
     """An open store (see the top of this module)."""
 
@@ -100,7 +172,7 @@ class Store(ImageSource):
         self.physical_range = meta.physical_range or meta.value_range
         for file in meta.checksums:
             if not (path / file).is_file():
-                raise AssayError("is missing", path=path / file, cure=CURE)
+                raise AssayError("is missing", path=path / file, cure=_CURE)
             if file not in (_IMAGES, _NAMES):  # these are compared when they are read
                 self._compare(file)
         self._images = ImageFile(path / _IMAGES, path / _BLOCKS)
@@ -112,15 +184,10 @@ class Store(ImageSource):
         }
         self.sigma_tn, self.label, self.group = found[_SIGMA_TN], found[_LABEL], found.get(_GROUP)
         self.usable_from = found.get(_USABLE_FROM, self.sigma_tn)
-        size, self.has_map = meta.image_shape[1:], _MAP[0] in meta.checksums
+        self.has_map = _MAP in meta.checksums
         if self.has_map:
-            self._map_index = found[_MAP[1]]
-            self._maps = self._shared(_MAP[0], self._map_index, {(1, *size), meta.image_shape})
-        if _KERNEL[0] in meta.checksums:
-            self._kernel_index = found[_KERNEL[1]]
-            self._kernels = self._shared(_KERNEL[0], self._kernel_index, {size})
-            self.convolved = self._kernel_index >= 0
-        with decoding(path, CURE):
+            self._map_index, self._maps = found[_MAP_INDEX], read_npy(path / _MAP, "c", _CURE)
+        with decoding(path, _CURE):
             self._check_columns()
         no_contents = (_NAMES, _GROUP, _BLOCKS)
         contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
@@ -139,22 +206,15 @@ class Store(ImageSource):
         """`index` (B,) -> the noise level of each pixel (B, C or 1, H, W), `sigma_tn` without maps."""
         if not self.has_map:
             return super().read_levels(index)
-        return _chosen(self._maps, self._map_index[index], self.sigma_tn[index][:, None, None, None])
-
-    def read_kernel(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
-        if not bool(self.convolved.any()):
-            return None
-        return _chosen(self._kernels, self._kernel_index[index], no_kernel(self.image_shape))
+        which = self._map_index[index]
+        levels = torch.from_numpy(self._maps[which.clamp(min=0).numpy()])
+        own = self.sigma_tn[index][:, None, None, None]
+        return levels.where(which[:, None, None, None] >= 0, own)
 
     @property
     def num_mapped(self) -> int:
-        """How many images have several noise levels, besides the infinite one of missing pixels."""
-        if not self.has_map:
-            return 0
-        finite = (levels[np.isfinite(levels)] for levels in self._maps)
-        varied = torch.tensor([len(levels) > 0 and levels.min() < levels.max() for levels in finite])
-        return int(varied[self._map_index[self._map_index >= 0]].sum())
+        """How many images have a map of noise levels."""
+        return int((self._map_index >= 0).sum()) if self.has_map else 0
 
     @cached_property
     def _names(self) -> np.ndarray:
@@ -167,38 +227,23 @@ class Store(ImageSource):
 
     def verify(self) -> None:
         """Compare every file with its checksum; raises an error on the first that has changed."""
-        self._images.check_all()
         for file in self.meta.checksums:
             self._compare(file)
 
     def _compare(self, file: str) -> None:
         if sha256(self.path / file) != self.meta.checksums[file]:
-            raise AssayError("has changed since it was packed", path=self.path / file, cure=CURE)
+            raise AssayError("has changed since it was packed", path=self.path / file, cure=_CURE)
 
     def _column(self, file: str, dtype: str | None = None) -> np.ndarray:
         """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
-        array = read_npy(self.path / file, "c", CURE)
+        array = read_npy(self.path / file, "c", _CURE)
         self._check_type(file, array, (len(self),), dtype or array.dtype)
         return array
 
     def _check_type(self, file: str, array: np.ndarray | ImageFile, shape: tuple[int, ...], dtype: Any) -> None:
         if array.shape != shape or array.dtype != dtype:
             what = f"holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}"
-            raise AssayError(what, path=self.path / file, cure=CURE)
-
-    def _shared(self, file: str, index: Tensor, shapes: set[tuple[int, ...]]) -> np.ndarray:
-        """Arrays that several images may share, maps or kernels; `index` (N,) says which is whose."""
-        values = read_npy(self.path / file, "c", CURE)
-        is_valid = -1 <= int(index.min()) and 0 <= int(index.max()) < len(values)
-        is_valid = is_valid and values.dtype == "float32" and values.shape[1:] in shapes
-        if is_valid and file == _MAP[0]:
-            is_valid = bool((values >= 0).all())
-        elif is_valid:
-            is_valid = bool(np.isfinite(values).all() and values.any((-2, -1)).all())
-        if not is_valid:
-            what = "does not fit the images, or has impossible values"
-            raise AssayError(what, path=self.path / file, cure=CURE)
-        return values
+            raise AssayError(what, path=self.path / file, cure=_CURE)
 
     def _check_columns(self) -> None:
         """Reject values that make no sense."""
@@ -208,14 +253,13 @@ class Store(ImageSource):
         if bool((wrong := self.usable_from < self.sigma_tn).any()):
             what = f"image {int(wrong.nonzero()[0])} cannot be usable from a level below its noise"
             raise AssayError(what, key="usable_from")
-        if not bool(self.sigma_tn[self.convolved].all()):
-            raise AssayError("has images that were convolved with a kernel and count as clean")
-
-
-def _chosen(values: np.ndarray, which: Tensor, default: Tensor) -> Tensor:
-    """Arrays number `which` (B,) of `values` (K, ...); the default where it is -1."""
-    found = torch.from_numpy(values[which.clamp(min=0).numpy()])
-    return found.where(which.view(-1, *[1] * (found.ndim - 1)) >= 0, default)
+        if self.has_map:
+            maps, shapes = self._maps, {(1, *self.image_shape[1:]), self.image_shape}
+            is_valid = -1 <= int(self._map_index.min()) and 0 <= int(self._map_index.max()) < len(maps)
+            is_valid = is_valid and maps.dtype == "float32" and maps.shape[1:] in shapes
+            if not is_valid or not bool((np.isfinite(maps) & (maps >= 0)).all()):
+                what = "does not fit the images, or has levels that are negative, NaN or infinite"
+                raise AssayError(what, path=self.path / _MAP, cure=_CURE)
 
 
 def check_levels(levels: np.ndarray) -> None:
@@ -279,7 +323,7 @@ def _copied(address: str) -> Path:
             with write_whole(here / name) as partial:
                 files.get_file(f"{root}/{name}", str(partial))
                 if sha256(partial) != checksum:
-                    raise AssayError("has changed since it was packed", path=f"{address}/{name}", cure=CURE)
+                    raise AssayError("has changed since it was packed", path=f"{address}/{name}", cure=_CURE)
         with write_whole(meta) as partial:
             partial.write_bytes(text)
     return here
@@ -289,19 +333,18 @@ def _open_folder(path: Path) -> Store:
     """Open the store in a folder, reading the columns of numbers and no images."""
     file = path / "meta.json"
     if not file.is_file():
-        raise AssayError(
-            "is not a store: it has no meta.json", path=path, cure="make one with `assay data pack`"
-        )
+        what, cure = "is not a store: it has no meta.json", "make one with `assay data pack`"
+        raise AssayError(what, path=path, cure=cure)
     with decoding(file, "pack the store again, or upgrade Assay if a newer version made it"):
         tree = dict(json.loads(file.read_bytes()))
-        checksum = tree.pop(CHECKSUM, None)
+        checksum = tree.pop(_CHECKSUM, None)
         meta = StoreMeta.model_validate_json(json.dumps(tree))
         needed = {_IMAGES, _NAMES, _BLOCKS, _SIGMA_TN, _LABEL}
-        needed |= {name for pair in (_MAP, _KERNEL) if meta.checksums.keys() & set(pair) for name in pair}
+        needed |= {_MAP, _MAP_INDEX} if meta.checksums.keys() & {_MAP, _MAP_INDEX} else set()
         if missing := needed - meta.checksums.keys():
-            raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=CURE)
+            raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=_CURE)
         if checksum != content_hash(tree):
-            raise AssayError("has changed since it was packed", cure=CURE)
+            raise AssayError("has changed since it was packed", cure=_CURE)
     return Store(path, meta)
 
 
@@ -317,7 +360,6 @@ class PackedImage:
     physical_range: PhysicalRange | None = None  # the same as the store's value range
     group: int = -1  # images of one group, e.g. patches of one picture, are held out together
     sigma_map: np.ndarray | None = None  # (C or 1, H, W), the noise of each pixel as images from -1 to 1
-    kernel: np.ndarray | None = None  # (H, W), what the image was convolved with
 
 
 def write_store(
@@ -334,24 +376,24 @@ def write_store(
 
     Whole or absent: on any error nothing stays behind, and leftovers of a killed writer are removed.
     """
-    rows: list[tuple[float, float, int, int, int, int]] = []
+    rows: list[tuple[float, float, int, int, int]] = []
     names, ranges = [], set()
     with write_whole_directory(path) as partial:
-        pixels, maps, kernels = (_Stack(partial / file) for file in (_IMAGES, _MAP[0], _KERNEL[0]))
+        pixels, maps = _Stack(partial / _IMAGES), _Stack(partial / _MAP)
         for image in images:
             pixels.add(image.values)
-            shared = maps.number(image.sigma_map), kernels.number(image.kernel)
             usable_from = image.sigma_tn if image.usable_from is None else image.usable_from
-            rows.append((image.sigma_tn, usable_from, image.label, image.group, *shared))
+            number = maps.number(image.sigma_map)
+            rows.append((image.sigma_tn, usable_from, image.label, image.group, number))
             names.append(image.name.encode())
             ranges.add(image.physical_range)
         columns = _columns(rows)
         for file, column in columns.items():
             np.save(partial / file, column)
         np.save(partial / _NAMES, np.array(names, dtype=np.bytes_))
-        for stack in (pixels, maps, kernels):
-            stack.close()
-        checksums = {_IMAGES: write_blocks(partial / _IMAGES, partial / _BLOCKS)}
+        pixels.close()
+        maps.close()
+        checksums = {_IMAGES: _write_blocks(partial)}
         files = [file.name for file in partial.iterdir() if file.name != _IMAGES]
         meta = StoreMeta(
             name=name,
@@ -366,7 +408,7 @@ def write_store(
             restored_from=restored_from,
         )
         tree = meta.model_dump(mode="json")
-        (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: content_hash(tree)}, indent=2) + "\n")
+        (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: content_hash(tree)}, indent=2) + "\n")
         try:
             _open_folder(partial)  # checks what was written, before it takes its place
         except AssayError as error:
@@ -375,12 +417,23 @@ def write_store(
     return _open_folder(path)
 
 
-def _columns(rows: Sequence[tuple[float, float, int, int, int, int]]) -> dict[str, np.ndarray]:
+def _write_blocks(folder: Path) -> str:
+    """Save the checksums of the blocks of the images; returns the SHA-256 of all of them."""
+    whole, digests = hashlib.sha256(), []
+    with open(folder / _IMAGES, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            whole.update(block)
+            digests.append(_digest(block))
+    np.save(folder / _BLOCKS, np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _DIGEST_BYTES))
+    return whole.hexdigest()
+
+
+def _columns(rows: Sequence[tuple[float, float, int, int, int]]) -> dict[str, np.ndarray]:
     """The columns of numbers by their files, without those that say nothing."""
     check_levels(np.array([row[0] for row in rows]))
     values = zip(*rows, strict=True)
     found = {file: np.array(next(values), dtype) for file, dtype in _NUMBERS.items()}
-    said = {_MAP[1]: found[_MAP[1]].max() >= 0, _KERNEL[1]: found[_KERNEL[1]].max() >= 0}
+    said = {_MAP_INDEX: found[_MAP_INDEX].max() >= 0}
     said[_USABLE_FROM] = (found[_USABLE_FROM] != found[_SIGMA_TN]).any()
     said[_GROUP] = len(np.unique(found[_GROUP])) < len(rows) and found[_GROUP].min() >= 0
     return {file: column for file, column in found.items() if said.get(file, True)}

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.source import ImageSource, no_kernel
+from assay.data.source import ImageSource
 from assay.data.store import Store
 from assay.errors import AssayError
 from assay.files import content_hash
@@ -37,7 +37,6 @@ class View(ImageSource):
 
     Without `index` all images, without `target` at the level from which each may be used. An image with a map
     of levels keeps it unless it is raised, then each pixel gets noise up to the target; `even` does so to all.
-    Missing pixels, of infinite level, stay missing, and kernels stay as they are: noise comes after them.
     """
 
     def __init__(
@@ -72,8 +71,7 @@ class View(ImageSource):
         # Noise added to noisy images is independent of what an earlier view added with the same seed.
         self._seeds = image_seeds(seed, self.image_number, torch.where(before > 0, 1 + source.num_raised, 0))
         self._even = source.has_map and even
-        self.has_map = source.has_map and (not even or bool(source.incomplete[index].any()))
-        self.convolved = source.convolved[index]
+        self.has_map = source.has_map and not even
         is_raised = bool((self._added > 0).any()) or self._even
         self.num_raised = source.num_raised + is_raised
         columns = [column.numpy().tobytes() for column in (index, target)]
@@ -102,13 +100,7 @@ class View(ImageSource):
         if not self.has_map:
             return super().read_levels(index)
         before, target = self.source.read_levels(self.index[index]), self.sigma_tn[index]
-        if self._even:
-            return before.where(before.isinf(), target[:, None, None, None])
         return torch.maximum(before, target.where(self._added[index] > 0, 0)[:, None, None, None])
-
-    def read_kernel(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image of the source has one."""
-        return self.source.read_kernel(self.index[index])
 
     def _compute(self, index: Tensor) -> Tensor:
         x, added = self.source.read(self.index[index]), self._added[index]
@@ -125,7 +117,7 @@ class View(ImageSource):
     def _added_by_pixel(self, index: Tensor) -> Tensor:
         """How much noise each pixel (B, C or 1, H, W) of images with maps gets, up to their targets."""
         before, target = self.source.read_levels(self.index[index]), self.sigma_tn[index][:, None, None, None]
-        above = (before.isfinite() & (before > target)).flatten(1).any(1)
+        above = (before > target).flatten(1).any(1)
         if self._even and bool(above.any()):
             image = f"image {int(self.index[index][above][0])} of {self.source.name}"
             what, cure = f"{image} has pixels with more noise than its level", "pack it with quantile = 1"
@@ -167,7 +159,6 @@ class Joined(ImageSource):
         self.fingerprint = content_hash([source.fingerprint for source in sources])
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
         self.has_map = any(source.has_map for source in sources)
-        self.convolved = torch.cat([source.convolved for source in sources])
 
     def __len__(self) -> int:
         return len(self.sigma_tn)
@@ -186,16 +177,6 @@ class Joined(ImageSource):
             levels[mine] = source.read_levels(place)
         return levels
 
-    def read_kernel(self, index: Tensor) -> Tensor | None:
-        """`index` (B,) -> the kernel of each image (B, H, W), or None if no image has one."""
-        if not bool(self.convolved.any()):
-            return None
-        kernels = no_kernel(self.image_shape).repeat(len(index), 1, 1)
-        for source, mine, place in self._places(index):
-            if (found := source.read_kernel(place)) is not None:
-                kernels[mine] = found
-        return kernels
-
     def _places(self, index: Tensor) -> Iterator[tuple[ImageSource, Tensor, Tensor]]:
         """Each source that has some of the images `index` (B,), which of them (B,), their numbers there."""
         index = index % len(self)  # -1 is the last
@@ -209,21 +190,19 @@ class Restored(ImageSource):
     """Images, each with a twin that a model restored from it; read as the images themselves.
 
     `read_at` chooses between the two: the image for levels above its own noise, where it is exact, its twin
-    below, where it has nothing to say. `everywhere` takes the twins of noisy images at all levels, and an image
-    that is `incomplete` is exact at none.
+    below, where it has nothing to say.
     """
 
-    def __init__(self, source: ImageSource, twins: Store, everywhere: bool = False) -> None:
+    def __init__(self, source: ImageSource, twins: Store) -> None:
         parents = twins.meta.restored_from
         if parents is None or parents.images != source.fingerprint:
             what = f"was not restored from {source.name}"
             raise AssayError(what, path=twins.path, cure="restore these images again")
         self.source, self.twins = source, twins
-        self.everywhere = source.incomplete | everywhere  # (N,)
         self.described_like(source)
         self.sigma_tn, self.label = source.sigma_tn, source.label
         self.lowest_level = twins.sigma_tn  # (N,) from which the image or its twin can be trained on
-        self.fingerprint = content_hash(source.fingerprint, twins.fingerprint, everywhere)
+        self.fingerprint = content_hash(source.fingerprint, twins.fingerprint)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -235,7 +214,7 @@ class Restored(ImageSource):
     def read_at(self, index: Tensor, sigma_t: Tensor) -> tuple[Tensor, Tensor]:
         """`index` and `sigma_t` (B,) -> images or twins (B, C, H, W), their noise (B,)."""
         own = self.source.sigma_tn[index]
-        twin = (own > 0) & (self.everywhere[index] | (sigma_t <= own))
+        twin = (own > 0) & (sigma_t <= own)
         x, sigma_tn = self.source.read(index), own.where(~twin, self.twins.sigma_tn[index])
         x[twin] = self.twins.read(index[twin])
         return x, sigma_tn
@@ -346,22 +325,8 @@ def usable(source: ImageSource, seed: int = 0) -> ImageSource:
     return View(source, seed=seed) if bool((source.usable_from > source.sigma_tn).any()) else source
 
 
-def check_complete(
-    source: ImageSource, problem: str = "cannot be measured or compared: hold complete images out"
-) -> None:
-    """Reject images that are incomplete; `problem` says what they are not good for, and what to do."""
-    if num := int(source.incomplete.sum()):
-        what = f"{num} of the {len(source)} images of {source.name} have missing pixels or were convolved"
-        raise AssayError(f"{what} with a kernel, and {problem}")
-
-
-def with_uniform_noise(source: ImageSource, seed: int = 0, allow_incomplete: bool = False) -> ImageSource:
-    """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps.
-
-    Images that are incomplete are rejected, or stay so: missing pixels keep their infinite level.
-    """
-    if not allow_incomplete:
-        check_complete(source)
+def with_uniform_noise(source: ImageSource, seed: int = 0) -> ImageSource:
+    """The source with the same noise in all pixels of an image, `sigma_tn`; itself if it has no maps."""
     return View(source, None, source.sigma_tn, seed, even=True) if source.has_map else source
 
 

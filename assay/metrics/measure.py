@@ -20,7 +20,6 @@ from assay.checkpoint import is_model
 from assay.data import ImageSource, open_store
 from assay.data.config import DataConfig
 from assay.data.overlap import check_overlap
-from assay.data.view import check_complete
 from assay.errors import AssayError
 from assay.files import write_whole
 from assay.generate import warn_of_full_sampling
@@ -140,8 +139,6 @@ def measure(
     and features.
     """
     work, images = _Work(config, cache, devices, on_progress), None if is_model(path) else open_images(path)
-    if images is not None:
-        check_complete(images, "cannot be compared with others: give complete images")
     is_file = config.reference is not None and config.reference.suffix == ".npz"
     real = config.reference if is_file else _open(config.reference)
     trained, fresh = _open(config.training), _open(config.held_out)
@@ -222,10 +219,7 @@ def open_reference(
 
 
 def _open(path: Path | None) -> ImageSource | None:
-    source = None if path is None else open_store(path)
-    if source is not None:
-        check_complete(source)
-    return source
+    return None if path is None else open_store(path)
 
 
 def _check(config: MeasureConfig, real: ImageSource | Path | None, nearest: Path | None) -> None:

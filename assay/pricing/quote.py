@@ -153,7 +153,7 @@ def spectrum(x: Array) -> tuple[Array, Array]:
 def _read(images: ImageSource | NDArray[np.generic]) -> Array:
     """Clean images, or patches of them, as (N, d)."""
     if isinstance(images, ImageSource):
-        clean = torch.nonzero((images.sigma_tn == 0) & ~images.incomplete)[:, 0]
+        clean = torch.nonzero(images.sigma_tn == 0)[:, 0]
         chosen = clean[torch.linspace(0, max(len(clean) - 1, 0), min(len(clean), _MAX_IMAGES)).long()]
         x = images.read(chosen).numpy() if len(chosen) else np.empty((0, *images.image_shape))
     else:

@@ -20,7 +20,6 @@ import numpy as np
 
 from assay.data import ImageSource
 from assay.data.config import DataConfig
-from assay.data.view import check_complete
 from assay.errors import AssayError, about
 from assay.files import hold_lock, read_text, remove_leftovers, write_whole
 from assay.metrics.evaluate import Evaluation
@@ -164,8 +163,6 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     with about(spec):
         data = study.data.prepared(folder / "data", hold_out=True)
         source, held_out = data.open(), data.open_held_out()
-        if held_out is not None:
-            check_complete(held_out, "cannot be measured: set data.held_out to a store of complete images")
         if study.design is not None and not can_measure(held_out):
             raise AssayError("a design needs at least 40 held-out images", key="data.held_out", cure="set it")
         runs = study_runs(study, data, source, held_out.fingerprint if held_out else "")

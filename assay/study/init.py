@@ -20,7 +20,6 @@ from assay.cost import WITH_GRADIENT, seconds_per_evaluation
 from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.picture import levels_text
-from assay.data.view import check_complete
 from assay.errors import AssayError
 from assay.metrics.held_out import num_evaluations
 from assay.metrics.reference import MIN_IMAGES
@@ -109,10 +108,6 @@ def draft_study(
 
 def _first_draft(store: Path, source: ImageSource, have_clean: int | None, noisy: tuple[float, ...]) -> _Draft:
     """What follows from the images alone."""
-    check_complete(
-        source,
-        "need train.rounds, whose models have no price: leave them out, or write a study with train.rounds",
-    )
     clean = source.sigma_tn == 0
     num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
     if num_clean < 3 * MIN_IMAGES:

@@ -26,7 +26,6 @@ from assay.devices import Strategy
 from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.files import content_hash, sha256
-from assay.generate import RestoreConfig
 from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
@@ -99,21 +98,6 @@ class OwnLoss(ABC):
         """The loss of each image of a batch, (B,); `label` is what to tell the denoiser."""
 
 
-class RoundConfig(RestoreConfig):
-    """How noisy images are restored between two rounds of training, and what is trained on them.
-
-    SFBD is `trust = "everywhere"` with `method = "sample"`, Ambient Dataloops are `trust = "everywhere"` with
-    `keep = 0.5`; `studies/beyond` compares them with the defaults.
-    """
-
-    trust: Literal["below", "everywhere"] = Field(
-        "below",
-        description="Train on restored images below the noise level of their originals and on the originals "
-        "above it, or on restored images at all levels.",
-    )
-    length: float = Field(0.5, gt=0, description="Steps of a round, as a share of num_steps.")
-
-
 _RAMP_IMAGES = 10_000
 
 
@@ -148,7 +132,7 @@ class TrainConfig(Strict):
     rounds: int = Field(
         0, ge=0, description="Restore the noisy images with the trained model and train on, this many times."
     )
-    restore: RoundConfig = Field(RoundConfig(), description="How rounds restore images and train on them.")
+    round_length: float = Field(0.5, gt=0, description="Steps of a round, as a share of num_steps.")
 
     optimizer: Literal["adam", "muon"] = Field(
         "adam",
@@ -231,7 +215,7 @@ class TrainConfig(Strict):
     @property
     def num_round_steps(self) -> int:
         """Steps of one round."""
-        return max(1, round(self.restore.length * self.num_steps))
+        return max(1, round(self.round_length * self.num_steps))
 
     @property
     def total_steps(self) -> int:

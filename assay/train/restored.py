@@ -5,10 +5,6 @@ teaches these levels, too: in each round a noisy image is trained on as it is at
 where it is exact, and its restored twin is trained on below (`assay.data.Restored`). Every round restores the
 *original* images, with the model of the round before, and trains that model on, by default half as long.
 
-An image with missing pixels or seen through a kernel is exact at no level, and its twin is trained on at all.
-Then the first training has twins, too, which are drawn from a Gaussian (`assay.train.gaussian`): rounds are an
-expectation-maximisation that begins with it.
-
     <run>/round-0/       the first training, a run like any other
     <run>/restored-1/   a store of the images as the first model restores them
     <run>/round-1/       the training on both, from the first model's weights
@@ -21,20 +17,19 @@ import shutil
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lightning_fabric import Fabric
-from torch import nn
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Restored, Store, open_store, usable
 from assay.data.view import with_uniform_noise
 from assay.devices import NumDevices
 from assay.files import sha256, write_whole
-from assay.generate import SIGMA_MIN, RestoreConfig, lowest_learnt, restore
+from assay.generate import lowest_learnt, restore
 from assay.train.config import RunConfig, TrainConfig
 from assay.train.folder import claim_folder, final_path, remove_states, snapshot_path
-from assay.train.gaussian import fit_gaussian
 from assay.train.loop import train_run
 from assay.train.run import Progress, Run, TrainResult, open_run
 
@@ -118,17 +113,16 @@ def _train_rounds(
     def tell(now: Progress) -> None:
         on_progress(replace(now, step=before + now.step, num_steps=settings.total_steps))
 
-    source = with_uniform_noise(source, config.data.seed, allow_incomplete=True)
-    is_incomplete = bool(source.incomplete.any())
+    source = with_uniform_noise(source, config.data.seed)
     start: Path | None = None
     for number, end in enumerate(round_ends(settings)):
         folder, images = round_path(run_dir, number), source
         if not final_path(folder).exists():
-            if number or is_incomplete:
-                twins = _restored(config, run_dir, number, source, start, fabric, should_stop)
+            if start is not None:
+                twins = _restored(source, restored_path(run_dir, number), start, fabric, should_stop)
                 if twins is None:
                     return TrainResult(run_dir, before, False, final)
-                images = Restored(source, twins, settings.restore.trust == "everywhere")
+                images = Restored(source, twins)
             steps = {step - before for step in snapshot_steps}
             run = Run(_config_of(config, number), folder, images, fabric, start, before, steps)
             trained = train_run(run, tell, should_stop)
@@ -154,39 +148,24 @@ def _config_of(config: RunConfig, number: int) -> RunConfig:
 
 
 def _restored(
-    config: RunConfig,
-    run_dir: Path,
-    number: int,
-    source: ImageSource,
-    checkpoint: Path | None,
-    fabric: Fabric,
-    should_stop: ShouldStop,
+    source: ImageSource, path: Path, checkpoint: Path, fabric: Fabric, should_stop: ShouldStop
 ) -> Store | None:
     """The images as the model of the round before restores them; None if asked to stop meanwhile.
 
-    Before the first round there is no `checkpoint`, and a Gaussian completes them. What was stopped starts over
-    next time, for it is short beside training.
+    What was stopped starts over next time, for it is short beside training.
     """
-    path, seed, done = restored_path(run_dir, number), config.train.seed, True
+    done = True
 
     def check(done: int, total: int) -> None:
         if should_stop():
             raise InterruptedError
 
     if fabric.is_global_zero and not (path / "meta.json").exists():
-        kept = config.train.restore.keep ** max(number, 1)
-        how = RestoreConfig(**config.train.restore.model_dump(include={"method", "num_steps"}), keep=kept)
-        denoiser: nn.Module
-        if checkpoint is None:
-            denoiser, stop_at, made_by = fit_gaussian(source, seed=seed), SIGMA_MIN, "a Gaussian"
-        else:
-            loaded, made_by = load_checkpoint(checkpoint), sha256(checkpoint)
-            denoiser, stop_at = loaded.denoiser, lowest_learnt(loaded.info)
-        denoiser = denoiser.to(fabric.device).eval()
+        loaded = load_checkpoint(checkpoint)
+        denoiser, stop_at = loaded.denoiser.to(fabric.device).eval(), lowest_learnt(loaded.info)
+        restored_by = partial(restore, stop_at=stop_at, batch_size=_BATCH_SIZE, device=fabric.device)
         try:
-            restore(
-                denoiser, source, path, made_by, how, stop_at, seed + number, _BATCH_SIZE, fabric.device, check
-            )
+            restored_by(denoiser, source, path, sha256(checkpoint), progress=check)
         except InterruptedError:
             done = False
     return open_store(path) if fabric.broadcast(done) else None

@@ -129,9 +129,6 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
     if settings.batch_size > len(source):
         what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
         raise AssayError(what, key="train.batch_size", cure="lower it")
-    if not settings.rounds and source.convolved.any():
-        what = f"images of {source.name} were convolved with a kernel, and the model would learn the blur"
-        raise AssayError(what, key="train.rounds", cure="set e.g. 3")
     lowest = settings.consistency.sigma_min
     if settings.consistency.coefficient and source.sigma_tn.max().item() <= lowest:
         what = f"teaches levels below the images' noise, but no image is noisier than sigma_min = {lowest:g}"

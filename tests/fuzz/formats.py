@@ -105,8 +105,7 @@ def _raw(path: Path, **options: Any) -> Any:
 def _contents(raw: RawImages) -> Any:
     images = range(len(raw.names))[:_MAX_READ]
     noise = [raw.noise(i) for i in images]
-    operators = [raw.operator(i, (8, 8), (8, 8)) for i in images] if raw.operator else None
-    return raw.label, raw.class_names, noise, [raw.pixels(i) for i in images], operators
+    return raw.label, raw.class_names, noise, [raw.pixels(i) for i in images]
 
 
 def _folder(path: Path) -> Any:
@@ -259,18 +258,14 @@ def _noise_image(folder: Path) -> Path:
 
 
 @_maker
-def _operator(folder: Path, values: np.ndarray) -> Path:
+def _map(folder: Path) -> Path:
     np.save(folder / "images.npy", _IMAGES)
-    np.save(folder / "operator.npy", values)
-    return folder / "operator.npy"
+    np.save(folder / "map.npy", np.where(np.eye(8), 9.0, 1.5))
+    return folder / "map.npy"
 
 
-def _read_operator(key: str) -> Callable[[Path], Any]:
-    def read(path: Path) -> Any:
-        spec = SourceSpec(path=str(path.with_name("images.npy")), **{key: path})  # type: ignore[arg-type]
-        return _contents(open_source(spec, PackConfig()))
-
-    return read
+def _read_map(path: Path) -> Any:
+    return _contents(open_source(SourceSpec(path=str(path.with_name("images.npy")), map=path), PackConfig()))
 
 
 # --- our own files -----------------------------------------------------------------------------------------
@@ -282,7 +277,7 @@ def _store(folder: Path, file: str) -> Path:
     shutil.rmtree(path, ignore_errors=True)
     images = []
     for i, image in enumerate(_IMAGES):
-        columns = 0.1 * i + 0.1, i % 2, 0.1 * i + 0.2, None, i // 2, _MAPS[i], 1 + _MAPS[i][0]
+        columns = 0.1 * i + 0.1, i % 2, 0.1 * i + 0.2, None, i // 2, _MAPS[i]
         images.append(PackedImage(f"{i}.png", image.transpose(2, 0, 1), *columns))
     write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
     return path / file
@@ -302,7 +297,7 @@ def _read_store(path: Path) -> Any:
 
 def _store_contents(store: Store) -> Any:
     every = torch.arange(len(store))
-    x, maps = store.read(every), (store.read_levels(every), store.read_kernel(every))
+    x, maps = store.read(every), store.read_levels(every)
     columns = store.sigma_tn, store.label, store.usable_from, store.group
     names = store.source_names(range(len(store)))
     return x, maps, *columns, names, store.name, store.class_names, store.physical_range, store.fingerprint
@@ -509,7 +504,7 @@ def _read_table(path: Path) -> Any:
 
 _STORE_FILES = [
     *(f"{name}.npy" for name in "images sigma_tn label names usable_from group blocks sigma_map".split()),
-    *("map_index.npy", "kernel.npy", "kernel_index.npy", "meta.json"),
+    *("map_index.npy", "meta.json"),
 ]
 FORMATS: list[Format] = [
     *(Format(f"store {file}", _store(f"{file}"), _read_store, True) for file in _STORE_FILES),
@@ -564,9 +559,7 @@ FORMATS: list[Format] = [
     Format("fits noise image", _noise_image, partial(_read_scientific, noise="ERR")),
     Format("hdf5 levels", _scientific("a.h5"), partial(_read_scientific, noise="levels")),
     Format("npy folder", _npy_image, _folder),
-    Format("sigma map npy", _operator(np.where(np.eye(8), np.inf, 1.5)), _read_operator("map")),
-    Format("kernel npy", _operator(_RNG.uniform(0, 0.2, (3, 3))), _read_operator("kernel")),
-    Format("k-space npy", _operator(np.eye(8)), _read_operator("kspace")),
+    Format("sigma map npy", _map(), _read_map),
     *(
         Format(name, _scientific(whole, file), _read_scientific, named=lambda path: ".zarr")
         for name, whole, file in (
