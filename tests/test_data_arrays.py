@@ -8,7 +8,7 @@ import torch
 
 from assay.data import split_held_out
 from assay.data.arrays import from_arrays
-from assay.data.overlap import check_overlap
+from assay.data.notes import check_overlap
 from assay.data.store import PackedImage, write_store
 from tests.errors import rejected
 
@@ -86,10 +86,18 @@ GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
         (SMOOTH, {}, "black is -1 and white 1: give `value_range`"),
         (GRAINY, {"value_range": (0, 1)}, "counts as clean, but its noise measures 0.0[78]"),
         (GRAINY * 255, {"value_range": (0, 255), "sigma": 0.16}, "noise of 0.16, but its noise measures [12]"),
-        (GRAINY, {"value_range": (0, 1), "sigma": 20}, "20 noisy images vary less by their content"),
+        (
+            GRAINY,
+            {"value_range": (0, 1), "sigma": 20},
+            r"content \(0 on average\) than by their noise \(40;",
+        ),
         (SMOOTH / 16, {"value_range": (0, 1)}, "is `range` right"),
         (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 images are copies"),
-        (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "16 x 160 pixels: are images the first axis"),
+        (
+            SMOOTH.repeat(10, 2),
+            {"value_range": (0, 1)},
+            "If it holds 160 images of 20 x 16",
+        ),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
     ],

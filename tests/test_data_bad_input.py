@@ -21,11 +21,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from assay.data import open_store
-from assay.data.convert import PackConfig
-from assay.data.levels import Level, read_levels
-from assay.data.pack import pack
+from assay.data.pack import PackConfig, pack
 from assay.data.readers import read_any
-from assay.data.spec import SourceSpec
+from assay.data.spec import Level, SourceSpec, read_levels
 from assay.errors import AssayError
 from assay.files import csv_cell, sha256
 from tests.errors import rejects

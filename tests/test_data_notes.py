@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 from skimage.data import astronaut
 
-from assay.data.convert import PackConfig
 from assay.data.export import names_like
-from assay.data.pack import pack
+from assay.data.pack import PackConfig, pack
 from assay.data.spec import SourceSpec, read_sources
 from assay.errors import AssayError
 from tests.errors import rejects
@@ -79,22 +78,10 @@ def test_sources_are_read_from_words_and_files(tmp_path: Path, monkeypatch: pyte
     Path("odd:sigma=3").mkdir()
     for word in ("hf:me/data:test", "s3://b/c?d=e", "odd:sigma=3"):
         assert read_sources([word]) == [SourceSpec(path=word)]
-    Path("sub").mkdir()
-    text = '[all]\nrange = [0, 10]\n[[source]]\npath = "a/"\n[[source]]\npath = "hf:x"\nlevels = "l.csv"\n'
-    Path("sub/sources.toml").write_text("\ufeff" + text, encoding="utf-8")
-    assert read_sources(["sub/sources.toml"], "scaled=true") == [
-        SourceSpec(path="sub/a", range=(0, 10), scaled=True),
-        SourceSpec(path="hf:x", range=(0, 10), scaled=True, levels=Path("sub/l.csv")),
-    ]
     for wrong, key in {"a:sgima=3": "sgima", "a:sigma=-1": "sigma", "a:range=5,1": "range"}.items():
         with pytest.raises(AssayError) as caught:
             read_sources([wrong])
         assert (caught.value.path, caught.value.key) == ("a", key)
-    wrong_key = '[[source]]\npath = "a"\nsgima = 1\n'
-    for text in ("[[source]]\nsigma = 1\n", "source = 3\n", "[[source]\n", wrong_key):
-        Path("sub/sources.toml").write_text(text)
-        with pytest.raises(AssayError):
-            read_sources(["sub/sources.toml"])
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def photons(path: Path, sensor: Stabilised) -> SourceSpec:
 
 def named_share(report: PackReport) -> float:
     """Per cent of pixels with too few photons, from the warning."""
-    return sum(float(share) for share in re.findall(r"([\d.]+)% of the noisy", "".join(report.warnings)))
+    return sum(float(share) for share in re.findall(r"([\d.]+)% of them: their", "".join(report.warnings)))
 
 
 def test_packed_noise_has_its_label(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from rich.table import Table
 from assay.cli.options import open_console, output_option, takes
 from assay.data import Store, open_store
 from assay.data.audit import audit, images_of, write_levels
-from assay.data.convert import PackConfig
 from assay.data.known import get as get_known
-from assay.data.pack import PackReport
+from assay.data.pack import PackConfig, PackReport
 from assay.data.pack import pack as pack_images
 from assay.data.picture import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.readers import RawImages, open_images
@@ -44,7 +43,7 @@ def pack(
         typer.Argument(
             metavar=f"{_SOURCE}...",
             help=f"{SourceSpec.model_fields['path'].description} What is known about its images follows a "
-            "colon (see below). A .toml file lists sources.",
+            "colon (see below).",
         ),
     ],
     output: Output,

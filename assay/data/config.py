@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
-from assay.data.overlap import check_overlap
+from assay.data.notes import check_overlap
 from assay.data.store import address_of
 from assay.errors import AssayError
 from assay.settings import Level, Seed, Strict
@@ -88,7 +88,7 @@ class DataConfig(Strict):
                 raise AssayError("is the store that is trained on", path=self.held_out, key="data.held_out")
             return source, held_out
         kind: Literal["clean", "noisy"] = "clean" if bool((source.sigma_tn == 0).any()) else "noisy"
-        return view.split_held_out(source, self.held_out, self.seed, kind, source.group)
+        return view.split_held_out(source, self.held_out, self.seed, kind)
 
     @property
     def paths(self) -> tuple[Path, ...]:

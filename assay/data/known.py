@@ -10,10 +10,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.data.convert import PackConfig
 from assay.data.formats.arrays import read_idx, stacked
 from assay.data.formats.datasets import read_cifar10
-from assay.data.pack import PackReport, Progress, pack
+from assay.data.pack import PackConfig, PackReport, Progress, pack
 from assay.data.readers import RawImages
 from assay.errors import AssayError
 

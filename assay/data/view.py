@@ -331,18 +331,14 @@ def with_uniform_noise(source: ImageSource, seed: int = 0) -> ImageSource:
 
 
 def split_held_out(
-    source: ImageSource,
-    held_out: float | int,
-    seed: int = 0,
-    kind: Literal["clean", "noisy"] = "clean",
-    group: Tensor | None = None,
+    source: ImageSource, held_out: float | int, seed: int = 0, kind: Literal["clean", "noisy"] = "clean"
 ) -> tuple[View, View]:
     """Set images aside for evaluation: (the rest, the held-out images), which have none in common.
 
     `held_out` is a share (float) or a number (int) of the clean images, or of the noisy ones. A smaller
-    held-out part is contained in a larger one. `group` (N,) keeps images together, e.g. patches of one
-    picture: whole groups are set aside until there are at least that many images, and images of the other
-    kind in these groups are in neither view.
+    held-out part is contained in a larger one. Images of one group, e.g. patches of one picture, stay together:
+    whole groups are set aside until there are at least that many images, and images of the other kind in these
+    groups are in neither view.
 
     >>> images = assay.from_arrays(np.random.rand(100, 8, 8), np.repeat([0.0, 0.2], 50), value_range=(0, 1))
     >>> assay.split_held_out(images, 10)                            # doctest: +NORMALIZE_WHITESPACE
@@ -352,7 +348,7 @@ def split_held_out(
     source = usable(source, seed)
     candidate = (source.sigma_tn == 0) == (kind == "clean")
     num_held_out = _size("held_out", held_out, int(candidate.sum()), f"{kind} images of {source.name}")
-    group = torch.arange(len(source)) if group is None else group.unique(return_inverse=True)[1]
+    group = torch.arange(len(source)) if source.group is None else source.group.unique(return_inverse=True)[1]
     order = torch.randperm(int(group.max()) + 1, generator=stream(seed, "held out"))
     num_in_group = torch.zeros(len(order), dtype=torch.long).index_add(0, group, candidate.long())
     order = order[num_in_group[order] > 0]

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from assay.checkpoint import is_model
 from assay.data import ImageSource, open_store
 from assay.data.config import DataConfig
-from assay.data.overlap import check_overlap
+from assay.data.notes import check_overlap
 from assay.errors import AssayError
 from assay.files import write_whole
 from assay.generate import warn_of_full_sampling

@@ -40,12 +40,11 @@ from assay.checkpoint import (
     save_tensors,
 )
 from assay.data import open_store
-from assay.data.convert import PackConfig
 from assay.data.export import Target
-from assay.data.levels import read_levels as read_noise_levels
-from assay.data.pack import open_source
+from assay.data.pack import PackConfig, open_source
 from assay.data.readers import RawImages, read_any
 from assay.data.spec import SourceSpec
+from assay.data.spec import read_levels as read_noise_levels
 from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
 from assay.files import sha256

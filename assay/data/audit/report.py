@@ -21,8 +21,8 @@ from assay.data.audit.camera import (
     sensor_from_repeats,
 )
 from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
-from assay.data.levels import Level
 from assay.data.readers import RawImages
+from assay.data.spec import Level
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.devices import one_thread
@@ -138,14 +138,14 @@ def audit(
     if shared:
         ends = found["group"].value, found["group"].low, found["group"].high
         found["sigma"], found["low"], found["high"] = (np.full(len(raw.names), end) for end in ends)
-    levels = map(raw.noise, range(len(raw.names)))
-    stated = np.array([level.sigma for level in levels if isinstance(level, Level)])
+    stated = [raw.noise(i).sigma for i in range(len(raw.names))]
+    recorded = np.array([sigma for sigma in stated if isinstance(sigma, float)])
     return Audit(
         names=tuple(raw.names),
         clipped=values.clipped(),
         step=values.step,
         values=values.spread(),
-        recorded=stated if len(stated) == len(raw.names) and stated.any() else None,
+        recorded=recorded if len(recorded) == len(stated) and recorded.any() else None,
         **found,
     )
 

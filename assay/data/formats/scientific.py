@@ -22,9 +22,8 @@ import tifffile
 
 from assay.archives import check_gzip, check_unpacked
 from assay.data.formats.arrays import named, planes
-from assay.data.levels import Level, LevelMap
 from assay.data.readers import Format, RawImages
-from assay.data.spec import SourceSpec
+from assay.data.spec import Level, SourceSpec
 from assay.errors import AssayError, extra
 
 
@@ -44,7 +43,7 @@ def _with_noise(raw: RawImages, found: Any, noise: str) -> RawImages:
         cure = "give sigma, or write there a number, a map of numbers, or one of these for each image"
         raise AssayError(what, key="noise", cure=cure)
     several = len(maps.names) > 1
-    return replace(raw, noise=lambda k: LevelMap(maps.pixels(k if several else 0)))
+    return replace(raw, noise=lambda k: Level(maps.pixels(k if several else 0)))
 
 
 def _axes(shape: tuple[int, ...]) -> str:
