@@ -190,9 +190,7 @@ def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
 
 def test_an_array_whose_images_are_the_last_axis_is_told(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((16, 16, 40), np.uint8))
-    with pytest.warns(
-        UserWarning, match="read as 16 images of 16 x 40.* 40 images of 16 x 16,"
-    ):
+    with pytest.warns(UserWarning, match="read as 16 images of 16 x 40.* 40 images of 16 x 16,"):
         read_any(str(tmp_path / "a.npy"))
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -132,40 +132,32 @@ def audit(
     """
     if repeats and clean is not None:
         raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
-    values = _Values(len(raw.names))
     with one_thread():
-        found = _from_repeats(raw, values, progress) if repeats else _from_each(raw, clean, values, progress)
+        found = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
     if shared:
         ends = found["group"].value, found["group"].low, found["group"].high
         found["sigma"], found["low"], found["high"] = (np.full(len(raw.names), end) for end in ends)
     stated = [raw.noise(i).sigma for i in range(len(raw.names))]
     recorded = np.array([sigma for sigma in stated if isinstance(sigma, float)])
-    return Audit(
-        names=tuple(raw.names),
-        clipped=values.clipped(),
-        step=values.step,
-        values=values.spread(),
-        recorded=recorded if len(recorded) == len(stated) and recorded.any() else None,
-        **found,
-    )
+    is_recorded = len(recorded) == len(stated) and bool(recorded.any())
+    return Audit(names=tuple(raw.names), recorded=recorded if is_recorded else None, **found)
 
 
-def _from_each(
-    raw: RawImages, clean: RawImages | None, values: "_Values", progress: Progress | None
-) -> dict[str, Any]:
+def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | None) -> dict[str, Any]:
     """What each image says about its own noise, and all of them together."""
     examples = [] if clean is None else _examples(raw, clean)
     net = train_on_examples(examples) if examples else blind_net()
     kept = _spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
     looked_at, images, levels = set(kept), [], []
-    for batch in _batches(raw, progress):
-        levels.append(net.levels(torch.stack([image for _, image in batch])))
-        images += [image for i, image in batch if i in looked_at]
-        for i, image in batch:
-            values.add(i, image)
+    ends: list[tuple[float, ...]] = []
+    for start, batch in _batches(raw, progress):
+        levels.append(net.levels(torch.stack(batch)))
+        images += [image for i, image in enumerate(batch, start) if i in looked_at]
+        ends += map(_ends, batch)
     sigma, low, high = torch.cat(levels, 1).double().numpy()
-    bounds = values.bounds()
-    known = (sigma > 0) | (values.clipped() == 0)  # parts that are clipped look perfectly flat
+    values = _values(np.array(ends), images)
+    bounds = values["values"][0], values["values"][-1]
+    known = (sigma > 0) | (values["clipped"] == 0)  # parts that are clipped look perfectly flat
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = np.log(sigma / np.median(sigma[known])) / (np.log(high / low) / (2 * 1.96))
     return {
@@ -177,6 +169,7 @@ def _from_each(
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
         "sensor": fit_sensor(images, bounds),
+        **values,
     }
 
 
@@ -190,10 +183,7 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
         (low, high), (black, white) = raw.value_range, clean.value_range
         examples = [low + (image - black) * ((high - low) / (white - black)) for image in examples]
     some = [_image(raw, i) for i in _spread(len(raw.names), len(examples))]
-    sizes = [
-        float(torch.stack([image.median().abs() + image.std() for image in x]).median())
-        for x in (some, examples)
-    ]
+    sizes = [float(np.median([image.median().abs() + image.std() for image in x])) for x in (some, examples)]
     alike = (raw.value_range is None) == (clean.value_range is None)
     if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
         what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
@@ -201,21 +191,21 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     return examples
 
 
-def _from_repeats(raw: RawImages, values: "_Values", progress: Progress | None) -> dict[str, Any]:
+def _from_repeats(raw: RawImages, progress: Progress | None) -> dict[str, Any]:
     """What differs between exposures of the same scene is noise."""
     scenes: dict[PurePosixPath, list[int]] = {}
     for i, name in enumerate(raw.names):
         scenes.setdefault(PurePosixPath(name).parent, []).append(i)
     variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
     pixels: list[tuple[np.ndarray, ...]] = []  # of each scene: mean, variance, mean of the pixels around
-    num_values = 0
+    num_values, ends, firsts = 0, np.zeros((len(raw.names), 4)), []
     for members in scenes.values():
         stack = [_image(raw, i) for i in members]
         if len(stack) < 2 or len({image.shape for image in stack}) > 1:
             what = "is not one of two or more exposures of one scene and one size"
             raise AssayError(what, path=raw.names[members[0]], key="repeats", cure="give each scene a folder")
-        for i, image in zip(members, stack, strict=True):
-            values.add(i, image)
+        ends[members] = list(map(_ends, stack))
+        firsts.append(stack[0])
         y = torch.stack(stack).double()
         residual, count = y - y.mean(0), len(y)
         power = residual.square().flatten(1).mean(1)
@@ -246,6 +236,7 @@ def _from_repeats(raw: RawImages, values: "_Values", progress: Progress | None) 
         "agree": bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
         "whiteness": Measured.around(float(correlation.mean()), 2 / math.sqrt(num_values)),
         "sensor": sensor_from_repeats(mean, variances, around),
+        **_values(ends, firsts),
     }
 
 
@@ -262,42 +253,25 @@ def images_of(store: Store) -> RawImages:
     return RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
 
 
-class _Values:
-    """Extremes and rounding of the values, gathered image by image."""
+def _ends(image: Tensor) -> tuple[float, float, float, float]:
+    """The lowest and the highest value of an image, and the share of its values that equal each."""
+    ends = float(image.min()), float(image.max())
+    counts = [int((image == end).sum()) for end in ends]
+    low, high = (count / image.numel() if count > 1 else 0.0 for count in counts)  # every image has a brightest
+    return *ends, low, high
 
-    def __init__(self, num_images: int) -> None:
-        self._extreme = np.zeros((2, num_images))  # lowest and highest value
-        self._share = np.zeros((2, num_images))  # of the image's values that equal it
-        self._every, self._some = max(1, num_images // 16), max(1, num_images // _MAX_EXAMPLES)
-        self._kept: list[np.ndarray] = []  # some values of some images
-        self.step = math.inf
 
-    def add(self, i: int, image: Tensor) -> None:
-        """Look at image number `i`."""
-        if i % self._every == 0:
-            self.step = min(self.step, rounding_step(image))
-        if i % self._some == 0:
-            self._kept.append(image.flatten()[:: max(1, image.numel() // 4096)].numpy())
-        for row, value in enumerate((image.min(), image.max())):
-            self._extreme[row, i] = value
-            count = int((image == value).sum())
-            self._share[row, i] = count / image.numel() if count > 1 else 0  # every image has a brightest pixel
-
-    def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest value of all images."""
-        return self._extreme[0].min(), self._extreme[1].max()
-
-    def spread(self) -> tuple[float, float, float, float]:
-        """The lowest value, those that 1% and 99% of the values lie below, and the highest."""
-        low, high = np.quantile(np.concatenate(self._kept), [0.01, 0.99]).tolist()
-        return float(self.bounds()[0]), low, high, float(self.bounds()[1])
-
-    def clipped(self) -> np.ndarray:
-        """The share (N,) of each image's values that lie at the bounds."""
-        low, high = self.bounds()
-        if low == high:
-            return np.zeros(self._share.shape[1])
-        return np.where(self._extreme == np.array([[low], [high]]), self._share, 0).sum(0)
+def _values(ends: np.ndarray, images: Sequence[Tensor]) -> dict[str, Any]:
+    """Extremes, clipping and rounding from the ends (N, 4) of all images, and some of these."""
+    low, high = ends[:, 0].min(), ends[:, 1].max()
+    clipped = np.where(ends[:, :2] == (low, high), ends[:, 2:], 0).sum(1)
+    some = [images[i] for i in _spread(len(images), _MAX_EXAMPLES)]
+    sample = np.concatenate([image.flatten()[:: max(1, image.numel() // 4096)].numpy() for image in some])
+    return {
+        "clipped": clipped if low < high else np.zeros(len(ends)),
+        "step": min(rounding_step(images[i]) for i in _spread(len(images), 16)),
+        "values": (float(low), *np.quantile(sample, [0.01, 0.99]).tolist(), float(high)),
+    }
 
 
 def rounding_step(image: Tensor) -> float:
@@ -323,18 +297,18 @@ def _image(raw: RawImages, i: int) -> Tensor:
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy())
 
 
-def _batches(raw: RawImages, progress: Progress | None) -> Iterator[list[tuple[int, Tensor]]]:
-    """Runs of images of one shape, each with its number."""
-    batch: list[tuple[int, Tensor]] = []
+def _batches(raw: RawImages, progress: Progress | None) -> Iterator[tuple[int, list[Tensor]]]:
+    """Runs of images of one shape, each with the number of its first."""
+    batch: list[Tensor] = []
     for i in range(len(raw.names)):
         image = _image(raw, i)
-        if batch and (image.shape != batch[0][1].shape or len(batch) * image.numel() > _BATCH * 4096):
-            yield batch
+        if batch and (image.shape != batch[0].shape or len(batch) * image.numel() > _BATCH * 4096):
+            yield i - len(batch), batch
             batch = []
-        batch.append((i, image))
+        batch.append(image)
         if progress is not None:
             progress(i + 1, len(raw.names))
-    yield batch
+    yield len(raw.names) - len(batch), batch
 
 
 def _spread(total: int, count: int) -> list[int]:
