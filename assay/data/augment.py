@@ -46,8 +46,7 @@ class Augmentation(Strict):
         description="Probability of each operation of EDM's pipeline; noisy images get exact ones.",
     )
     interpolate_noisy: bool = Field(
-        False,
-        description="Apply geometric to noisy images too, as the original code does.",
+        False, description="Apply geometric to noisy images too, as the original code does."
     )
 
 

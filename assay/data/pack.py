@@ -8,7 +8,6 @@ with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,20 +23,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from scipy.ndimage import uniform_filter
 
 from assay.data.decode import flatten, is_transparent
-from assay.data.notes import (
-    CLIPPED,
-    DARK,
-    FAINT,
-    FLATTENED,
-    OPAQUE,
-    Note,
-    Notes,
-    content_and_noise,
-    measure,
-)
+from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, OPAQUE, Note, Notes, content_and_noise, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
-from assay.data.store import DType, PackedImage, Store, is_store, open_store, write_store
+from assay.data.store import DType, PackedImage, Store, write_store
 from assay.errors import AssayError
 from assay.files import check_absent, decoding
 
@@ -89,7 +78,6 @@ class PackConfig(BaseModel):
     )
     classes: bool = Field(False, description="Keep classes, from labels or from the names of subfolders.")
     skip_bad: bool = Field(False, description="Skip images that cannot be packed, and list them.")
-    overwrite: bool = Field(False, description="Replace a store of this name.")
 
     @model_validator(mode="after")
     def _agree(self) -> "PackConfig":
@@ -134,11 +122,7 @@ def pack(
 ) -> PackReport:
     """Write the images of sources to a store at `path`. `progress` is called with (images done, in all)."""
     config, path = config or PackConfig(), Path(path)
-    target = path.with_name(f"{path.name}-new") if config.overwrite and is_store(path) else path
-    if target is path:
-        check_absent(path)  # before any long work
-    else:
-        _check_ours(path)
+    check_absent(path)  # before any long work
     many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
     raws = [open_source(source, config) for source in many]
     names = [raw.name for raw in raws]
@@ -161,15 +145,7 @@ def pack(
                 image = replace(image, sigma_map=np.broadcast_to(image.sigma_map, image.values.shape))
             yield image
 
-    store = write_store(target, name, noted(), *first[2], class_names)
-    if target is not path:
-        _check_ours(path)  # which may have changed meanwhile
-        old = path.with_name(f"{path.name}-old")
-        check_absent(old)
-        os.replace(path, old)
-        os.replace(target, path)
-        shutil.rmtree(old)
-        store = open_store(path)
+    store = write_store(path, name, noted(), *first[2], class_names)
     return PackReport(store, skipped, tuple(notes.warnings()))
 
 
@@ -237,14 +213,6 @@ def _jobs(raws: Sequence[RawImages], titles: Sequence[str]) -> list[_Job]:
         jobs += [_Job(raw, i, source, above + name, int(group[i])) for i, name in enumerate(raw.names)]
         num_groups = int(group.max(initial=num_groups - 1)) + 1
     return jobs
-
-
-def _check_ours(path: Path) -> None:
-    """Reject to replace a folder that holds more than one store."""
-    ours = {"meta.json", *open_store(path).meta.checksums}
-    if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
-        what = f"holds {others[0]}, which is not of a store"
-        raise AssayError(what, path=path, cure="move it elsewhere, or choose another name")
 
 
 def _begins_with_bytes(raw: RawImages) -> bool:

@@ -50,15 +50,7 @@ from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
-from assay.files import (
-    Name,
-    content_hash,
-    decoding,
-    hold_lock,
-    sha256,
-    write_whole,
-    write_whole_directory,
-)
+from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]

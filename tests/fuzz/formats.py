@@ -581,12 +581,7 @@ FORMATS: list[Format] = [
     Format("results.csv of a study", _results, _read_table),
     Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),
     Format("evaluation json", _text("a.json", _EVALUATION), load_outcome),
-    Format(
-        "held-out loss npz",
-        _held_out_loss,
-        lambda path: vars(load_held_out_loss(path)),
-        True,
-    ),
+    Format("held-out loss npz", _held_out_loss, lambda path: vars(load_held_out_loss(path)), True),
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
     Format("EDM reference npz", _edm_reference, lambda path: vars(load_statistics(path)), True),
     Format("features", _features, _read_features, True),
