@@ -20,17 +20,14 @@ from torch import Tensor
 from assay.data import open_store
 from assay.data.audit import audit, report
 from assay.data.audit.camera import (
-    Measured,
-    Sensor,
     fit_sensor,
     group_level,
     mean_around,
     neighbour_correlation,
     sensor_from_repeats,
 )
-from assay.data.audit.level import LevelNet, blind_net, train_on_examples
+from assay.data.audit.level import LevelNet, blind_net, flattest, train_on_examples, windows
 from assay.data.audit.report import rounding_step
-from assay.data.audit.windows import flattest, windows
 from assay.data.known import get
 from assay.data.readers import RawImages, read_any
 from bench.scenes import draw_scene
@@ -166,21 +163,6 @@ def test_a_line_through_repeats_is_the_sensor() -> None:
     ends = sensor.mean.max(), sensor.mean.min()
     assert sensor.dependence() == pytest.approx((2 * ends[0] + 9) / (2 * ends[1] + 9), rel=0.05)
     assert sensor_from_repeats(mean, np.zeros_like(mean), mean) is None
-
-
-@pytest.mark.parametrize(
-    ("gain", "offset", "second"),
-    [((-0.8, 0.3), (400, 50), None), ((2, 0.1), (9, 1), "3 (95%: 2.828"), ((2, 0.1), (-20, 2), "10")],
-)
-def test_gain_and_read_noise_in_words(
-    gain: tuple[float, float], offset: tuple[float, float], second: str | None
-) -> None:
-    """No gain where the line may be level, no read noise whose square is negative."""
-    bins = np.array([20.0, 100]), np.array([49.0, 209])
-    sensor = Sensor(Measured.around(*gain), Measured.around(*offset), *bins)
-    rows = sensor.rows()
-    assert len(rows) == 1 if second is None else rows[1][1].startswith(second)
-    assert (sensor.dependence() == 1) == (second is None)
 
 
 def raw_images(images: Sequence[np.ndarray], names: Sequence[str] | None = None) -> RawImages:

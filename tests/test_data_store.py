@@ -1,12 +1,14 @@
 """Files of images with checksums, and stores elsewhere that several processes open at once."""
 
 import hashlib
+import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -16,8 +18,11 @@ import torch
 from assay.data import Loader, Store, open_store
 from assay.data.config import DataConfig
 from assay.data.store import ImageFile, PackedImage, address_of, write_store
+from assay.errors import AssayError
+from assay.files import content_hash, sha256
 from tests.commands import run
 from tests.errors import rejected, rejects
+from tests.stores import stored
 
 
 def make_store(path: Path, num_images: int = 300) -> Store:
@@ -114,40 +119,79 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         open_store(tmp_path / "nowhere")
 
 
-def test_images_that_change_while_a_store_is_open_are_noticed(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store")
-    store.read(torch.arange(300))
-    images = tmp_path / "store/images.npy"
-    content = bytearray(images.read_bytes())
-    content[-1] ^= 1
-    images.write_bytes(content)
-    for opened in (store, open_store(tmp_path / "store")):  # although it was compared before
-        with rejects(images):
-            opened.read(torch.tensor([299]))
-    os.truncate(images, 300)
-    with rejects(images):
-        store.read(torch.arange(300))
+def test_a_damaged_image_is_noticed_when_it_or_its_neighbours_are_read(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", 40)
+    expected = store.read(torch.arange(40))
+    file = store.path / "images.npy"
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[128 + 30 * 3072 + 5] ^= 1  # in the second block, as are images 21 to 39
+    file.write_bytes(damaged)
+    with rejects(file):
+        store.read(torch.tensor([30]))  # although it was compared before
+    opened = open_store(store.path)
+    for _ in range(2):  # a block that failed is not taken for checked
+        assert torch.equal(opened.read(torch.tensor([3, 20, 0])), expected[[3, 20, 0]])
+        for index in ([30], [22], [21], [0, 39], [-1]):
+            with rejects(file):
+                opened.read(torch.tensor(index))
+    damaged = bytearray(whole)
+    damaged[100] ^= 1  # the header
+    file.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"images\.npy"):
+        open_store(store.path)
+    file.write_bytes(whole)
+    opened = open_store(store.path)
+    assert torch.equal(opened.read(torch.arange(40)), expected)
+    (store.path / "names.npy").write_bytes((store.path / "names.npy").read_bytes().replace(b"7.png", b"7.pnk"))
+    with rejects("names.npy"):
+        opened.source_names([0])
 
 
-def test_reading_a_large_file_keeps_little_of_it_in_memory(tmp_path: Path) -> None:
-    make_store(tmp_path / "store", 10_000)  # 29 MiB
-    code = """
-import sys, torch
-from assay.data import open_store
-opened = open_store(sys.argv[1])
-def mapped():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) // 1024
-parts = torch.randperm(10_000).split(32)
-opened.read(parts[0])  # libraries are files in memory as well
-before = mapped()
-highest = 0
-for index in parts:
-    opened.read(index)
-    highest = max(highest, mapped())
-print(highest - before)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 8  # MiB
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("sigma_tn.npy", np.array([0, -1, 0, 0], np.float32)),
+        ("sigma_tn.npy", np.array([0, np.nan, 0, 0], np.float32)),
+        ("label.npy", np.array([0, -1, -1, -1])),
+        ("meta.json", {"format_version": 0}),
+        ("meta.json", {"format_version": 3, "more": 1}),
+        ("meta.json", {"\x7fname": 1}),
+        *(("sigma_map.npy", np.full((2, 1, 4, 4), wrong, np.float32)) for wrong in (np.nan, np.inf, -1)),
+        ("sigma_map.npy", np.ones((2, 2, 4, 4), np.float32)),
+        ("map_index.npy", np.array([-2, 0, 1, 0])),
+        ("map_index.npy", np.array([0, 1, 2, 1])),
+        ("map_index.npy", None),
+    ],
+)
+def test_stores_of_other_versions_or_impossible_values_are_rejected(
+    tmp_path: Path, file: str, value: Any
+) -> None:
+    """Also if their checksums are right."""
+    levels = [np.full((1, 4, 4), level) for level in (0.1, 0.2, 0.1, 0.2)]
+    path = stored(tmp_path / "store", np.zeros((4, 1, 4, 4)), 0.2, maps=levels).path
+    tree = json.loads((path / "meta.json").read_text())
+    del tree["checksum"]
+    if isinstance(value, dict):
+        tree |= value
+    elif value is None:
+        del tree["checksums"][file]
+    else:
+        np.save(path / file, value)
+        tree["checksums"][file] = sha256(path / file)
+    (path / "meta.json").write_text(json.dumps(tree | {"checksum": content_hash(tree)}))
+    with pytest.raises(AssayError) as caught:
+        open_store(path)
+    assert str(path) in (caught.value.path or "") and caught.value.cure and str(caught.value).isprintable()
+
+
+def test_the_fingerprint_of_a_store_stays(tmp_path: Path) -> None:
+    """Runs are named by it."""
+    values = np.arange(48, dtype=np.float32).reshape(4, 1, 3, 4) / 48
+    levels = np.where(np.arange(12).reshape(1, 3, 4) % 5 == 0, 0.3, 0.1).astype(np.float32)
+    images = [
+        PackedImage(str(i), values[i], 0.1, i % 2, 0.1 + 0.1 * (i == 3), None, i // 2, levels if i else None)
+        for i in range(4)
+    ]
+    store = write_store(tmp_path / "s", "s", images, (1, 3, 4), "float32", (-1, 1), ("a", "b"))
+    assert store.fingerprint == "f993f1f1957c41efcafe87c6dec59ab32451abfe75206d866ff0ba89a2f6c004"

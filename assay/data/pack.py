@@ -266,8 +266,12 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     level = given.at(raw.quantile)
     noisy = bool(level.sigma > 0)
     if raw.has_opacity and pixels.shape[2] in (2, 4):
-        pixels = _without_opacity(pixels, noisy, found)
-    units = value_range = _range_of(raw, pixels)
+        if noisy and is_transparent(pixels):
+            what = "is noisy, and flattening its transparency would change its noise"
+            raise AssayError(what, cure="save it opaque")
+        found[FLATTENED if is_transparent(pixels) else OPAQUE] = ()
+        pixels = flatten(pixels, "")
+    units = value_range = raw.value_range or _range_of(pixels)
     files = pixels
     if raw.sensor is not None:
         pixels, value_range = _stabilised(raw, pixels, noisy, found), (-1.0, 1.0)
@@ -296,20 +300,8 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     return PackedImage(job.name, values, *columns), note, layout
 
 
-def _without_opacity(pixels: np.ndarray, noisy: bool, found: dict[str, tuple[float, ...]]) -> np.ndarray:
-    """The pixels of a picture without its opacity."""
-    is_clear = is_transparent(pixels)
-    if is_clear and noisy:
-        what = "is noisy, and flattening its transparency would change its noise"
-        raise AssayError(what, cure="save it opaque")
-    found[FLATTENED if is_clear else OPAQUE] = ()
-    return flatten(pixels, "")
-
-
-def _range_of(raw: RawImages, pixels: np.ndarray) -> tuple[float, float]:
+def _range_of(pixels: np.ndarray) -> tuple[float, float]:
     """The values of black and white in a file."""
-    if raw.value_range is not None:
-        return raw.value_range
     if pixels.dtype not in (np.uint8, np.uint16):
         what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
         raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")

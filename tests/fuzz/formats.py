@@ -17,7 +17,6 @@ import tarfile
 import tempfile
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +68,7 @@ from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
 from assay.train.record import read_lines
 from tests.studies import SPEC
+from tests.test_data_pack import png
 from tests.test_data_scientific import WRITERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -125,13 +125,7 @@ def _tiff(folder: Path, values: np.ndarray) -> Path:
 
 
 def _deep_png(folder: Path) -> Path:
-    """16-bit colour, which Pillow does not write: lines without prediction."""
-    pixels = _RNG.integers(0, 65536, (8, 8, 3)).astype(">u2")
-    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
-    header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
-    body = b"".join(struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
-    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    (folder / "a.png").write_bytes(png(_RNG.integers(0, 65536, (8, 8, 3)).astype(np.uint16)))
     return folder / "a.png"
 
 
