@@ -9,7 +9,6 @@ import torch
 from assay.data import split_held_out
 from assay.data.arrays import from_arrays
 from assay.data.notes import check_overlap
-from assay.data.store import PackedImage, write_store
 from tests.errors import rejected
 
 RNG = np.random.default_rng(0)
@@ -103,13 +102,6 @@ def test_ordinary_images_give_no_warning(recwarn: pytest.WarningsRecorder) -> No
     from_arrays(SMOOTH, value_range=(0, 1))
     from_arrays(GRAINY[..., None], sigma=0.08, value_range=(0, 1))
     assert not recwarn.list
-
-
-def test_stores_take_no_level_that_would_be_lost(tmp_path: Any) -> None:
-    image = PackedImage("a", np.zeros((1, 4, 4), np.float32), 1e-300, -1)
-    with rejected("sigma"):
-        write_store(tmp_path / "store", "store", [image], (1, 4, 4), "float32", (-1, 1), ())
-    assert not (tmp_path / "store").exists()
 
 
 def test_images_on_both_sides_of_a_split_are_found() -> None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from assay.data.notes import FAINT, Note, Notes, content_and_noise, measure, odd_axes
 from assay.data.source import ImageSource
-from assay.data.store import PackedImage, Store, check_levels, write_store
+from assay.data.spec import MIN_LEVEL
+from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
 from assay.files import content_hash
+from assay.noise import check_sigma
 
 _MIN_SPAN = 0.02  # of black to white that all images together must have
 
@@ -80,7 +82,10 @@ def from_arrays(
         raise AssayError(what, key="sigma")
     x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
     levels = np.broadcast_to(levels, len(values))
-    check_levels(levels)
+    check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
+    if bool((tiny := (levels > 0) & (levels < MIN_LEVEL)).any()):
+        what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
+        raise AssayError(what, key="sigma", cure="give 0 for clean images")
     share_outside = float((np.abs(x_tn) > 2 + 5 * levels.max()).mean())
     if share_outside > 0.5 or 0 < float(np.ptp(x_tn)) / 2 < _MIN_SPAN:
         ends = f"{float(values.min()):g} to {float(values.max()):g}"

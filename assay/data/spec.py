@@ -40,7 +40,7 @@ from assay.errors import AssayError, explained
 from assay.files import csv_text, decoding, one_line, read_text
 
 _NOISE = ("sigma", "levels", "map", "noise")  # settings, of which a source has one
-_MIN_LEVEL = 1e-6  # of noise, where black to white is 2
+MIN_LEVEL = 1e-6  # of noise, where black to white is 2
 _SIGMA = {"sigma": False, "sigma_tn": True}  # whether a column is always in units of images from -1 to 1
 _USABLE = {"usable_from": False, "sigma_min": True, "annotation": True}
 
@@ -192,7 +192,7 @@ class Level(NamedTuple):
         sigma = usable_from = float(self.sigma) * (1 if self.scaled else factor)
         if self.usable_from is not None:
             usable_from = self.usable_from * (1 if self.usable_scaled else factor)
-        is_level = sigma == 0 or sigma >= _MIN_LEVEL  # less would pass for clean, or is a typing error
+        is_level = sigma == 0 or sigma >= MIN_LEVEL  # less would pass for clean, or is a typing error
         if not is_level or not sigma * (1 - 1e-9) <= usable_from < math.inf:
             what = f"has noise of {sigma:g} and is usable from {usable_from:g}, where black to white is 2"
             cure = "give finite numbers >= 0: 0 for a clean image, and usable_from not below its noise"

@@ -63,7 +63,6 @@ _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_f
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 _NUMBERS = dict.fromkeys((_SIGMA_TN, _USABLE_FROM), "float32")  # the columns of numbers
 _NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP_INDEX), "int64")
-_MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 
 
 class Parents(BaseModel):
@@ -254,14 +253,6 @@ class Store(ImageSource):
                 raise AssayError(what, path=self.path / _MAP, cure=_CURE)
 
 
-def check_levels(levels: np.ndarray) -> None:
-    """Reject levels (N,), scaled, so small that an image would count as clean by mistake."""
-    if bool((tiny := (levels > 0) & (levels < _MIN_LEVEL)).any()):
-        what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
-        raise AssayError(what, key="sigma", cure="give 0 for clean images")
-    check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
-
-
 def address_of(path: Path | str) -> str | None:
     """The address of a store elsewhere, e.g. s3://bucket/store; None of a folder here.
 
@@ -422,7 +413,6 @@ def _write_blocks(folder: Path) -> str:
 
 def _columns(rows: Sequence[tuple[float, float, int, int, int]]) -> dict[str, np.ndarray]:
     """The columns of numbers by their files, without those that say nothing."""
-    check_levels(np.array([row[0] for row in rows]))
     values = zip(*rows, strict=True)
     found = {file: np.array(next(values), dtype) for file, dtype in _NUMBERS.items()}
     said = {_MAP_INDEX: found[_MAP_INDEX].max() >= 0}
