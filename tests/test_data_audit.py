@@ -276,11 +276,9 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98% of them\)", text)
     assert "`repeats`" in run("data", "noise", tmp_path / "clean")  # no flat parts: how to measure the gain
     sensor = f"range=10,70,gain={found[1]},read_noise={found[2]}"
-    packed = run(
-        "data", "pack", f"{tmp_path}/clean:sigma=0", tmp_path / "repeats", "--all", sensor, "-o", tmp_path / "s"
-    )
-    (level,) = open_store(tmp_path / "s").sigma_tn.unique()[1:]
-    assert f"180 of them noisy (sigma {level:.3g} where" in packed
+    clean = f"{tmp_path}/clean:sigma=0"
+    run("data", "pack", clean, tmp_path / "repeats", "--all", sensor, "-o", tmp_path / "s")
+    assert len(open_store(tmp_path / "s").sigma_tn.unique()) == 2
     outside = re.search(r"recorded levels +(\d+)% are outside", run("data", "noise", tmp_path / "s"))
     assert outside and int(outside[1]) < 25
 

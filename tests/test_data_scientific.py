@@ -198,7 +198,7 @@ def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
     np.save(tmp_path / "clean.npy", np.random.default_rng(0).uniform(0, 10, (4, 6, 6)))
     np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
     words = f"{tmp_path}/clean.npy:range=0,10", f"{tmp_path}/noisy.npy:sigma=5", "--all", "range=0,100"
-    assert "sigma 0.1" in run("data", "pack", *words, "-o", tmp_path / "store")
+    run("data", "pack", *words, "-o", tmp_path / "store")
     store = open_store(tmp_path / "store")
     assert np.allclose(store.sigma_tn.numpy(), [0] * 4 + [0.1] * 3)
 

@@ -125,41 +125,48 @@ def show(
     """
     if noise and png is None:
         raise AssayError("changes the picture", key="noise", cure="give its file with --png")
-    opened, console = open_store(store), open_console()
+    opened = open_store(store)
     if verify:
         opened.verify()
-    channels, height, width = opened.image_shape
-    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
-    images = f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}"
-    console.print(images + (", checksums are correct" if verify else ""), markup=False)
-    console.print(_units_text(opened))
-    if opened.num_classes:
-        counts = opened.label[opened.label >= 0].bincount(minlength=opened.num_classes).tolist()
-        pairs = [f"{name} {count:,}" for name, count in zip(opened.class_names, counts, strict=True)]
-        more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
-        console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}", markup=False)
-    columns = {"sigma_tn": opened.sigma_tn}
-    if num_annotated := int((opened.usable_from > opened.sigma_tn).sum()):
-        columns["usable from"] = opened.usable_from
-    for name, levels in columns.items():
-        table = Table(name, "SNR (signal power 1)", "images", "", box=None, header_style="bold")
-        bins = noise_histogram(levels)
-        for entry in bins:
-            level = levels_text(entry.low, entry.high, to=" .. ")
-            bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
-            table.add_row(level, snr_text(entry.middle), f"{entry.num_images:,}", bar)
-        console.print(table)
-    for count, what in (
-        (opened.num_mapped, "have a map of noise levels, one per pixel; sigma_tn is from the map"),
-        (num_annotated, "are raised to the level where they are usable before training"),
-    ):
-        if count:
-            console.print(f"{count:,} images {what}.")
+    _describe(opened, f"{store}, checksums are correct" if verify else str(store))
     if png is not None:
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as unfinished:
             picture.save(unfinished, format="PNG")
-        console.print(f"wrote {png}")
+        open_console().print(f"wrote {png}")
+
+
+def _describe(store: Store, title: str) -> None:
+    """Print the images, units, classes and levels of a store."""
+    console, (channels, height, width) = open_console(), store.image_shape
+    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
+    console.print(
+        f"{title}: {len(store):,} {kind} images of {height} x {width}, {store.meta.dtype}", markup=False
+    )
+    console.print(_units_text(store))
+    if store.num_classes:
+        counts = store.label[store.label >= 0].bincount(minlength=store.num_classes).tolist()
+        pairs = [f"{name} {count:,}" for name, count in zip(store.class_names, counts, strict=True)]
+        more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
+        console.print(f"{store.num_classes} classes: {', '.join(pairs[:20])}{more}", markup=False)
+    columns = {"sigma_tn": store.sigma_tn}
+    if num_annotated := int((store.usable_from > store.sigma_tn).sum()):
+        columns["usable from"] = store.usable_from
+    known = store.meta.physical_range
+    half = (known[1] - known[0]) / 2 if isinstance(known, tuple) else None
+    for name, levels in columns.items():
+        table = Table(name, "in the files", "SNR (signal power 1)", "images", "", box=None, header_style="bold")
+        bins = noise_histogram(levels)
+        for low, high, num_images in bins:
+            in_files = "" if half is None else levels_text(half * low, half * high, ".4g", " .. ")
+            bar = "█" * max(1, round(40 * num_images / max(other.num_images for other in bins)))
+            snr = snr_text((low * high) ** 0.5)
+            table.add_row(levels_text(low, high, to=" .. "), in_files, snr, f"{num_images:,}", bar)
+        console.print(table)
+    if store.num_mapped:
+        console.print(f"{store.num_mapped:,} images have a map of noise levels; sigma_tn is from the map.")
+    if num_annotated:
+        console.print(f"{num_annotated:,} images are raised to the level where they are usable.")
 
 
 def _units_text(store: Store) -> str:
@@ -235,21 +242,11 @@ def _open_measured(text: str) -> RawImages:
 
 
 def _print_report(report: PackReport) -> None:
-    console, store = open_console(), report.store
+    """Print what was skipped and what looks wrong, then the store."""
     problems = [f"skipped: {problem}" for problem in report.skipped.values()]
-    more = [f"skipped: {len(problems) - _NUM_SHOWN:,} more"] if len(problems) > _NUM_SHOWN else []
-    for text in [*problems[:_NUM_SHOWN], *more, *(f"warning: {warning}" for warning in report.warnings)]:
-        console.print(text, style="yellow", markup=False)
-    text = f"{store.path}: {len(store):,} images of {' x '.join(map(str, store.image_shape))}"
-    levels = store.sigma_tn[store.sigma_tn > 0]
-    if len(levels):
-        ends = levels.min().item(), levels.max().item()
-        text += f", {len(levels):,} of them noisy (sigma {levels_text(*ends)} where black to white is 2"
-        if isinstance(store.meta.physical_range, tuple):
-            half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
-            text += f", {levels_text(half * ends[0], half * ends[1], '.4g')} in the files' units"
-        text += ")"
-    if num_annotated := int((store.usable_from > store.sigma_tn).sum()):
-        text += f", {num_annotated:,} of them usable only above a higher level than their noise"
-    text += f", {len(problems):,} skipped" if problems else ""
-    console.print(text, markup=False)
+    if len(problems) > _NUM_SHOWN:
+        problems[_NUM_SHOWN:] = [f"skipped: {len(problems) - _NUM_SHOWN:,} more"]
+    for text in [*problems, *(f"warning: {warning}" for warning in report.warnings)]:
+        open_console().print(text, style="yellow", markup=False)
+    num_skipped = f" ({len(report.skipped):,} skipped)" if report.skipped else ""
+    _describe(report.store, f"{report.store.path}{num_skipped}")

@@ -63,11 +63,6 @@ class NoiseBin(NamedTuple):
     high: float
     num_images: int
 
-    @property
-    def middle(self) -> float:
-        """The geometric mean of both ends."""
-        return (self.low * self.high) ** 0.5
-
 
 def noise_histogram(sigma_tn: Tensor) -> list[NoiseBin]:
     """One bin per distinct level if there are few; else one for clean images and logarithmic bins above."""
@@ -94,7 +89,9 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
         rows = []
         for noise in noise_histogram(source.sigma_tn):
             inside = (source.sigma_tn >= noise.low) & (source.sigma_tn <= noise.high)
-            rows.append((noise.middle, source.read(_spread(inside.nonzero()[:, 0], num_columns))))
+            rows.append(
+                ((noise.low * noise.high) ** 0.5, source.read(_spread(inside.nonzero()[:, 0], num_columns)))
+            )
     return captioned_rows([(f"sigma {sigma:.3g}\n{snr_text(sigma)}", images) for sigma, images in rows])
 
 
