@@ -283,11 +283,11 @@ def open_store(path: Path | str) -> Store:
     torch.Size([2, 1, 8, 8])
     """
     address = address_of(path)
-    return _open_folder(Path(path) if address is None else _copied(address))
+    return _open_folder(Path(path)) if address is None else _open_elsewhere(address)
 
 
-def _copied(address: str) -> Path:
-    """The local copy of a store elsewhere. Its meta.json comes last: with it, the copy is known to be whole."""
+def _open_elsewhere(address: str) -> Store:
+    """Open the local copy of a store elsewhere. Its meta.json comes last: with it, the copy was whole."""
     import fsspec
 
     cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
@@ -297,11 +297,10 @@ def _copied(address: str) -> Path:
     with decoding(address, cure), hold_lock(here, busy, seconds=math.inf):
         files, root = fsspec.core.url_to_fs(address)
         text, meta = files.cat_file(f"{root}/meta.json"), here / "meta.json"
-        if meta.is_file() and meta.read_bytes() == text:
-            return here
+        was_whole = meta.is_file() and meta.read_bytes() == text  # images are compared again when they are read
         for name, checksum in json.loads(text)["checksums"].items():
             check_member_name(here, name)
-            if (here / name).is_file() and sha256(here / name) == checksum:
+            if (here / name).is_file() and ((was_whole and name == _IMAGES) or sha256(here / name) == checksum):
                 continue
             with write_whole(here / name) as partial:
                 files.get_file(f"{root}/{name}", str(partial))
@@ -309,7 +308,7 @@ def _copied(address: str) -> Path:
                     raise AssayError("has changed since it was packed", path=f"{address}/{name}", cure=_CURE)
         with write_whole(meta) as partial:
             partial.write_bytes(text)
-    return here
+        return _open_folder(here)
 
 
 def _open_folder(path: Path) -> Store:
