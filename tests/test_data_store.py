@@ -32,8 +32,12 @@ def make_store(path: Path, num_images: int = 300) -> Store:
     return write_store(path, "noise", images, (3, 32, 32), "uint8", (0, 255), ())
 
 
+@pytest.mark.parametrize("max_mapped", [0, 2**24])
 @pytest.mark.parametrize("index", [[], [5], [-1, 0], list(range(300)), [7, 8, 9, 3, 3, 299, 0], [250, 249]])
-def test_rows_are_those_of_the_array(index: list[int], tmp_path: Path) -> None:
+def test_rows_are_those_of_the_array(
+    index: list[int], max_mapped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.data.store._MAX_MAPPED_BYTES", max_mapped)
     make_store(tmp_path / "store")
     path = tmp_path / "store" / "images.npy"
     file, rows = ImageFile(path, path.with_name("blocks.npy")), np.array(index, dtype=np.int64)

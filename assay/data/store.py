@@ -31,6 +31,7 @@ costs some 40 microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums ta
 import hashlib
 import json
 import math
+import mmap
 import os
 import re
 import weakref
@@ -58,6 +59,7 @@ _CURE = "restore it, or pack the store again"
 _CHECKSUM = "checksum"  # of meta.json, the key in it
 _BLOCK_BYTES = 2**16
 _DIGEST_BYTES = 16  # of SHA-256
+_MAX_MAPPED_BYTES = 2**24  # of a file of images, which stay in memory once they were read
 _IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
 _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
@@ -97,8 +99,8 @@ class ImageFile:
     """The rows of an array in a .npy file, each of its blocks compared with a checksum when it is first read.
 
     What is compared, and what is read, is one open file: whoever puts another one in its place changes nothing
-    for those who have this. Blocks are compared again if the file is written to. It is not mapped: its pages
-    would fill the memory, and one that is cut short would kill the process.
+    for those who have this. Blocks are compared again if the file is written to. Small files are mapped; the
+    pages of large ones would fill the memory, so these are read row by row.
     """
 
     def __init__(self, path: Path, checksums: Path) -> None:
@@ -113,6 +115,10 @@ class ImageFile:
         num_blocks = -(-self._num_bytes // _BLOCK_BYTES)
         if self._expected.shape != (num_blocks, _DIGEST_BYTES):
             raise AssayError(f"does not fit the {num_blocks} blocks of {path}", path=checksums, cure=_CURE)
+        self._rows: np.ndarray | None = None
+        if self._num_bytes <= _MAX_MAPPED_BYTES:
+            mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+            self._rows = np.ndarray(self.shape, self.dtype, mapping, self._header_bytes)
         self._unchecked, self._written = np.ones(num_blocks, dtype=bool), -1
         self.check(np.zeros(1, np.int64), np.array([self._header_bytes]))
 
@@ -124,6 +130,8 @@ class ImageFile:
         index = np.where(index < 0, index + self.shape[0], index)
         start = self._header_bytes + index * self._row_bytes
         self.check(start, start + self._row_bytes)
+        if self._rows is not None:
+            return self._rows[index]
         values = np.empty((len(index), *self.shape[1:]), self.dtype)
         room = values.reshape(-1).view(np.uint8).data
         begins = np.flatnonzero(np.diff(index, prepend=-2) != 1)  # rows in a row are read at once
