@@ -2,7 +2,7 @@
 
 Bars: at least 3 times the images/s of a plain DataLoader that does the same work on the same arrays
 (32 x 32 colour, simulated noise of its own per image, one core), and never more than 5% of a training
-step. A store of a million images in 16 shards opens in a second and keeps less than a GB in memory; loading an
+step. A store of a million images opens in a second and keeps less than a GB in memory; loading an
 image is compared with a store of 20,000, which stays in memory, and with a plain DataLoader. CPU seconds of one
 thread are measured in turns inside one run and the best of several rounds is taken, since other processes only
 ever slow a round down.
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from assay.data import Augmentation, Loader, Store, View, open_store, simulate
 from assay.data.known import get
-from assay.data.shards import join_shards, shard_path
 from assay.data.store import PackedImage, write_store
 from assay.loss import ambient_loss, edm_weight
 from assay.nets import build_denoiser, preset
@@ -109,12 +108,9 @@ def small_images(folder: Path, first: int, num_images: int) -> Store:
     return write_store(folder, "million", images, (3, 16, 16), "uint8", (0, 255), ())
 
 
-def million(folder: Path, num_images: int = 1_000_000, num_shards: int = 16) -> None:
+def million(folder: Path, num_images: int = 1_000_000) -> None:
     """A store of a million images: seconds to open it, memory, and images/s beside small stores."""
-    size = num_images // num_shards
-    for number in range(1, num_shards + 1):
-        small_images(shard_path(folder / "million", number, num_shards), (number - 1) * size, size)
-    join_shards(folder / "million", "million", num_shards)
+    small_images(folder / "million", 0, num_images)
     start = time.perf_counter()
     store = open_store(folder / "million")
     seconds = time.perf_counter() - start
@@ -131,7 +127,7 @@ def million(folder: Path, num_images: int = 1_000_000, num_shards: int = 16) -> 
     }
     found = best_seconds(jobs, 8, dict.fromkeys(jobs, 50))
     million = found["a million"]
-    print(f"{num_images:,} images of 16 x 16 in {num_shards} shards, {num_images * 768 / 2**20:.0f} MiB")
+    print(f"{num_images:,} images of 16 x 16, {num_images * 768 / 2**20:.0f} MiB")
     print(f"  opened in {seconds:.2f} s (bar: <= 1) {'ok' if seconds <= 1 else 'MISSED'}")
     print(f"  most memory in an epoch {highest:.2f} GiB (bar: <= 1) {'ok' if highest <= 1 else 'MISSED'}")
     for name, value in found.items():

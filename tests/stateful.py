@@ -1,6 +1,6 @@
 """Random sequences of the real commands in one folder, against a small model of what must be true.
 
-A user packs, shards, trains, samples, measures and studies, edits an input in between, kills a command, starts
+A user packs, trains, samples, measures and studies, edits an input in between, kills a command, starts
 it twice at once, renames or removes what was made, and keeps own files in every folder. After each step
 
 - every file of the user is there, with its contents;
@@ -223,7 +223,6 @@ class Folder(RuleBasedStateMachine):
         self.runs: dict[str, set[tuple[tuple[bytes, int], int]]] = {name: set() for name in RUNS}  # begun there
         self.trained: dict[str, tuple[tuple[bytes, int], int]] = {}  # finished there
         self.trained_from: dict[str, str] = {}  # the store's name then
-        self.parts: dict[int, tuple[bytes, int]] = {}  # of the store of shards
         self.num_studies = 0
 
     def teardown(self) -> None:
@@ -306,39 +305,20 @@ class Folder(RuleBasedStateMachine):
 
     # Commands.
 
-    @rule(name=st.sampled_from(STORES), overwrite=st.booleans())
-    def pack(self, name: str, overwrite: bool) -> None:
-        """A store, or an error if there is one; replaced only if asked, and if nothing else lies in it."""
+    @rule(name=st.sampled_from(STORES), again=st.booleans())
+    def pack(self, name: str, again: bool) -> None:
+        """A store, or an error if there is one, unless the user removes it."""
+        if again:
+            shutil.rmtree(self.store(name), ignore_errors=True)
+            self.forget(self.store(name))
+            self.stores.pop(name, None)
         there = self.store(name).exists()
-        code, said = ran(
-            "data", "pack", *self.inputs.words, "-o", self.store(name), *["--overwrite"] * overwrite
-        )
-        foreign = any(path.is_relative_to(self.store(name)) for path in self.mine)
+        code, said = ran("data", "pack", *self.inputs.words, "-o", self.store(name))
+        assert (code == 0) == (not there), said
         if code == 0:
-            assert not there or (overwrite and not foreign), said
             self.stores[name] = self.inputs.contents
-        else:
-            assert there and (not overwrite or foreign), said
         if name in self.stores:
             self.check_store(name)
-
-    @rule(number=st.integers(1, 2))
-    def pack_a_part(self, number: int) -> None:
-        """One of two shards; both are of the same inputs, or the second is rejected."""
-        path, now = self.home / "stores" / "shards", self.inputs.contents
-        code, said = ran("data", "pack", *self.inputs.words, "-o", path, "--shards", f"{number}/2")
-        if code == 0:
-            self.parts[number] = now
-        else:
-            assert len(self.parts) == 2 or set(self.parts.values()) - {now}, said
-        assert len(set(self.parts.values())) <= 1, "parts of different inputs were joined"
-        if len(self.parts) == 2:
-            self.stores["shards"] = self.parts[1]
-            self.check_store("shards")
-            del self.stores["shards"]
-            shutil.rmtree(path)
-            self.forget(path)
-            self.parts = {}
 
     @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
     def train(self, name: str, store: str, steps: int) -> None:

@@ -8,8 +8,7 @@ import torch
 
 from assay.data import split_held_out
 from assay.data.arrays import from_arrays
-from assay.data.overlap import check_overlap
-from assay.data.store import PackedImage, write_store
+from assay.data.notes import check_overlap
 from tests.errors import rejected
 
 RNG = np.random.default_rng(0)
@@ -86,10 +85,10 @@ GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
         (SMOOTH, {}, "black is -1 and white 1: give `value_range`"),
         (GRAINY, {"value_range": (0, 1)}, "counts as clean, but its noise measures 0.0[78]"),
         (GRAINY * 255, {"value_range": (0, 255), "sigma": 0.16}, "noise of 0.16, but its noise measures [12]"),
-        (GRAINY, {"value_range": (0, 1), "sigma": 20}, "20 noisy images vary less by their content"),
+        (GRAINY, {"value_range": (0, 1), "sigma": 20}, r"content \(0 on average\) than by their noise \(40;"),
         (SMOOTH / 16, {"value_range": (0, 1)}, "is `range` right"),
         (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 images are copies"),
-        (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "16 x 160 pixels: are images the first axis"),
+        (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "If it holds 160 images of 20 x 16"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
     ],
@@ -103,13 +102,6 @@ def test_ordinary_images_give_no_warning(recwarn: pytest.WarningsRecorder) -> No
     from_arrays(SMOOTH, value_range=(0, 1))
     from_arrays(GRAINY[..., None], sigma=0.08, value_range=(0, 1))
     assert not recwarn.list
-
-
-def test_stores_take_no_level_that_would_be_lost(tmp_path: Any) -> None:
-    image = PackedImage("a", np.zeros((1, 4, 4), np.float32), 1e-300, -1)
-    with rejected("sigma"):
-        write_store(tmp_path / "store", "store", [image], (1, 4, 4), "float32", (-1, 1), ())
-    assert not (tmp_path / "store").exists()
 
 
 def test_images_on_both_sides_of_a_split_are_found() -> None:

@@ -14,7 +14,7 @@ from assay.noise import LogNormal, Uniform
 from tests.errors import rejected
 from tests.test_data_view import Arrays, source, whiteness
 
-FIELDS = ("index", "x_tn", "sigma_tn", "sigma_t", "eps", "label", "augment_label")
+FIELDS = "index x_tn sigma_tn sigma_t eps label augment_label walk_eps walk_uniform".split()
 EVERYTHING = Augmentation(flip_x=True, flip_y=True, turn=True, shift=1, geometric=0.3)
 
 
@@ -30,13 +30,11 @@ def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
         return Loader(mixed, 16, seed, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
 
     straight = loader(4)
-    batches = [straight.batch(step) for step in range(20)]
+    batches = [straight.batch(step, 5, 3) for step in range(20)]
     resumed = loader(4)
     for step in (18, 3, 16, 0):  # a fresh loader at any step, in any order
-        assert equal(resumed.batch(step), batches[step])
-        assert torch.equal(resumed.noise(step, 3, 5), straight.noise(step, 3, 5))
-        assert torch.equal(resumed.uniform(step, 2, 5), straight.uniform(step, 2, 5))
-    assert not equal(batches[0], batches[1]) and not equal(loader(5).batch(0), batches[0])
+        assert equal(resumed.batch(step, 5, 3), batches[step])
+    assert not equal(batches[0], batches[1]) and not equal(loader(5).batch(0, 5, 3), batches[0])
 
 
 @pytest.mark.parametrize("pairing", ["image_first", "level_first"])
@@ -46,14 +44,14 @@ def test_batches_are_a_function_of_seed_and_step(pairing: str) -> None:
 def test_ranks_share_one_global_batch(pairing: str, world_size: int, batch_size: int, side: int) -> None:
     mixed = simulate(source(20, (3, side, side)), 0.3, 0.5)
     whole = Loader(mixed, batch_size, 1, pairing=pairing, augmentation=EVERYTHING)  # type: ignore[arg-type]
-    batch, noise, uniform = whole.batch(5), whole.noise(5, 2, world_size), whole.uniform(5, 3, world_size)
+    batch = whole.batch(5, world_size, 2)
     for rank in range(world_size):
         share = Loader(mixed, batch_size, 1, None, pairing, EVERYTHING, rank, world_size)  # type: ignore[arg-type]
-        part, mine = share.batch(5), slice(rank, None, world_size)
+        part, mine = share.batch(5, 1, 2), slice(rank, None, world_size)
         for field in FIELDS:
-            assert torch.equal(getattr(part, field), getattr(batch, field)[mine]), field
-        assert torch.equal(share.noise(5, 2, 1), noise[:, mine])
-        assert torch.equal(share.uniform(5, 3, 1), uniform[:, mine])
+            column = getattr(batch, field)
+            wanted = column[:, mine] if field.startswith("walk") else column[mine]
+            assert torch.equal(getattr(part, field), wanted), field
 
 
 @pytest.mark.parametrize("batch_size", [7, 20, 45])
@@ -76,14 +74,14 @@ def test_batches_hold_what_the_source_says() -> None:
 
 def test_noise_is_white_and_its_streams_differ() -> None:
     loader = Loader(source(10, (3, 16, 16)), 256, 9)  # in blocks
-    draws = [loader.batch(0).eps, loader.batch(1).eps, *loader.noise(0, 2, 256)]
+    draws = [loader.batch(0).eps, loader.batch(1).eps, *loader.batch(0, 256, 2).walk_eps]  # type: ignore[misc]
     for draw in draws:
         assert max(abs(deviation) for deviation in whiteness(draw.double())) < 3.5
     size = draws[0].numel()
     for i in range(4):
         for j in range(i):
             assert abs((draws[i] * draws[j]).double().mean().item()) < 4 / math.sqrt(size)
-    uniform = torch.cat([loader.uniform(step, 4, 256).flatten() for step in range(10)])
+    uniform = torch.stack([loader.batch(step, 256, 1).walk_uniform for step in range(20)]).flatten()  # type: ignore
     assert stats.kstest(uniform.numpy(), "uniform").pvalue > 0.001
 
 
@@ -149,8 +147,7 @@ def test_batches_prepared_in_a_thread_are_the_same_in_the_same_order() -> None:
     loader = Loader(simulate(source(), 0.3, 0.5), 16, augmentation=EVERYTHING)
     with closing(prepared_ahead(lambda step: loader.batch(step, 4, 3), range(3, 23))) as batches:
         for step, batch in enumerate(batches, start=3):
-            assert equal(batch, loader.batch(step)) and torch.equal(batch.walk_eps, loader.noise(step, 3, 4))
-            assert torch.equal(batch.walk_uniform, loader.uniform(step, 2, 4))
+            assert equal(batch, loader.batch(step, 4, 3))
     assert step == 22 and list(prepared_ahead(str, [])) == []
 
     taken: list[int] = []
@@ -169,7 +166,7 @@ def test_a_batch_moves_to_a_device_whole() -> None:
     batch = Loader(simulate(source(), 0.3, 0.5), 16, augmentation=EVERYTHING).batch(0, 4, 2)
     assert batch.to(torch.device("cpu")) is batch
     moved = batch.to(torch.device("meta"))
-    for field in (*FIELDS, "walk_eps", "walk_uniform"):
+    for field in FIELDS:
         assert getattr(moved, field).is_meta and getattr(moved, field).shape == getattr(batch, field).shape
 
 

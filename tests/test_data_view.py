@@ -240,11 +240,10 @@ def test_held_out_images_are_nested_and_never_trained_on(
     images = real(count)
     candidates = (images.sigma_tn == 0) == clean
     group = torch.arange(count) // group_size
+    images.group = None if group_size == 1 else group
     held: list[set[int]] = []
     for size in sorted((a, b)):
-        rest, held_out = split_held_out(
-            images, size, seed, "clean" if clean else "noisy", None if group_size == 1 else group
-        )
+        rest, held_out = split_held_out(images, size, seed, "clean" if clean else "noisy")
         assert bool(candidates[held_out.index].all()) and size <= len(held_out) < size + group_size
         assert group_size > 1 or len(rest) + size == count
         assert not set(group[rest.index].tolist()) & set(group[held_out.index].tolist())

@@ -185,7 +185,7 @@ def test_known_data_sets_are_packed_once(tmp_path: Path, monkeypatch: pytest.Mon
         ({"store": "nowhere"}, "data.store"),
         ({"size": 4}, "data.size"),
         ({"store": ["digits", "cifar10"], "num_images": 4}, "data.num_images"),
-        ({"store": "digits", "num_images": 1797, "held_out": 100}, "data.store"),
+        ({"store": "digits", "num_images": 1797, "held_out": 100}, "num_images"),
     ],
 )
 def test_contradictions_name_their_key(

@@ -10,18 +10,16 @@ from rich.table import Table
 
 from assay.cli.options import open_console, output_option, takes
 from assay.data import Store, open_store
-from assay.data.audit import audit, audit_panels, images_of, write_levels
-from assay.data.convert import PackConfig
+from assay.data.audit import audit, images_of, write_levels
 from assay.data.known import get as get_known
-from assay.data.pack import PackReport, pack_shards
+from assay.data.pack import PackConfig, PackReport
 from assay.data.pack import pack as pack_images
+from assay.data.picture import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.readers import RawImages, open_images
-from assay.data.shards import is_store
-from assay.data.show import levels_text, noise_histogram, noise_picture, snr_text
 from assay.data.spec import SourceSpec, read_sources
+from assay.data.store import is_store
 from assay.data.units import Stabilised, black_and_white
 from assay.errors import AssayError
-from assay.figure import save_png
 from assay.files import check_absent, write_whole
 from assay.progress import open_progress
 
@@ -45,7 +43,7 @@ def pack(
         typer.Argument(
             metavar=f"{_SOURCE}...",
             help=f"{SourceSpec.model_fields['path'].description} What is known about its images follows a "
-            "colon (see below). A .toml file lists sources.",
+            "colon (see below).",
         ),
     ],
     output: Output,
@@ -54,14 +52,6 @@ def pack(
         str | None,
         typer.Option(
             "--all", metavar="KEY=VALUE,...", help="Settings of every source that does not say otherwise."
-        ),
-    ] = None,
-    shards: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|K/N",
-            help="Spread a large store over N parts; run again to resume at the first that is missing. K/N "
-            "makes only part K, so that several processes or machines can share the work.",
         ),
     ] = None,
 ) -> None:
@@ -76,23 +66,11 @@ def pack(
         assay data pack frames/:range=0,4095,map=read_noise.npy -o stores/frames
 
         assay data pack frames/:range=0,4095,gain=2.1,read_noise=4,black=100 -o stores/frames
-
-        seq 64 | xargs -P 8 -I{} assay data pack photos/ -o stores/photos --size 64 --fit resize --shards {}/64
     """
     opened = read_sources(sources, shared)
-    part, _, num_shards = (shards or "").rpartition("/")
-    if not (part or "1").isdecimal() or not (num_shards.isdecimal() or shards is None):
-        what = f"expected a number such as 64, or a part such as 3/64 (given: {shards})"
-        raise AssayError(what, key="shards")
     with open_progress() as tell:
-        packing = partial(tell, "packing")
-        if shards is None:
-            reports = [pack_images(opened, output, config, packing)]
-        else:
-            only = int(part) if part else None
-            reports = pack_shards(opened, output, int(num_shards), only, config, packing)
-    for report in reports:
-        _print_report(report)
+        report = pack_images(opened, output, config, partial(tell, "packing"))
+    _print_report(report)
 
 
 @app.command()
@@ -147,41 +125,48 @@ def show(
     """
     if noise and png is None:
         raise AssayError("changes the picture", key="noise", cure="give its file with --png")
-    opened, console = open_store(store), open_console()
+    opened = open_store(store)
     if verify:
         opened.verify()
-    channels, height, width = opened.image_shape
-    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
-    images = f"{opened.name}: {len(opened):,} {kind} images of {height} x {width}, {opened.meta.dtype}"
-    console.print(images + (", checksums are correct" if verify else ""), markup=False)
-    console.print(_units_text(opened))
-    if opened.num_classes:
-        counts = opened.label[opened.label >= 0].bincount(minlength=opened.num_classes).tolist()
-        pairs = [f"{name} {count:,}" for name, count in zip(opened.class_names, counts, strict=True)]
-        more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
-        console.print(f"{opened.num_classes} classes: {', '.join(pairs[:20])}{more}", markup=False)
-    columns = {"sigma_tn": opened.sigma_tn}
-    if num_annotated := int((opened.usable_from > opened.sigma_tn).sum()):
-        columns["usable from"] = opened.usable_from
-    for name, levels in columns.items():
-        table = Table(name, "SNR", "images", "", box=None, header_style="bold")
-        bins = noise_histogram(levels)
-        for entry in bins:
-            level = levels_text(entry.low, entry.high, to=" .. ")
-            bar = "█" * max(1, round(40 * entry.num_images / max(other.num_images for other in bins)))
-            table.add_row(level, snr_text(entry.snr_db), f"{entry.num_images:,}", bar)
-        console.print(table)
-    for count, what in (
-        (opened.num_mapped, "have a map of noise levels, one per pixel; sigma_tn is from the map"),
-        (num_annotated, "are raised to the level where they are usable before training"),
-    ):
-        if count:
-            console.print(f"{count:,} images {what}.")
+    _describe(opened, f"{store}, checksums are correct" if verify else str(store))
     if png is not None:
         picture = noise_picture(opened, tuple(noise or ()))
         with write_whole(png) as unfinished:
             picture.save(unfinished, format="PNG")
-        console.print(f"wrote {png}")
+        open_console().print(f"wrote {png}")
+
+
+def _describe(store: Store, title: str) -> None:
+    """Print the images, units, classes and levels of a store."""
+    console, (channels, height, width) = open_console(), store.image_shape
+    kind = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
+    console.print(
+        f"{title}: {len(store):,} {kind} images of {height} x {width}, {store.meta.dtype}", markup=False
+    )
+    console.print(_units_text(store))
+    if store.num_classes:
+        counts = store.label[store.label >= 0].bincount(minlength=store.num_classes).tolist()
+        pairs = [f"{name} {count:,}" for name, count in zip(store.class_names, counts, strict=True)]
+        more = f", and {len(pairs) - 20} more" if len(pairs) > 20 else ""
+        console.print(f"{store.num_classes} classes: {', '.join(pairs[:20])}{more}", markup=False)
+    columns = {"sigma_tn": store.sigma_tn}
+    if num_annotated := int((store.usable_from > store.sigma_tn).sum()):
+        columns["usable from"] = store.usable_from
+    known = store.meta.physical_range
+    half = (known[1] - known[0]) / 2 if isinstance(known, tuple) else None
+    for name, levels in columns.items():
+        table = Table(name, "in the files", "SNR (signal power 1)", "images", "", box=None, header_style="bold")
+        bins = noise_histogram(levels)
+        for low, high, num_images in bins:
+            in_files = "" if half is None else levels_text(half * low, half * high, ".4g", " .. ")
+            bar = "█" * max(1, round(40 * num_images / max(other.num_images for other in bins)))
+            snr = snr_text((low * high) ** 0.5)
+            table.add_row(levels_text(low, high, to=" .. "), in_files, snr, f"{num_images:,}", bar)
+        console.print(table)
+    if store.num_mapped:
+        console.print(f"{store.num_mapped:,} images have a map of noise levels; sigma_tn is from the map.")
+    if num_annotated:
+        console.print(f"{num_annotated:,} images are raised to the level where they are usable.")
 
 
 def _units_text(store: Store) -> str:
@@ -220,13 +205,12 @@ def noise(
         Path | None,
         output_option("Save the levels as CSV, for `levels=` of `pack`.", "--levels", suffix=".csv"),
     ] = None,
-    png: Annotated[Path | None, output_option("Save a picture of the levels.", "--png", suffix=".png")] = None,
 ) -> None:
     """Measure the noise in images: its level, and whether it is Gaussian, white and independent of the signal.
 
     Examples:
 
-        assay data noise scans/ --levels levels.csv --png noise.png
+        assay data noise scans/ --levels levels.csv
 
         assay data noise scans/:range=0,1 --clean photos/:range=0,255 --levels levels.csv
 
@@ -247,9 +231,6 @@ def noise(
         with write_whole(levels) as unfinished:
             write_levels(found, unfinished)
         console.print(f"wrote {levels}")
-    if png is not None:
-        save_png(audit_panels(found), png)
-        console.print(f"wrote {png}")
 
 
 def _open_measured(text: str) -> RawImages:
@@ -261,21 +242,11 @@ def _open_measured(text: str) -> RawImages:
 
 
 def _print_report(report: PackReport) -> None:
-    console, store = open_console(), report.store
+    """Print what was skipped and what looks wrong, then the store."""
     problems = [f"skipped: {problem}" for problem in report.skipped.values()]
-    more = [f"skipped: {len(problems) - _NUM_SHOWN:,} more"] if len(problems) > _NUM_SHOWN else []
-    for text in [*problems[:_NUM_SHOWN], *more, *(f"warning: {warning}" for warning in report.warnings)]:
-        console.print(text, style="yellow", markup=False)
-    text = f"{store.path}: {len(store):,} images of {' x '.join(map(str, store.image_shape))}"
-    levels = store.sigma_tn[store.sigma_tn > 0]
-    if len(levels):
-        ends = levels.min().item(), levels.max().item()
-        text += f", {len(levels):,} of them noisy (sigma {levels_text(*ends)} where black to white is 2"
-        if isinstance(store.meta.physical_range, tuple):
-            half = (store.meta.physical_range[1] - store.meta.physical_range[0]) / 2
-            text += f", {levels_text(half * ends[0], half * ends[1], '.4g')} in the files' units"
-        text += ")"
-    if num_annotated := int((store.usable_from > store.sigma_tn).sum()):
-        text += f", {num_annotated:,} of them usable only above a higher level than their noise"
-    text += f", {len(problems):,} skipped" if problems else ""
-    console.print(text, markup=False)
+    if len(problems) > _NUM_SHOWN:
+        problems[_NUM_SHOWN:] = [f"skipped: {len(problems) - _NUM_SHOWN:,} more"]
+    for text in [*problems, *(f"warning: {warning}" for warning in report.warnings)]:
+        open_console().print(text, style="yellow", markup=False)
+    num_skipped = f" ({len(report.skipped):,} skipped)" if report.skipped else ""
+    _describe(report.store, f"{report.store.path}{num_skipped}")

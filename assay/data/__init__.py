@@ -2,9 +2,8 @@
 
 from assay.data.augment import Augmentation
 from assay.data.loader import Batch, Loader
-from assay.data.shards import open_store
 from assay.data.source import ImageSource
-from assay.data.store import Store
+from assay.data.store import Store, open_store
 from assay.data.view import Joined, Restored, View, part, raised, simulate, split_held_out, usable
 
 __all__ = [

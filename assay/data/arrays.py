@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.notes import FAINT, Note, Notes, measure
+from assay.data.notes import FAINT, Note, Notes, content_and_noise, measure, odd_axes
 from assay.data.source import ImageSource
-from assay.data.store import PackedImage, Store, check_levels, write_store
+from assay.data.spec import MIN_LEVEL
+from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
 from assay.files import content_hash
+from assay.noise import check_sigma
 
 _MIN_SPAN = 0.02  # of black to white that all images together must have
 
@@ -31,8 +33,7 @@ class Arrays(ImageSource):
         physical_range: tuple[float, float],
     ) -> None:
         self.x_tn, self.sigma_tn, self.label = x_tn, sigma_tn, label
-        self.physical_range = physical_range
-        self.class_names, self.name = class_names, name
+        self.class_names, self.name, self.physical_range = class_names, name, physical_range
         channels, height, width = x_tn.shape[1:]
         self.image_shape = (channels, height, width)
         columns = [column.numpy().tobytes() for column in (x_tn, sigma_tn, label)]
@@ -47,19 +48,13 @@ class Arrays(ImageSource):
 
     def save(self, path: Path | str) -> Store:
         """Write the images to a store, for the command line or for later."""
+        columns = zip(self.x_tn.numpy(), self.sigma_tn.tolist(), self.label.tolist(), strict=True)
         images = (
-            PackedImage(
-                f"{i:06d}",
-                self.x_tn[i].numpy(),
-                float(self.sigma_tn[i]),
-                int(self.label[i]),
-                physical_range=self.physical_range,
-            )
-            for i in range(len(self))
+            PackedImage(f"{i:06d}", x, sigma, label, physical_range=self.physical_range)
+            for i, (x, sigma, label) in enumerate(columns)
         )
-        return write_store(
-            Path(path), self.name, images, self.image_shape, "float32", (-1, 1), self.class_names
-        )
+        layout = self.image_shape, "float32", (-1, 1)
+        return write_store(Path(path), self.name, images, *layout, self.class_names)  # type: ignore[arg-type]
 
 
 def from_arrays(
@@ -87,12 +82,25 @@ def from_arrays(
         raise AssayError(what, key="sigma")
     x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
     levels = np.broadcast_to(levels, len(values))
-    check_levels(levels)
-    _check_scale(x_tn, float(levels.max()), (low, high))
+    check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
+    if bool((tiny := (levels > 0) & (levels < MIN_LEVEL)).any()):
+        what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
+        raise AssayError(what, key="sigma", cure="give 0 for clean images")
+    share_outside = float((np.abs(x_tn) > 2 + 5 * levels.max()).mean())
+    if share_outside > 0.5 or 0 < float(np.ptp(x_tn)) / 2 < _MIN_SPAN:
+        ends = f"{float(values.min()):g} to {float(values.max()):g}"
+        what = f"{low:g} to {high:g} cannot be black to white of values from {ends}"
+        raise AssayError(what, key="value_range", cure="give the values of black and white in these images")
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
     if classes.shape != (len(values),) or not np.issubdtype(classes.dtype, np.integer) or classes.min() < -1:
         raise AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
-    for text in _warnings(values, x_tn, levels, classes, value_range, (low, high), name):
+    told = _warnings(values, x_tn, levels, (low, high), name) if len(values) > 1 else []
+    if value_range is None and values.dtype.kind == "f" and is_without_dark(x_tn):
+        found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
+        told.append(f"{found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
+    if classes.max() >= len(values) > 1:
+        told.append(f"{classes.max() + 1:,} classes for {len(values):,} images: are classes numbered from 0?")
+    for text in told:
         warnings.warn(text, stacklevel=2)
     class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
@@ -127,23 +135,10 @@ def _black_and_white(values: np.ndarray, value_range: tuple[float, float] | None
     if value_range is None and values.dtype != np.uint8 and values.dtype.kind != "f":
         what = f"black and white of images of {values.dtype} are not known"
         raise AssayError(what, key="value_range", cure="give their values")
-    if value_range is not None and np.shape(value_range) != (2,):
-        raise AssayError(f"{value_range} are not two values, black and white", key="value_range")
-    low, high = value_range or ((0.0, 255.0) if values.dtype == np.uint8 else (-1.0, 1.0))
-    if not low < high:
+    ends = value_range or ((0.0, 255.0) if values.dtype == np.uint8 else (-1.0, 1.0))
+    if np.shape(ends) != (2,) or not ends[0] < ends[1]:
         raise AssayError(f"{value_range} are not black and white, the lower one first", key="value_range")
-    return float(low), float(high)
-
-
-def _check_scale(x: np.ndarray, sigma: float, value_range: tuple[float, float]) -> None:
-    """Reject images, scaled from `value_range` to [-1, 1], that cannot be in these units."""
-    share_outside = float((np.abs(x) > 2 + 5 * sigma).mean())
-    span = float(x.max() - x.min()) / 2
-    if share_outside > 0.5 or 0 < span < _MIN_SPAN:
-        low, high = value_range
-        ends = [low + (float(end) + 1) / 2 * (high - low) for end in (x.min(), x.max())]
-        what = f"{low:g} to {high:g} cannot be black to white of values from {ends[0]:g} to {ends[1]:g}"
-        raise AssayError(what, key="value_range", cure="give the values of black and white in these images")
+    return float(ends[0]), float(ends[1])
 
 
 def is_without_dark(x: np.ndarray) -> bool:
@@ -152,34 +147,22 @@ def is_without_dark(x: np.ndarray) -> bool:
 
 
 def _warnings(
-    values: np.ndarray,
-    x: np.ndarray,
-    levels: np.ndarray,
-    classes: np.ndarray,
-    stated: tuple[float, float] | None,
-    black_and_white: tuple[float, float],
-    name: str,
+    values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: tuple[float, float], name: str
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
-    num, channels, height, width = values.shape
-    if num == 1:
-        return []
-    notes, ends = Notes([name], None), [at(values, axis=(1, 2, 3)) for at in (np.min, np.mean, np.max)]
-    faint = (levels > 0) & (x.var(axis=(1, 2, 3)) < 2 * levels**2)
+    notes, axes = Notes([name]), (1, 2, 3)
+    ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
+    variance = x.var(axes)
+    faint = (levels > 0) & (variance < 2 * levels**2)
     faint &= faint.sum() > (levels > 0).sum() / 2  # a few may be of dark scenes
-    for i in range(num):
-        low, mean, high = (float(end[i]) for end in ends)
-        found, seen = {FAINT: 1.0} if faint[i] else {}, hash(x[i].tobytes())
-        measured = measure(x[i], i, num)
-        notes.add(Note(float(levels[i]), (low, mean, high), black_and_white, seen, False, found, measured))
+    for i, seen in enumerate(ends):
+        found = {FAINT: content_and_noise(float(variance[i]), float(levels[i]))} if faint[i] else {}
+        measured = measure(x[i], i, len(x))
+        notes.add(Note(float(levels[i]), seen, black_and_white, hash(x[i].tobytes()), found, measured))
     told = notes.warnings()
-    if stated is None and values.dtype.kind == "f" and is_without_dark(x):
-        values_found = f"{name} has values from {x.min():.3g} to {x.max():.3g}"
-        told.append(f"{values_found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
-    if max(height, width) > 8 * min(height, width):
-        told.append(f"{name} has {num} images of {height} x {width} pixels: are images the first axis?")
+    num, channels, height, width = values.shape
+    if axes_told := odd_axes((num, height, width)):
+        told.append(f"{name} {axes_told}")
     if channels in (2, 4) and np.ptp(values[:, -1]) == 0:
         told.append(f"the last of {channels} channels is {values[0, -1, 0, 0]:g} everywhere: leave opacity out")
-    if classes.max() >= num:
-        told.append(f"{classes.max() + 1:,} classes for {num:,} images: are classes numbered from 0?")
     return told

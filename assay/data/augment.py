@@ -38,18 +38,15 @@ class Augmentation(Strict):
     flip_x: bool = Field(False, description="Mirror half of the images left to right.")
     flip_y: bool = Field(False, description="Mirror half of the images top to bottom.")
     turn: bool = Field(False, description="Rotate images by 0, 90, 180 or 270 degrees.")
-    shift: int = Field(
-        0, ge=0, le=2**20, description="Shift images by up to this number of whole pixels, wrapping around."
-    )
+    shift: int = Field(0, ge=0, le=2**20, description="Shift by up to this many whole pixels, wrapping around.")
     geometric: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Probability of each operation of EDM's pipeline; noisy images get those that are exact.",
+        description="Probability of each operation of EDM's pipeline; noisy images get exact ones.",
     )
     interpolate_noisy: bool = Field(
-        False,
-        description="Apply geometric to noisy images too, as the original code does. For comparison only.",
+        False, description="Apply geometric to noisy images too, as the original code does."
     )
 
 
@@ -88,22 +85,21 @@ def _moved(
     x: Tensor,
     flip_x: Tensor | None,
     flip_y: Tensor | None,
-    quarter: Tensor | None,
-    down: Tensor | None,
-    right: Tensor | None,
+    quarter: Tensor | None = None,
+    *shifts: Tensor | None,
 ) -> Tensor:
-    """Images mirrored, rotated by quarter turns, shifted by whole pixels: every output pixel is an input pixel.
+    """Images mirrored, rotated by quarter turns, shifted down and right: every output pixel is an input pixel.
 
     (B,) each, or None for what is off; what leaves at one side enters at the other.
     """
     each = (-1, 1, 1, 1)
-    turned, odd = (None, None) if quarter is None else (quarter >= 2, quarter % 2 == 1)
+    turned = None if quarter is None else quarter >= 2
     for flipped, axes in ((flip_x, (-1,)), (flip_y, (-2,)), (turned, (-2, -1))):
         if flipped is not None:
             x = torch.where(flipped.view(each), x.flip(axes), x)
-    if odd is not None and x.shape[-1] == x.shape[-2]:  # else no turn is odd
-        x = torch.where(odd.view(each), x.rot90(1, (-2, -1)), x)
-    for dimension, shift in ((2, down), (3, right)):
+    if quarter is not None and x.shape[-1] == x.shape[-2]:  # else no turn is odd
+        x = torch.where((quarter % 2 == 1).view(each), x.rot90(1, (-2, -1)), x)
+    for dimension, shift in zip((2, 3), shifts, strict=False):
         if shift is not None:
             place = torch.arange(x.shape[dimension]).view([-1 if d == dimension else 1 for d in range(4)])
             x = x.gather(dimension, ((place - shift.view(each)) % x.shape[dimension]).expand_as(x))
@@ -156,8 +152,7 @@ def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, 
         @ _rotation(a4)
     )
     offset = -matrix @ torch.stack([a6 * width / 8, a7 * height / 8], 1)[:, :, None]
-    none = torch.zeros(len(x), dtype=torch.long)
-    moved = _moved(x.clone(), a0 > 0, a1 > 0, none, none, none)
+    moved = _moved(x.clone(), a0 > 0, a1 > 0)
     resampled = (label[:, 2:] != 0).any(1).nonzero()[:, 0]  # flips alone need no interpolation
     if len(resampled):
         # affine_grid counts from the centre to the outermost pixels.

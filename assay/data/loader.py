@@ -130,6 +130,7 @@ class Loader:
 
         With randomness for the consistency loss of `num_walks` images, `num_draws` images of noise each.
         """
+        walks, turns = num_walks * self._world_size, stream(self.seed, "uniform", step)
         drawn = self._pairs(step // _NUM_AHEAD)
         index, sigma_t, uniform = (column[step % _NUM_AHEAD, self._mine] for column in drawn)
         sigma_map = self.source.read_levels(index) if self.source.has_map else None
@@ -148,8 +149,8 @@ class Loader:
             eps=self._draw("eps", step, 1, self.batch_size)[0],
             label=self.source.label[index],
             augment_label=augment_label,
-            walk_eps=self.noise(step, num_draws, num_walks) if num_walks else None,
-            walk_uniform=self.uniform(step, 2, num_walks) if num_walks else None,
+            walk_eps=self._draw("noise", step, num_draws, walks) if num_walks else None,
+            walk_uniform=torch.rand(2, walks, generator=turns)[:, self._mine] if num_walks else None,
             sigma_map=sigma_map,
         )
 
@@ -157,15 +158,6 @@ class Loader:
     def num_mine(self) -> int:
         """How many images of a batch are this rank's."""
         return len(range(self.batch_size)[self._mine])
-
-    def noise(self, step: int, num_draws: int, num_images: int) -> Tensor:
-        """More unit noise for this rank's first images, (num_draws, num_images, C, H, W)."""
-        return self._draw("noise", step, num_draws, num_images * self._world_size)
-
-    def uniform(self, step: int, num_draws: int, num_images: int) -> Tensor:
-        """Uniform numbers in [0, 1) for this rank's first images, (num_draws, num_images)."""
-        generator = stream(self.seed, "uniform", step)
-        return torch.rand(num_draws, num_images * self._world_size, generator=generator)[:, self._mine]
 
     def _draw_pairs(self, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Image, level and augmentation for the _NUM_AHEAD global batches of a chunk of steps."""

@@ -1,50 +1,70 @@
-"""What a user should know about a store that could be packed: values, levels and copies that look wrong.
+"""What a user should know about images before training: values, levels, axes and copies that look wrong.
 
-Each image leaves a `Note`; `Notes` turns them into sentences that name what was stated and what was found.
+Each image that is packed leaves a `Note`; `Notes` turns them into sentences that name what was stated and what
+was found.
 """
 
 import math
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from assay.data.audit.level import MIN_SIDE, blind_net
-from assay.data.units import Stabilised
+from assay.data.source import ImageSource
+from assay.errors import AssayError
+from assay.files import content_hash
 
 _NUM_MEASURED = 16  # images of each source whose noise is measured
 _USED = 1 / 8  # of the range from black to white that all images of a source should use
 _NOISE_OF_CLEAN = 0.05  # the noise, where black to white is 2, that an image called clean should not have
+_LONGEST = 8  # times as long as wide that images may be
+_SIDE = 8  # of the small copies that near-duplicates are looked for in
+_NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
+_MAX_SHARE = 0.05  # of held-out images that may be in the training set: photographs do occur twice
+_BATCH = 1024
+_MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
-# What images may have, and what to say of the `num` that do: the values that were noted are `mean` on average.
+# What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
 FAINT, CLIPPED, FLATTENED, OPAQUE, DARK = "faint clipped flattened opaque dark".split()
 _SENTENCES = {
-    DARK: "about {mean:.1%} of the noisy pixels have a mean below {fewest:.1f} photons: their stabilised noise "
-    "differs from its level by more than 3%",
+    DARK: "{num:,} noisy images have pixels with a mean below {1:.1f} photons, about {0:.1%} of them: their "
+    "stabilised noise differs from its level by more than 3%",
     CLIPPED: "{num:,} noisy images come from 8-bit files: rounding to 256 steps and clipping at black and "
-    "white ({mean:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
+    "white ({0:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
     "originals if you have them.",
-    FAINT: "{num:,} noisy images vary less by their content than by their noise: is `sigma` (or are `gain`, "
-    "`read_noise` and `black`) in the units of the files, and `range` right?",
+    FAINT: "{num:,} noisy images vary less by their content ({0:.3g} on average) than by their noise ({1:.3g}; "
+    "standard deviations where black to white is 2): is `sigma` (or are `gain`, `read_noise` and `black`) in "
+    "the units of the files, and `range` right?",
     FLATTENED: "{num:,} images have a channel of opacity, which was laid on white",
     OPAQUE: "{num:,} images have a channel of opacity, which was left out: nothing is transparent",
 }
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What was seen while an image was packed. Values are in the units of the file."""
 
     sigma: float  # noise, where black to white is 2
     values: tuple[float, float, float]  # lowest, mean and highest
     black_and_white: tuple[float, float]
     content: int  # a hash
-    is_deep: bool  # a 16-bit file without a range
-    found: dict[str, float]  # what of the above, with a number
+    found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
     measured: tuple[float, float, float] | None  # its noise and 95% interval, where black to white is 2
     source: int = 0  # the number of its source
+
+    def is_beyond(self) -> bool:
+        """Whether values are far beyond black and white: of noisy images their mean, of clean ones any."""
+        (black, white), (lowest, mean, highest) = self.black_and_white, self.values
+        middle, span = (black + white) / 2, white - black
+        if self.sigma > 0:
+            return abs(mean - middle) > 0.75 * span
+        return max(highest - middle, middle - lowest) > span
 
 
 def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float] | None:
@@ -56,11 +76,18 @@ def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float
     return sigma, low, high
 
 
-def share_at(x: np.ndarray, ends: tuple[float, float], black_and_white: tuple[float, float]) -> float:
-    """The share of an image from -1 to 1 at two values of its file, where noise may have been clipped."""
-    black, white = black_and_white
-    scaled = [(end - black) * (2 / (white - black)) - 1 for end in ends]
-    return float((np.isclose(x, scaled[0]) | np.isclose(x, scaled[1])).mean())
+def content_and_noise(variance: float, sigma: float) -> tuple[float, float]:
+    """What an image of this variance varies by without its noise, and its noise: standard deviations."""
+    return math.sqrt(max(0.0, variance - sigma**2)), sigma
+
+
+def odd_axes(shape: tuple[int, ...]) -> str | None:
+    """What to say of an array (N, H, W, ...) whose images are perhaps not the first axis."""
+    num, height, width = shape[:3]
+    if num < 2 or not (num == height != width or max(height, width) > _LONGEST * min(height, width)):
+        return None
+    read = f"is read as {num} images of {height} x {width} pixels"
+    return f"{read}. If it holds {width} images of {num} x {height}, move its last axis to the front"
 
 
 @dataclass
@@ -71,27 +98,18 @@ class _Seen:
     lowest: float = math.inf
     highest: float = -math.inf
     num_beyond: int = 0
-    last: Note | None = None
+    black_and_white: tuple[float, float] = (0.0, 0.0)
     levels: list[tuple[float, float, float, float]] = field(default_factory=list)  # stated, measured, interval
-
-    def add(self, note: Note) -> None:
-        """Take in the note of one of its images."""
-        self.lowest, self.highest = min(self.lowest, note.values[0]), max(self.highest, note.values[2])
-        self.num_beyond += _is_beyond(note)
-        self.last = note
-        self.levels += [(note.sigma, *note.measured)] if note.measured else []
 
     def warnings(self, in_files: bool) -> list[str]:
         """What of its values and levels looks wrong."""
-        if self.last is None:
-            return []
-        black, white = self.last.black_and_white
+        black, white = self.black_and_white
         found, between = [], f"between {self.lowest:.4g} and {self.highest:.4g}"
         stated = f"where black and white are {black:g} and {white:g}: is `range` right?"
         if self.num_beyond:
             found.append(f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}")
         elif self.highest - self.lowest < _USED * (white - black):
-            deep = " 12-bit data in 16-bit files have a range of 0,4095." if self.last.is_deep else ""
+            deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             found.append(f"all pixels of {self.name} lie {between}, {stated}{deep}")
         unit = (white - black) / 2 if in_files else 1
         for is_clean in (True, False):
@@ -108,31 +126,34 @@ class _Seen:
 
 
 class Notes:
-    """The notes of all images, as warnings. `sensor`: the images are stabilised."""
+    """The notes of all images, as warnings. `in_files`: levels are told in the units of the files."""
 
-    def __init__(self, sources: Sequence[str], sensor: Stabilised | None) -> None:
-        self.sensor = sensor
+    def __init__(self, sources: Sequence[str], in_files: bool = True) -> None:
+        self._in_files = in_files
         self._sources = [_Seen(name) for name in sources]
         self._num_images = 0
         self._contents: set[int] = set()
-        self._found: dict[str, list[float]] = defaultdict(list)
+        self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
-        self._sources[note.source].add(note)
+        seen = self._sources[note.source]
+        seen.lowest, seen.highest = min(seen.lowest, note.values[0]), max(seen.highest, note.values[2])
+        seen.num_beyond += note.is_beyond()
+        seen.black_and_white = note.black_and_white
+        seen.levels += [(note.sigma, *note.measured)] if note.measured else []
         self._num_images += 1
         self._contents.add(note.content)
-        for what, value in note.found.items():
-            self._found[what].append(value)
+        for what, values in note.found.items():
+            self._found[what].append(values)
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
-        told = [text for source in self._sources for text in source.warnings(self.sensor is None)]
-        fewest = self.sensor.smallest_count() if self.sensor else 0.0
+        seen = [source for source in self._sources if source.lowest < math.inf]
+        told = [text for source in seen for text in source.warnings(self._in_files)]
         for what, sentence in _SENTENCES.items():
-            values = self._found[what]
-            if values and (what != DARK or any(values)):
-                told.append(sentence.format(num=len(values), mean=np.mean(values), fewest=fewest))
+            if values := self._found[what]:
+                told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
         if num_copies := self._num_images - len(self._contents):
             told.append(f"{num_copies:,} of the {self._num_images:,} images are copies: leave them out")
         return told
@@ -143,10 +164,46 @@ def _is_wrong(sigma: float, measured: float, low: float, high: float) -> bool:
     return low > _NOISE_OF_CLEAN if sigma == 0 else not low / 2 <= sigma <= 2 * high
 
 
-def _is_beyond(note: Note) -> bool:
-    """Whether values are far beyond black and white: of noisy images their mean, of clean ones any."""
-    black, white = note.black_and_white
-    middle, span = (black + white) / 2, white - black
-    if note.sigma > 0:
-        return abs(note.values[1] - middle) > 0.75 * span
-    return max(note.values[2] - middle, middle - note.values[0]) > span
+def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
+    """Reject held-out images many of which are trained on; warn of a few, and of those that nearly are.
+
+    A model that memorised them would look good. Images are compared by a hash of their pixels and by the
+    distance of small copies. Of a training set that would take long to read, an even selection is compared.
+    """
+    known: dict[str, int] = {}
+    copies, numbers, distances = [], [], []
+    every = -(-len(training) * 4 * math.prod(training.image_shape) // _MAX_BYTES)
+    for part in torch.arange(0, len(training), every).split(_BATCH):
+        x = training.read(part)
+        copies.append(_copy(x))
+        for number, image in zip(part.tolist(), x, strict=True):
+            known.setdefault(_hash(image), number)
+    small = torch.cat(copies)
+    for part in torch.arange(len(held_out)).split(_BATCH):
+        x = held_out.read(part)
+        numbers += [known.get(_hash(image), -1) for image in x]
+        nearest = [torch.cdist(_copy(x), each).min(1).values for each in small.split(2**14)]
+        distances.append(torch.stack(nearest).min(0).values / math.sqrt(small.shape[1]))
+    is_same = torch.tensor(numbers) >= 0
+    num_same, num_near = int(is_same.sum()), int(((torch.cat(distances) < _NEAR) & ~is_same).sum())
+    what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
+    if num_same > _MAX_SHARE * len(held_out):
+        first = int(is_same.nonzero()[0])
+        what += f": image {first} of {held_out.name} is image {numbers[first]} of {training.name}"
+        raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
+    if num_same:
+        warnings.warn(f"{what}: a model that memorises them looks better than it is", stacklevel=2)
+    if num_near > _MAX_SHARE * len(held_out):
+        near = f"{num_near} of the {len(held_out)} held-out images"
+        warnings.warn(f"{near} are nearly the same as one trained on: hold whole scenes out", stacklevel=2)
+
+
+def _hash(image: Tensor) -> str:
+    """The same of one picture in stores of 8 bits, 16 bits and float32: their values are on this grid."""
+    return content_hash(((image.double() + 1) * (16 * 65535 / 2)).round().long().numpy().tobytes())
+
+
+def _copy(x: Tensor) -> Tensor:
+    """Small grey copies (B, D) of images (B, C, H, W)."""
+    height, width = (min(side, _SIDE) for side in x.shape[2:])
+    return functional.adaptive_avg_pool2d(x.mean(1, keepdim=True), (height, width)).flatten(1)

@@ -6,8 +6,8 @@ transparency, rounding to 8 bits) is rejected. Noise levels are given in the uni
 with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels rule out is rejected.
 """
 
+import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,23 +15,76 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from scipy.ndimage import uniform_filter
 
-from assay.data.convert import Converted, Layout, PackConfig, convert_image
-from assay.data.levels import Level, read_levels
-from assay.data.notes import Notes
-from assay.data.readers import RawImages, clean, cut_patches, open_images, printable, with_map
-from assay.data.shards import declare_job, is_store, join_shards, shard_path
-from assay.data.spec import FILES, SourceSpec
-from assay.data.store import PackedImage, Store, open_one, write_store
+from assay.data.decode import flatten, is_transparent
+from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, OPAQUE, Note, Notes, content_and_noise, measure
+from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
+from assay.data.spec import Level, SourceSpec, read_levels
+from assay.data.store import DType, PackedImage, Store, write_store
 from assay.errors import AssayError
-from assay.files import check_absent, content_hash
+from assay.files import check_absent, decoding
+from assay.settings import Config
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
 _NUM_AT_ONCE = 64  # images that are converted before they are written
+_MAX_PIXELS = 2**26
+_LUMA = np.array([0.299, 0.587, 0.114])
+_OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1.0)}
+
+
+def _sides(value: Any) -> Any:
+    """`64` or `48x64` -> (H, W)."""
+    parts = str(value).lower().split("x") if isinstance(value, str | int) else value
+    if len(parts) > 2 or not all(str(part).isdecimal() for part in parts):
+        raise AssayError("expected a number of pixels such as 64, or HEIGHTxWIDTH such as 48x64")
+    return int(parts[0]), int(parts[-1])
+
+
+def _of_an_image(size: tuple[int, int]) -> tuple[int, int]:
+    if not 1 <= math.prod(size) <= _MAX_PIXELS:
+        raise AssayError(f"an image of a store has 1 to {_MAX_PIXELS:,} pixels")
+    return size
+
+
+Pixels = Annotated[tuple[int, int], BeforeValidator(_sides), AfterValidator(_of_an_image)]
+
+
+class PackConfig(Config):
+    """How the images of all sources become a store."""
+
+    size: Pixels | None = Field(
+        None, examples=["64", "48x64"], description="Size in pixels, (H, W). Default: that of the first image."
+    )
+    fit: Literal["exact", "crop", "resize"] = Field(
+        "exact",
+        description="Images of another size: reject them, cut the size out of their centre, or crop them to "
+        "its shape and resize (as EDM's center-crop).",
+    )
+    patch: Pixels | None = Field(
+        None, examples=["64", "48x64"], description="Cut large images into patches of this size, (H, W)."
+    )
+    stride: int | None = Field(None, ge=1, description="Pixels from one patch to the next. Default: its width.")
+    colour: Literal["keep", "grey", "colour"] = Field("keep", description="Make images grey or colour.")
+    dtype: DType | None = Field(
+        None, description="Type of stored values. Default: uint8 if all files have 8 bits, else float32."
+    )
+    classes: bool = Field(False, description="Keep classes, from labels or from the names of subfolders.")
+    skip_bad: bool = Field(False, description="Skip images that cannot be packed, and list them.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> "PackConfig":
+        if self.fit != "exact" and self.size is None:
+            raise AssayError("is needed to crop or resize images", key="size")
+        if self.stride is not None and self.patch is None:
+            raise AssayError("is the distance of patches", key="stride", cure="give patch too")
+        return self
 
 
 class PackReport(NamedTuple):
@@ -42,6 +95,24 @@ class PackReport(NamedTuple):
     warnings: tuple[str, ...]
 
 
+class _Layout(NamedTuple):
+    """What the first image decides for all images of a store; `shape` is (C, H, W)."""
+
+    shape: tuple[int, int, int]
+    dtype: DType
+    value_range: tuple[float, float]
+
+
+class _Job(NamedTuple):
+    """Image i of a source, as a store calls it."""
+
+    raw: RawImages
+    i: int
+    source: int  # its number
+    name: str
+    group: int
+
+
 def pack(
     sources: Source | Sequence[Source],
     path: Path,
@@ -50,148 +121,97 @@ def pack(
 ) -> PackReport:
     """Write the images of sources to a store at `path`. `progress` is called with (images done, in all)."""
     config, path = config or PackConfig(), Path(path)
-    if not config.overwrite:
-        check_absent(path)  # before any long work
-    images = Images(sources, config)
-    return _write(images, range(len(images.names)), path, config, progress)
+    check_absent(path)  # before any long work
+    many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
+    raws = [open_source(source, config) for source in many]
+    names = [raw.name for raw in raws]
+    titles = [n if names.count(n) == 1 else f"{i}-{n}" for i, n in enumerate(names, 1)]
+    name, class_names = "+".join(titles), _check_alike(raws, "+".join(titles))
+    if config.dtype is None and len(raws) > 1 and not all(map(_begins_with_bytes, raws)):
+        config = config.model_copy(update={"dtype": "float32"})
+    jobs, skipped = _jobs(raws, titles), dict[str, AssayError]()
+    notes = Notes(titles, in_files=raws[0].sensor is None)
+    converted = _convert_all(jobs, config, skipped, progress)
+    first = next(converted, None)
+    if first is None:
+        cure = str(next(iter(skipped.values())))
+        raise AssayError(f"none of its {len(jobs)} images can be packed", path=name, cure=cure)
 
+    def noted() -> Iterator[PackedImage]:
+        for image, note, _ in chain([first], converted):
+            notes.add(note)
+            if image.sigma_map is not None and len(raws) > 1:  # other sources may have one for each channel
+                image = replace(image, sigma_map=np.broadcast_to(image.sigma_map, image.values.shape))
+            yield image
 
-def pack_shards(
-    sources: SourceSpec | Sequence[SourceSpec],
-    path: Path,
-    num_shards: int,
-    only: int | None = None,
-    config: PackConfig | None = None,
-    progress: Progress | None = None,
-) -> list[PackReport]:
-    """Write images to a store of several shards, each an equal part; those that are there are not made again.
-
-    `only` makes one of them, counted from 1, so that several processes can share the work. The store is
-    complete with its last shard. Patches of one picture stay in one shard. All parts are made of the same
-    contents with the same settings, or rejected.
-    """
-    if is_store(path):
-        raise AssayError("exists already and is complete", path=path, cure="remove it, or choose another name")
-    config = config or PackConfig()
-    specs = [sources] if isinstance(sources, SourceSpec) else sources
-    images = Images(specs, config)
-    begins = np.append(np.flatnonzero(np.diff(images.group, prepend=-1)), len(images.names))  # of pictures
-    borders = np.linspace(0, len(images.names), num_shards + 1).round().astype(int)
-    borders = begins[np.searchsorted(begins, borders)]
-    if not 1 <= (only or 1) <= num_shards or not np.diff(borders).all():
-        what = f"{only or 1}/{num_shards} is no part of {len(begins) - 1} pictures"
-        raise AssayError(what, key="shards", cure="give a part of at most as many as there are pictures")
-    # Where files are is no matter, but what they hold.
-    settings = [spec.model_dump(exclude=set(FILES), mode="json") for spec in specs]
-    files = [Path(file) for spec in specs for key in FILES if (file := getattr(spec, key)) is not None]
-    elsewhere = [str(file) for file in files if not file.exists()]
-    job = content_hash(num_shards, config.model_dump(mode="json"), settings, elsewhere)
-    declare_job(path, job, [file for file in files if file.exists()])
-    reports = []
-    for number in range(1, num_shards + 1) if only is None else [only]:
-        target = shard_path(path, number, num_shards)
-        if not is_store(target):
-            part = range(borders[number - 1], borders[number])
-            reports.append(_write(images, part, target, config, progress))
-    join_shards(path, images.name, num_shards)
-    return reports
+    store = write_store(path, name, noted(), *first[2], class_names)
+    return PackReport(store, skipped, tuple(notes.warnings()))
 
 
 def open_source(source: Source, config: PackConfig) -> RawImages:
     """Open a source, and add what the user knows about it; patches are cut if asked for."""
-    raw = source if isinstance(source, RawImages) else open_images(source)
-    spec = SourceSpec(path=raw.name) if isinstance(source, RawImages) else source
-    if spec.gain is not None and spec.sigma is None and raw.noise is not clean:
-        raise AssayError("has noise levels of its own, and a sensor's", path=spec.path, key="gain")
-    if isinstance(source, SourceSpec):
-        value_range = spec.range or raw.value_range
-        raw = replace(raw, value_range=value_range, sensor=spec.sensor, quantile=spec.quantile)
-    if spec.sigma is not None:
-        level = Level(spec.sigma, None, spec.scaled)
-        raw = replace(raw, noise=lambda i: level)
-    elif spec.sensor is not None:
-        level = Level(spec.sensor.sigma_tn, None, scaled=True)
-        raw = replace(raw, noise=lambda i: level)
-    if spec.levels is not None:
-        levels = read_levels(spec.levels, raw.names, spec.scaled)
-        for each in levels if not config.skip_bad else ():
-            _checked(each)  # before any long work
-        raw = replace(raw, noise=lambda i: _checked(levels[i]))
-    if spec.map is not None:
-        raw = with_map(raw, spec.map, spec.scaled)
+    raw = source if isinstance(source, RawImages) else _with_noise(open_images(source), source, config)
     if config.patch is not None:
         raw = cut_patches(raw, config.patch, config.stride or config.patch[1])
     return raw if config.classes else replace(raw, label=None, class_names=())
 
 
-class Images:
+def _with_noise(raw: RawImages, spec: SourceSpec, config: PackConfig) -> RawImages:
+    """The images with the range and the noise that a source states."""
+    if spec.gain is not None and spec.sigma is None and raw.noise is not clean:
+        raise AssayError("has noise levels of its own, and a sensor's", path=spec.path, key="gain")
+    value_range = spec.range or raw.value_range
+    raw = replace(raw, value_range=value_range, sensor=spec.sensor, quantile=spec.quantile)
+    if spec.sigma is not None or spec.sensor is not None:
+        level = Level(spec.sensor.sigma_tn, None, scaled=True) if spec.sensor else Level()
+        level = level if spec.sigma is None else Level(spec.sigma, None, spec.scaled)
+        return replace(raw, noise=lambda i: level)
+    if spec.map is not None:
+        return with_map(raw, spec.map, spec.scaled)
+    if spec.levels is None:
+        return raw
+    levels = read_levels(spec.levels, raw.names, spec.scaled)
+
+    def checked(i: int) -> Level:
+        if isinstance(level := levels[i], AssayError):
+            raise level
+        return level
+
+    for i in range(0 if config.skip_bad else len(levels)):
+        checked(i)  # before any long work
+    return replace(raw, noise=checked)
+
+
+def _check_alike(raws: Sequence[RawImages], name: str) -> tuple[str, ...]:
+    """The classes of all sources; an error if they cannot be in one store."""
+    class_names = next((raw.class_names for raw in raws if raw.class_names), ())
+    if any(raw.class_names not in ((), class_names) for raw in raws):
+        what, cure = "has sources with different classes", "pack without classes"
+        raise AssayError(what, path=name, key="classes", cure=cure)
+    if odd := [label for label in (name, *class_names) if _printable(label) != label]:
+        what = "is the name of a folder, which is not UTF-8"
+        raise AssayError(what, path=_printable(odd[0]), cure="rename it")
+    if len({raw.sensor for raw in raws}) > 1:
+        what = "images that are stabilised and others cannot be in one store"
+        raise AssayError(what, key="gain", cure="give all sources the same gain, read_noise, black and range")
+    return class_names
+
+
+def _printable(name: str) -> str:
+    """A file's name with the bytes that are not UTF-8 as escapes, since nothing can print or store them."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _jobs(raws: Sequence[RawImages], titles: Sequence[str]) -> list[_Job]:
     """The images of all sources, one after the other; if there are several, names begin with the source."""
-
-    def __init__(self, sources: Source | Sequence[Source], config: PackConfig) -> None:
-        many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
-        self.raws = [open_source(source, config) for source in many]
-        names = [raw.name for raw in self.raws]
-        self.titles = [n if names.count(n) == 1 else f"{i}-{n}" for i, n in enumerate(names, 1)]
-        self.name = "+".join(self.titles)
-        self.place = [(n, i) for n, raw in enumerate(self.raws) for i in range(len(raw.names))]
-        above = [f"{title}/" if len(self.raws) > 1 else "" for title in self.titles]
-        self.names = [above[n] + self.raws[n].names[i] for n, i in self.place]
-        groups = [np.arange(len(raw.names)) if raw.group is None else raw.group for raw in self.raws]
-        offsets = np.cumsum([0, *(int(group.max(initial=-1)) + 1 for group in groups[:-1])])
-        self.group = np.concatenate([group + offset for group, offset in zip(groups, offsets, strict=True)])
-        self.class_names = next((raw.class_names for raw in self.raws if raw.class_names), ())
-        if any(raw.class_names not in ((), self.class_names) for raw in self.raws):
-            what, cure = "has sources with different classes", "pack without classes"
-            raise AssayError(what, path=self.name, key="classes", cure=cure)
-        if odd := [label for label in (self.name, *self.class_names) if printable(label) != label]:
-            what = "is the name of a folder, which is not UTF-8"
-            raise AssayError(what, path=printable(odd[0]), cure="rename it")
-        if len({raw.sensor for raw in self.raws}) > 1:
-            what = "images that are stabilised and others cannot be in one store"
-            cure = "give all sources the same gain, read_noise, black and range"
-            raise AssayError(what, key="gain", cure=cure)
-
-
-def _write(
-    images: Images, numbers: range, path: Path, config: PackConfig, progress: Progress | None
-) -> PackReport:
-    """Convert these images, and write those that can be packed."""
-    target = path
-    if config.overwrite and is_store(path):
-        _check_ours(path)
-        target = path.with_name(f"{path.name}-new")
-    if config.dtype is None and len(images.raws) > 1 and not all(map(_begins_with_bytes, images.raws)):
-        config = config.model_copy(update={"dtype": "float32"})
-    notes, skipped = Notes(images.titles, images.raws[0].sensor), dict[str, AssayError]()
-    converted = _convert_all(images, numbers, config, skipped, progress)
-    first = next(converted, None)
-    if first is None:
-        cure = str(next(iter(skipped.values())))
-        raise AssayError(f"none of its {len(numbers)} images can be packed", path=images.name, cure=cure)
-
-    def noted() -> Iterator[PackedImage]:
-        for each in chain([first], converted):
-            notes.add(each.note)
-            yield each.image
-
-    store = write_store(target, images.name, noted(), *first.layout, images.class_names)
-    if target != path:
-        _check_ours(path)  # which may have changed meanwhile
-        old = path.with_name(f"{path.name}-old")
-        check_absent(old)
-        os.replace(path, old)
-        os.replace(target, path)
-        shutil.rmtree(old)
-        store = open_one(path)
-    return PackReport(store, skipped, tuple(notes.warnings()))
-
-
-def _check_ours(path: Path) -> None:
-    """Reject to replace a folder that holds more than one store."""
-    ours = {"meta.json", *open_one(path).meta.checksums} if (path / "meta.json").is_file() else set()
-    if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
-        what = f"holds {others[0]}, which is not of a plain store"
-        raise AssayError(what, path=path, cure="move it elsewhere, or choose another name")
+    jobs: list[_Job] = []
+    num_groups = 0
+    for source, raw in enumerate(raws):
+        above = f"{titles[source]}/" if len(raws) > 1 else ""
+        group = num_groups + (np.arange(len(raw.names)) if raw.group is None else raw.group)
+        jobs += [_Job(raw, i, source, above + name, int(group[i])) for i, name in enumerate(raw.names)]
+        num_groups = int(group.max(initial=num_groups - 1)) + 1
+    return jobs
 
 
 def _begins_with_bytes(raw: RawImages) -> bool:
@@ -202,49 +222,200 @@ def _begins_with_bytes(raw: RawImages) -> bool:
     return True
 
 
+_Converted = tuple[PackedImage, Note, _Layout]
+
+
 def _convert_all(
-    images: Images,
-    numbers: range,
-    config: PackConfig,
-    skipped: dict[str, AssayError],
-    progress: Progress | None,
-) -> Iterator[Converted]:
+    jobs: list[_Job], config: PackConfig, skipped: dict[str, AssayError], progress: Progress | None
+) -> Iterator[_Converted]:
     """Convert images on all cores, in their order; the first that can be packed decides what all must be."""
-    layout: Layout | None = None
+    layout, num_done = None, 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        while numbers:
-            num_at_once = 1 if layout is None else _NUM_AT_ONCE
-            some, numbers = numbers[:num_at_once], numbers[num_at_once:]
-            for k, found in zip(some, pool.map(partial(_attempt, images, config, layout), some), strict=True):
-                if isinstance(found, Converted):
-                    layout = found.layout
+        while some := jobs[num_done : num_done + (1 if layout is None else _NUM_AT_ONCE)]:
+            for job, found in zip(some, pool.map(partial(_attempt, config, layout), some), strict=True):
+                num_done += 1
+                if not isinstance(found, AssayError):
+                    layout = found[2]
                     yield found
                 elif config.skip_bad:
-                    skipped[images.names[k]] = found
+                    skipped[job.name] = found
                 else:
                     found.cure = "; ".join(filter(None, [found.cure, "or leave it out with skip_bad"]))
                     raise found
                 if progress is not None:
-                    progress(k + 1, len(images.names))
+                    progress(num_done, len(jobs))
 
 
-def _attempt(images: Images, config: PackConfig, layout: Layout | None, k: int) -> Converted | AssayError:
-    (source, i), name = images.place[k], images.names[k]
+def _attempt(config: PackConfig, layout: _Layout | None, job: _Job) -> _Converted | AssayError:
     try:
-        if printable(name) != name:
-            raise AssayError("has a name that is not UTF-8", path=printable(name), cure="rename it")
-        found = convert_image(images.raws[source], i, config, layout)
+        if _printable(job.name) != job.name:
+            raise AssayError("has a name that is not UTF-8", cure="rename it")
+        return _convert(job, config, layout)
     except AssayError as error:
-        error.path = error.path or printable(name)
+        error.path = error.path or _printable(job.name)
         return error
-    image, sigma_map = found.image, found.image.sigma_map
-    if sigma_map is not None and len(images.raws) > 1:  # other sources may have one for each channel
-        sigma_map = np.broadcast_to(sigma_map, image.values.shape)
-    image = replace(image, name=name, group=int(images.group[k]), sigma_map=sigma_map)
-    return found._replace(image=image, note=replace(found.note, source=source))
 
 
-def _checked(level: Level | AssayError) -> Level:
-    if isinstance(level, AssayError):
-        raise level
-    return level
+def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converted:
+    """An image of a file -> an image of a store, with its level where black to white is 2."""
+    raw, i, found = job.raw, job.i, dict[str, tuple[float, ...]]()
+    with decoding(raw.names[i], "check the file, or leave it out"):
+        pixels = raw.pixels(i)
+    given = raw.noise(i)
+    level = given.at(raw.quantile)
+    noisy = bool(level.sigma > 0)
+    if raw.has_opacity and pixels.shape[2] in (2, 4):
+        if noisy and is_transparent(pixels):
+            what = "is noisy, and flattening its transparency would change its noise"
+            raise AssayError(what, cure="save it opaque")
+        found[FLATTENED if is_transparent(pixels) else OPAQUE] = ()
+        pixels = flatten(pixels, "")
+    units = value_range = raw.value_range or _range_of(pixels)
+    files = pixels
+    if raw.sensor is not None:
+        pixels, value_range = _stabilised(raw, pixels, noisy, found), (-1.0, 1.0)
+    sigma, usable_from = level.in_range(*value_range)
+    size = config.size or (layout.shape[1:] if layout else (pixels.shape[0], pixels.shape[1]))
+    sigma_map = None
+    if isinstance(given.sigma, np.ndarray):
+        levels = given.sigma.astype(np.float64) * (1 if level.scaled else 2 / (value_range[1] - value_range[0]))
+        if levels.shape[:2] != pixels.shape[:2] or levels.shape[2] not in (1, pixels.shape[2]):
+            what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {levels.shape}"
+            raise AssayError(what, key="map", cure="give a level for each pixel")
+        sigma_map = _fit(levels, size, config.fit, noisy).transpose(2, 0, 1)
+    values, layout = _convert_pixels(pixels, value_range, noisy, size, config, layout)
+    low, high = layout.value_range
+    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+    if noisy:
+        _check_noise(x, sigma, sigma_map, found)
+    if noisy and files.dtype == np.uint8:
+        ends = [(end - units[0]) * (2 / (units[1] - units[0])) - 1 for end in (0, 255)]
+        found[CLIPPED] = (float((np.isclose(x, ends[0]) | np.isclose(x, ends[1])).mean()),)
+    ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
+    measured = measure(x, i, len(raw.names)) if sigma_map is None else None
+    note = Note(sigma, ends_and_mean, units, hash(values.tobytes()), found, measured, job.source)
+    label = -1 if raw.label is None else int(raw.label[i])
+    columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
+    return PackedImage(job.name, values, *columns), note, layout
+
+
+def _range_of(pixels: np.ndarray) -> tuple[float, float]:
+    """The values of black and white in a file."""
+    if pixels.dtype not in (np.uint8, np.uint16):
+        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
+        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
+    return 0.0, float(np.iinfo(pixels.dtype).max)
+
+
+def _stabilised(
+    raw: RawImages, pixels: np.ndarray, noisy: bool, found: dict[str, tuple[float, ...]]
+) -> np.ndarray:
+    """Images of a sensor between -1 and 1; of noisy ones the share of pixels with too few photons is noted."""
+    assert raw.sensor is not None
+    if not noisy:
+        return raw.sensor.clean_to_images(pixels).astype(np.float32)
+    # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
+    counts, fewest = uniform_filter(raw.sensor.counts(pixels), (5, 5, 1)), raw.sensor.smallest_count()
+    if (share := float((counts < fewest).mean())) > 0 and fewest > 0:
+        found[DARK] = share, fewest
+    return raw.sensor.noisy_to_images(pixels).astype(np.float32)
+
+
+def _convert_pixels(
+    pixels: np.ndarray,
+    value_range: tuple[float, float],
+    noisy: bool,
+    size: tuple[int, int],
+    config: PackConfig,
+    layout: _Layout | None,
+) -> tuple[np.ndarray, _Layout]:
+    """Pixels (H, W, C) without opacity, black and white at `value_range` -> values (C, H, W) of the store."""
+    if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+        raise AssayError("has pixels that are NaN or infinite", cure="remove the image or repair it")
+    eight_bit = pixels.dtype == np.uint8
+    values = _fit(_recolour(pixels, config.colour, noisy), size, config.fit, noisy).transpose(2, 0, 1)
+    dtype = config.dtype or ("uint8" if eight_bit else "float32")
+    if layout is None:
+        kept = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
+        layout = _Layout((values.shape[0], *size), dtype, kept)
+    if len(values) != layout.shape[0]:
+        what = f"has {len(values)} channels, the images before it {layout.shape[0]}"
+        raise AssayError(what, key="colour", cure="choose grey or colour")
+    if dtype != layout.dtype:
+        what = "is not 8-bit like the images before it, or the other way round"
+        raise AssayError(what, key="dtype", cure="use float32")
+    return _quantise(values, value_range, noisy, layout), layout
+
+
+def _recolour(pixels: np.ndarray, colour: str, noisy: bool) -> np.ndarray:
+    """Grey <-> colour, as asked for."""
+    num_channels = pixels.shape[2]
+    wanted = {"keep": num_channels, "grey": 1, "colour": 3}[colour]
+    if wanted == num_channels:
+        return pixels
+    if noisy or num_channels not in (1, 3):
+        what = f"has {num_channels} channels{' and noise, which would change' if noisy else ''}"
+        raise AssayError(f"cannot be made {colour}: it {what}", key="colour", cure="use keep")
+    if wanted == 3:
+        return pixels.repeat(3, axis=2)
+    grey = (pixels @ _LUMA)[..., None]
+    return (np.rint(grey) if pixels.dtype.kind == "u" else grey).astype(pixels.dtype)
+
+
+def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np.ndarray:
+    """Give (H, W, C) the size asked for."""
+    height, width, num_channels = pixels.shape
+    if (height, width) == size:
+        return pixels
+    scale = min(height / size[0], width / size[1]) if how == "resize" else 1.0
+    box = round(size[0] * scale), round(size[1] * scale)
+    top, left = (height - box[0]) // 2, (width - box[1]) // 2
+    what = f"has {height} x {width} pixels, not {size[0]} x {size[1]}"
+    if how == "exact" or top < 0 or left < 0:
+        raise AssayError(what, key="size", cure="give one that fits into the images, with fit = crop or resize")
+    if scale != 1 and noisy:
+        what = f"{what}; it is noisy, and resizing would change its noise"
+        raise AssayError(what, key="fit", cure="use crop")
+    cropped = pixels[top : top + box[0], left : left + box[1]]
+    if box == size:
+        return cropped
+    channels = [Image.fromarray(cropped[..., c].astype(np.float32)) for c in range(num_channels)]
+    scaled = np.stack([np.asarray(c.resize(size[::-1], Image.Resampling.LANCZOS)) for c in channels], 2)
+    if pixels.dtype.kind == "u":
+        scaled = np.rint(scaled).clip(0, np.iinfo(pixels.dtype).max)
+    return scaled.astype(pixels.dtype)
+
+
+def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool, layout: _Layout) -> np.ndarray:
+    """(C, H, W) pixels -> the store's dtype and value range."""
+    if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
+        return values
+    low, high = value_range
+    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+    if layout.dtype == "uint8" and not noisy:
+        black, white = layout.value_range
+        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = x.astype(layout.dtype)
+    if layout.dtype == "uint8" or not np.isfinite(kept).all():
+        why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
+        raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
+    return kept
+
+
+def _check_noise(
+    x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, found: dict[str, tuple[float, ...]]
+) -> None:
+    """Reject noise that the pixels (C, H, W) rule out, and note images that vary less by content than by it.
+
+    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
+    deviations rules the level out.
+    """
+    if sigma_map is not None:
+        sigma = math.sqrt(float(np.square(np.minimum(sigma_map, sigma)).mean()))
+    variance = float(np.var(x))
+    if variance < sigma**2 * (1 - 6 * math.sqrt(2 / x.size)):
+        what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {sigma:.3g} (black to white is 2)"
+        raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
+    if variance < 2 * sigma**2:
+        found[FAINT] = content_and_noise(variance, sigma)

@@ -1,16 +1,21 @@
-"""Pictures of images: grids, and rows with a caption each. Shared by every command that shows images."""
+"""Pictures of images: grids, and rows with a caption each; the noise levels of a source, counted and shown."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from assay.data.source import ImageSource
+from assay.data.view import simulate
 from assay.errors import AssayError
+from assay.noise import snr_db
 
 _GAP = 2
 _MIN_TILE = 64  # smaller images are enlarged, by whole factors so that pixels stay pixels
+_MAX_BINS = 12
 
 
 def to_uint8(images: Tensor) -> Tensor:
@@ -22,19 +27,16 @@ def image_grid(images: Tensor, num_columns: int) -> Image.Image:
     """`images` (N, C, H, W) in [-1, 1], C = 1 or 3, row by row; values beyond are clipped for display."""
     if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
         raise AssayError(f"have shape {tuple(images.shape)}, not (N, 1 or 3, H, W) with N > 0", key="images")
-    factor = -(-_MIN_TILE // min(images.shape[2:])) if min(images.shape[2:]) < _MIN_TILE else 1
+    factor = max(1, -(-_MIN_TILE // min(images.shape[2:])))
     pixels = to_uint8(images.detach().float().cpu())
     tiles = pixels.repeat_interleave(factor, 2).repeat_interleave(factor, 3).expand(-1, 3, -1, -1)
+    height, width = (side + _GAP for side in tiles.shape[2:])
     num_columns = min(num_columns, len(tiles))
-    num_rows = -(-len(tiles) // num_columns)
-    height, width = tiles.shape[2:]
-    canvas = np.full(
-        (num_rows * (height + _GAP) - _GAP, num_columns * (width + _GAP) - _GAP, 3), 255, dtype=np.uint8
-    )
+    canvas = np.full((-(-len(tiles) // num_columns) * height, num_columns * width, 3), 255, dtype=np.uint8)
     for i, tile in enumerate(tiles.permute(0, 2, 3, 1).numpy()):
-        top, left = i // num_columns * (height + _GAP), i % num_columns * (width + _GAP)
-        canvas[top : top + height, left : left + width] = tile
-    return Image.fromarray(canvas)
+        top, left = i // num_columns * height, i % num_columns * width
+        canvas[top : top + height - _GAP, left : left + width - _GAP] = tile
+    return Image.fromarray(canvas[:-_GAP, :-_GAP])
 
 
 def captioned_rows(rows: Sequence[tuple[str, Tensor]]) -> Image.Image:
@@ -52,3 +54,58 @@ def captioned_rows(rows: Sequence[tuple[str, Tensor]]) -> Image.Image:
         canvas.paste(grid, (margin, top))
         top += height
     return canvas
+
+
+class NoiseBin(NamedTuple):
+    """How many images have a noise level in [low, high]."""
+
+    low: float
+    high: float
+    num_images: int
+
+
+def noise_histogram(sigma_tn: Tensor) -> list[NoiseBin]:
+    """One bin per distinct level if there are few; else one for clean images and logarithmic bins above."""
+    levels, counts = sigma_tn.double().unique(return_counts=True)
+    bin_of = torch.arange(len(levels))
+    if len(levels) > _MAX_BINS:
+        low, high = levels[levels > 0][[0, -1]].log10().tolist()
+        edges = torch.logspace(low, high, _MAX_BINS, dtype=torch.float64)
+        bin_of = torch.where(levels > 0, torch.bucketize(levels, edges[1:-1], right=True) + 1, 0)
+    inside = [bin_of == number for number in bin_of.unique()]
+    return [NoiseBin(levels[at][0].item(), levels[at][-1].item(), int(counts[at].sum())) for at in inside]
+
+
+def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_columns: int = 8) -> Image.Image:
+    """A row of images for each noise level, like the paper's figure of them.
+
+    `add_noise` shows the same images of a clean source with simulated noise of these levels instead.
+    """
+    if add_noise:
+        index = _spread(torch.arange(len(source)), num_columns)
+        rows = [(0.0, source.read(index))]
+        rows += [(sigma, simulate(source, 0, sigma).read(index)) for sigma in sorted(add_noise)]
+    else:
+        rows = []
+        for noise in noise_histogram(source.sigma_tn):
+            inside = (source.sigma_tn >= noise.low) & (source.sigma_tn <= noise.high)
+            rows.append(
+                ((noise.low * noise.high) ** 0.5, source.read(_spread(inside.nonzero()[:, 0], num_columns)))
+            )
+    return captioned_rows([(f"sigma {sigma:.3g}\n{snr_text(sigma)}", images) for sigma, images in rows])
+
+
+def levels_text(low: float, high: float, form: str = ".3g", to: str = " to ") -> str:
+    """Noise levels from `low` to `high`; one number if both look the same."""
+    ends = f"{low:{form}}", f"{high:{form}}"
+    return ends[0] if ends[0] == ends[1] else to.join(ends)
+
+
+def snr_text(sigma: float) -> str:
+    """The signal-to-noise ratio of images with signal power 1 (`assay.noise.snr_db`)."""
+    return "clean" if sigma == 0 else f"{snr_db(sigma):.1f} dB"
+
+
+def _spread(index: Tensor, count: int) -> Tensor:
+    """At most `count` entries, evenly spread over `index`."""
+    return index[torch.linspace(0, len(index) - 1, min(count, len(index))).round().long()]

@@ -9,7 +9,6 @@ The formats are in `assay.data.formats`; a package of yours adds one by an entry
 format.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -22,8 +21,7 @@ import numpy as np
 
 from assay.archives import read_npy
 from assay.data.decode import PICTURES, flatten
-from assay.data.levels import Level, LevelMap
-from assay.data.spec import SourceSpec
+from assay.data.spec import Level, SourceSpec
 from assay.data.units import Stabilised
 from assay.errors import AssayError
 from assay.files import decoding
@@ -50,7 +48,6 @@ class RawImages:
     sensor : the images are of a sensor that counts photons, and clean if their level is 0.
     has_opacity : the last of 2 or 4 channels is one.
     group : the file (N,) that each image is a part of, if several come from one.
-    units : what the units of pixels are called.
     """
 
     name: str
@@ -58,13 +55,12 @@ class RawImages:
     pixels: Callable[[int], np.ndarray]
     label: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
-    noise: Callable[[int], Level | LevelMap] = clean
+    noise: Callable[[int], Level] = clean
     quantile: float = 1.0
     value_range: tuple[float, float] | None = None
     sensor: Stabilised | None = None
     has_opacity: bool = False
     group: np.ndarray | None = None
-    units: str = "the files' units"
 
     def load(self, i: int) -> np.ndarray:
         """The pixels (H, W, C) of one image, transparency flattened on white."""
@@ -87,8 +83,8 @@ class Format:
 @cache
 def formats() -> tuple[Format, ...]:
     """All formats: those of entry points, which come first, and our own."""
-    package = "assay.data.formats"
-    ours = [import_module(f"{package}.{name}").FORMATS for name in import_module(package).MODULES]
+    modules = ("datasets", "scientific", "arrays", "pictures")  # tried in this order
+    ours = [import_module(f"assay.data.formats.{name}").FORMATS for name in modules]
     return *(entry.load() for entry in entry_points(group="assay.formats")), *chain(*ours)
 
 
@@ -116,7 +112,7 @@ def _open_folder(path: Path, spec: SourceSpec) -> RawImages:
     from assay.data.formats.pictures import open_pictures
     from assay.data.formats.scientific import is_stack
 
-    files = sorted(file for file in path.rglob("[!.]*"))
+    files = sorted(path.rglob("[!.]*"))
     pictures = [file for file in files if file.suffix.lower() in PICTURES and file.is_file()]
     found: dict[str, list[Path]] = {}
     for file in files:
@@ -134,35 +130,16 @@ def _open_folder(path: Path, spec: SourceSpec) -> RawImages:
         return open_pictures(path, pictures)
     ((name, of_one),) = found.items()
     open_one = next(format.in_folder for format in formats() if format.name == name)
-    raws = []
+    raws, names = [], []
     for file in of_one:
         with decoding(file, "check that the file is whole, or leave it out"):
             raws.append(open_one(file, spec))  # type: ignore[misc]
-    return _joined(path, of_one, raws)
-
-
-def _joined(folder: Path, files: list[Path], raws: list[RawImages]) -> RawImages:
-    """The images of several files; those of one file stay one group."""
+        above = PurePosixPath(file.parent.relative_to(path).as_posix())
+        names += [(above / name).as_posix() for name in raws[-1].names]
     place = [(raw, k) for raw in raws for k in range(len(raw.names))]
-    above = [PurePosixPath(file.parent.relative_to(folder).as_posix()) for file in files]
-    names = [(up / name).as_posix() for up, raw in zip(above, raws, strict=True) for name in raw.names]
-
-    def pixels(i: int) -> np.ndarray:
-        raw, k = place[i]
-        return raw.pixels(k)
-
-    def noise(i: int) -> Level | LevelMap:
-        raw, k = place[i]
-        return raw.noise(k)
-
     group = np.repeat(np.arange(len(raws)), [len(raw.names) for raw in raws])
-    is_clean = all(raw.noise is clean for raw in raws)
-    return RawImages(folder.name, names, pixels, noise=clean if is_clean else noise, group=group)
-
-
-def printable(name: str) -> str:
-    """A file's name with the bytes that are not UTF-8 as escapes, since nothing can print or store them."""
-    return os.fsencode(name).decode(errors="backslashreplace")
+    noise = clean if all(raw.noise is clean for raw in raws) else lambda i: place[i][0].noise(place[i][1])
+    return RawImages(path.name, names, lambda i: place[i][0].pixels(place[i][1]), noise=noise, group=group)
 
 
 def numbered_classes(raw: RawImages, labels: Sequence[int] | np.ndarray | None, where: str | Path) -> RawImages:
@@ -188,47 +165,40 @@ def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
     num_images, num_channels = len(raw.names), raw.pixels(0).shape[2]
     for_each = maps.ndim == 4 or (maps.ndim == 3 and len(maps) == num_images)
     is_ambiguous = maps.ndim == 3 and num_images == num_channels > 1
-    if (
-        maps.dtype.kind not in "fiu"
-        or maps.ndim not in (2, 3, 4)
-        or is_ambiguous
-        or (for_each and len(maps) != num_images)
-    ):
+    is_number = maps.dtype.kind in "fiu" and maps.ndim in (2, 3, 4)
+    if not is_number or is_ambiguous or (for_each and len(maps) != num_images):
         what = f"holds {maps.dtype} {maps.shape} for {num_images} images of {num_channels} channels"
         cure = "give one level per pixel, (H, W) or (C, H, W), or N such maps, one for each image"
         raise AssayError(what, path=path, key="map", cure=cure)
 
-    def noise(i: int) -> LevelMap:
+    def noise(i: int) -> Level:
         levels = np.asarray(maps[i] if for_each else maps, dtype=np.float32)
-        return LevelMap(levels[:, :, None] if levels.ndim == 2 else levels.transpose(1, 2, 0), scaled)
+        return Level(levels[:, :, None] if levels.ndim == 2 else levels.transpose(1, 2, 0), None, scaled)
 
     return replace(raw, noise=noise)
 
 
 def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
     """Patches (H, W) of large images, every `stride` pixels; those of one image are one group."""
-    sizes: list[Size] = [raw.pixels(i).shape[:2] for i in range(len(raw.names))]
-    for name, shape in zip(raw.names, sizes, strict=True):
-        if shape[0] < size[0] or shape[1] < size[1]:
-            what = f"has {shape[0]} x {shape[1]} pixels, fewer than a patch of {size[0]} x {size[1]}"
+    corners = []
+    for i, name in enumerate(raw.names):
+        height, width = raw.pixels(i).shape[:2]
+        if height < size[0] or width < size[1]:
+            what = f"has {height} x {width} pixels, fewer than a patch of {size[0]} x {size[1]}"
             raise AssayError(what, path=name, key="patch", cure="choose smaller patches, or leave it out")
-    corners = [
-        (i, y, x)
-        for i, (height, width) in enumerate(sizes)
-        for y in range(0, height - size[0] + 1, stride)
-        for x in range(0, width - size[1] + 1, stride)
-    ]
+        places = range(0, height - size[0] + 1, stride), range(0, width - size[1] + 1, stride)
+        corners += [(i, y, x) for y in places[0] for x in places[1]]
     whole = lru_cache(1)(raw.pixels)  # the image whose patches are being cut
+    image = np.array([i for i, _, _ in corners])
 
     def cut(values: np.ndarray, k: int) -> np.ndarray:
         _, y, x = corners[k]
         return values[y : y + size[0], x : x + size[1]]
 
-    def noise(k: int) -> Level | LevelMap:
+    def noise(k: int) -> Level:
         found = raw.noise(image[k])
-        return found._replace(sigma=cut(found.sigma, k)) if isinstance(found, LevelMap) else found
+        return found._replace(sigma=cut(found.sigma, k)) if isinstance(found.sigma, np.ndarray) else found
 
-    image = np.array([i for i, _, _ in corners])
     return replace(
         raw,
         names=[f"{raw.names[i]}[{y},{x}]" for i, y, x in corners],

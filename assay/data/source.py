@@ -126,6 +126,6 @@ class ImageSource(ABC):
 
     def plot(self) -> Image:
         """A picture with a row of images for each noise level."""
-        from assay.data.show import noise_picture
+        from assay.data.picture import noise_picture
 
         return noise_picture(self)

@@ -24,10 +24,17 @@ of the noise that was removed.
 
 Opening a store reads the columns of numbers and no images. A store is whole or absent (`assay.files`), and
 damage is noticed: columns are compared with their checksums when the store is opened, images block by block
-as they are first read (`assay.data.blocks`).
+as they are first read. A whole file of images is too large to be hashed before every run. At 64 KiB a block
+costs some 40 microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums take 1/4096 of the file.
 """
 
+import hashlib
 import json
+import math
+import mmap
+import os
+import re
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,23 +46,25 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from assay.archives import read_npy
-from assay.data.blocks import CURE, Fetch, ImageFile, write_blocks
+from assay.archives import check_member_name, read_npy
 from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
-from assay.files import Name, content_hash, decoding, sha256, write_whole_directory
+from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
-CHECKSUM = "checksum"  # of meta.json, the key in it
+_CURE = "restore it, or pack the store again"
+_CHECKSUM = "checksum"  # of meta.json, the key in it
+_BLOCK_BYTES = 2**16
+_DIGEST_BYTES = 16  # of SHA-256
+_MAX_MAPPED_BYTES = 2**24  # of a file of images, which stay in memory once they were read
 _IMAGES, _NAMES, _BLOCKS = "images.npy", "names.npy", "blocks.npy"
 _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_from.npy", "group.npy"
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 _NUMBERS = dict.fromkeys((_SIGMA_TN, _USABLE_FROM), "float32")  # the columns of numbers
 _NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP_INDEX), "int64")
-_MIN_LEVEL = np.float32(1e-6)  # of noise, where black to white is 2
 
 
 class Parents(BaseModel):
@@ -86,22 +95,86 @@ class StoreMeta(BaseModel):
     restored_from: Parents | None = None  # of images that a model restored
 
 
-class Store(ImageSource):
-    """An open store (see the top of this module).
+class ImageFile:
+    """The rows of an array in a .npy file, each of its blocks compared with a checksum when it is first read.
 
-    `fetch` gets parts of `images.npy` where the folder is a local copy of a store elsewhere.
+    What is compared, and what is read, is one open file: whoever puts another one in its place changes nothing
+    for those who have this. Blocks are compared again if the file is written to. Small files are mapped; the
+    pages of large ones would fill the memory, so these are read row by row.
     """
 
-    def __init__(self, path: Path, meta: StoreMeta, fetch: Fetch | None = None) -> None:
+    def __init__(self, path: Path, checksums: Path) -> None:
+        self.path, self._checksums = path, checksums
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        rows = read_npy(path, cure=_CURE)
+        self.shape, self.dtype = rows.shape, rows.dtype
+        self._num_bytes = os.fstat(self._file).st_size
+        self._header_bytes, self._row_bytes = self._num_bytes - rows.nbytes, rows[:1].nbytes
+        self._expected = read_npy(checksums, cure=_CURE)
+        num_blocks = -(-self._num_bytes // _BLOCK_BYTES)
+        if self._expected.shape != (num_blocks, _DIGEST_BYTES):
+            raise AssayError(f"does not fit the {num_blocks} blocks of {path}", path=checksums, cure=_CURE)
+        self._rows: np.ndarray | None = None
+        if self._num_bytes <= _MAX_MAPPED_BYTES:
+            mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+            self._rows = np.ndarray(self.shape, self.dtype, mapping, self._header_bytes)
+        self._unchecked, self._written = np.ones(num_blocks, dtype=bool), -1
+        self.check(np.zeros(1, np.int64), np.array([self._header_bytes]))
+
+    def __reduce__(self) -> tuple[type["ImageFile"], tuple[object, ...]]:
+        return ImageFile, (self.path, self._checksums)  # another process opens the file itself
+
+    def read(self, index: np.ndarray) -> np.ndarray:
+        """The rows `index` (B,) as a new array (B, ...); -1 is the last."""
+        index = np.where(index < 0, index + self.shape[0], index)
+        start = self._header_bytes + index * self._row_bytes
+        self.check(start, start + self._row_bytes)
+        if self._rows is not None:
+            return self._rows[index]
+        values = np.empty((len(index), *self.shape[1:]), self.dtype)
+        room = values.reshape(-1).view(np.uint8).data
+        begins = np.flatnonzero(np.diff(index, prepend=-2) != 1)  # rows in a row are read at once
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(index)], strict=False):
+            part, place = room[begin * self._row_bytes : end * self._row_bytes], int(start[begin])
+            while part:
+                if not (count := os.preadv(self._file, [part], place)):
+                    raise AssayError("became shorter while it was read", path=self.path, cure=_CURE)
+                part, place = part[count:], place + count
+        return values
+
+    def check(self, start: np.ndarray, stop: np.ndarray) -> None:
+        """Compare the blocks that hold the bytes start .. stop - 1, (B,) each, unless that was done before."""
+        if (written := os.fstat(self._file).st_mtime_ns) != self._written:
+            self._unchecked[:], self._written = True, written
+        first, last = start // _BLOCK_BYTES, (stop - 1) // _BLOCK_BYTES
+        width = int((last - first).max(initial=0)) + 1
+        blocks = np.minimum(first[:, None] + np.arange(width), last[:, None])
+        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
+            content = os.pread(self._file, _BLOCK_BYTES, block * _BLOCK_BYTES)
+            if _digest(content) != self._expected[block].tobytes():
+                what = f"has changed since it was packed (near byte {block * _BLOCK_BYTES})"
+                raise AssayError(what, path=self.path, cure=_CURE)
+            self._unchecked[block] = False
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.sha256(block).digest()[:_DIGEST_BYTES]
+
+
+class Store(ImageSource):
+    """An open store (see the top of this module)."""
+
+    def __init__(self, path: Path, meta: StoreMeta) -> None:
         self.path, self.meta = path, meta
         self.name, self.image_shape, self.class_names = meta.name, meta.image_shape, meta.class_names
         self.physical_range = meta.physical_range or meta.value_range
         for file in meta.checksums:
             if not (path / file).is_file():
-                raise AssayError("is missing", path=path / file, cure=CURE)
+                raise AssayError("is missing", path=path / file, cure=_CURE)
             if file not in (_IMAGES, _NAMES):  # these are compared when they are read
                 self._compare(file)
-        self._images = ImageFile(path / _IMAGES, path / _BLOCKS, fetch)
+        self._images = ImageFile(path / _IMAGES, path / _BLOCKS)
         self._check_type(_IMAGES, self._images, (len(self), *meta.image_shape), meta.dtype)
         found = {
             file: torch.from_numpy(self._column(file, dtype))
@@ -112,8 +185,8 @@ class Store(ImageSource):
         self.usable_from = found.get(_USABLE_FROM, self.sigma_tn)
         self.has_map = _MAP in meta.checksums
         if self.has_map:
-            self._map_index, self._maps = found[_MAP_INDEX], self._read_maps(found[_MAP_INDEX])
-        with decoding(path, CURE):
+            self._map_index, self._maps = found[_MAP_INDEX], read_npy(path / _MAP, "c", _CURE)
+        with decoding(path, _CURE):
             self._check_columns()
         no_contents = (_NAMES, _GROUP, _BLOCKS)
         contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
@@ -152,39 +225,24 @@ class Store(ImageSource):
         return [bytes(name).decode() for name in self._names[list(index)]]
 
     def verify(self) -> None:
-        """Compare every file with its checksum; raises an error on the first that has changed.
-
-        Of a store elsewhere, images that are not here yet are fetched.
-        """
-        self._images.check_all()
+        """Compare every file with its checksum; raises an error on the first that has changed."""
         for file in self.meta.checksums:
             self._compare(file)
 
     def _compare(self, file: str) -> None:
         if sha256(self.path / file) != self.meta.checksums[file]:
-            raise AssayError("has changed since it was packed", path=self.path / file, cure=CURE)
+            raise AssayError("has changed since it was packed", path=self.path / file, cure=_CURE)
 
     def _column(self, file: str, dtype: str | None = None) -> np.ndarray:
         """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
-        array = read_npy(self.path / file, "c", CURE)
+        array = read_npy(self.path / file, "c", _CURE)
         self._check_type(file, array, (len(self),), dtype or array.dtype)
         return array
 
     def _check_type(self, file: str, array: np.ndarray | ImageFile, shape: tuple[int, ...], dtype: Any) -> None:
         if array.shape != shape or array.dtype != dtype:
             what = f"holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}"
-            raise AssayError(what, path=self.path / file, cure=CURE)
-
-    def _read_maps(self, index: Tensor) -> np.ndarray:
-        """Maps that several images may share; `index` (N,) says which is whose."""
-        maps = read_npy(self.path / _MAP, "c", CURE)
-        is_valid = -1 <= int(index.min()) and 0 <= int(index.max()) < len(maps)
-        shapes = {(1, *self.image_shape[1:]), self.image_shape}
-        is_valid = is_valid and maps.dtype == "float32" and maps.shape[1:] in shapes
-        if not is_valid or not bool((np.isfinite(maps) & (maps >= 0)).all()):
-            what = "does not fit the images, or has levels that are negative, NaN or infinite"
-            raise AssayError(what, path=self.path / _MAP, cure=CURE)
-        return maps
+            raise AssayError(what, path=self.path / file, cure=_CURE)
 
     def _check_columns(self) -> None:
         """Reject values that make no sense."""
@@ -194,34 +252,90 @@ class Store(ImageSource):
         if bool((wrong := self.usable_from < self.sigma_tn).any()):
             what = f"image {int(wrong.nonzero()[0])} cannot be usable from a level below its noise"
             raise AssayError(what, key="usable_from")
+        if self.has_map:
+            maps, shapes = self._maps, {(1, *self.image_shape[1:]), self.image_shape}
+            is_valid = -1 <= int(self._map_index.min()) and 0 <= int(self._map_index.max()) < len(maps)
+            is_valid = is_valid and maps.dtype == "float32" and maps.shape[1:] in shapes
+            if not is_valid or not bool((np.isfinite(maps) & (maps >= 0)).all()):
+                what = "does not fit the images, or has levels that are negative, NaN or infinite"
+                raise AssayError(what, path=self.path / _MAP, cure=_CURE)
 
 
-def check_levels(levels: np.ndarray) -> None:
-    """Reject levels (N,), scaled, so small that an image would count as clean by mistake."""
-    if bool((tiny := (levels > 0) & (levels < _MIN_LEVEL)).any()):
-        what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
-        raise AssayError(what, key="sigma", cure="give 0 for clean images")
-    check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
+def address_of(path: Path | str) -> str | None:
+    """The address of a store elsewhere, e.g. s3://bucket/store; None of a folder here.
+
+    Paths in config files have lost a slash, which is put back.
+    """
+    found = re.fullmatch(r"([a-z][a-z0-9+]+):/+(.+)", str(path))
+    return None if found is None else f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
 
 
-def open_one(path: Path, fetch: Fetch | None = None) -> Store:
-    """Open the store in a folder that is not sharded, reading the columns of numbers and no images."""
+def is_store(path: Path) -> bool:
+    """Whether this names a store: a folder with one, or an address."""
+    return address_of(path) is not None or (path / "meta.json").is_file()
+
+
+def open_store(path: Path | str) -> Store:
+    """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote, or its address elsewhere.
+
+    A store elsewhere, with an address that fsspec knows such as s3://bucket/store, is copied to a local folder
+    first. Images are read from disk when they are needed.
+
+    >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
+    >>> images.save("stores/scans")
+    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
+    >>> store = assay.open_store("stores/scans")
+    >>> store
+    <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
+    >>> store.read(torch.tensor([0, 5])).shape
+    torch.Size([2, 1, 8, 8])
+    """
+    address = address_of(path)
+    return _open_folder(Path(path)) if address is None else _open_elsewhere(address)
+
+
+def _open_elsewhere(address: str) -> Store:
+    """Open the local copy of a store elsewhere. Its meta.json comes last: with it, the copy was whole."""
+    import fsspec
+
+    cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
+    here = cache / "stores" / content_hash(address)[:16]
+    busy = f"{here} is being filled by {{holder}}: wait for it, or set ASSAY_CACHE to another folder"
+    cure = "check the address and your access to it, or copy the store there again"
+    with decoding(address, cure), hold_lock(here, busy, seconds=math.inf):
+        files, root = fsspec.core.url_to_fs(address)
+        text, meta = files.cat_file(f"{root}/meta.json"), here / "meta.json"
+        was_whole = meta.is_file() and meta.read_bytes() == text  # images are compared again when they are read
+        for name, checksum in json.loads(text)["checksums"].items():
+            check_member_name(here, name)
+            if (here / name).is_file() and ((was_whole and name == _IMAGES) or sha256(here / name) == checksum):
+                continue
+            with write_whole(here / name) as partial:
+                files.get_file(f"{root}/{name}", str(partial))
+                if sha256(partial) != checksum:
+                    raise AssayError("has changed since it was packed", path=f"{address}/{name}", cure=_CURE)
+        with write_whole(meta) as partial:
+            partial.write_bytes(text)
+        return _open_folder(here)
+
+
+def _open_folder(path: Path) -> Store:
+    """Open the store in a folder, reading the columns of numbers and no images."""
     file = path / "meta.json"
     if not file.is_file():
-        raise AssayError(
-            "is not a store: it has no meta.json", path=path, cure="make one with `assay data pack`"
-        )
+        what, cure = "is not a store: it has no meta.json", "make one with `assay data pack`"
+        raise AssayError(what, path=path, cure=cure)
     with decoding(file, "pack the store again, or upgrade Assay if a newer version made it"):
         tree = dict(json.loads(file.read_bytes()))
-        checksum = tree.pop(CHECKSUM, None)
+        checksum = tree.pop(_CHECKSUM, None)
         meta = StoreMeta.model_validate_json(json.dumps(tree))
         needed = {_IMAGES, _NAMES, _BLOCKS, _SIGMA_TN, _LABEL}
         needed |= {_MAP, _MAP_INDEX} if meta.checksums.keys() & {_MAP, _MAP_INDEX} else set()
         if missing := needed - meta.checksums.keys():
-            raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=CURE)
+            raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=_CURE)
         if checksum != content_hash(tree):
-            raise AssayError("has changed since it was packed", cure=CURE)
-    return Store(path, meta, fetch)
+            raise AssayError("has changed since it was packed", cure=_CURE)
+    return Store(path, meta)
 
 
 @dataclass(frozen=True)
@@ -269,7 +383,7 @@ def write_store(
         np.save(partial / _NAMES, np.array(names, dtype=np.bytes_))
         pixels.close()
         maps.close()
-        checksums = {_IMAGES: write_blocks(partial / _IMAGES, partial / _BLOCKS)}
+        checksums = {_IMAGES: _write_blocks(partial)}
         files = [file.name for file in partial.iterdir() if file.name != _IMAGES]
         meta = StoreMeta(
             name=name,
@@ -284,18 +398,28 @@ def write_store(
             restored_from=restored_from,
         )
         tree = meta.model_dump(mode="json")
-        (partial / "meta.json").write_text(json.dumps({**tree, CHECKSUM: content_hash(tree)}, indent=2) + "\n")
+        (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: content_hash(tree)}, indent=2) + "\n")
         try:
-            open_one(partial)  # checks what was written, before it takes its place
+            _open_folder(partial)  # checks what was written, before it takes its place
         except AssayError as error:
             error.path = str(path)
             raise
-    return open_one(path)
+    return _open_folder(path)
+
+
+def _write_blocks(folder: Path) -> str:
+    """Save the checksums of the blocks of the images; returns the SHA-256 of all of them."""
+    whole, digests = hashlib.sha256(), []
+    with open(folder / _IMAGES, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            whole.update(block)
+            digests.append(_digest(block))
+    np.save(folder / _BLOCKS, np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _DIGEST_BYTES))
+    return whole.hexdigest()
 
 
 def _columns(rows: Sequence[tuple[float, float, int, int, int]]) -> dict[str, np.ndarray]:
     """The columns of numbers by their files, without those that say nothing."""
-    check_levels(np.array([row[0] for row in rows]))
     values = zip(*rows, strict=True)
     found = {file: np.array(next(values), dtype) for file, dtype in _NUMBERS.items()}
     said = {_MAP_INDEX: found[_MAP_INDEX].max() >= 0}

@@ -15,11 +15,10 @@ epoch, which would leak the clean image.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -154,8 +153,8 @@ class Joined(ImageSource):
         self.num_raised = max(source.num_raised for source in sources)
         if any(source.group is not None for source in sources):  # no two sources share one
             groups = [torch.arange(len(each)) if each.group is None else each.group for each in sources]
-            offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups[:-1])]).tolist()
-            self.group = torch.cat([group + offset for group, offset in zip(groups, offsets, strict=True)])
+            offsets = accumulate((int(group.max()) + 1 for group in groups), initial=0)
+            self.group = torch.cat([group + offset for group, offset in zip(groups, offsets, strict=False)])
         self.fingerprint = content_hash([source.fingerprint for source in sources])
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
         self.has_map = any(source.has_map for source in sources)
@@ -165,25 +164,21 @@ class Joined(ImageSource):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> `x_tn` (B, C, H, W) float32."""
-        x = torch.empty(len(index), *self.image_shape)
-        for source, mine, place in self._places(index):
-            x[mine] = source.read(place)
-        return x
+        return self._gathered(index, lambda source, place: source.read(place))
 
     def read_levels(self, index: Tensor) -> Tensor:
         """`index` (B,) -> the noise level of each pixel (B, C, H, W)."""
-        levels = torch.empty(len(index), *self.image_shape)
-        for source, mine, place in self._places(index):
-            levels[mine] = source.read_levels(place)
-        return levels
+        return self._gathered(index, lambda source, place: source.read_levels(place))
 
-    def _places(self, index: Tensor) -> Iterator[tuple[ImageSource, Tensor, Tensor]]:
-        """Each source that has some of the images `index` (B,), which of them (B,), their numbers there."""
+    def _gathered(self, index: Tensor, read: Callable[[ImageSource, Tensor], Tensor]) -> Tensor:
+        """What each source has for its own of the images `index` (B,)."""
         index = index % len(self)  # -1 is the last
         number = torch.bucketize(index, self._ends, right=True)
+        found = torch.empty(len(index), *self.image_shape)
         for chosen in number.unique().tolist():
             start, mine = int(self._ends[chosen - 1]) if chosen else 0, number == chosen
-            yield self.sources[chosen], mine, index[mine] - start
+            found[mine] = read(self.sources[chosen], index[mine] - start)
+        return found
 
 
 class Restored(ImageSource):
@@ -331,18 +326,14 @@ def with_uniform_noise(source: ImageSource, seed: int = 0) -> ImageSource:
 
 
 def split_held_out(
-    source: ImageSource,
-    held_out: float | int,
-    seed: int = 0,
-    kind: Literal["clean", "noisy"] = "clean",
-    group: Tensor | None = None,
+    source: ImageSource, held_out: float | int, seed: int = 0, kind: Literal["clean", "noisy"] = "clean"
 ) -> tuple[View, View]:
     """Set images aside for evaluation: (the rest, the held-out images), which have none in common.
 
     `held_out` is a share (float) or a number (int) of the clean images, or of the noisy ones. A smaller
-    held-out part is contained in a larger one. `group` (N,) keeps images together, e.g. patches of one
-    picture: whole groups are set aside until there are at least that many images, and images of the other
-    kind in these groups are in neither view.
+    held-out part is contained in a larger one. Images of one group, e.g. patches of one picture, stay together:
+    whole groups are set aside until there are at least that many images, and images of the other kind in these
+    groups are in neither view.
 
     >>> images = assay.from_arrays(np.random.rand(100, 8, 8), np.repeat([0.0, 0.2], 50), value_range=(0, 1))
     >>> assay.split_held_out(images, 10)                            # doctest: +NORMALIZE_WHITESPACE
@@ -352,7 +343,7 @@ def split_held_out(
     source = usable(source, seed)
     candidate = (source.sigma_tn == 0) == (kind == "clean")
     num_held_out = _size("held_out", held_out, int(candidate.sum()), f"{kind} images of {source.name}")
-    group = torch.arange(len(source)) if group is None else group.unique(return_inverse=True)[1]
+    group = torch.arange(len(source)) if source.group is None else source.group.unique(return_inverse=True)[1]
     order = torch.randperm(int(group.max()) + 1, generator=stream(seed, "held out"))
     num_in_group = torch.zeros(len(order), dtype=torch.long).index_add(0, group, candidate.long())
     order = order[num_in_group[order] > 0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
 from assay.data import ImageSource, open_store
 from assay.data.readers import RawImages, read_any
-from assay.data.shards import is_store
+from assay.data.store import is_store
 from assay.data.view import image_seeds
 from assay.denoise import Denoiser, copy_to
 from assay.errors import AssayError

@@ -51,7 +51,7 @@ from assay.archives import read_npz
 from assay.checkpoint import Checkpoint, CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
 from assay.data.config import DataConfig
-from assay.data.overlap import check_overlap
+from assay.data.notes import check_overlap
 from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
 from assay.devices import spread

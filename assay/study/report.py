@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from assay.data.show import noise_picture
+from assay.data.picture import noise_picture
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
 from assay.files import hold_lock, write_whole

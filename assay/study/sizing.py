@@ -27,7 +27,7 @@ from assay.cost import WITH_GRADIENT, seconds_per_evaluation, training_evaluatio
 from assay.data import ImageSource, View
 from assay.data.arrays import from_arrays
 from assay.data.config import DataConfig
-from assay.data.show import levels_text
+from assay.data.picture import levels_text
 from assay.errors import AssayError
 from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations

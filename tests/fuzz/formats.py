@@ -16,7 +16,6 @@ import struct
 import tarfile
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,12 +37,11 @@ from assay.checkpoint import (
     save_tensors,
 )
 from assay.data import open_store
-from assay.data.convert import PackConfig
 from assay.data.export import Target
-from assay.data.levels import read_levels as read_noise_levels
-from assay.data.pack import open_source, pack_shards
+from assay.data.pack import PackConfig, open_source
 from assay.data.readers import RawImages, read_any
 from assay.data.spec import SourceSpec
+from assay.data.spec import read_levels as read_noise_levels
 from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
 from assay.files import sha256
@@ -66,6 +64,7 @@ from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
 from assay.train.record import read_lines
 from tests.studies import SPEC
+from tests.test_data_pack import png
 from tests.test_data_scientific import WRITERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -122,13 +121,7 @@ def _tiff(folder: Path, values: np.ndarray) -> Path:
 
 
 def _deep_png(folder: Path) -> Path:
-    """16-bit colour, which Pillow does not write: lines without prediction."""
-    pixels = _RNG.integers(0, 65536, (8, 8, 3)).astype(">u2")
-    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
-    header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
-    body = b"".join(struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
-    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    (folder / "a.png").write_bytes(png(_RNG.integers(0, 65536, (8, 8, 3)).astype(np.uint16)))
     return folder / "a.png"
 
 
@@ -277,13 +270,6 @@ def _store(folder: Path, file: str) -> Path:
         images.append(PackedImage(f"{i}.png", image.transpose(2, 0, 1), *columns))
     write_store(path, "noise", images, (3, 8, 8), "uint8", (0, 255), ("a", "b"))
     return path / file
-
-
-@_maker
-def _shards(folder: Path, file: str) -> Path:
-    shutil.rmtree(folder / "store", ignore_errors=True)
-    pack_shards(SourceSpec(path=str(_npz(folder)), sigma=0.1), folder / "store", 2)
-    return folder / "store" / file
 
 
 def _read_elsewhere(path: Path) -> Any:
@@ -498,11 +484,6 @@ _STORE_FILES = [
 FORMATS: list[Format] = [
     *(Format(f"store {file}", _store(f"{file}"), _read_store, True) for file in _STORE_FILES),
     *(
-        Format(f"{where} {file}", _shards(file), read, True, named=lambda path: "store")
-        for where, read in (("shards", _read_store), ("elsewhere", _read_elsewhere))
-        for file in ("shards.json", "shard-00001-of-00002/meta.json")
-    ),
-    *(
         Format(f"elsewhere {file}", _store(file), _read_elsewhere, True, named=lambda path: "store")
         for file in ("meta.json", "images.npy", "sigma_tn.npy")
     ),
@@ -574,12 +555,7 @@ FORMATS: list[Format] = [
     Format("results.csv of a study", _results, _read_table),
     Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),
     Format("evaluation json", _text("a.json", _EVALUATION), load_outcome),
-    Format(
-        "held-out loss npz",
-        _held_out_loss,
-        lambda path: vars(load_held_out_loss(path)),
-        True,
-    ),
+    Format("held-out loss npz", _held_out_loss, lambda path: vars(load_held_out_loss(path)), True),
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
     Format("EDM reference npz", _edm_reference, lambda path: vars(load_statistics(path)), True),
     Format("features", _features, _read_features, True),

@@ -1,5 +1,5 @@
 """What noise is in these images? Levels with intervals, whiteness, clipping, rounding, gain and read noise."""
 
-from assay.data.audit.report import Audit, audit, audit_panels, images_of, write_levels
+from assay.data.audit.report import Audit, audit, images_of, write_levels
 
-__all__ = ["Audit", "audit", "audit_panels", "images_of", "write_levels"]
+__all__ = ["Audit", "audit", "images_of", "write_levels"]

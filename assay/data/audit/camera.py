@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scipy.special import i0e, i1e
 from torch import Tensor
 
-from assay.data.audit.windows import lag_one, unclipped, windows
+from assay.data.audit.level import lag_one, unclipped, windows
 
 Bounds = tuple[float, float]
 
@@ -53,8 +53,7 @@ class Sensor:
 
     gain: Measured
     offset: Measured  # the square of the read noise, if no light is 0
-    mean: np.ndarray  # (bins,) what the line was fitted to, to be plotted
-    variance: np.ndarray  # (bins,)
+    mean: np.ndarray  # (bins,) of the signal that the line was fitted to
 
     def line(self, mean: np.ndarray) -> np.ndarray:
         """The variance of the noise where the signal has this mean."""
@@ -75,10 +74,10 @@ class Sensor:
         if self.offset.high <= 0:
             black = -self.offset.value / self.gain.value
             return [*rows, ("value of no light, without read noise", f"{black:.4g}")]
-        if self.offset.low <= 0:
-            return [*rows, ("read noise, if no light is 0", f"at most {math.sqrt(self.offset.high):.4g}")]
-        noise = Measured(*(math.sqrt(end) for end in (self.offset.value, self.offset.low, self.offset.high)))
-        return [*rows, ("read noise, if no light is 0", f"{noise:.4g}")]
+        ends = self.offset.value, self.offset.low, self.offset.high
+        noise = Measured(*(math.sqrt(max(0.0, end)) for end in ends))
+        text = f"{noise:.4g}" if noise.low else f"at most {noise.high:.4g}"
+        return [*rows, ("read noise, if no light is 0", text)]
 
 
 @dataclass(frozen=True)
@@ -219,8 +218,7 @@ def _fitted(
     bin_of = _bins(instrument, instrument.min(), instrument.max())
     count = np.bincount(bin_of)
     filled = count >= 20
-    binned = (np.bincount(bin_of, column)[filled] / count[filled] for column in (mean, energy))
-    return Sensor(gain, offset, *binned)
+    return Sensor(gain, offset, np.bincount(bin_of, mean)[filled] / count[filled])
 
 
 def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> Measured:

@@ -2,8 +2,8 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,13 +21,12 @@ from assay.data.audit.camera import (
     sensor_from_repeats,
 )
 from assay.data.audit.level import MIN_SIDE, blind_net, train_on_examples
-from assay.data.levels import Level
 from assay.data.readers import RawImages
+from assay.data.spec import Level
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.devices import one_thread
 from assay.errors import AssayError
-from assay.figure import COLOURS, Panel, Series
 from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
@@ -60,68 +59,46 @@ class Audit:
     step: float
     values: tuple[float, float, float, float]
     sensor: Sensor | None
-    units: str
     recorded: np.ndarray | None  # levels that are stated for the images
 
     def rows(self) -> list[tuple[str, str]]:
         """The audit as a table of two columns."""
         lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
-        level = f"{typical:.4g}"
-        if highest > lowest:
-            level += f" ({lowest:.4g} to {highest:.4g} for 90% of them)"
-        white = self.whiteness
+        spread = f" ({lowest:.4g} to {highest:.4g} for 90% of them)" if highest > lowest else ""
         darkest, low, high, brightest = (f"{value:.4g}" for value in self.values)
+        white, noisy = self.whiteness, self.low > 0
+        is_white_known = white.high - white.low < 1
+        factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy]))) if noisy.any() else 1.0
         rows = [
             ("images", f"{len(self.names):,}"),
             ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98% of them)"),
-            (f"noise level, in {self.units}", level),
-            ("measured", self.method + self._accuracy()),
-            ("correlation of neighbours", f"{white:.2f}" if white.high - white.low < 1 else _TOO_FEW),
+            ("noise level, in the same units", f"{typical:.4g}{spread}"),
+            ("measured", f"{self.method}, each to within a factor of {factor:.3g} (95% interval)"),
+            ("correlation of neighbours", f"{white:.2f}" if is_white_known else "unknown: too few flat parts"),
             ("clipped values", f"{self.clipped.mean():.2%}"),
             ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
         ]
         if len(self.names) > 1 and typical > 0:
             rows.append(("if all share one level", f"{self.group:.4g}" if self.agree else "they do not"))
-        if (outside := self._share_outside()) is not None and self.recorded is not None:
-            medians = (np.median(levels[self.recorded > 0]) for levels in (self.recorded, self.sigma))
-            text = f"{outside:.0%} of the noisy images have a recorded level outside its measured interval"
-            text += "; the median is {:.4g} as recorded, {:.4g} as measured".format(*medians)
-            rows.append(("recorded levels", text))
-        return rows + (self.sensor.rows() if self.sensor is not None else [_NO_SENSOR])
-
-    def _share_outside(self) -> float | None:
-        """The share of recorded levels outside their measured intervals; None without noisy images."""
-        if self.recorded is None or not (noisy := self.recorded > 0).any():
-            return None
-        return float(((self.recorded < self.low) | (self.recorded > self.high))[noisy].mean())
-
-    def _accuracy(self) -> str:
-        """How wide the intervals of most images are."""
-        if not (noisy := self.low > 0).any():
-            return ""
-        factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy])))
-        if factor < 1.5:
-            return f", each to within {factor - 1:.1%} (95% interval)"
-        return (
-            f", each to within a factor of {factor:.2g}" if factor < 10 else "; these do not tell their level"
-        )
+        if self.recorded is not None:
+            wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
+            rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
+        if self.sensor is None:
+            return [
+                *rows,
+                ("gain and read noise", "unknown: give flat parts of different brightness, or `repeats`"),
+            ]
+        return rows + self.sensor.rows()
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
-        found, typical = [], float(np.median(self.sigma))
+        found, typical, share = [], float(np.median(self.sigma)), float(self.clipped.mean())
         if typical == 0:
             found.append("most images have perfectly flat parts: no noise, or it was removed or clipped")
-        share = float(self.clipped.mean())
         if share > 0.01 and typical > 0:
-            found.append(
-                f"{share:.1%} of the values are clipped at the lowest or highest value, which cuts off their "
-                "noise: measured levels are too low"
-            )
+            found.append(f"{share:.1%} of the values are clipped: measured levels are too low")
         if self.step > typical > 0:
-            found.append(
-                f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g}): it is "
-                "no longer Gaussian"
-            )
+            found.append(f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g})")
         if self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
             found.append(
                 f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
@@ -134,19 +111,9 @@ class Audit:
             rest = f"read_noise = {math.sqrt(offset):.4g}" if offset > 0 else f"black = {-offset / gain:.4g}"
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                f"as in dark ones. One level does not describe it: pack these images as those of a sensor with "
-                f"gain = {gain:.4g} and {rest}"
+                f"as in dark ones. Pack these images as those of a sensor with gain = {gain:.4g} and {rest}"
             )
-        if (self._share_outside() or 0.0) > 0.5:
-            found.append("most recorded levels of noisy images lie outside their measured intervals")
         return found
-
-
-_TOO_FEW = "unknown: too few flat parts"
-_NO_SENSOR = (
-    "gain and read noise",
-    "unknown: to measure them takes flat parts of different brightness, or repeated exposures (`repeats`)",
-)
 
 
 def audit(
@@ -165,41 +132,32 @@ def audit(
     """
     if repeats and clean is not None:
         raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
-    values = _Values(len(raw.names))
     with one_thread():
-        found = _from_repeats(raw, values, progress) if repeats else _from_each(raw, clean, values, progress)
+        found = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
     if shared:
         ends = found["group"].value, found["group"].low, found["group"].high
         found["sigma"], found["low"], found["high"] = (np.full(len(raw.names), end) for end in ends)
-    levels = map(raw.noise, range(len(raw.names)))
-    stated = np.array([level.sigma for level in levels if isinstance(level, Level)])
-    return Audit(
-        names=tuple(raw.names),
-        clipped=values.clipped(),
-        step=values.step,
-        values=values.spread(),
-        units=raw.units,
-        recorded=stated if len(stated) == len(raw.names) and stated.any() else None,
-        **found,
-    )
+    stated = [raw.noise(i).sigma for i in range(len(raw.names))]
+    recorded = np.array([sigma for sigma in stated if isinstance(sigma, float)])
+    is_recorded = len(recorded) == len(stated) and bool(recorded.any())
+    return Audit(names=tuple(raw.names), recorded=recorded if is_recorded else None, **found)
 
 
-def _from_each(
-    raw: RawImages, clean: RawImages | None, values: "_Values", progress: Progress | None
-) -> dict[str, Any]:
+def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | None) -> dict[str, Any]:
     """What each image says about its own noise, and all of them together."""
     examples = [] if clean is None else _examples(raw, clean)
     net = train_on_examples(examples) if examples else blind_net()
     kept = _spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
     looked_at, images, levels = set(kept), [], []
-    for batch in _batches(raw, progress):
-        levels.append(net.levels(torch.stack([image for _, image in batch])))
-        images += [image for i, image in batch if i in looked_at]
-        for i, image in batch:
-            values.add(i, image)
+    ends: list[tuple[float, ...]] = []
+    for start, batch in _batches(raw, progress):
+        levels.append(net.levels(torch.stack(batch)))
+        images += [image for i, image in enumerate(batch, start) if i in looked_at]
+        ends += map(_ends, batch)
     sigma, low, high = torch.cat(levels, 1).double().numpy()
-    bounds = values.bounds()
-    known = (sigma > 0) | (values.clipped() == 0)  # parts that are clipped look perfectly flat
+    values = _values(np.array(ends), images)
+    bounds = values["values"][0], values["values"][-1]
+    known = (sigma > 0) | (values["clipped"] == 0)  # parts that are clipped look perfectly flat
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = np.log(sigma / np.median(sigma[known])) / (np.log(high / low) / (2 * 1.96))
     return {
@@ -211,6 +169,7 @@ def _from_each(
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
         "sensor": fit_sensor(images, bounds),
+        **values,
     }
 
 
@@ -224,10 +183,7 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
         (low, high), (black, white) = raw.value_range, clean.value_range
         examples = [low + (image - black) * ((high - low) / (white - black)) for image in examples]
     some = [_image(raw, i) for i in _spread(len(raw.names), len(examples))]
-    sizes = [
-        float(torch.stack([image.median().abs() + image.std() for image in x]).median())
-        for x in (some, examples)
-    ]
+    sizes = [float(np.median([image.median().abs() + image.std() for image in x])) for x in (some, examples)]
     alike = (raw.value_range is None) == (clean.value_range is None)
     if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
         what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
@@ -235,21 +191,21 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     return examples
 
 
-def _from_repeats(raw: RawImages, values: "_Values", progress: Progress | None) -> dict[str, Any]:
+def _from_repeats(raw: RawImages, progress: Progress | None) -> dict[str, Any]:
     """What differs between exposures of the same scene is noise."""
     scenes: dict[PurePosixPath, list[int]] = {}
     for i, name in enumerate(raw.names):
         scenes.setdefault(PurePosixPath(name).parent, []).append(i)
     variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
     pixels: list[tuple[np.ndarray, ...]] = []  # of each scene: mean, variance, mean of the pixels around
-    num_values = 0
+    num_values, ends, firsts = 0, np.zeros((len(raw.names), 4)), []
     for members in scenes.values():
         stack = [_image(raw, i) for i in members]
         if len(stack) < 2 or len({image.shape for image in stack}) > 1:
             what = "is not one of two or more exposures of one scene and one size"
             raise AssayError(what, path=raw.names[members[0]], key="repeats", cure="give each scene a folder")
-        for i, image in zip(members, stack, strict=True):
-            values.add(i, image)
+        ends[members] = list(map(_ends, stack))
+        firsts.append(stack[0])
         y = torch.stack(stack).double()
         residual, count = y - y.mean(0), len(y)
         power = residual.square().flatten(1).mean(1)
@@ -280,6 +236,7 @@ def _from_repeats(raw: RawImages, values: "_Values", progress: Progress | None) 
         "agree": bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
         "whiteness": Measured.around(float(correlation.mean()), 2 / math.sqrt(num_values)),
         "sensor": sensor_from_repeats(mean, variances, around),
+        **_values(ends, firsts),
     }
 
 
@@ -293,46 +250,28 @@ def images_of(store: Store) -> RawImages:
 
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
-    raw = RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
-    return replace(raw, units="units where black to white is 2") if (low, high) == (-1, 1) else raw
+    return RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
 
 
-class _Values:
-    """Extremes and rounding of the values, gathered image by image."""
+def _ends(image: Tensor) -> tuple[float, float, float, float]:
+    """The lowest and the highest value of an image, and the share of its values that equal each."""
+    ends = float(image.min()), float(image.max())
+    counts = [int((image == end).sum()) for end in ends]
+    low, high = (count / image.numel() if count > 1 else 0.0 for count in counts)  # every image has a brightest
+    return *ends, low, high
 
-    def __init__(self, num_images: int) -> None:
-        self._extreme = np.zeros((2, num_images))  # lowest and highest value
-        self._share = np.zeros((2, num_images))  # of the image's values that equal it
-        self._every, self._some = max(1, num_images // 16), max(1, num_images // _MAX_EXAMPLES)
-        self._kept: list[np.ndarray] = []  # some values of some images
-        self.step = math.inf
 
-    def add(self, i: int, image: Tensor) -> None:
-        """Look at image number `i`."""
-        if i % self._every == 0:
-            self.step = min(self.step, rounding_step(image))
-        if i % self._some == 0:
-            self._kept.append(image.flatten()[:: max(1, image.numel() // 4096)].numpy())
-        for row, value in enumerate((image.min(), image.max())):
-            self._extreme[row, i] = value
-            count = int((image == value).sum())
-            self._share[row, i] = count / image.numel() if count > 1 else 0  # every image has a brightest pixel
-
-    def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest value of all images."""
-        return self._extreme[0].min(), self._extreme[1].max()
-
-    def spread(self) -> tuple[float, float, float, float]:
-        """The lowest value, those that 1% and 99% of the values lie below, and the highest."""
-        low, high = np.quantile(np.concatenate(self._kept), [0.01, 0.99]).tolist()
-        return float(self.bounds()[0]), low, high, float(self.bounds()[1])
-
-    def clipped(self) -> np.ndarray:
-        """The share (N,) of each image's values that lie at the bounds."""
-        low, high = self.bounds()
-        if low == high:
-            return np.zeros(self._share.shape[1])
-        return np.where(self._extreme == np.array([[low], [high]]), self._share, 0).sum(0)
+def _values(ends: np.ndarray, images: Sequence[Tensor]) -> dict[str, Any]:
+    """Extremes, clipping and rounding from the ends (N, 4) of all images, and some of these."""
+    low, high = ends[:, 0].min(), ends[:, 1].max()
+    clipped = np.where(ends[:, :2] == (low, high), ends[:, 2:], 0).sum(1)
+    some = [images[i] for i in _spread(len(images), _MAX_EXAMPLES)]
+    sample = np.concatenate([image.flatten()[:: max(1, image.numel() // 4096)].numpy() for image in some])
+    return {
+        "clipped": clipped if low < high else np.zeros(len(ends)),
+        "step": min(rounding_step(images[i]) for i in _spread(len(images), 16)),
+        "values": (float(low), *np.quantile(sample, [0.01, 0.99]).tolist(), float(high)),
+    }
 
 
 def rounding_step(image: Tensor) -> float:
@@ -358,18 +297,18 @@ def _image(raw: RawImages, i: int) -> Tensor:
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy())
 
 
-def _batches(raw: RawImages, progress: Progress | None) -> Iterator[list[tuple[int, Tensor]]]:
-    """Runs of images of one shape, each with its number."""
-    batch: list[tuple[int, Tensor]] = []
+def _batches(raw: RawImages, progress: Progress | None) -> Iterator[tuple[int, list[Tensor]]]:
+    """Runs of images of one shape, each with the number of its first."""
+    batch: list[Tensor] = []
     for i in range(len(raw.names)):
         image = _image(raw, i)
-        if batch and (image.shape != batch[0][1].shape or len(batch) * image.numel() > _BATCH * 4096):
-            yield batch
+        if batch and (image.shape != batch[0].shape or len(batch) * image.numel() > _BATCH * 4096):
+            yield i - len(batch), batch
             batch = []
-        batch.append((i, image))
+        batch.append(image)
         if progress is not None:
             progress(i + 1, len(raw.names))
-    yield batch
+    yield len(raw.names) - len(batch), batch
 
 
 def _spread(total: int, count: int) -> list[int]:
@@ -385,27 +324,3 @@ def write_levels(found: Audit, path: Path) -> None:
         columns = found.sigma, found.low, found.high, found.clipped
         for name, *numbers in zip(found.names, *columns, strict=True):
             writer.writerow([csv_cell(name), *(f"{number:.6g}" for number in numbers)])
-
-
-def audit_panels(found: Audit) -> list[Panel]:
-    """Figures: the levels with their intervals, and the variance of the noise against the signal."""
-    order = np.argsort(found.sigma, kind="stable")
-    place = np.arange(1, len(order) + 1)
-    ends = place[[0, -1]]
-    low, high = found.low[order], found.high[order]
-    levels = [
-        Series("95% interval", "band", place, found.sigma[order], low, high, COLOURS[1]),
-        Series("noise level", "line", place, found.sigma[order], colour=COLOURS[1]),
-        Series("level of the group", "dashed", ends, [found.group.value] * 2, colour=COLOURS[0]),
-    ]
-    panels = [
-        Panel("Noise levels", "images, from the least to the most noise", f"sigma, in {found.units}", levels)
-    ]
-    if found.sensor is not None:
-        mean, line = found.sensor.mean, found.sensor.line(found.sensor.mean)
-        series = [
-            Series("measured", "points", mean, found.sensor.variance, colour=COLOURS[1]),
-            Series("fitted line", "line", mean, line, colour=COLOURS[2]),
-        ]
-        panels.append(Panel("Does the noise depend on the signal?", "value", "variance of the noise", series))
-    return panels

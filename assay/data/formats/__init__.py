@@ -1,3 +1,1 @@
-"""The formats that images are read from: each module has `FORMATS`, tried in this order."""
-
-MODULES = ("datasets", "scientific", "arrays", "pictures")
+"""The formats that images are read from: each module has `FORMATS` (see `assay.data.readers`)."""

@@ -7,6 +7,7 @@ array, and besides it `label(s)` and `sigma_tn`, one for each image. IDX is MNIS
 
 import math
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ import numpy as np
 
 from assay.archives import MAX_DIMENSIONS, check_unpacked, open_unpacked, read_npy, read_npz
 from assay.data.decode import native
-from assay.data.levels import Level
+from assay.data.notes import odd_axes
 from assay.data.readers import Format, RawImages, numbered_classes
-from assay.data.spec import SourceSpec
+from assay.data.spec import Level, SourceSpec
 from assay.errors import AssayError
 from assay.files import decoding
 
@@ -76,6 +77,8 @@ def stacked(name: str, file: str, images: np.ndarray, layout: str | None = None)
         cure = "give images of real numbers, (N, H, W), (N, H, W, C) or (N, C, H, W)"
         raise AssayError(f"holds {images.dtype} {images.shape}", path=file, cure=cure)
     if images.ndim == 3:
+        if told := odd_axes(images.shape):
+            warnings.warn(f"{file} {told}", stacklevel=2)
         images = images[..., None]
     elif (layout or _guess_layout(images.shape, file)) == "NCHW":
         images = images.transpose(0, 2, 3, 1)
@@ -94,10 +97,6 @@ def _guess_layout(shape: tuple[int, ...], file: str) -> str:
         what = f"has the shape {shape}, which may mean several things"
         raise AssayError(what, path=file, key="layout", cure="give NHWC (channels last) or NCHW")
     return next(iter(sides))
-
-
-def _open_npy(path: Path, spec: SourceSpec) -> RawImages:
-    return stacked(path.stem, path.name, read_npy(path), spec.layout)
 
 
 def _open_one(path: Path, spec: SourceSpec) -> RawImages:
@@ -157,7 +156,7 @@ def _idx_array(path: Path) -> np.ndarray:
 
 
 FORMATS = (
-    Format("npy", named(".npy"), _open_npy, _open_one),
+    Format("npy", named(".npy"), lambda p, spec: stacked(p.stem, p.name, read_npy(p), spec.layout), _open_one),
     Format("npz", named(".npz"), _open_npz),
     Format("IDX", _is_idx, lambda path, spec: read_idx(path, spec.layout)),
 )

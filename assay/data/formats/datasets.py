@@ -14,9 +14,8 @@ import numpy as np
 from assay.archives import is_tar, read_tar
 from assay.data.decode import decode_image, decode_pixels
 from assay.data.formats.arrays import stacked
-from assay.data.levels import Level
 from assay.data.readers import Format, RawImages
-from assay.data.spec import SourceSpec
+from assay.data.spec import Level, SourceSpec
 from assay.errors import AssayError, extra
 from assay.files import decoding
 from assay.unpickle import read_pickle, to_array

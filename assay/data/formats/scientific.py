@@ -1,9 +1,9 @@
 """Formats of the field: FITS, HDF5, zarr, TIFF, DICOM, NIfTI, MRC. Stacks are read one image at a time.
 
-FITS: the first image extension, or the one named; its noise is a keyword or an extension. HDF5 and zarr: a
-data set (N, H, W[, C]), with its noise in another or in an attribute; of OME-Zarr the full resolution. TIFF
-stacks and OME-TIFF: pages and channels by the axes that the file names. DICOM: rescaled to the units that the
-file states; its noise is a keyword. NIfTI: slices along the last axes. MRC: an image or a stack.
+FITS: the first image extension, or the one named. HDF5 and zarr: a data set (N, H, W[, C]); of OME-Zarr the
+full resolution. TIFF stacks and OME-TIFF: pages and channels by the axes that the file names. DICOM: rescaled
+to the units that the file states. NIfTI: slices along the last axes. Noise is in a keyword, an extension, an
+attribute or another data set.
 """
 
 import io
@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ import tifffile
 
 from assay.archives import check_gzip, check_unpacked
 from assay.data.formats.arrays import named, planes
-from assay.data.levels import Level, LevelMap
 from assay.data.readers import Format, RawImages
-from assay.data.spec import SourceSpec
+from assay.data.spec import Level, SourceSpec
 from assay.errors import AssayError, extra
 
 
@@ -44,7 +42,7 @@ def _with_noise(raw: RawImages, found: Any, noise: str) -> RawImages:
         cure = "give sigma, or write there a number, a map of numbers, or one of these for each image"
         raise AssayError(what, key="noise", cure=cure)
     several = len(maps.names) > 1
-    return replace(raw, noise=lambda k: LevelMap(maps.pixels(k if several else 0)))
+    return replace(raw, noise=lambda k: Level(maps.pixels(k if several else 0)))
 
 
 def _axes(shape: tuple[int, ...]) -> str:
@@ -174,20 +172,22 @@ def _raising_logs() -> Iterator[None]:
 
 
 class _Pages:
-    """A series as an array that reads only the pages of one image."""
+    """A series of TIFF pages as an array that reads only those of one image."""
 
     def __init__(self, path: Path, series: Any, axes: str) -> None:
         self.path, self.series, self.shape = path, series, series.shape
         self.at = [at for at, axis in enumerate(axes) if axis not in "YXS"]  # over which pages are laid out
-        self.lengths = [self.shape[at] for at in self.at]
 
     def __getitem__(self, place: tuple[Any, ...]) -> np.ndarray:
-        chosen = [range(self.shape[at])[place[at]] for at in self.at]
-        many = [each if isinstance(each, range) else [each] for each in chosen]
-        numbers = [np.ravel_multi_index(each, self.lengths) for each in product(*many)] if self.at else [0]
-        read = [self._page(int(number)) for number in numbers]
-        kept = [len(each) for each in chosen if isinstance(each, range)]
-        return np.stack(read).reshape(*kept, *read[0].shape)
+        numbers = np.arange(self.num_pages).reshape([self.shape[at] for at in self.at])
+        chosen = np.asarray(numbers[tuple(place[at] for at in self.at)])
+        read = [self._page(number) for number in chosen.flatten().tolist()]
+        return np.stack(read).reshape(*chosen.shape, *read[0].shape)
+
+    @property
+    def num_pages(self) -> int:
+        """How many there should be."""
+        return math.prod(self.shape[at] for at in self.at)
 
     def _page(self, number: int) -> np.ndarray:
         page = self.series.pages[number]
@@ -205,8 +205,8 @@ def _open_tiff(path: Path, spec: SourceSpec) -> RawImages:
     with _raising_logs():  # pages that lead to each other are an error by now: their series would never end
         series = file.series[0]
     pages = _Pages(path, series, axes := series.axes.replace("Q", "I"))
-    if math.prod(pages.lengths) > num_pages:
-        what = f"has {num_pages} pages where its axes {axes} {series.shape} need {math.prod(pages.lengths)}"
+    if pages.num_pages > num_pages:
+        what = f"has {num_pages} pages where its axes {axes} {series.shape} need {pages.num_pages}"
         raise AssayError(what, cure="save it again")
     return planes(path, pages, axes)
 
