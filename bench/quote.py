@@ -2,11 +2,13 @@
 
 python bench/quote.py
 
-The measurements are single trainings from before results by level were kept: two MLPs and a U-Net, worth by
-level as the mean over mixes of 10 to 50% clean. Studies with a `levels.csv` belong here once they are run.
+The measurements are the bands of the registered studies in studies/ that say something (an interval below 0.7,
+a worth away from 0 and 1), and single trainings from before results by level were kept: two MLPs and a U-Net,
+worth by level as the mean over mixes of 10 to 50% clean.
 """
 
 import gzip
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ import assay
 from assay.pricing.quote import Quote, quoted_at
 
 ROOT = Path(assay.__file__).parent
+sys.path.insert(0, str(Path(__file__).parent.parent / "studies"))
+import findings  # noqa: E402
+
 # (data, images, noise) -> worth by level sigma_t
 BY_HAND = {
     ("fashion 8x8, MLP", 8, 2000, 0.1): {0.059: 0.13, 0.13: 0.34, 0.30: 0.60, 0.66: 0.71, 1.5: 0.78},
@@ -41,7 +46,7 @@ def compare(name: str, quoted: Quote, sigma: float, measured: dict[float, float]
     found = quoted_at(quoted, sigma, list(measured))
     ratios = np.log(np.log(list(measured.values())) / np.log(found))
     pairs = "  ".join(
-        f"{level:g}: {w:.2f} / {q:.2f}" for (level, w), q in zip(measured.items(), found, strict=True)
+        f"{level:.2g}: {w:.2f} / {q:.2f}" for (level, w), q in zip(measured.items(), found, strict=True)
     )
     print(f"{name:<24} noise {sigma:<5g} measured / quoted {pairs}")
     return ratios.tolist()
@@ -51,6 +56,12 @@ def main() -> None:
     ratios = []
     for (name, size, number, sigma), measured in BY_HAND.items():
         ratios += compare(name, assay.quote(pictures(size, number), sigma), sigma, measured)
+    for study in findings.measured_studies():
+        for curve in findings.prices_of(study).curves:
+            known = ~curve.limited.astype(bool) & (curve.high - curve.low < 0.7)
+            known &= (curve.worth > 0.01) & (curve.worth < 0.98)
+            measured = dict(zip(curve.levels[known].tolist(), curve.worth[known].tolist(), strict=True))
+            ratios += compare(findings.STUDIES[study], findings.quote_of(study), curve.sigma, measured)
     spread = float(np.sqrt(np.mean(np.square(ratios))))
     print(f"{len(ratios)} points: log(log w measured / log w quoted) {np.mean(ratios):+.2f} +- {spread:.2f}")
     for sign in (-1, 1):
