@@ -84,7 +84,8 @@ def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
         with explaining(model):
             return model.model_validate_strings({name: str(text) for name, text in given.items()}, strict=False)
     except AssayError as error:
-        error.key = error.key and error.key.partition(".")[0]  # the option, not a part of its value
+        option = (error.key or "").partition(".")[0]
+        error.key = option if option in model.model_fields else error.key  # not a part of its value
         raise
 
 
