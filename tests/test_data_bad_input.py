@@ -117,12 +117,24 @@ def test_nothing_to_pack(tmp_path: Path) -> None:
     failing(tmp_path / "in", tmp_path / "out", "in")  # of two kinds
 
 
-def test_stores_are_not_replaced(tmp_path: Path) -> None:
-    folder, path = good_folder(tmp_path / "in"), tmp_path / "store"
+def test_stores_are_replaced_if_that_is_asked_for(tmp_path: Path) -> None:
+    folder, path, overwrite = good_folder(tmp_path / "in"), tmp_path / "store", PackConfig(overwrite=True)
     before = pack(read_any(str(folder)), path).store.fingerprint
-    with rejects(path):
-        pack(read_any(str(folder)), path)
-    assert open_store(path).fingerprint == before and sorted(os.listdir(tmp_path)) == ["in", "store"]
+    grey(folder / "good0.png", 200)
+    (tmp_path / "other").mkdir()
+    (path / "notes.txt").write_text("mine")
+    for target, config in ((path, None), (path, overwrite), (tmp_path / "other", overwrite)):
+        with rejects(target):  # not asked for; holds more than a store; is none
+            pack(read_any(str(folder)), target, config)
+    (path / "notes.txt").unlink()
+    with rejects():  # nothing is lost by a failure
+        pack(SourceSpec(path=str(folder), levels=folder / "good0.png"), path, overwrite)
+    assert open_store(path).fingerprint == before
+    (path / "images.npy").write_bytes(b"damaged")
+    (tmp_path / "link").symlink_to(path)
+    after = pack(read_any(str(folder)), tmp_path / "link", overwrite).store
+    assert after.fingerprint == open_store(path).fingerprint != before
+    assert sorted(os.listdir(tmp_path)) == ["in", "link", "other", "store"]
 
 
 def make_zip(path: Path, names: list[str], extra: dict[str, str] | None = None) -> Path:

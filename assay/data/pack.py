@@ -8,6 +8,7 @@ with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +27,7 @@ from assay.data.decode import flatten, is_transparent
 from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, OPAQUE, Note, Notes, content_and_noise, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
-from assay.data.store import DType, PackedImage, Store, write_store
+from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
 from assay.errors import AssayError
 from assay.files import check_absent, decoding
 from assay.settings import Config
@@ -77,6 +78,7 @@ class PackConfig(Config):
     )
     classes: bool = Field(False, description="Keep classes, from labels or from the names of subfolders.")
     skip_bad: bool = Field(False, description="Skip images that cannot be packed, and list them.")
+    overwrite: bool = Field(False, description="Replace a store of this name, once the new one is written.")
 
     @model_validator(mode="after")
     def _agree(self) -> "PackConfig":
@@ -121,7 +123,12 @@ def pack(
 ) -> PackReport:
     """Write the images of sources to a store at `path`. `progress` is called with (images done, in all)."""
     config, path = config or PackConfig(), Path(path)
-    check_absent(path)  # before any long work
+    target = path
+    if config.overwrite and path.exists():
+        path = path.resolve()
+        target = path.with_name(f"{path.name}-new")
+        _check_ours(path)
+    check_absent(target)  # before any long work
     many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
     raws = [open_source(source, config) for source in many]
     names = [raw.name for raw in raws]
@@ -144,8 +151,23 @@ def pack(
                 image = replace(image, sigma_map=np.broadcast_to(image.sigma_map, image.values.shape))
             yield image
 
-    store = write_store(path, name, noted(), *first[2], class_names)
+    store = write_store(target, name, noted(), *first[2], class_names)
+    if target != path:
+        _check_ours(path)  # which may have changed meanwhile
+        check_absent(old := path.with_name(f"{path.name}-old"))
+        os.replace(path, old)
+        os.replace(target, path)
+        shutil.rmtree(old)
+        store = open_store(path)
     return PackReport(store, skipped, tuple(notes.warnings()))
+
+
+def _check_ours(path: Path) -> None:
+    """Reject to replace anything but a store; one whose images are damaged is a store too."""
+    ours = {"meta.json", *read_meta(path).checksums}
+    if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
+        what = f"holds {others[0]}, which is not of a store"
+        raise AssayError(what, path=path, cure="move it elsewhere, or choose another name")
 
 
 def open_source(source: Source, config: PackConfig) -> RawImages:

@@ -321,6 +321,11 @@ def _open_elsewhere(address: str) -> Store:
 
 def _open_folder(path: Path) -> Store:
     """Open the store in a folder, reading the columns of numbers and no images."""
+    return Store(path, read_meta(path))
+
+
+def read_meta(path: Path) -> StoreMeta:
+    """What the folder of a store says of itself."""
     file = path / "meta.json"
     if not file.is_file():
         what, cure = "is not a store: it has no meta.json", "make one with `assay data pack`"
@@ -335,7 +340,7 @@ def _open_folder(path: Path) -> Store:
             raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=_CURE)
         if checksum != content_hash(tree):
             raise AssayError("has changed since it was packed", cure=_CURE)
-    return Store(path, meta)
+    return meta
 
 
 @dataclass(frozen=True)
