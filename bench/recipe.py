@@ -31,7 +31,7 @@ from assay.data.view import split_held_out
 from assay.figure import COLOURS, Panel, Series, save_png
 from assay.loss import ambient_loss, edm_weight
 from assay.metrics.held_out import HeldOutLoss, held_out_loss
-from assay.nets import NET_CONFIG, NetConfig, build_denoiser, measure_cost, preset
+from assay.nets import NetConfig, build_denoiser, measure_cost, net_kind, preset
 from assay.nets.layers import PositionalEmbedding
 from assay.noise import LogNormal
 from assay.train.config import read_config
@@ -111,7 +111,8 @@ class Recipe:
         keys = dict(self.small_net if self.small_net and image_shape[1] <= 8 else self.net)
         name = keys.pop("preset", None)
         base = {} if name is None else preset(name, image_shape).model_dump()
-        return NET_CONFIG.validate_python({**base, "image_shape": image_shape, **keys})
+        tree = {**base, "image_shape": image_shape, **keys}
+        return net_kind(tree).model_validate(tree)
 
     def rate(self, done: float) -> float:
         """The factor of the learning rate when this share of the run is done."""

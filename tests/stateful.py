@@ -305,18 +305,19 @@ class Folder(RuleBasedStateMachine):
 
     # Commands.
 
-    @rule(name=st.sampled_from(STORES), again=st.booleans())
-    def pack(self, name: str, again: bool) -> None:
-        """A store, or an error if there is one, unless the user removes it."""
-        if again:
-            shutil.rmtree(self.store(name), ignore_errors=True)
-            self.forget(self.store(name))
-            self.stores.pop(name, None)
+    @rule(name=st.sampled_from(STORES), overwrite=st.booleans())
+    def pack(self, name: str, overwrite: bool) -> None:
+        """A store, or an error if there is one; replaced only if asked, and if nothing else lies in it."""
         there = self.store(name).exists()
-        code, said = ran("data", "pack", *self.inputs.words, "-o", self.store(name))
-        assert (code == 0) == (not there), said
+        code, said = ran(
+            "data", "pack", *self.inputs.words, "-o", self.store(name), *["--overwrite"] * overwrite
+        )
+        foreign = any(path.is_relative_to(self.store(name)) for path in self.mine)
         if code == 0:
+            assert not there or (overwrite and not foreign), said
             self.stores[name] = self.inputs.contents
+        else:
+            assert there and (not overwrite or foreign), said
         if name in self.stores:
             self.check_store(name)
 

@@ -5,9 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from assay.data import Store
 from assay.data.store import PackedImage, write_store
+
+
+def grey(path: Path, value: int = 100, size: tuple[int, int] = (4, 4)) -> None:
+    """A picture (H, W) of one value."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size[::-1], value).save(path)
 
 
 def stored(

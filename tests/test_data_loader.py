@@ -117,18 +117,6 @@ def test_levels_follow_the_law_of_each_pairing() -> None:
     assert stats.kstest(uniform.numpy(), "uniform").pvalue > 0.001
 
 
-def test_a_flipped_twin_carries_its_flipped_noise() -> None:
-    mixed = simulate(source(), 0.2, 0.5)
-    loader = Loader(mixed, 50, 1, augmentation=Augmentation(flip_x=True))
-    flips = 0
-    for step in range(4):
-        batch = loader.batch(step)
-        for x, original in zip(batch.x_tn, mixed.read(batch.index), strict=True):
-            assert torch.equal(x, original) or torch.equal(x, original.flip(-1))
-            flips += not torch.equal(x, original)
-    assert abs(flips - 100) < 4 * math.sqrt(50)
-
-
 def test_bad_levels_and_labels_are_named_when_the_loader_is_built() -> None:
     images = torch.zeros(4, 1, 2, 2)
     wrong = Arrays(images)

@@ -18,7 +18,7 @@ import torch
 import zarr
 from astropy.io import fits
 
-from assay.data import Store, open_store, readers
+from assay.data import Store, readers
 from assay.data.pack import PackConfig, pack
 from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
@@ -176,6 +176,7 @@ def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> Non
     assert np.allclose(store.sigma_tn.numpy(), [0] * 5 + [100 / 2047.5, 200 / 2047.5])
     assert store.source_names([0, 6]) == ["clean/clean.npy[0]", "noisy/noisy.npy[2]"]
     assert store.meta.physical_range is None  # the two sources have different units
+    assert "different values of black and white" in run("data", "show", store.path)
 
 
 def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
@@ -192,15 +193,6 @@ def test_an_array_whose_images_are_the_last_axis_is_told(tmp_path: Path) -> None
     np.save(tmp_path / "a.npy", np.zeros((16, 16, 40), np.uint8))
     with pytest.warns(UserWarning, match="read as 16 images of 16 x 40.* 40 images of 16 x 16,"):
         read_any(str(tmp_path / "a.npy"))
-
-
-def test_the_command_gives_each_source_its_options(tmp_path: Path) -> None:
-    np.save(tmp_path / "clean.npy", np.random.default_rng(0).uniform(0, 10, (4, 6, 6)))
-    np.save(tmp_path / "noisy.npy", np.random.default_rng(1).uniform(0, 100, (3, 6, 6)))
-    words = f"{tmp_path}/clean.npy:range=0,10", f"{tmp_path}/noisy.npy:sigma=5", "--all", "range=0,100"
-    run("data", "pack", *words, "-o", tmp_path / "store")
-    store = open_store(tmp_path / "store")
-    assert np.allclose(store.sigma_tn.numpy(), [0] * 4 + [0.1] * 3)
 
 
 def test_the_example_of_a_format_in_contributing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

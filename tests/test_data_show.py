@@ -98,13 +98,3 @@ def test_pack_options_reach_the_store(in_folder: Path) -> None:
     assert "size" in str(failing(*"data pack x -o new --size 4by4".split()))
     assert "give one" in str(failing(*"data pack a.npy:sigma=1,levels=x -o new".split()))
     assert not Path("new").exists()
-
-
-def test_sources_of_different_units_are_told(in_folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name, white in (("a", 1.0), ("b", 255.0)):
-        np.save(f"{name}.npy", (white * rng.random((4, 8, 8))).astype(np.float32))
-    run(*"data pack a.npy:range=0,1 b.npy:range=0,255 -o both".split())
-    run(*"data pack a.npy:range=0,1 -o one".split())
-    assert "different values of black and white" in run("data", "show", "both")
-    assert "a sigma of 1 is 0.5" in run("data", "show", "one")

@@ -155,16 +155,14 @@ def _describe(store: Store, title: str) -> None:
     known = store.meta.physical_range
     half = (known[1] - known[0]) / 2 if isinstance(known, tuple) else None
     for name, levels in columns.items():
-        table = Table(name, "in the files", "SNR (signal power 1)", "images", "", box=None, header_style="bold")
-        bins = noise_histogram(levels)
-        for low, high, num_images in bins:
+        table = Table(name, "in the files", "SNR (signal power 1)", "images", box=None, header_style="bold")
+        for low, high, num_images in noise_histogram(levels):
             in_files = "" if half is None else levels_text(half * low, half * high, ".4g", " .. ")
-            bar = "█" * max(1, round(40 * num_images / max(other.num_images for other in bins)))
             snr = snr_text((low * high) ** 0.5)
-            table.add_row(levels_text(low, high, to=" .. "), in_files, snr, f"{num_images:,}", bar)
+            table.add_row(levels_text(low, high, to=" .. "), in_files, snr, f"{num_images:,}")
         console.print(table)
-    if store.num_mapped:
-        console.print(f"{store.num_mapped:,} images have a map of noise levels; sigma_tn is from the map.")
+    if store.has_map:
+        console.print("Images have maps of noise levels; sigma_tn is the highest of the map.")
     if num_annotated:
         console.print(f"{num_annotated:,} images are raised to the level where they are usable.")
 
@@ -243,9 +241,7 @@ def _open_measured(text: str) -> RawImages:
 
 def _print_report(report: PackReport) -> None:
     """Print what was skipped and what looks wrong, then the store."""
-    problems = [f"skipped: {problem}" for problem in report.skipped.values()]
-    if len(problems) > _NUM_SHOWN:
-        problems[_NUM_SHOWN:] = [f"skipped: {len(problems) - _NUM_SHOWN:,} more"]
+    problems = [f"skipped: {problem}" for problem in report.skipped.values()][:_NUM_SHOWN]
     for text in [*problems, *(f"warning: {warning}" for warning in report.warnings)]:
         open_console().print(text, style="yellow", markup=False)
     num_skipped = f" ({len(report.skipped):,} skipped)" if report.skipped else ""

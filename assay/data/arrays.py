@@ -17,6 +17,7 @@ from assay.errors import AssayError
 from assay.files import content_hash
 from assay.noise import check_sigma
 
+Ends = tuple[float, float]  # black and white
 _MIN_SPAN = 0.02  # of black to white that all images together must have
 
 
@@ -24,16 +25,10 @@ class Arrays(ImageSource):
     """Images in memory (see `from_arrays`)."""
 
     def __init__(
-        self,
-        x_tn: Tensor,
-        sigma_tn: Tensor,
-        label: Tensor,
-        class_names: tuple[str, ...],
-        name: str,
-        physical_range: tuple[float, float],
+        self, x_tn: Tensor, sigma_tn: Tensor, label: Tensor, class_names: tuple[str, ...], name: str, ends: Ends
     ) -> None:
         self.x_tn, self.sigma_tn, self.label = x_tn, sigma_tn, label
-        self.class_names, self.name, self.physical_range = class_names, name, physical_range
+        self.class_names, self.name, self.physical_range = class_names, name, ends
         channels, height, width = x_tn.shape[1:]
         self.image_shape = (channels, height, width)
         columns = [column.numpy().tobytes() for column in (x_tn, sigma_tn, label)]
@@ -61,7 +56,7 @@ def from_arrays(
     images: Any,
     sigma: float | Sequence[float] | Any = 0.0,
     label: Sequence[int] | Any | None = None,
-    value_range: tuple[float, float] | None = None,
+    value_range: Ends | None = None,
     name: str = "arrays",
 ) -> Arrays:
     """Images (N, H, W), (N, C, H, W) or (N, H, W, 1, 3 or 4) with their noise levels, as a source to train on.
@@ -131,7 +126,7 @@ def _channels_first(images: Any) -> np.ndarray:
     return values
 
 
-def _black_and_white(values: np.ndarray, value_range: tuple[float, float] | None) -> tuple[float, float]:
+def _black_and_white(values: np.ndarray, value_range: Ends | None) -> Ends:
     if value_range is None and values.dtype != np.uint8 and values.dtype.kind != "f":
         what = f"black and white of images of {values.dtype} are not known"
         raise AssayError(what, key="value_range", cure="give their values")
@@ -147,7 +142,7 @@ def is_without_dark(x: np.ndarray) -> bool:
 
 
 def _warnings(
-    values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: tuple[float, float], name: str
+    values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
     notes, axes = Notes([name]), (1, 2, 3)

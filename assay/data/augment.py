@@ -12,9 +12,8 @@ network gets 9 labels that describe what was done, so that sampling with zero la
 
 with scale 2^(0.2 a2), rotation by a3, stretching by 2^(0.2 a5) along the angle a4, and translation by
 (a6, a7) / 8 of the width and height; a2, a5, a6, a7 ~ N(0, 1), a3 ~ U(-pi, pi), a4 likewise half of the time
-and else 0. Noisy images get those of these operations that are exact, as often and with their labels: flips, a
-rotation by quarter turns, a translation by whole pixels. What is asked for as flips, turns and shifts by name
-has zero labels: the data are assumed to be as likely mirrored, turned or shifted.
+and else 0. Noisy images get those of these operations that are exact, as often and with their labels. What is
+asked for as flips, turns and shifts by name has zero labels.
 """
 
 import math

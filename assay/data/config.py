@@ -64,9 +64,8 @@ class DataConfig(Strict):
             source = view.part(source, self.clean, self.noisy, self.levels, seed)
         if self.clean_fraction is None:
             return source
-        if self.sigma is None:
-            return view.simulate(source, self.clean_fraction, 1.0, seed, keep_noisy=False)
-        return view.simulate(source, self.clean_fraction, self.sigma, seed, self.keep_noisy)
+        sigma, keep = (1.0, False) if self.sigma is None else (self.sigma, self.keep_noisy)
+        return view.simulate(source, self.clean_fraction, sigma, seed, keep)
 
     def open_held_out(self) -> ImageSource | None:
         """The images set aside, if any."""

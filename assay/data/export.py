@@ -1,11 +1,8 @@
 """Images back to files, as pictures or in the units of the data they were learned from.
 
-    uint8     a picture: black is 0, white 255, values outside are clipped
-    uint16    whole numbers in the data's own units
-    float32   the data's own units; nothing is rounded or clipped
-
-A job that makes many images writes each file whole, under the image's own name. Started again, it makes
-only what is missing, and the request is kept in a hidden file that no reader of images sees.
+As uint8 they are pictures: black is 0, white 255, values outside are clipped. uint16 and float32 are in the
+data's own units, the one in whole numbers. A job that makes many images writes each file whole, under the
+image's own name. Started again, it makes only what is missing; the request is kept in a hidden file.
 """
 
 import csv
@@ -75,12 +72,8 @@ class Target:
         """
         remove_leftovers(self.folder)
         stems = set(names)
-        present = sorted(
-            path
-            for path in self.folder.glob("*")
-            if path.suffix in _SUFFIX.values()
-            and (path.stem in stems or re.fullmatch(r"\d{6,}(-\d+)?", path.stem))
-        )
+        images = [path for path in sorted(self.folder.glob("*")) if path.suffix in _SUFFIX.values()]
+        present = [p for p in images if p.stem in stems or re.fullmatch(r"\d{6,}(-\d+)?", p.stem)]
         if not present:
             return
         record, cure = self.folder / _JOB, "choose another folder, or remove it"

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from assay.data.formats.arrays import read_idx, stacked
-from assay.data.formats.datasets import read_cifar10
+from assay.data.formats.pictures import read_cifar10
 from assay.data.pack import PackConfig, PackReport, Progress, pack
 from assay.data.readers import RawImages
 from assay.errors import AssayError
@@ -105,19 +105,17 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
             raw = _fashion_mnist(split or "test", archive)
         case "cifar10":
             raw = _cifar10(split or "train", archive)
-    digest = hashlib.sha256()
-    for i in range(len(raw.names)):
-        digest.update(raw.load(i).tobytes())
-    digest.update(b"" if raw.label is None else raw.label.astype(np.int64).tobytes())
-    if digest.hexdigest() != _CONTENT[raw.name]:
+    label = b"" if raw.label is None else raw.label.astype(np.int64).tobytes()
+    contents = b"".join([*(raw.load(i).tobytes() for i in range(len(raw.names))), label])
+    if hashlib.sha256(contents).hexdigest() != _CONTENT[raw.name]:
         what = f"is not the {raw.name} it should be (its hash differs)"
         raise AssayError(what, path=archive or f"the package of {raw.name}", cure="get it again")
     return raw
 
 
 def _pack(raw: RawImages, path: Path, size: int | None, progress: Progress | None = None) -> PackReport:
-    config = PackConfig(size=size, fit="exact" if size is None else "resize", classes=True)
-    return pack(raw, path, config, progress)
+    fit: Literal["exact", "resize"] = "exact" if size is None else "resize"
+    return pack(raw, path, PackConfig(size=size, fit=fit, classes=True), progress)
 
 
 def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int = 0) -> RawImages:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from assay.data.audit.level import MIN_SIDE, blind_net
+from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.source import ImageSource
 from assay.errors import AssayError
 from assay.files import content_hash
@@ -32,18 +32,15 @@ _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
-FAINT, CLIPPED, FLATTENED, OPAQUE, DARK = "faint clipped flattened opaque dark".split()
+FAINT, CLIPPED, OPACITY = "faint clipped opacity".split()
 _SENTENCES = {
-    DARK: "{num:,} noisy images have pixels with a mean below {1:.1f} photons, about {0:.1%} of them: their "
-    "stabilised noise differs from its level by more than 3%",
     CLIPPED: "{num:,} noisy images come from 8-bit files: rounding to 256 steps and clipping at black and "
     "white ({0:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
     "originals if you have them.",
     FAINT: "{num:,} noisy images vary less by their content ({0:.3g} on average) than by their noise ({1:.3g}; "
     "standard deviations where black to white is 2): is `sigma` (or are `gain`, `read_noise` and `black`) in "
     "the units of the files, and `range` right?",
-    FLATTENED: "{num:,} images have a channel of opacity, which was laid on white",
-    OPAQUE: "{num:,} images have a channel of opacity, which was left out: nothing is transparent",
+    OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
 }
 
 
@@ -58,19 +55,10 @@ class Note(NamedTuple):
     measured: tuple[float, float, float] | None  # its noise and 95% interval, where black to white is 2
     source: int = 0  # the number of its source
 
-    def is_beyond(self) -> bool:
-        """Whether values are far beyond black and white: of noisy images their mean, of clean ones any."""
-        (black, white), (lowest, mean, highest) = self.black_and_white, self.values
-        middle, span = (black + white) / 2, white - black
-        if self.sigma > 0:
-            return abs(mean - middle) > 0.75 * span
-        return max(highest - middle, middle - lowest) > span
-
 
 def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float] | None:
     """The noise of image i (C, H, W) of a source and its 95% interval, quickly; None for most, or if small."""
-    chosen = np.linspace(0, num_images - 1, min(num_images, _NUM_MEASURED)).round()  # evenly spread
-    if i not in chosen or min(x.shape[1:]) < MIN_SIDE:
+    if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
         return None
     sigma, low, high = blind_net().levels(torch.from_numpy(x.astype(np.float32))[None]).flatten().tolist()
     return sigma, low, high
@@ -101,6 +89,16 @@ class _Seen:
     black_and_white: tuple[float, float] = (0.0, 0.0)
     levels: list[tuple[float, float, float, float]] = field(default_factory=list)  # stated, measured, interval
 
+    def add(self, note: Note) -> None:
+        """Take in a note; the mean of noisy images and any value of clean ones may lie far beyond the range."""
+        (black, white), (lowest, mean, highest) = note.black_and_white, note.values
+        self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, highest)
+        middle, span = (black + white) / 2, white - black
+        far = abs(mean - middle) / 0.75 if note.sigma > 0 else max(highest - middle, middle - lowest)
+        self.num_beyond += far > span
+        self.black_and_white = note.black_and_white
+        self.levels += [(note.sigma, *note.measured)] if note.measured else []
+
     def warnings(self, in_files: bool) -> list[str]:
         """What of its values and levels looks wrong."""
         black, white = self.black_and_white
@@ -111,13 +109,17 @@ class _Seen:
         elif self.highest - self.lowest < _USED * (white - black):
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             found.append(f"all pixels of {self.name} lie {between}, {stated}{deep}")
-        unit = (white - black) / 2 if in_files else 1
-        for is_clean in (True, False):
-            levels = [level for level in self.levels if (level[0] == 0) == is_clean]
-            wrong = [level for level in levels if _is_wrong(*level)]
+        clean = [level for level in self.levels if level[0] == 0]
+        noisy = [level for level in self.levels if level[0] > 0]
+        far_off = [level for level in noisy if not level[2] / 2 <= level[0] <= 2 * level[3]]
+        for levels, wrong in (
+            (clean, [level for level in clean if level[2] > _NOISE_OF_CLEAN]),
+            (noisy, far_off),
+        ):
             if len(wrong) > len(levels) / 2:
-                sigma, measured = (float(np.median([level[at] for level in wrong])) * unit for at in (0, 1))
-                words = "counts as clean" if is_clean else f"is said to have noise of {sigma:.3g}"
+                unit = (white - black) / 2 if in_files else 1
+                sigma, measured = (np.median(wrong, axis=0) * unit)[:2].tolist()
+                words = f"is said to have noise of {sigma:.3g}" if sigma else "counts as clean"
                 found.append(
                     f"{self.name} {words}, but its noise measures {measured:.3g}: is `sigma` right, and in the "
                     "units of the files? `assay data noise` measures it"
@@ -129,19 +131,14 @@ class Notes:
     """The notes of all images, as warnings. `in_files`: levels are told in the units of the files."""
 
     def __init__(self, sources: Sequence[str], in_files: bool = True) -> None:
-        self._in_files = in_files
+        self._in_files, self._num_images = in_files, 0
         self._sources = [_Seen(name) for name in sources]
-        self._num_images = 0
         self._contents: set[int] = set()
         self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
-        seen = self._sources[note.source]
-        seen.lowest, seen.highest = min(seen.lowest, note.values[0]), max(seen.highest, note.values[2])
-        seen.num_beyond += note.is_beyond()
-        seen.black_and_white = note.black_and_white
-        seen.levels += [(note.sigma, *note.measured)] if note.measured else []
+        self._sources[note.source].add(note)
         self._num_images += 1
         self._contents.add(note.content)
         for what, values in note.found.items():
@@ -157,11 +154,6 @@ class Notes:
         if num_copies := self._num_images - len(self._contents):
             told.append(f"{num_copies:,} of the {self._num_images:,} images are copies: leave them out")
         return told
-
-
-def _is_wrong(sigma: float, measured: float, low: float, high: float) -> bool:
-    """Whether a stated level is far from the measured one and its interval."""
-    return low > _NOISE_OF_CLEAN if sigma == 0 else not low / 2 <= sigma <= 2 * high
 
 
 def check_overlap(training: ImageSource, held_out: ImageSource) -> None:

@@ -8,6 +8,7 @@ with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,14 +20,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from scipy.ndimage import uniform_filter
+from pydantic import BeforeValidator, Field, model_validator
 
 from assay.data.decode import flatten, is_transparent
-from assay.data.notes import CLIPPED, DARK, FAINT, FLATTENED, OPAQUE, Note, Notes, content_and_noise, measure
+from assay.data.notes import CLIPPED, FAINT, OPACITY, Note, Notes, content_and_noise, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
-from assay.data.store import DType, PackedImage, Store, write_store
+from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
 from assay.errors import AssayError
 from assay.files import check_absent, decoding
 from assay.settings import Config
@@ -42,18 +42,14 @@ _OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1
 def _sides(value: Any) -> Any:
     """`64` or `48x64` -> (H, W)."""
     parts = str(value).lower().split("x") if isinstance(value, str | int) else value
-    if len(parts) > 2 or not all(str(part).isdecimal() for part in parts):
-        raise AssayError("expected a number of pixels such as 64, or HEIGHTxWIDTH such as 48x64")
-    return int(parts[0]), int(parts[-1])
-
-
-def _of_an_image(size: tuple[int, int]) -> tuple[int, int]:
+    is_size = len(parts) <= 2 and all(str(part).isdecimal() for part in parts)
+    size = (int(parts[0]), int(parts[-1])) if is_size else (0, 0)
     if not 1 <= math.prod(size) <= _MAX_PIXELS:
-        raise AssayError(f"an image of a store has 1 to {_MAX_PIXELS:,} pixels")
+        raise AssayError(f"expected 64 or HEIGHTxWIDTH such as 48x64, at most {_MAX_PIXELS:,} pixels in all")
     return size
 
 
-Pixels = Annotated[tuple[int, int], BeforeValidator(_sides), AfterValidator(_of_an_image)]
+Pixels = Annotated[tuple[int, int], BeforeValidator(_sides)]
 
 
 class PackConfig(Config):
@@ -77,6 +73,7 @@ class PackConfig(Config):
     )
     classes: bool = Field(False, description="Keep classes, from labels or from the names of subfolders.")
     skip_bad: bool = Field(False, description="Skip images that cannot be packed, and list them.")
+    overwrite: bool = Field(False, description="Replace a store of this name, once the new one is written.")
 
     @model_validator(mode="after")
     def _agree(self) -> "PackConfig":
@@ -96,9 +93,9 @@ class PackReport(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What the first image decides for all images of a store; `shape` is (C, H, W)."""
+    """What the first image decides for all images of a store."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # (C, H, W)
     dtype: DType
     value_range: tuple[float, float]
 
@@ -121,7 +118,12 @@ def pack(
 ) -> PackReport:
     """Write the images of sources to a store at `path`. `progress` is called with (images done, in all)."""
     config, path = config or PackConfig(), Path(path)
-    check_absent(path)  # before any long work
+    target = path
+    if config.overwrite and path.exists():
+        path = path.resolve()
+        target = path.with_name(f"{path.name}-new")
+        _check_ours(path)
+    check_absent(target)  # before any long work
     many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
     raws = [open_source(source, config) for source in many]
     names = [raw.name for raw in raws]
@@ -144,8 +146,23 @@ def pack(
                 image = replace(image, sigma_map=np.broadcast_to(image.sigma_map, image.values.shape))
             yield image
 
-    store = write_store(path, name, noted(), *first[2], class_names)
+    store = write_store(target, name, noted(), *first[2], class_names)
+    if target != path:
+        _check_ours(path)  # which may have changed meanwhile
+        check_absent(old := path.with_name(f"{path.name}-old"))
+        os.replace(path, old)
+        os.replace(target, path)
+        shutil.rmtree(old)
+        store = open_store(path)
     return PackReport(store, skipped, tuple(notes.warnings()))
+
+
+def _check_ours(path: Path) -> None:
+    """Reject to replace anything but a store; one whose images are damaged is a store too."""
+    ours = {"meta.json", *read_meta(path).checksums}
+    if others := sorted(file.name for file in path.iterdir() if file.name not in ours):
+        what = f"holds {others[0]}, which is not of a store"
+        raise AssayError(what, path=path, cure="move it elsewhere, or choose another name")
 
 
 def open_source(source: Source, config: PackConfig) -> RawImages:
@@ -161,7 +178,7 @@ def _with_noise(raw: RawImages, spec: SourceSpec, config: PackConfig) -> RawImag
     if spec.gain is not None and spec.sigma is None and raw.noise is not clean:
         raise AssayError("has noise levels of its own, and a sensor's", path=spec.path, key="gain")
     value_range = spec.range or raw.value_range
-    raw = replace(raw, value_range=value_range, sensor=spec.sensor, quantile=spec.quantile)
+    raw = replace(raw, value_range=value_range, sensor=spec.sensor)
     if spec.sigma is not None or spec.sensor is not None:
         level = Level(spec.sensor.sigma_tn, None, scaled=True) if spec.sensor else Level()
         level = level if spec.sigma is None else Level(spec.sigma, None, spec.scaled)
@@ -262,18 +279,19 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     with decoding(raw.names[i], "check the file, or leave it out"):
         pixels = raw.pixels(i)
     given = raw.noise(i)
-    level = given.at(raw.quantile)
+    level = given.highest()
     noisy = bool(level.sigma > 0)
     if raw.has_opacity and pixels.shape[2] in (2, 4):
         if noisy and is_transparent(pixels):
             what = "is noisy, and flattening its transparency would change its noise"
             raise AssayError(what, cure="save it opaque")
-        found[FLATTENED if is_transparent(pixels) else OPAQUE] = ()
+        found[OPACITY] = ()
         pixels = flatten(pixels, "")
     units = value_range = raw.value_range or _range_of(pixels)
     files = pixels
     if raw.sensor is not None:
-        pixels, value_range = _stabilised(raw, pixels, noisy, found), (-1.0, 1.0)
+        stabilise = raw.sensor.noisy_to_images if noisy else raw.sensor.clean_to_images
+        pixels, value_range = stabilise(pixels).astype(np.float32), (-1.0, 1.0)
     sigma, usable_from = level.in_range(*value_range)
     size = config.size or (layout.shape[1:] if layout else (pixels.shape[0], pixels.shape[1]))
     sigma_map = None
@@ -305,20 +323,6 @@ def _range_of(pixels: np.ndarray) -> tuple[float, float]:
         what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
         raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
     return 0.0, float(np.iinfo(pixels.dtype).max)
-
-
-def _stabilised(
-    raw: RawImages, pixels: np.ndarray, noisy: bool, found: dict[str, tuple[float, ...]]
-) -> np.ndarray:
-    """Images of a sensor between -1 and 1; of noisy ones the share of pixels with too few photons is noted."""
-    assert raw.sensor is not None
-    if not noisy:
-        return raw.sensor.clean_to_images(pixels).astype(np.float32)
-    # The mean count of a pixel is not known; that of its neighbourhood is nearer to it than its own count.
-    counts, fewest = uniform_filter(raw.sensor.counts(pixels), (5, 5, 1)), raw.sensor.smallest_count()
-    if (share := float((counts < fewest).mean())) > 0 and fewest > 0:
-        found[DARK] = share, fewest
-    return raw.sensor.noisy_to_images(pixels).astype(np.float32)
 
 
 def _convert_pixels(

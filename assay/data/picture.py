@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from assay.data.audit.level import spread
 from assay.data.source import ImageSource
 from assay.data.view import simulate
 from assay.errors import AssayError
@@ -82,16 +83,15 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
     `add_noise` shows the same images of a clean source with simulated noise of these levels instead.
     """
     if add_noise:
-        index = _spread(torch.arange(len(source)), num_columns)
+        index = torch.tensor(spread(len(source), num_columns))
         rows = [(0.0, source.read(index))]
         rows += [(sigma, simulate(source, 0, sigma).read(index)) for sigma in sorted(add_noise)]
     else:
         rows = []
         for noise in noise_histogram(source.sigma_tn):
-            inside = (source.sigma_tn >= noise.low) & (source.sigma_tn <= noise.high)
-            rows.append(
-                ((noise.low * noise.high) ** 0.5, source.read(_spread(inside.nonzero()[:, 0], num_columns)))
-            )
+            inside = ((source.sigma_tn >= noise.low) & (source.sigma_tn <= noise.high)).nonzero()[:, 0]
+            images = source.read(inside[spread(len(inside), num_columns)])
+            rows.append(((noise.low * noise.high) ** 0.5, images))
     return captioned_rows([(f"sigma {sigma:.3g}\n{snr_text(sigma)}", images) for sigma, images in rows])
 
 
@@ -104,8 +104,3 @@ def levels_text(low: float, high: float, form: str = ".3g", to: str = " to ") ->
 def snr_text(sigma: float) -> str:
     """The signal-to-noise ratio of images with signal power 1 (`assay.noise.snr_db`)."""
     return "clean" if sigma == 0 else f"{snr_db(sigma):.1f} dB"
-
-
-def _spread(index: Tensor, count: int) -> Tensor:
-    """At most `count` entries, evenly spread over `index`."""
-    return index[torch.linspace(0, len(index) - 1, min(count, len(index))).round().long()]

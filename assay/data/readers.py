@@ -1,12 +1,8 @@
 """Images as files hold them, before packing, and the formats that they are read from.
 
-A reader returns `RawImages`: the columns at once, the pixels one image at a time. `pixels(i)` is an image
-(H, W, C) as it is in the file: uint8, uint16 or float32. In a picture file the last of 2 or 4 channels is the
-opacity; in an array every channel is a channel. `load(i)` is the same without opacity, flattened on white.
-
-The formats are in `assay.data.formats`; a package of yours adds one by an entry point of the group
-`assay.formats` that names a `Format`. A folder that is of no format holds files: pictures, or those of one
-format.
+A reader returns `RawImages`: the columns at once, the pixels one image at a time. The formats are in
+`assay.data.formats`; a package of yours adds one by an entry point of the group `assay.formats` that names a
+`Format`. A folder that is of no format holds files: pictures, or those of one format.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +36,9 @@ class RawImages:
 
     name : what to call them.
     names : the file of each image.
-    pixels : the image of a number, (H, W, C).
+    pixels : the image of a number as it is in the file, (H, W, C) uint8, uint16 or float32.
     label, class_names : the class of each image (N,), -1 for none, if there are classes.
-    noise : the level of an image, or of each of its pixels, of which the `quantile` is the image's; images
-        of which nothing is known are clean.
+    noise : the level of an image, or of each of its pixels; images of which nothing is known are clean.
     value_range : the pixels that are black and white; 8-bit and 16-bit pixels need none.
     sensor : the images are of a sensor that counts photons, and clean if their level is 0.
     has_opacity : the last of 2 or 4 channels is one.
@@ -56,7 +51,6 @@ class RawImages:
     label: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
     noise: Callable[[int], Level] = clean
-    quantile: float = 1.0
     value_range: tuple[float, float] | None = None
     sensor: Stabilised | None = None
     has_opacity: bool = False
@@ -83,7 +77,7 @@ class Format:
 @cache
 def formats() -> tuple[Format, ...]:
     """All formats: those of entry points, which come first, and our own."""
-    modules = ("datasets", "scientific", "arrays", "pictures")  # tried in this order
+    modules = ("scientific", "arrays", "pictures")  # tried in this order
     ours = [import_module(f"assay.data.formats.{name}").FORMATS for name in modules]
     return *(entry.load() for entry in entry_points(group="assay.formats")), *chain(*ours)
 

@@ -68,14 +68,10 @@ class ImageSource(ABC):
     def fingerprint(self) -> str:
         """A hash of all that `read`, `sigma_tn` and `label` return. Runs are named by it."""
         if len(self) * 4 * math.prod(self.image_shape) > _MAX_HASHED_BYTES:
-            raise AssayError(
-                f"{self.name} holds too many images to be hashed whenever it is opened",
-                key="fingerprint",
-                cure="set it to a string that changes whenever the images do",
-            )
-        pixels = [
-            content_hash(self.read(part).numpy().tobytes()) for part in torch.arange(len(self)).split(1024)
-        ]
+            what = f"{self.name} holds too many images to be hashed whenever it is opened"
+            raise AssayError(what, key="fingerprint", cure="set it to a string that changes whenever they do")
+        every = torch.arange(len(self)).split(1024)
+        pixels = [content_hash(self.read(part).numpy().tobytes()) for part in every]
         columns = [column.numpy().tobytes() for column in (self.sigma_tn, self.label)]
         return content_hash(pixels, columns, self.image_shape, self.class_names)
 
@@ -120,9 +116,8 @@ class ImageSource(ABC):
     def __repr__(self) -> str:
         num_images, num_clean = len(self.sigma_tn), int((self.sigma_tn == 0).sum())
         shape = " x ".join(map(str, self.image_shape))
-        return (
-            f"<{self.name}: {num_images} images of {shape}, {num_clean} clean, {num_images - num_clean} noisy>"
-        )
+        counts = f"{num_clean} clean, {num_images - num_clean} noisy"
+        return f"<{self.name}: {num_images} images of {shape}, {counts}>"
 
     def plot(self) -> Image:
         """A picture with a row of images for each noise level."""

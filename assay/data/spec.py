@@ -1,18 +1,16 @@
 """What to pack: sources of images, each with all that is known about it, and the noise levels of images.
 
 On the command line a source is a path, with settings after a colon: `noisy/:sigma=38,range=0,255`. Longer
-lists stand in a TOML file: [[source]] with `path` and settings for each, [all] for those they share. In Python
-it is `SourceSpec(path="noisy/", sigma=38, range=(0, 255))`. The levels of its images may stand in a CSV, or in
-JSON lines with the same keys:
+lists stand in a TOML file: [[source]] with `path` and settings for each, [all] for those they share. The levels
+of its images may stand in a CSV, or in JSON lines with the same keys:
 
     filename,sigma,usable_from
     a.png,12.5,
     b.png,0,40
 
-`sigma` is the noise in an image, `usable_from` the level from which it may be used (of blurred or compressed
-images, say). One of them will do. Both are in the units of the files. What is called `sigma_tn` is in those of
-images from -1 to 1, as everywhere in Assay, and so are ambient-omni's `sigma_min` and `annotation`, which say
-from which level an image may be used.
+`sigma` is the noise in an image, `usable_from` the level from which it may be used; one of them will do. Both
+are in the units of the files. `sigma_tn` is in those of images from -1 to 1, as everywhere in Assay, and so are
+ambient-omni's `sigma_min` and `annotation`, which say from which level an image may be used.
 """
 
 import csv
@@ -27,12 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from assay.data.units import Stabilised
 from assay.errors import AssayError, about
@@ -81,13 +74,6 @@ class SourceSpec(Config):
     )
     scaled: bool = Field(
         False, description="Noise is stated for images scaled to [-1, 1], not in the units of the files."
-    )
-    quantile: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="With a map, the share of pixels that decides an image's level. Below 1, noisier pixels "
-        "(dead or hot ones) are left out of training at lower levels.",
     )
     gain: _Finite | None = Field(
         None,
@@ -187,8 +173,8 @@ class Level(NamedTuple):
     scaled: bool = False
     usable_scaled: bool = False
 
-    def at(self, quantile: float) -> "Level":
-        """One number, below which this share of the pixels of a map lie."""
+    def highest(self) -> "Level":
+        """One number, that of the noisiest pixel of a map."""
         if not isinstance(self.sigma, np.ndarray):
             return self
         levels = self.sigma.astype(np.float64)
@@ -196,7 +182,7 @@ class Level(NamedTuple):
             what = "has a map of the noise with levels that are negative, NaN or infinite"
             cure = "give pixels that were not measured a plausible value and a high, finite level"
             raise AssayError(what, key="map", cure=cure)
-        return self._replace(sigma=float(np.quantile(levels, quantile, method="inverted_cdf")))
+        return self._replace(sigma=float(levels.max()))
 
     def in_range(self, low: float, high: float) -> tuple[float, float]:
         """Both in units of images from -1 to 1, where pixels are black at `low` and white at `high`.

@@ -16,16 +16,12 @@
     x = 2 (value - low) / (high - low) - 1,
 
 and clips nothing: the noise of a noisy image leaves [-1, 1]. `physical_range` are black and white in the files
-that were packed (see `assay.data.units`), so that results can be given in their units. An image that is
-blurred, compressed or of another kind can still teach the levels where noise hides that: `usable_from` >=
-sigma_tn says from which level on. It must get noise up to that level before training, which
-`assay.data.usable` adds. So can an image that a model restored (`restored_from`): it is usable from the level
-of the noise that was removed.
+that were packed (see `assay.data.units`). An image that is blurred, compressed or restored by a model can still
+teach the levels where noise hides that: `usable_from` >= sigma_tn says from which level on, and
+`assay.data.usable` adds noise up to it.
 
-Opening a store reads the columns of numbers and no images. A store is whole or absent (`assay.files`), and
-damage is noticed: columns are compared with their checksums when the store is opened, images block by block
-as they are first read. A whole file of images is too large to be hashed before every run. At 64 KiB a block
-costs some 40 microseconds (1.7 GB/s, SHA-256 in hardware), and the checksums take 1/4096 of the file.
+A store is whole or absent (`assay.files`), and damage is noticed: columns are compared with their checksums
+when the store is opened, images block by block as they are first read, at some 40 microseconds for 64 KiB.
 """
 
 import hashlib
@@ -37,7 +33,6 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,9 +93,8 @@ class StoreMeta(BaseModel):
 class ImageFile:
     """The rows of an array in a .npy file, each of its blocks compared with a checksum when it is first read.
 
-    What is compared, and what is read, is one open file: whoever puts another one in its place changes nothing
-    for those who have this. Blocks are compared again if the file is written to. Small files are mapped; the
-    pages of large ones would fill the memory, so these are read row by row.
+    It stays open, so that another file in its place changes nothing; blocks are compared again if it is written
+    to. Small files are mapped; the pages of large ones would fill the memory, so these are read row by row.
     """
 
     def __init__(self, path: Path, checksums: Path) -> None:
@@ -176,11 +170,8 @@ class Store(ImageSource):
                 self._compare(file)
         self._images = ImageFile(path / _IMAGES, path / _BLOCKS)
         self._check_type(_IMAGES, self._images, (len(self), *meta.image_shape), meta.dtype)
-        found = {
-            file: torch.from_numpy(self._column(file, dtype))
-            for file, dtype in _NUMBERS.items()
-            if file in meta.checksums
-        }
+        there = {file: dtype for file, dtype in _NUMBERS.items() if file in meta.checksums}
+        found = {file: torch.from_numpy(self._column(file, dtype)) for file, dtype in there.items()}
         self.sigma_tn, self.label, self.group = found[_SIGMA_TN], found[_LABEL], found.get(_GROUP)
         self.usable_from = found.get(_USABLE_FROM, self.sigma_tn)
         self.has_map = _MAP in meta.checksums
@@ -188,8 +179,7 @@ class Store(ImageSource):
             self._map_index, self._maps = found[_MAP_INDEX], read_npy(path / _MAP, "c", _CURE)
         with decoding(path, _CURE):
             self._check_columns()
-        no_contents = (_NAMES, _GROUP, _BLOCKS)
-        contents = {key: value for key, value in meta.checksums.items() if key not in no_contents}
+        contents = {key: meta.checksums[key] for key in meta.checksums if key not in (_NAMES, _GROUP, _BLOCKS)}
         self.fingerprint = content_hash(contents, meta.value_range, meta.class_names)
 
     def __len__(self) -> int:
@@ -210,19 +200,10 @@ class Store(ImageSource):
         own = self.sigma_tn[index][:, None, None, None]
         return levels.where(which[:, None, None, None] >= 0, own)
 
-    @property
-    def num_mapped(self) -> int:
-        """How many images have a map of noise levels."""
-        return int((self._map_index >= 0).sum()) if self.has_map else 0
-
-    @cached_property
-    def _names(self) -> np.ndarray:
-        self._compare(_NAMES)
-        return self._column(_NAMES)
-
     def source_names(self, index: Sequence[int]) -> list[str]:
         """The files that these images came from."""
-        return [bytes(name).decode() for name in self._names[list(index)]]
+        self._compare(_NAMES)
+        return [bytes(name).decode() for name in self._column(_NAMES)[list(index)]]
 
     def verify(self) -> None:
         """Compare every file with its checksum; raises an error on the first that has changed."""
@@ -278,8 +259,7 @@ def is_store(path: Path) -> bool:
 def open_store(path: Path | str) -> Store:
     """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote, or its address elsewhere.
 
-    A store elsewhere, with an address that fsspec knows such as s3://bucket/store, is copied to a local folder
-    first. Images are read from disk when they are needed.
+    A store elsewhere (an address that fsspec knows, such as s3://bucket/store) is copied here first.
 
     >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
     >>> images.save("stores/scans")
@@ -321,6 +301,11 @@ def _open_elsewhere(address: str) -> Store:
 
 def _open_folder(path: Path) -> Store:
     """Open the store in a folder, reading the columns of numbers and no images."""
+    return Store(path, read_meta(path))
+
+
+def read_meta(path: Path) -> StoreMeta:
+    """What the folder of a store says of itself."""
     file = path / "meta.json"
     if not file.is_file():
         what, cure = "is not a store: it has no meta.json", "make one with `assay data pack`"
@@ -335,7 +320,7 @@ def _open_folder(path: Path) -> Store:
             raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=_CURE)
         if checksum != content_hash(tree):
             raise AssayError("has changed since it was packed", cure=_CURE)
-    return Store(path, meta)
+    return meta
 
 
 @dataclass(frozen=True)
@@ -362,10 +347,7 @@ def write_store(
     class_names: Sequence[str],
     restored_from: Parents | None = None,
 ) -> Store:
-    """Write a store image by image, so that no more than one is in memory.
-
-    Whole or absent: on any error nothing stays behind, and leftovers of a killed writer are removed.
-    """
+    """Write a store, whole or not at all, image by image, so that no more than one is in memory."""
     rows: list[tuple[float, float, int, int, int]] = []
     names, ranges = [], set()
     with write_whole_directory(path) as partial:
@@ -378,9 +360,8 @@ def write_store(
             names.append(image.name.encode())
             ranges.add(image.physical_range)
         columns = _columns(rows)
-        for file, column in columns.items():
+        for file, column in {**columns, _NAMES: np.array(names, dtype=np.bytes_)}.items():
             np.save(partial / file, column)
-        np.save(partial / _NAMES, np.array(names, dtype=np.bytes_))
         pixels.close()
         maps.close()
         checksums = {_IMAGES: _write_blocks(partial)}

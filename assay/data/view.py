@@ -4,9 +4,8 @@
 
 Everything that is trained on is a view: noise simulated on clean images (`simulate`), the clean or the noisy
 part of a store or a share of either (`part`), noisy images made noisier (`raised`), images that may be used
-only from some level on (`usable`), several stores taken together (`Joined`), images with restored twins
-(`Restored`), their coefficients in another basis (`Encoded`). Nothing is copied to disk, and views of views
-compose.
+only from some level on (`usable`), several stores taken together (`Joined`), and images with restored twins
+(`Restored`). Nothing is copied to disk, and views of views compose.
 
 Differences between runs should be differences in the data. So counts are exact; with the same seed a smaller
 part is contained in a larger one; the same z, scaled, serves every level; and z never changes from epoch to
@@ -103,25 +102,18 @@ class View(ImageSource):
 
     def _compute(self, index: Tensor) -> Tensor:
         x, added = self.source.read(self.index[index]), self._added[index]
-        by_pixel = self._added_by_pixel(index).to(x.dtype) if self.source.has_map else None
+        if self.source.has_map:
+            before = self.source.read_levels(self.index[index])
+            target = self.sigma_tn[index][:, None, None, None].double()
+            by_pixel = (target**2 - before.double() ** 2).clamp_min(0).sqrt().to(x.dtype)
         generator = torch.Generator()
         for row in ((added > 0) | self._even).nonzero()[:, 0].tolist():
             z = torch.randn(self.image_shape, generator=generator.manual_seed(int(self._seeds[index[row]])))
-            if by_pixel is None:
-                x[row].add_(z, alpha=added[row].item())
-            else:
+            if self.source.has_map:
                 x[row] += by_pixel[row] * z
+            else:
+                x[row].add_(z, alpha=added[row].item())
         return x
-
-    def _added_by_pixel(self, index: Tensor) -> Tensor:
-        """How much noise each pixel (B, C or 1, H, W) of images with maps gets, up to their targets."""
-        before, target = self.source.read_levels(self.index[index]), self.sigma_tn[index][:, None, None, None]
-        above = (before > target).flatten(1).any(1)
-        if self._even and bool(above.any()):
-            image = f"image {int(self.index[index][above][0])} of {self.source.name}"
-            what, cure = f"{image} has pixels with more noise than its level", "pack it with quantile = 1"
-            raise AssayError(what, key="quantile", cure=cure)
-        return (target.double() ** 2 - before.double() ** 2).clamp_min(0).sqrt()
 
 
 class Joined(ImageSource):
@@ -147,9 +139,8 @@ class Joined(ImageSource):
         self.image_shape, self.class_names = first.image_shape, classes.class_names
         ranges = {source.physical_range for source in sources}
         self.physical_range = ranges.pop() if len(ranges) == 1 else None
-        self.sigma_tn = torch.cat([source.sigma_tn for source in sources])
-        self.usable_from = torch.cat([source.usable_from for source in sources])
-        self.label = torch.cat([source.label for source in sources])
+        columns = zip(*((each.sigma_tn, each.usable_from, each.label) for each in sources), strict=True)
+        self.sigma_tn, self.usable_from, self.label = map(torch.cat, columns)
         self.num_raised = max(source.num_raised for source in sources)
         if any(source.group is not None for source in sources):  # no two sources share one
             groups = [torch.arange(len(each)) if each.group is None else each.group for each in sources]

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import shutil
-import struct
 import tarfile
 import warnings
 import zipfile
@@ -64,7 +63,7 @@ from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
 from assay.train.record import read_lines
 from tests.studies import SPEC
-from tests.test_data_pack import png
+from tests.test_data_pack import idx, png, saved
 from tests.test_data_scientific import WRITERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -107,6 +106,10 @@ def _folder(path: Path) -> Any:
     return _raw(path.parent)
 
 
+def _parent(path: Path) -> str:
+    return path.parent.name
+
+
 @_maker
 def _picture(folder: Path, name: str, values: np.ndarray, mode: str | None = None, **options: Any) -> Path:
     image = Image.fromarray(values)
@@ -120,30 +123,25 @@ def _tiff(folder: Path, values: np.ndarray) -> Path:
     return folder / "a.tif"
 
 
-def _deep_png(folder: Path) -> Path:
-    (folder / "a.png").write_bytes(png(_RNG.integers(0, 65536, (8, 8, 3)).astype(np.uint16)))
-    return folder / "a.png"
+@_maker
+def _files(folder: Path, name: str, contents: dict[str, bytes]) -> Path:
+    for file, content in contents.items():
+        (folder / file).write_bytes(content)
+    return folder / name
 
 
-def _png() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(_IMAGES[0]).save(file, "png")
-    return file.getvalue()
+_PNG = saved(_IMAGES[0], "png")
+_DEEP_PNG = png(_RNG.integers(0, 65536, (8, 8, 3)).astype(np.uint16))
+_EDM_LABELS = json.dumps({"labels": [["a.png", 0]]}).encode()
 
 
 def _edm_zip(folder: Path) -> Path:
     with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("00000/a.png", "00000/b.png"):
-            archive.writestr(name, _png())
+            archive.writestr(name, _PNG)
         labels = [["00000/a.png", 0], ["00000/b.png", 1]]
         archive.writestr("dataset.json", json.dumps({"labels": labels}))
     return folder / "a.zip"
-
-
-def _edm_labels(folder: Path) -> Path:
-    (folder / "a.png").write_bytes(_png())
-    (folder / "dataset.json").write_text(json.dumps({"labels": [["a.png", 0]]}))
-    return folder / "dataset.json"
 
 
 def _npy(folder: Path) -> Path:
@@ -157,18 +155,8 @@ def _npz(folder: Path) -> Path:
     return folder / "a.npz"
 
 
-def _idx(folder: Path) -> Path:
-    values = _IMAGES[..., 0]
-    (folder / "a-images-idx3-ubyte").write_bytes(
-        bytes([0, 0, 8, 3]) + struct.pack(">3I", *values.shape) + values.tobytes()
-    )
-    (folder / "a-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 6, 0, 1, 0, 1, 0, 1]))
-    return folder / "a-images-idx3-ubyte"
-
-
-def _idx_gz(folder: Path) -> Path:
-    (folder / "a-idx3.gz").write_bytes(gzip.compress(_idx(folder).read_bytes()))
-    return folder / "a-idx3.gz"
+_IDX = idx(_IMAGES[..., 0])
+_IDX_LABELS = idx(np.array([0, 1, 0, 1, 0, 1], np.uint8))
 
 
 def _tar(path: Path, contents: dict[str, bytes]) -> Path:
@@ -186,22 +174,9 @@ def _batches() -> dict[str, bytes]:
 
 
 def _npm() -> dict[str, bytes]:
-    file = io.BytesIO()
-    Image.fromarray(_RNG.integers(0, 256, (1, 1024, 3), dtype=np.uint8)).save(file, "png")
-    contents = {f"data_batch_{i}.png": file.getvalue() for i in range(1, 6)}
+    sprite = png(_RNG.integers(0, 256, (1, 1024, 3), dtype=np.uint8))
+    contents = {f"data_batch_{i}.png": sprite for i in range(1, 6)}
     return {**contents, "train_lables.json": json.dumps([0, 1, 2, 3, 4]).encode()}
-
-
-def _cifar_batch(folder: Path) -> Path:
-    for name, content in _batches().items():
-        (folder / name).write_bytes(content)
-    return folder / "data_batch_1"
-
-
-def _npm_labels(folder: Path) -> Path:
-    for name, content in _npm().items():
-        (folder / name).write_bytes(content)
-    return folder / "train_lables.json"
 
 
 @_maker
@@ -499,7 +474,7 @@ FORMATS: list[Format] = [
     Format("png", _picture("a.png", _IMAGES[0]), _folder, True),
     Format("png palette", _picture("a.png", _IMAGES[0], "P"), _folder, True),
     Format("png 16-bit grey", _picture("a.png", _IMAGES[0, ..., 0].astype(np.uint16) * 257), _folder, True),
-    Format("png 16-bit colour", _deep_png, _folder, True),
+    Format("png 16-bit colour", _files("a.png", {"a.png": _DEEP_PNG}), _folder, True),
     Format("jpeg", _picture("a.jpg", _IMAGES[0]), _folder),
     Format("webp", _picture("a.webp", _IMAGES[0], lossless=True), _folder),
     Format("tiff", _picture("a.tif", _IMAGES[0]), _folder),
@@ -507,18 +482,18 @@ FORMATS: list[Format] = [
     Format("tiff float", _tiff(_IMAGES[0].astype(np.float32)), _folder),
     Format("tiff 16-bit", _tiff(_IMAGES[0].astype(np.uint16)), _folder),
     Format("zip", _edm_zip, _raw, True),
-    Format("dataset.json", _edm_labels, _folder),
+    Format("dataset.json", _files("dataset.json", {"a.png": _PNG, "dataset.json": _EDM_LABELS}), _folder),
     Format("npy", _npy, _raw),
     Format("npz", _npz, _raw, True),
-    Format("idx", _idx, _raw),
-    Format("idx.gz", _idx_gz, _raw, True),
+    Format("idx", _files("images-idx3", {"images-idx3": _IDX, "labels-idx1": _IDX_LABELS}), _raw),
+    Format("idx.gz", _files("a-idx3.gz", {"a-idx3.gz": gzip.compress(_IDX)}), _raw, True),
     Format("cifar tar.gz", lambda folder: _tar(folder / "c.tar.gz", _batches()), _raw, True),
     Format("cifar tar", lambda folder: _tar(folder / "c.tar", _batches()), _raw),
-    Format("cifar batch", _cifar_batch, _folder, named=lambda path: path.parent.name),
+    Format("cifar batch", _files("data_batch_1", _batches()), _folder, named=_parent),
     Format("cifar npm", lambda folder: _tar(folder / "c.tgz", _npm()), _raw, True),
-    Format("cifar npm labels", _npm_labels, _folder, named=lambda path: path.parent.name),
+    Format("cifar npm labels", _files("train_lables.json", _npm()), _folder, named=_parent),
     *(
-        Format(f"hugging face {file[:10]}", _huggingface(file), _folder, named=lambda path: path.parent.name)
+        Format(f"hugging face {file[:10]}", _huggingface(file), _folder, named=_parent)
         for file in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
     ),
     *(
@@ -550,7 +525,7 @@ FORMATS: list[Format] = [
     Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
     Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: [vars(each) for each in read_levels(path)]),
     Format("stage json", _text("samples-1.json", _EVALUATION), read_measures),
-    Format("job json", _job, lambda path: _to_go(path.parent).check_job(_JOB), named=lambda p: p.parent.name),
+    Format("job json", _job, lambda path: _to_go(path.parent).check_job(_JOB), named=_parent),
     Format("results.csv", _text("results.csv", PAPER.read_text()), _read_table),
     Format("results.csv of a study", _results, _read_table),
     Format("outcome json", _text("a.json", _OUTCOME.model_dump_json()), load_outcome),

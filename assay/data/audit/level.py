@@ -7,11 +7,10 @@ noise in its fine ones, and the fine coefficients of flat windows measure sigma:
 
     sigma^2 ~ mean detail of the windows with the least structure.
 
-There is no selection bias, which robust estimates from one band (the median of wavelet coefficients) trade
-for a bias from texture. This gives a first guess s of sigma and a few dozen numbers in units of s: how detail
-and structure grow from the flattest windows to all of them. A small network turns them into the mean and the
-standard deviation of log(sigma / s). It is trained on noisy copies of images whose noise is known: of drawn
-scenes (`bench/scenes.py`; its weights come with Assay), or of a user's own clean examples, in seconds.
+This gives a first guess s of sigma and a few dozen numbers in units of s: how detail and structure grow from
+the flattest windows to all of them. A small network turns them into the mean and the standard deviation of
+log(sigma / s). It is trained on noisy copies of drawn scenes (`bench/scenes.py`; its weights come with Assay),
+or of a user's own clean examples, in seconds.
 """
 
 import math
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -55,12 +55,9 @@ class Windows:
         """Structure (N, L), averaged with that of the up to four windows beside each: finds wide flat parts."""
         rows, columns = self.grid
         padded = F.pad(self.structure.unflatten(1, self.grid), (self.apart,) * 4, value=math.nan)
-        places = [(1, 1), (0, 1), (2, 1), (1, 0), (1, 2)]
-        shifted = [
-            padded[:, a * self.apart : a * self.apart + rows, b * self.apart : b * self.apart + columns]
-            for a, b in places
-        ]
-        return torch.stack(shifted).nanmean(0).flatten(1)
+        once, twice = self.apart, 2 * self.apart
+        places = [(once, once), (0, once), (twice, once), (once, 0), (once, twice)]
+        return torch.stack([padded[:, y : y + rows, x : x + columns] for y, x in places]).nanmean(0).flatten(1)
 
 
 def lag_one(k: int) -> tuple[Tensor, Tensor]:
@@ -163,6 +160,11 @@ class LevelNet(nn.Module):
         rounding = (1e-6 * x.flatten(1).abs().amax(1).double()).clamp_min(_TINY).log()
         found = (flat > -5) & (guess + flat > rounding)
         return torch.stack([found * (centre + z * std).exp() for z in (0, -1.96, 1.96)])
+
+
+def spread(total: int, count: int) -> list[int]:
+    """At most `count` of the numbers 0 .. total - 1, evenly spread."""
+    return np.unique(np.linspace(0, total - 1, min(total, count)).round().astype(int)).tolist()
 
 
 @cache
