@@ -35,16 +35,6 @@ def test_fit(tmp_path: Path) -> None:
     np.testing.assert_allclose(atoms[np.lexsort(np.round(atoms).T)], [[0, 0], [4, 0], [0, 5]], atol=0.15)
 
 
-def test_fit_warns_about_failing_conditions(tmp_path: Path) -> None:
-    samples = write(tmp_path / "s.csv", [[0], [1]], 12)
-    assert "the theorem's guarantee does not apply" in run("fit", samples, "--k", 2, "--no-polish")
-
-
-def test_many_features_are_shortened(tmp_path: Path) -> None:
-    samples = write(tmp_path / "s.csv", (5 * np.eye(2, 20)).tolist(), 4000)
-    assert ".. (20 numbers)" in run("fit", samples, "--k", 2)
-
-
 def test_bounds() -> None:
     said = run("bounds", "--k", 3, "-d", 20, "-n", 1000, "--clean-fraction", 0.1, "--sigma", 2)
     assert "156.2" in said and "1,024.0" in said and "n_d: have 156.2, need 23: holds" in said

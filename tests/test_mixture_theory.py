@@ -23,6 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "studies" / "mixture-rates
 import rates
 
 
+def random_mixture(rng: np.random.Generator, k: int, d: int) -> Atoms:
+    """Atoms in the unit ball."""
+    atoms = rng.normal(size=(k, d))
+    return Atoms(atoms / np.linalg.norm(atoms, axis=1).max(), rng.dirichlet(np.ones(k)))
+
+
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 6))
 def test_distance_on_a_line(seed: int, k: int, other: int) -> None:
@@ -54,7 +60,7 @@ def test_slices_bound_the_distance(d: int, k: int) -> None:
     rng = np.random.default_rng(d)
     net = sphere_net(d, 0.1)
     for _ in range(20):
-        one, two = (Atoms(rng.normal(size=(k, d)), rng.dirichlet(np.ones(k))) for _ in range(2))
+        one, two = random_mixture(rng, k, d), random_mixture(rng, k, d)
         sup = sliced_wasserstein(one, two, net).max()
         assert sup <= wasserstein(one, two) * (1 + 1e-9) <= 16 * k**2 * math.sqrt(d) * sup
 
@@ -137,9 +143,7 @@ def test_conditions_say_what_is_missing() -> None:
         (lambda: bounds.upper_bound([1.0], 0, 1), "num_features"),
         (lambda: bounds.upper_bound([1.0], 1, 1, 0.7), "delta"),
         (lambda: bounds.lower_bound([1.0], 3, 2, 0.3), "delta"),
-        (lambda: bounds.upper_bound([], 1, 1), "sigma"),
         (lambda: bounds.upper_bound([-1.0], 1, 1), "sigma[0]"),
-        (lambda: bounds.effective_sizes([1.0], 1, [-1]), "count"),
         (lambda: bounds.effective_sizes([1.0], 1, [0]), "count"),
         (lambda: lemmas.hard_packing(2, 50, 1.0, np.random.default_rng(0)), "num_members"),
     ],
@@ -149,9 +153,6 @@ def test_bad_questions_are_named(call, key: str) -> None:
         call()
 
 
-# the lemmas ------------------------------------------------------------------------------------------
-
-
 def test_second_moments_concentrate() -> None:
     """Lemmas "spec_conc_noise_term" and "cov_conc": at most 5% beyond a constant of 3, over three settings."""
     rng = np.random.default_rng(0)
@@ -159,8 +160,7 @@ def test_second_moments_concentrate() -> None:
         sigma = np.repeat(levels, n // 2)
         alpha, ratios = sigma**-4.0 / (sigma**-4.0).sum(), []
         for _ in range(40):
-            atoms = rng.normal(size=(3, d))
-            truth = Atoms(atoms / np.linalg.norm(atoms, axis=1).max(), rng.dirichlet(np.ones(3)))
+            truth = random_mixture(rng, 3, d)
             g = rng.standard_normal((len(sigma), d))
             noise = np.linalg.norm((alpha[:, None] * g).T @ g - np.eye(d), 2)
             x = simulate(truth, sigma, rng)
@@ -178,7 +178,7 @@ def test_second_moments_concentrate() -> None:
 def test_projection_moves_atoms_little(seed: int, k: int, d: int, size: float) -> None:
     """Lemma "spec_norm_wass", for any symmetric estimate of the second moment."""
     rng = np.random.default_rng(seed)
-    truth = Atoms(rng.normal(size=(k, d)), rng.dirichlet(np.ones(k)))
+    truth = random_mixture(rng, k, d)
     error = size * rng.normal(size=(d, d))
     estimate = (truth.weights[:, None] * truth.atoms).T @ truth.atoms + error + error.T
     num_dims = int(rng.integers(0, d + 1))
@@ -192,8 +192,7 @@ def test_projection_moves_atoms_little(seed: int, k: int, d: int, size: float) -
 def test_a_candidate_is_near(seed: int, k: int, d: int, size: float) -> None:
     """Lemma "comp_disc_solution": within 2 d nu, for estimates of the marginals that are nu away."""
     rng = np.random.default_rng(seed)
-    atoms = rng.normal(size=(k, d))
-    truth = Atoms(atoms / np.linalg.norm(atoms, axis=1).max(), rng.dirichlet(np.ones(k)))
+    truth = random_mixture(rng, k, d)
     marginals = np.clip(truth.atoms.T + size * rng.normal(size=(d, k)), -1, 1)
     weights = [rng.dirichlet(20 * truth.weights + 0.1) for _ in range(d)]
     nu = max(wasserstein_line(truth.atoms[:, i], truth.weights, marginals[i], weights[i]) for i in range(d))
@@ -286,9 +285,6 @@ def test_packing_cannot_be_told_apart() -> None:
     assert np.mean(gains) < math.log(4) * (d - 1) / 2  # what Fano's inequality would need
 
 
-# the rates ------------------------------------------------------------------------------------------
-
-
 def test_errors_at_all_scales_are_those_of_separate_experiments() -> None:
     """The shortcut through sums per atom gives the same distribution of errors as drawing samples anew."""
     shape, sigma = lemmas.hard_pair(2)[0], np.repeat([1.0, 1.5], [120, 280])
@@ -305,32 +301,20 @@ def test_errors_at_all_scales_are_those_of_separate_experiments() -> None:
         assert abs(quick[:, column].mean() - slow.mean()) < 4 * error
 
 
-def test_exponents_in_the_worst_case_and_for_atoms_that_are_apart() -> None:
-    """Hard pairs, k = 2: within 20% of 1 / (4k - 2); separated atoms: of 1/2."""
-    rng = np.random.default_rng(0)
-    sizes = [300, 1000, 3000, 10_000, 30_000]
-    draws = [rates.hard_errors(2, np.ones(n), 150, rng)[0] for n in sizes]
-    assert rates.Curve("worst", sizes, draws, 1 / 6).power_law()[0] == pytest.approx(1 / 6, rel=0.2)
-    apart = Atoms(np.array([-3.0, 3.0]), np.full(2, 0.5))
-    draws = [rates.line_errors(apart, np.ones(1), np.ones(n), 150, rng, 9.0) for n in sizes[:-1]]
-    assert rates.Curve("easy", sizes[:-1], draws, 0.5).power_law()[0] == pytest.approx(0.5, rel=0.2)
-
-
-def test_exchange_rate_follows_the_theory() -> None:
-    """sigma^(4k-2) noisy samples replace a clean one within a factor of 3, which is 20% of error (3^(1/6))."""
-    config = rates.Config(sigma=1.6, clean_fraction=0.2, num_samples=(300, 1000, 3000), num_repeats=60)
-    result = rates.measure_rates(config)
+def test_exponents_and_exchange_rate_follow_the_theory() -> None:
+    """Within 20%, and a factor of 3 in the number of samples, which is 20% of error (3^(1/6))."""
+    result = rates.measure_rates(rates.Config(sigma=1.6, clean_fraction=0.2, num_repeats=100))
+    for curve, theory in zip(result.curves, [1 / 6, 1 / 6, 1 / 6, 1 / 2], strict=True):
+        assert curve.power_law()[0] == pytest.approx(theory, rel=0.2) and curve.theory_slope == theory
     (row,) = result.exchanges
     assert row.theory == pytest.approx(1.6**6) and 1 / 3 < row.measured / row.theory < 3
     assert row.interval[0] < row.measured < row.interval[1] and not result.dimensions
-    assert [curve.theory_slope for curve in result.curves] == [1 / 6] * 3 + [0.5]
 
 
 def test_both_terms_are_measured_in_space() -> None:
     """The subspace's error grows like d^(1/4) and its exchange rate is sigma^4; inside it d does not matter."""
-    result = rates.measure_rates(
-        rates.Config(sigma=1.5, num_features=8, num_samples=(500, 4000), num_repeats=4)
-    )
+    config = rates.Config(sigma=1.5, num_features=8, num_samples=(500, 4000), num_repeats=4)
+    result = rates.measure_rates(config)
     subspace, inside, _ = result.dimensions
     assert subspace.power_law()[0] == pytest.approx(-0.25, abs=0.1) and subspace.num_samples == [8, 16, 32, 64]
     assert abs(inside.power_law()[0]) < 0.3 and inside.theory_slope == 0
@@ -353,10 +337,9 @@ def test_draws_give_standard_errors_and_new_curves() -> None:
     assert curve.power_law()[0] == pytest.approx(0.25, abs=0.05)
 
 
-@pytest.mark.parametrize("d", [1, 4])
-def test_tables_and_figures_are_written(tmp_path, d: int, capsys) -> None:
-    config = rates.Config(sigma=1.5, num_features=d, num_samples=(100, 400), num_repeats=2)
+def test_tables_and_figures_are_written(tmp_path, capsys) -> None:
+    config = rates.Config(sigma=1.5, num_features=4, num_samples=(100, 400), num_repeats=2)
     rates.write(config, tmp_path, "rates.png", "rates.csv")
     assert "in theory 0.167" in capsys.readouterr().out and Image.open(tmp_path / "rates.png").width > 500
     rows = np.genfromtxt(tmp_path / "rates.csv", delimiter=",", skip_header=1)[:, 1:]
-    assert rows.shape == ((8, 3) if d == 1 else (30, 3)) and (rows > 0).all()
+    assert rows.shape == (30, 3) and (rows > 0).all()
