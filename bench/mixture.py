@@ -28,7 +28,7 @@ from assay.mixture.likelihood import _gather_in_space, log_constant, place_vecto
 from assay.mixture.model import NoisyMixture
 from assay.mixture.moments import Atoms
 from assay.mixture.npmle import npmle
-from assay.mixture.samples import simulate, two_levels
+from assay.mixture.samples import simulate
 
 SEPARATIONS = {"overlapping": 2.0, "separated": 8.0}
 MEMORY_LIMIT = 10 << 30
@@ -39,7 +39,7 @@ def instance(seed: int, n: int, d: int, k: int, separation: float) -> tuple[np.n
     atoms = rng.normal(size=(k, d))
     atoms *= separation / np.linalg.norm(atoms, axis=1, keepdims=True)
     truth = Atoms(atoms, rng.dirichlet(np.full(k, 5.0)))
-    sigma = rng.permutation(two_levels(n, 0.1, 1.0, 3.0))
+    sigma = rng.permutation(np.where(np.arange(n) < round(0.1 * n), 1.0, 3.0))
     return simulate(truth, sigma, rng), sigma, truth
 
 
@@ -236,7 +236,7 @@ def nonparametric() -> None:
         places, table = axis[:, None], kernel(x, sigma, axis[:, None])
         print(f"n = {n:,}, {m} places on a line (seconds of CPU)")
         start = time.process_time()
-        found = npmle(x, sigma, [axis], free=False)
+        found = npmle(x, sigma, m, free=False)
         ours = time.process_time() - start
         line = describe(x, sigma, found.mixture.atoms, found.mixture.weights, table)
         print(f"  {'assay':10} {ours:8.2f} s   {line}")

@@ -46,8 +46,6 @@ TRAIN = ("train", "--preset", "digits", "--set", "data.store=digits", "-o", "run
         (("data", "get", "digits", "-o", "/proc/foo"), "/proc/foo", "--output"),
         (("sample", "run", "-o", "/proc/foo/bar.png"), "/proc/foo/bar.png", "--output"),
         (("price", "--paper", "--plot", "bin.csv/a.png"), "bin.csv/a.png", "--plot"),
-        (("mixture", "simulate", "/proc/x.csv", "--atoms", "0;1"), "/proc/x.csv", None),
-        (("mixture", "rates", "--out", "x.gif"), "x.gif", "--out"),
         (("sample", "folder", "-o", "x"), "folder", None),
         (("denoise", "bin.json", "digits", "-o", "x"), "bin.json", None),
     ],

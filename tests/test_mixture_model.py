@@ -12,7 +12,7 @@ from assay.mixture import ConditionWarning, NoisyMixture, likelihood
 from assay.mixture.distance import wasserstein
 from assay.mixture.likelihood import _gather, _move, polish, polish_in_space
 from assay.mixture.moments import Atoms
-from assay.mixture.samples import simulate, two_levels
+from assay.mixture.samples import simulate
 from assay.mixture.subspace import Subspace, cleanest, find_subspace
 from tests.errors import rejected
 
@@ -23,7 +23,7 @@ def instance(seed: int, n: int, d: int, k: int, separation: float, noisy: float 
     atoms = rng.normal(size=(k, d))
     atoms *= separation / np.linalg.norm(atoms, axis=1, keepdims=True)
     truth = Atoms(atoms, rng.dirichlet(np.full(k, 5.0)))
-    sigma = rng.permutation(two_levels(n, 0.1, 1.0, noisy))
+    sigma = rng.permutation(np.where(np.arange(n) < round(0.1 * n), 1.0, noisy))
     return simulate(truth, sigma, rng), sigma, truth
 
 
@@ -37,13 +37,12 @@ def log_likelihood(x: np.ndarray, sigma: np.ndarray, guess: Atoms) -> float:
     return float(logsumexp(log_joint(x, sigma, guess), axis=1).sum())
 
 
-def em_step(x: np.ndarray, sigma: np.ndarray, guess: Atoms) -> Atoms:
-    resp = softmax(log_joint(x, sigma, guess), axis=1).T
-    weighted = resp / sigma**2
-    return Atoms(weighted @ x / weighted.sum(1, keepdims=True), resp.mean(1))
-
-
-# subspace --------------------------------------------------------------------------------------------
+def em(x: np.ndarray, sigma: np.ndarray, guess: Atoms, num_steps: int) -> Atoms:
+    for _ in range(num_steps):
+        resp = softmax(log_joint(x, sigma, guess), axis=1).T
+        weighted = resp / sigma**2
+        guess = Atoms(weighted @ x / weighted.sum(1, keepdims=True), resp.mean(1))
+    return guess
 
 
 def dense_subspace(x: np.ndarray, sigma: np.ndarray, num_dims: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,17 +62,21 @@ def sine(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.sqrt(max(0.0, 1 - np.linalg.svd(first.T @ second)[1].min() ** 2)))
 
 
-def test_subspace_is_that_of_the_dense_matrix() -> None:
+def test_subspace_is_that_of_the_dense_matrix(tmp_path) -> None:
     x, sigma, _ = instance(0, 20_000, 40, 3, 4.0)
     x += 7.0
     chosen = np.random.default_rng(1).random(len(x)) < 0.5
     center, top = dense_subspace(x[chosen], sigma[chosen], 2)
     x[~chosen] *= 1e3
-    found = find_subspace(x, sigma, 2, np.random.default_rng(0), chosen)
+    found = find_subspace(x, sigma, 2, np.random.default_rng(0), np.flatnonzero(chosen))
     np.testing.assert_allclose(found.center, center, rtol=1e-6)
     assert np.linalg.svd(top.T @ found.basis)[1].min() > 1 - 1e-4
     np.testing.assert_allclose(found.project(x), (x - found.center) @ found.basis, atol=1e-8)
     np.testing.assert_allclose(found.lift(np.zeros((1, 2)))[0], found.center, rtol=1e-9)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    again = find_subspace(mapped, sigma, 2, np.random.default_rng(0), np.flatnonzero(chosen))
+    np.testing.assert_array_equal(again.basis, found.basis)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -85,24 +88,11 @@ def test_subspace_is_as_close_to_the_truth_as_dense_eigenvectors(seed: int) -> N
     assert ours < 1.05 * sine(dense_subspace(x, sigma, 4)[1], true) + 1e-3
 
 
-def test_subspace_reads_any_storage(tmp_path) -> None:
-    x, sigma, _ = instance(1, 5000, 30, 3, 4.0)
-    np.save(tmp_path / "x.npy", x.astype(np.float32))
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    found = [
-        find_subspace(each, sigma, 2, np.random.default_rng(0)).basis for each in (np.array(mapped), mapped)
-    ]
-    np.testing.assert_array_equal(*found)
-
-
 def test_subspace_of_few_features_is_everything() -> None:
     x, sigma, _ = instance(2, 3000, 2, 3, 4.0)
     found = find_subspace(x, sigma, 2, np.random.default_rng(0))
     np.testing.assert_array_equal(found.basis, np.eye(2))
     np.testing.assert_allclose(found.center, dense_subspace(x, sigma, 2)[0], rtol=1e-6)
-
-
-# likelihood ------------------------------------------------------------------------------------------
 
 
 def test_score_and_information_are_the_derivatives() -> None:
@@ -123,11 +113,9 @@ def test_score_and_information_are_the_derivatives() -> None:
     score = [(at((i, step)) - at((i, -step))) / (2 * step) for i in range(size)]
     np.testing.assert_allclose(here.score.ravel(), score, rtol=1e-5, atol=1e-4)
     signs = [(one, two) for one in (step, -step) for two in (step, -step)]
-    second = [
-        [sum(one * two * at((i, one), (j, two)) for one, two in signs) for j in range(size)]
-        for i in range(size)
-    ]
-    hessian = np.array(second) / (4 * step**4)
+    pairs = np.ndindex(size, size)
+    second = [sum(one * two * at((i, one), (j, two)) for one, two in signs) for i, j in pairs]
+    hessian = np.reshape(second, (size, size)) / (4 * step**4)
     gauge = np.zeros((3, 3, 3, 3))
     gauge[:, -1, :, -1] = len(z) * np.outer(guess.weights, guess.weights)
     root = np.sqrt(here.complete.ravel())
@@ -138,10 +126,8 @@ def test_score_and_information_are_the_derivatives() -> None:
 @pytest.mark.parametrize("separation", [1.5, 3.0, 8.0])
 def test_polish_ends_where_em_would(separation: float) -> None:
     z, sigma, truth = instance(4, 5000, 2, 3, separation)
-    found = slow = polish(z, sigma, Atoms(truth.atoms + 0.3, np.full(3, 1 / 3)))
-    for _ in range(2000):
-        slow = em_step(z, sigma, slow)
-    assert log_likelihood(z, sigma, slow) - log_likelihood(z, sigma, found) < 0.05
+    found = polish(z, sigma, Atoms(truth.atoms + 0.3, np.full(3, 1 / 3)))
+    assert log_likelihood(z, sigma, em(z, sigma, found, 2000)) - log_likelihood(z, sigma, found) < 0.05
 
 
 def test_polish_in_space_ends_where_em_would() -> None:
@@ -150,16 +136,11 @@ def test_polish_in_space_ends_where_em_would() -> None:
     start = Atoms(subspace.project(truth.atoms), truth.weights)
     low = polish(subspace.project(x), sigma, start)
     found = polish_in_space(x, sigma, low, subspace)
-    slow = found
-    for _ in range(200):
-        slow = em_step(x, sigma, slow)
+    slow = em(x, sigma, found, 200)
     start = Atoms(subspace.lift(low.atoms), low.weights)
     gained, left = (log_likelihood(x, sigma, g) - log_likelihood(x, sigma, start) for g in (found, slow))
     assert 0.98 * left < gained <= left + 1e-6
     assert wasserstein(found, slow) < 0.1 * wasserstein(slow, truth)
-
-
-# the estimator ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,27 +149,9 @@ def test_polish_in_space_ends_where_em_would() -> None:
 def test_estimator_is_as_good_as_em_from_the_truth(d: int, k: int, separation: float) -> None:
     x, sigma, truth = instance(d + k, 30_000, d, k, separation)
     model = NoisyMixture(k, random_state=0).fit(x, sigma=sigma)
-    best = truth
-    for _ in range(200):
-        best = em_step(x, sigma, best)
+    best = em(x, sigma, truth, 200)
     assert wasserstein(model.mixture_, truth) < 1.1 * wasserstein(best, truth) + 1e-3
     assert model.means_.shape == (k, d) and model.weights_.sum() == pytest.approx(1)
-
-
-def test_coincident_atoms_do_not_run_away() -> None:
-    """A step that was not evaluated once ended at radius 18 and W1 12, 28,000 nats below its start."""
-    rng = np.random.default_rng(27)
-    atoms = rng.normal(size=(3, 3))
-    atoms /= np.linalg.norm(atoms, axis=1).max()
-    truth = Atoms(atoms, rng.dirichlet(np.full(3, 5.0)))
-    sigma = np.where(rng.random(20_000) < 0.1, 1.0, 2.0)
-    x = atoms[rng.choice(3, 20_000, p=truth.weights)] + sigma[:, None] * rng.normal(size=(20_000, 3))
-    model = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
-    assert 0.7 < model.radius_ < 2 and wasserstein(model.mixture_, truth) < 0.25
-    best = truth
-    for _ in range(60):
-        best = em_step(x, sigma, best)
-    assert log_likelihood(x, sigma, model.mixture_) > log_likelihood(x, sigma, best) - 1
 
 
 @settings(max_examples=25, deadline=None)
@@ -226,18 +189,22 @@ def test_no_climb_ends_below_its_start(
     assert log_likelihood(x, sigma, found) >= log_likelihood(x, sigma, lifted) - rounding
 
 
+def errors_with_and_without(x: np.ndarray, sigma: np.ndarray, truth: Atoms, some: slice, polish: bool) -> list:
+    """W1 errors of fits to some of the samples, and to all."""
+    fits = [quiet_fit(x[rows], sigma[rows], len(truth.weights), polish=polish) for rows in (some, slice(None))]
+    return [wasserstein(model.mixture_, truth) for model in fits]
+
+
 @pytest.mark.parametrize("few, many", [((200, 0.001), (20_000, 0.1)), ((200, 0.0), (20_000, 0.05))])
 @pytest.mark.parametrize("d, k", [(1, 2), (1, 3), (3, 2)])
 def test_a_few_clean_samples_do_not_outweigh_the_others(d: int, k: int, few, many) -> None:
     """With weights sigma^-(4k-2) the error rises by a factor of 2 to 8 in these cases."""
-    errors = []
+    sigma, errors = np.repeat([few[1], many[1]], [few[0], many[0]]), []
     for seed in range(8):
         rng = np.random.default_rng(seed)
         truth = Atoms(rng.uniform(-1, 1, (k, d)), rng.dirichlet(np.full(k, 5.0)))
-        sigma = np.repeat([few[1], many[1]], [few[0], many[0]])
         x = simulate(truth, sigma, rng)
-        fits = [quiet_fit(x[rows:], sigma[rows:], k, polish=False) for rows in (few[0], 0)]
-        errors.append([wasserstein(model.mixture_, truth) for model in fits])
+        errors.append(errors_with_and_without(x, sigma, truth, slice(few[0], None), False))
     without, with_them = np.mean(errors, 0)
     assert with_them < 1.4 * without and with_them < 0.02
 
@@ -257,13 +224,9 @@ def test_more_samples_never_hurt(seed: int, d: int, sizes, levels, polish: bool)
     counts = [round(10**size) for size in sizes]
     atoms = rng.normal(size=(2, d))
     truth = Atoms(atoms / np.linalg.norm(atoms, axis=1).max(), rng.dirichlet([3.0, 3.0]))
-    sigma = np.repeat(levels, counts)
-    errors = []
-    for _ in range(5):
-        x = simulate(truth, sigma, rng)
-        fits = [quiet_fit(x[:rows], sigma[:rows], 2, polish=polish) for rows in (counts[0], sum(counts))]
-        errors.append([wasserstein(model.mixture_, truth) for model in fits])
-    before, after = np.mean(errors, 0)
+    sigma, some = np.repeat(levels, counts), slice(counts[0])
+    draws = [simulate(truth, sigma, rng) for _ in range(5)]
+    before, after = np.mean([errors_with_and_without(x, sigma, truth, some, polish) for x in draws], 0)
     assert after < 2 * before + 0.05
 
 
@@ -327,23 +290,10 @@ def test_two_samples_without_noise_may_fall_into_either_half(seed: int) -> None:
     sigma = np.where(np.isin(np.arange(1000), [3, 500]), 0.0, 1.0)
     x = simulate(truth, sigma, np.random.default_rng(0))
     assert wasserstein(quiet_fit(x, sigma, 2, random_state=seed).mixture_, truth) < 0.3
-    rest = (np.arange(1000) >= 500) & (sigma > 0)
+    rest = np.arange(501, 1000)
     found = find_subspace(x, sigma, 1, np.random.default_rng(seed), rest)
     np.testing.assert_allclose(found.center, x[rest].mean(0))
     assert abs(found.basis.sum()) == pytest.approx(np.sqrt(2), abs=0.01)
-
-
-def test_two_clean_samples_do_not_carry_the_estimate() -> None:
-    x, sigma, truth = instance(4, 20_000, 3, 2, 4.0, 1.0)
-    sigma[:2] = 1e-3
-    x[:2] = truth.atoms[0]
-    for climb in (True, False):
-        model = NoisyMixture(2, random_state=0, polish=climb).fit(x, sigma=sigma)
-        assert wasserstein(model.mixture_, truth) < 0.1
-        # Below the radius of the atoms their noise counts as the radius.
-        assert [c.holds for c in model.conditions_] == [True, True, False]
-        assert model.conditions_[0].have == pytest.approx(20_000)
-        assert model.conditions_[2].need == model.radius_ == pytest.approx(3.9, abs=0.6)
 
 
 @pytest.mark.parametrize("polish", [True, False])
@@ -359,9 +309,7 @@ def test_few_samples_warn_which_condition_fails() -> None:
     x, sigma, _ = instance(5, 20, 50, 3, 3.0)
     with pytest.warns(ConditionWarning) as caught:
         model = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
-    text = " ".join(str(warning.message) for warning in caught)
-    assert "n_d" in text and "n_l" in text and "need 53" in text
-    assert np.isfinite(model.means_).all()
+    assert len(caught) == 2 and "need 53" in str(caught[0].message) and np.isfinite(model.means_).all()
 
 
 @pytest.mark.parametrize(
@@ -369,7 +317,6 @@ def test_few_samples_warn_which_condition_fails() -> None:
     [
         (lambda x, s: (x, None), "sigma"),
         (lambda x, s: (np.where(np.arange(50)[:, None] == 7, np.nan, x), s), "X"),
-        (lambda x, s: (x, s[:-1]), "sigma"),
         (lambda x, s: (x[:3], s[:3]), "X"),
         (lambda x, s: (1e160 * x, 1e160 * s), "sigma[0]"),
         (lambda x, s: (1e-160 * x, 1e-160 * s), "X"),
@@ -381,17 +328,9 @@ def test_bad_samples_are_named(change, key: str) -> None:
         quiet_fit(*change(*instance(6, 50, 3, 2, 3.0)[:2]), 2)
 
 
-@pytest.mark.parametrize(
-    "key, values",
-    [
-        ("n_components", (0, 2.0, True)),
-        ("delta", (0.0, 0.7)),
-        ("num_restarts", (-1,)),
-    ],
-)
-def test_bad_parameters_are_named(key: str, values: tuple) -> None:
+def test_bad_parameters_are_named() -> None:
     x, sigma, _ = instance(6, 50, 3, 2, 3.0)
-    for value in values:
+    for key, value in (("n_components", 0), ("n_components", 2.0), ("delta", 0.7), ("num_restarts", -1)):
         with rejected(key):
             NoisyMixture(**{"n_components": 2, key: value}).fit(x, sigma=sigma)
     assert quiet_fit(x, sigma, np.int64(2)).means_.shape == (2, 3)

@@ -1,4 +1,4 @@
-"""Reading samples and mixtures: both formats, what spreadsheets write, and files that would lose data."""
+"""Reading samples: what spreadsheets write, and files that would lose data; noise levels that are none."""
 
 from pathlib import Path
 
@@ -6,26 +6,21 @@ import numpy as np
 import pytest
 
 from assay.errors import AssayError
-from assay.mixture.samples import SUFFIXES, check_mixture, check_sigma, read_samples, two_levels, write_samples
-from tests.errors import rejected, rejects
+from assay.mixture.samples import check_sigma, read_samples
+from tests.errors import rejected
 
 
-def test_files_come_back_as_written(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x, sigma = rng.normal(size=(50, 3)), rng.uniform(size=50)
-    for suffix in SUFFIXES:
-        write_samples(tmp_path / f"s{suffix}", x, sigma)
-        found = read_samples(tmp_path / f"s{suffix}")
-        np.testing.assert_array_equal(found[0], x)
-        np.testing.assert_array_equal(found[1], sigma)
-    np.savez(tmp_path / "plain.npz", x)
-    plain = read_samples(tmp_path / "plain.npz", sigma=0.5)
-    assert plain[0].shape == (50, 3) and (plain[1] == np.full(50, 0.5)).all()
-
-
-def test_csv_of_a_spreadsheet(tmp_path: Path) -> None:
-    (tmp_path / "s.csv").write_bytes("sigma, x, y\r\n0.5, 1, 2\r\n0.25, 3, 4\r\n".encode("utf-8-sig"))
-    x, sigma = read_samples(tmp_path / "s.csv")
+def test_csv_of_numpy_and_of_a_spreadsheet(tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "s.csv"
+    table = rng.normal(size=(50, 4)) ** 2
+    np.savetxt(path, table, delimiter=",", header="x,y,z,sigma", comments="", fmt="%.17g")
+    x, sigma = read_samples(path)
+    np.testing.assert_array_equal(np.column_stack([x, sigma]), table)
+    np.testing.assert_array_equal(read_samples(path, "y")[1], table[:, 1])
+    x, sigma = read_samples(path, sigma=0.5)
+    assert x.shape == (50, 4) and (sigma == np.full(50, 0.5)).all()
+    path.write_bytes("sigma, x, y\r\n0.5, 1, 2\r\n0.25, 3, 4\r\n".encode("utf-8-sig"))
+    x, sigma = read_samples(path)
     np.testing.assert_array_equal(x, [[1, 2], [3, 4]])
     np.testing.assert_array_equal(sigma, [0.5, 0.25])
 
@@ -40,7 +35,7 @@ def test_csv_of_a_spreadsheet(tmp_path: Path) -> None:
         ("x,sigma\n1,2,3\n", None, "3 columns and 2 names"),
         ("x,sigma\n1,a\n", None, "cannot be read"),
         ("x,y\n1,2\n", None, "no column"),
-        ("sigma\n1\n", None, "no samples"),
+        ("sigma\n1\n", None, "no column"),
     ],
 )
 def test_csv_that_would_lose_data_is_rejected(tmp_path: Path, text: str, sigma, what: str) -> None:
@@ -51,43 +46,11 @@ def test_csv_that_would_lose_data_is_rejected(tmp_path: Path, text: str, sigma, 
     assert caught.value.path == str(path) and what in caught.value.what
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"x": np.zeros((5, 2)), "y": np.zeros((5, 2)), "sigma": np.ones(5)},
-        {"x": np.zeros((5, 2)), "sigma": np.ones(4)},
-        {"x": np.zeros((5, 2)), "sigma": np.array(1.0)},
-        {"x": np.zeros((5, 2, 2)), "sigma": np.ones(5)},
-        {"x": np.ones((5, 2), complex), "sigma": np.ones(5)},
-        {"x": np.array(["a"] * 5), "sigma": np.array(["b"] * 5)},
-        {"sigma": np.ones(5)},
-    ],
-)
-def test_npz_holds_one_array_beside_sigma(tmp_path: Path, arrays: dict) -> None:
-    np.savez(tmp_path / "s.npz", **arrays)
-    with rejects(tmp_path / "s.npz"):
-        read_samples(tmp_path / "s.npz")
-
-
-@pytest.mark.parametrize(
-    "call, key",
-    [
-        (lambda: check_mixture([[1, 2], [3]]), "atoms"),
-        (lambda: check_mixture([]), "atoms"),
-        (lambda: check_mixture([[np.nan]]), "atoms"),
-        (lambda: check_mixture([[10**400]]), "atoms"),
-        (lambda: check_mixture([[1], [2]], [0.5, 0.6]), "weights"),
-        (lambda: check_mixture([[1]], [0.5, 0.5]), "weights"),
-        (lambda: check_sigma([]), "sigma"),
-        (lambda: check_sigma(np.ones(3), 4), "sigma"),
-        (lambda: check_sigma(np.ones((4, 2)), 4), "sigma"),
-        (lambda: check_sigma([1.0, np.nan]), "sigma[1]"),
-        (lambda: check_sigma([1.0, 1e200]), "sigma[1]"),
-        (lambda: two_levels(10, 1.5, 1, 2), "clean_fraction"),
-        (lambda: read_samples(Path("s.txt")), None),
-    ],
-)
-def test_what_is_no_mixture_or_noise_is_named(call, key: str | None) -> None:
-    with rejected(key):
-        call()
-    assert check_mixture([0.0, 1.0]).atoms.shape == (2, 1) and check_sigma(0.5, 3).tolist() == [0.5] * 3
+def test_what_is_no_noise_is_named() -> None:
+    for sigma, num_samples in (([], None), (np.ones(3), 4), (np.ones((4, 2)), 4)):
+        with rejected("sigma"):
+            check_sigma(sigma, num_samples)
+    for level in (np.nan, -1.0, 1e200):
+        with rejected("sigma[1]"):
+            check_sigma([1.0, level])
+    assert check_sigma(0.5, 3).tolist() == [0.5] * 3

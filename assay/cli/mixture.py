@@ -1,6 +1,5 @@
 """`assay mixture`: estimate mixtures from samples with unequal noise, and evaluate the theory's bounds."""
 
-import csv as tables
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,26 +9,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from assay.cli.options import output_argument, output_option, takes
-from assay.mixture.rates import RatesConfig
+from assay.cli.options import output_option
 
 app = typer.Typer(no_args_is_help=True, help="The theory: mixtures estimated from samples with unequal noise.")
-
-Seed = Annotated[int, typer.Option(help="Seed of all random draws.", min=0)]
-NumSamples = Annotated[int, typer.Option("--num-samples", "-n", help="Number of samples.", min=1)]
-CleanFraction = Annotated[float, typer.Option(help="Share of clean samples.", min=0, max=1)]
-Atoms = Annotated[int | None, typer.Option("--k", "-k", help="Number of atoms. Default: by likelihood.", min=1)]
 
 
 @app.command()
 def fit(
-    path: Annotated[Path, typer.Argument(help="Samples: .npz, or .csv with a sigma column.")],
-    k: Atoms = None,
+    path: Annotated[Path, typer.Argument(help="Samples: a .csv file with a column of noise levels.")],
+    k: Annotated[int | None, typer.Option("--k", "-k", help="Number of atoms. Default: chosen.", min=1)] = None,
     sigma_column: Annotated[str, typer.Option(help="Column with noise levels.")] = "sigma",
     sigma: Annotated[float | None, typer.Option(help="One noise level for all samples.")] = None,
     polish: Annotated[bool, typer.Option(help="Climb the likelihood to a local maximum.")] = True,
     num_restarts: Annotated[int, typer.Option(help="More places to climb from.", min=0)] = 2,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.", min=0)] = 0,
     json_path: Annotated[Path | None, output_option("Also write the result to this file.", "--json")] = None,
 ) -> None:
     """Estimate the atoms and weights of a mixture from noisy samples.
@@ -61,8 +54,7 @@ def fit(
             numbers = f"{row.log_likelihood:,.2f}", f"{row.penalised:,.2f}", f"{row.probability:.3f}"
             table.add_row(f"{row.num_atoms}", *numbers)
         highest = f"{best.log_likelihood + best.gap:,.2f} (duality gap {best.gap:.2g} nats)"
-        said = f"no mixture on the grid has a log-likelihood above {highest}"
-        console.print(table, said, soft_wrap=True)
+        console.print(table, f"no mixture on the grid has a log-likelihood above {highest}", soft_wrap=True)
     console.print(_atom_table(model, errors))
     if json_path:
         with write_whole(json_path) as partial:
@@ -81,88 +73,13 @@ def _atom_table(model: Any, errors: Any) -> Table:
 
 
 @app.command()
-def simulate(
-    out: Annotated[Path, output_argument("File to write: .npz or .csv.")],
-    atoms: Annotated[str, typer.Option(help="Atoms separated by semicolons: '0,0; 3,1; -2,4'.")],
-    weights: Annotated[str, typer.Option(help="Weights of the atoms: '0.5,0.3,0.2'. Default: equal.")] = "",
-    num_samples: NumSamples = 10_000,
-    clean_fraction: CleanFraction = 0.1,
-    clean_sigma: Annotated[float, typer.Option(help="Noise level of clean samples.")] = 1.0,
-    sigma: Annotated[float, typer.Option(help="Noise level of the other samples.")] = 3.0,
-    seed: Seed = 0,
-) -> None:
-    """Draw clean and noisy samples from a mixture.
-
-    Example: `assay mixture simulate samples.csv --atoms "0,0; 4,0; 0,5" -n 20000 --sigma 2`
-    """
-    import numpy as np
-
-    from assay.mixture.samples import check_mixture, two_levels, write_samples
-    from assay.mixture.samples import simulate as draw
-
-    rows = [row.replace(",", " ").split() for row in atoms.split(";")]
-    truth = check_mixture(rows, weights.replace(",", " ").split() if weights else None)
-    level = two_levels(num_samples, clean_fraction, clean_sigma, sigma)
-    write_samples(out, draw(truth, level, np.random.default_rng(seed)), level)
-    said = f"wrote {num_samples:,} samples in {truth.atoms.shape[1]} dimensions to {out}"
-    Console().print(said, soft_wrap=True)
-
-
-@app.command()
-@takes("config", RatesConfig, panel="Experiment")
-def rates(
-    config: RatesConfig,
-    out: Annotated[Path, output_option("File of the plot.", "--out", suffix=".png")] = Path("rates.png"),
-    csv: Annotated[Path | None, output_option("Also write the curves with standard errors.", "--csv")] = None,
-) -> None:
-    """Measure how the error falls with the number of samples, and how many noisy samples replace a clean one.
-
-    All errors are those of the theorem's estimator in the worst case, for atoms in a ball whose radius is the
-    clean noise. Above one dimension each term of the theorem is measured: the error of the subspace of the
-    atoms, also as a function of the dimension, and the error inside it. Intervals hold 90%.
-
-    Example: `assay mixture rates --k 2 --sigma 1.5,2 --out rates.png`
-    """
-    from assay.figure import save_png
-    from assay.files import write_whole
-    from assay.mixture.rates import measure_rates, rates_panels
-
-    console = Console()
-    with console.status("measuring") as status:
-        result = measure_rates(config, lambda name: status.update(f"measuring: {name}"))
-    curves = Table("curve", "n or d", "error", "exponent", "90% interval", "theory")
-    for sign, curve in [(1, each) for each in result.curves] + [(-1, each) for each in result.dimensions]:
-        at = f"{curve.num_samples[0]:,.0f} .. {curve.num_samples[-1]:,.0f}"
-        low, high = sorted(sign * end for end in curve.slope_interval())
-        error, theory = f"{curve.error[0]:.3f} .. {curve.error[-1]:.3f}", sign * curve.theory_slope
-        exponent, interval = f"{sign * curve.power_law()[0]:.3f}", f"{low:.3f} to {high:.3f}"
-        curves.add_row(curve.name, at, error, exponent, interval, _or_dash(theory, ".3f"))
-    rows = Table("noise", "error", "noisy samples for a clean one", "90% interval", "theory")
-    for row in result.exchanges:
-        interval = "{:,.3g} to {:,.3g}".format(*row.interval)
-        rows.add_row(f"{row.sigma:g}", row.term, f"{row.measured:,.3g}", interval, _or_dash(row.theory, ",.3g"))
-    console.print(curves, rows)
-    if csv is not None:
-        with write_whole(csv) as partial, open(partial, "w", newline="") as file:
-            writer = tables.writer(file, lineterminator="\n")
-            writer.writerow(["curve", "num_samples", "error", "standard_error"])
-            for curve in [*result.curves, *result.dimensions]:
-                columns = curve.num_samples, curve.error, curve.standard_error
-                writer.writerows([curve.name.replace(",", ""), *row] for row in zip(*columns, strict=True))
-    save_png(rates_panels(result), out)
-    console.print(f"wrote {out}", soft_wrap=True)
-
-
-def _or_dash(value: float, form: str) -> str:
-    return "-" if value != value else format(value + 0.0, form)
-
-
-@app.command()
 def bounds(
     k: Annotated[int, typer.Option("--k", "-k", help="Number of atoms.")] = 2,
     num_features: Annotated[int, typer.Option("--num-features", "-d", help="Dimension.")] = 1,
-    num_samples: NumSamples = 100_000,
-    clean_fraction: CleanFraction = 0.1,
+    num_samples: Annotated[
+        int, typer.Option("--num-samples", "-n", help="Number of samples.", min=1)
+    ] = 100_000,
+    clean_fraction: Annotated[float, typer.Option(help="Share of clean samples.", min=0, max=1)] = 0.1,
     sigma: Annotated[float, typer.Option(help="Noise level of the others; clean ones have 1.", min=1)] = 3.0,
     delta: Annotated[float, typer.Option(help="Probability with which the bounds may fail.")] = 0.05,
 ) -> None:

@@ -14,8 +14,7 @@ of, and the bounds, stand on their own. Docstrings quote the labels of the paper
     bounds      effective sample sizes, upper and lower bounds, and their conditions
     lemmas      the lemmas between the estimator and the bounds; hard pairs and packings
     distance    W1 on a line, in d dimensions, along directions
-    samples     drawing, checking, reading and writing samples
-    rates       error against the number of samples, what a noisy sample is worth: measured and drawn
+    samples     checking, drawing and reading samples
 """
 
 from assay.mixture.model import ConditionWarning, NoisyMixture

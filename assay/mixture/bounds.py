@@ -5,11 +5,9 @@ Two effective sample sizes decide, one per stage of the estimator,
     n_d = sum_i sigma_i^-4 / max_i sigma_i^-4        for the subspace,
     n_l = sum_i sigma_i^-(4k-2) / max_i sigma_i^-(4k-2)   inside it.
 
-The theorems hold up to absolute constants that the paper leaves open: 1 here, unless given.
-
-They are stated for sigma_i >= R, the radius of a ball that holds the atoms (the paper's unit). A sample below
-that may be given more noise, so its level counts as R: the spread of the atoms, not the noise, then limits what
-it tells, and no formula promises more. Every formula is homogeneous of degree one in (sigma, R, W1).
+The theorems hold up to absolute constants that the paper leaves open: 1 here. They are stated for atoms in the
+unit ball (else divide sigma and W1 by its radius) and sigma_i >= 1. A cleaner sample may be given more noise:
+its level counts as 1: the spread of the atoms, not the noise, limits what it tells.
 
 Samples are given by their levels `sigma`, one per sample, or one per kind with the `count` of each: Corollary
 "two_noise_levels" is `upper_bound([1, sigma], d, k, count=[p n, (1 - p) n])`.
@@ -66,37 +64,33 @@ def noisy_per_clean(sigma: float, k: int) -> tuple[float, float]:
 
 
 def upper_bound(
-    sigma: ArrayLike, num_features: int, k: int, delta: float = 0.05, constant: float = 1.0,
-    radius: float = 1.0, count: ArrayLike = 1.0,
-) -> Bound:  # fmt: skip
-    """Theorem "ub_heterogenous": W1 is below the sum with probability 1 - delta, for atoms within `radius`.
+    sigma: ArrayLike, num_features: int, k: int, delta: float = 0.05, count: ArrayLike = 1.0
+) -> Bound:
+    """Theorem "ub_heterogenous": W1 is below the sum with probability 1 - delta, for atoms in the unit ball.
 
-    Its terms, with levels below the radius raised to it, are
+    Its terms, with levels below 1 raised to it, are
 
     C k ((d + log(1/delta)) / sum_i sigma_i^-4)^(1/4)  and
     C k^3 ((k log k + log(1/delta)) / sum_i sigma_i^-(4k-2))^(1/(4k-2)).
     """
-    samples, log_delta, power = _samples(sigma, count, radius), _log_inverse(k, num_features, delta), 4 * k - 2
+    samples, log_delta, power = _samples(sigma, count, 1.0), _log_inverse(k, num_features, delta), 4 * k - 2
     subspace = k * (num_features + log_delta) ** 0.25 * _root(*samples, 4)
     low_dim = k**3 * (k * math.log(k) + log_delta) ** (1 / power) * _root(*samples, power)
-    return Bound(constant * subspace, constant * low_dim)
+    return Bound(subspace, low_dim)
 
 
-def upper_bound_line(
-    sigma: ArrayLike, k: int, constant: float = 1.0, radius: float = 1.0, count: ArrayLike = 1.0
-) -> float:
+def upper_bound_line(sigma: ArrayLike, k: int, count: ArrayLike = 1.0) -> float:
     """Theorem "ub_1d": on a line W1 <= C k^2 (sum_i sigma_i^-(4k-2))^(-1/(4k-2)) with probability 3/4.
 
-    The power of k is one less than in several dimensions; levels below the radius are raised to it.
+    The power of k is one less than in several dimensions; levels below 1 are raised to it.
     """
     _log_inverse(k)
-    return constant * k**2 * _root(*_samples(sigma, count, radius), 4 * k - 2)
+    return k**2 * _root(*_samples(sigma, count, 1.0), 4 * k - 2)
 
 
 def lower_bound(
-    sigma: ArrayLike, num_features: int, k: int, delta: float = 0.05, constant: float = 1.0,
-    count: ArrayLike = 1.0,
-) -> Bound:  # fmt: skip
+    sigma: ArrayLike, num_features: int, k: int, delta: float = 0.05, count: ArrayLike = 1.0
+) -> Bound:
     """Theorem "lb_combined": any estimator has W1 >= the larger term with probability delta <= 1/4 somewhere.
 
     That is, for some k-atomic distribution in a ball whose radius is at most every sigma_i. Its terms are
@@ -106,11 +100,9 @@ def lower_bound(
     and (c/k) (log(1/delta) / sum_i sigma_i^-(4k-2))^(1/(4k-2)), which holds on a line already.
     """
     samples, log_delta, power = _samples(sigma, count), _log_inverse(k, num_features, delta, 0.25), 4 * k - 2
-    subspace = 0.0
-    if k >= 2 and num_features >= 2:
-        dimension = num_features if num_features >= 3 else 0
-        subspace = (dimension + log_delta) ** 0.25 * _root(*samples, 4)
-    return Bound(constant * subspace, constant / k * log_delta ** (1 / power) * _root(*samples, power))
+    dimension = num_features if num_features >= 3 else 0
+    subspace = (dimension + log_delta) ** 0.25 * _root(*samples, 4) if min(k, num_features) >= 2 else 0.0
+    return Bound(subspace, 1 / k * log_delta ** (1 / power) * _root(*samples, power))
 
 
 def upper_conditions(
@@ -119,8 +111,7 @@ def upper_conditions(
 ) -> list[Condition]:  # fmt: skip
     """Hypotheses of the upper bound: n_d >= d + log(1/delta) and n_l >= 4 (log(1/delta) + k log k).
 
-    The 4 is what the partition into groups needs. The last, sigma >= `radius`, is one that the bound can do
-    without: levels below the radius count as the radius, in n_d and n_l too.
+    The 4 is what the partition into groups needs. The bound can do without the last, sigma >= `radius`.
     """
     log_delta = _log_inverse(k, num_features, delta)
     n_d, n_l = effective_sizes(sigma, k, count, radius)
@@ -135,10 +126,9 @@ def upper_conditions(
 def lower_conditions(
     sigma: ArrayLike, num_features: int, k: int, delta: float = 0.05, count: ArrayLike = 1.0
 ) -> list[Condition]:
-    """Hypotheses of the lower bound, for atoms in the unit ball, or in that of the lowest sigma if it is less:
+    """sum_i sigma_i^-4 >= d + log(1/delta) and sum_i sigma_i^-(4k-2) >= k^(2k-1) log(1/delta).
 
-    sum_i sigma_i^-(4k-2) >= k^(2k-1) log(1/delta) and sum_i sigma_i^-4 >= d + log(1/delta), with sigma in units
-    of the radius.
+    These are the hypotheses of the lower bound, in units of the ball's radius: 1, or the lowest sigma if less.
     """
     samples, log_delta, power = _samples(sigma, count), _log_inverse(k, num_features, delta, 0.25), 4 * k - 2
     unit = min(1.0, float(samples[0].min()))

@@ -60,9 +60,7 @@ def project_half(
 ) -> tuple[Subspace, Array, NDArray[np.int64]]:
     """The subspace from a random half of the samples, all samples in it (n, r), and the other half's rows."""
     shuffled, half = rng.permutation(len(x)), len(x) // 2
-    chosen = np.zeros(len(x), bool)
-    chosen[shuffled[:half]] = True
-    subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, chosen)
+    subspace = find_subspace(x, sigma, min(k - 1, x.shape[1]), rng, shuffled[:half])
     return subspace, subspace.project(x), shuffled[half:]
 
 
@@ -92,36 +90,29 @@ def choose_number(x: NDArray, sigma: Array, rng: np.random.Generator) -> tuple[A
     """The winner's atoms (k, d), the nonparametric estimate that bounds every k, and the evidence.
 
     From samples `x` (n, d) with noise `sigma` (n,); beyond 3 dimensions, along the 3 in which atoms vary most.
+    The bound ends the search over k = 1, 2, .. where no larger k can win.
     """
-    few = np.sort(rng.permutation(len(x))[:_MOST_SAMPLES])
-    z, level, subspace = np.asarray(x[few], np.float64), sigma[few], None
+    chosen = np.sort(rng.permutation(len(x))[:_MOST_SAMPLES])
+    z, level, subspace = np.asarray(x[chosen], np.float64), sigma[chosen], None
     if x.shape[1] > 3:
         subspace = _visible(find_subspace(z, level, 3, rng), z, level)
         z = subspace.project(z)
     level = np.maximum(level, 1e-4 * (float(np.ptp(z, axis=0).max()) or 1.0))
     best = npmle(z, level, seed=int(rng.integers(2**31)))
-    evidence, atoms = _weigh(z, level, best)
-    return atoms if subspace is None else subspace.lift(atoms), best, evidence
-
-
-def _weigh(x: Array, sigma: Array, best: Estimate) -> tuple[list[Evidence], Array]:
-    """Fit k = 1, 2, .. atoms to samples `x` (n, d) and weigh them: the evidence, and the winner's atoms (k, d).
-
-    `best` bounds the likelihood of every mixture, so that the search ends where no larger k can win.
-    """
-    penalty, center, few = math.log(len(x)) / 2, x.mean(0), np.arange(0, len(x), max(1, len(x) // _SUBSAMPLE))
+    penalty, center, few = math.log(len(z)) / 2, z.mean(0), np.arange(0, len(z), max(1, len(z) // _SUBSAMPLE))
     tried: list[tuple[float, float, Array]] = []
     for k in range(1, min(_MOST_ATOMS, len(best.mixture.weights)) + 1):
         start = cluster(best.mixture.atoms - center, best.mixture.weights, k)
-        found = climb(x - center, sigma, few, [start])
-        height = log_likelihood(x - center, sigma, found)
+        found = climb(z - center, level, few, [start])
+        height = log_likelihood(z - center, level, found)
         tried.append((height, height - penalty * (found.atoms.size + k - 1), found.atoms + center))
-        more = (k + 1) * (x.shape[1] + 1) - 1
+        more = (k + 1) * (z.shape[1] + 1) - 1
         if best.log_likelihood + best.gap - penalty * more <= max(penalised for _, penalised, _ in tried):
             break
     share = softmax([penalised for _, penalised, _ in tried])
     evidence = [Evidence(k + 1, *tried[k][:2], float(share[k])) for k in range(len(tried))]
-    return evidence, tried[int(np.argmax(share))][2]
+    atoms = tried[int(np.argmax(share))][2]
+    return atoms if subspace is None else subspace.lift(atoms), best, evidence
 
 
 def _visible(subspace: Subspace, x: Array, sigma: Array) -> Subspace:

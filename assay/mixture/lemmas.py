@@ -24,17 +24,15 @@ def noise_deviation(alpha: Array, num_features: int, delta: float) -> float:
     return max(math.sqrt(size * float(alpha @ alpha)), size * float(alpha.max()))
 
 
-def covariance_deviation(
-    sigma: ArrayLike, num_features: int, k: int, delta: float, radius: float = 1.0
-) -> float:
+def covariance_deviation(sigma: ArrayLike, num_features: int, k: int, delta: float) -> float:
     """Lemma "cov_conc": |Sigma_hat - E[y y']| is below a multiple of this with probability 1 - delta.
 
-    Sigma_hat = sum_i alpha_i x_i x_i' - sigma_bar^2 I with alpha_i ~ sigma_i^-4, for atoms within `radius`.
+    Sigma_hat = sum_i alpha_i x_i x_i' - sigma_bar^2 I with alpha_i ~ sigma_i^-4, for atoms in the unit ball.
     """
     level, size = np.asarray(sigma, np.float64), num_features + math.log(1 / delta)
     alpha = inverse_weights(level**4)
-    noise = float((alpha * level) ** 2 @ np.maximum(level**2, radius**2))
-    drawn = radius**2 * k * math.sqrt(math.log(k / delta) * float(alpha @ alpha))
+    noise = float((alpha * level) ** 2 @ np.maximum(level**2, 1))
+    drawn = k * math.sqrt(math.log(k / delta) * float(alpha @ alpha))
     return max(math.sqrt(size * noise), size * float((alpha * level**2).max()), drawn)
 
 
@@ -71,8 +69,6 @@ def divergences(first: Atoms, second: Atoms, sigma: float = 1.0, num_nodes: int 
     both = np.concatenate(points) - points[0][0]
     _, size, axes = np.linalg.svd(both, full_matrices=False)
     axes = axes[(size > 1e-12 * size[0]) | (np.arange(len(size)) == 0)]
-    if len(axes) > 3:
-        raise AssayError(f"atoms span {len(axes)} dimensions: quadrature serves three at most")
     node, mass = hermegauss(num_nodes)
     nodes = np.stack(np.meshgrid(*[node] * len(axes), indexing="ij"), -1).reshape(-1, len(axes))
     masses = np.prod(np.meshgrid(*[mass / mass.sum()] * len(axes), indexing="ij"), axis=0).ravel()
@@ -132,23 +128,21 @@ def hard_pair(k: int, epsilon: float = 1.0) -> tuple[Atoms, Atoms]:
     return pair[0], pair[1]
 
 
-def hard_packing(
-    num_features: int, num_members: int, scale: float, rng: np.random.Generator, distance: float = 0.25
-) -> list[Atoms]:
+def hard_packing(num_features: int, num_members: int, scale: float, rng: np.random.Generator) -> list[Atoms]:
     """The family of Theorem "lb_hd": (delta_theta + delta_-theta) / 2 for theta in a packing of a sphere.
 
     theta = scale u for `num_members` unit vectors u, drawn at random, of which no two, nor one and the negative
-    of another, are closer than `distance`: W1 between two members is at least scale * distance. The theorem
-    takes the scale c (d / sum_i sigma_i^-4)^(1/4), at which the samples cannot tell the members apart.
+    of another, are closer than 1/4: W1 between two members is at least scale / 4. The theorem takes the scale
+    c (d / sum_i sigma_i^-4)^(1/4), at which the samples cannot tell the members apart.
     """
     found = np.empty((0, num_features))
     for _ in range(1000):
         u = rng.standard_normal(num_features)
         u /= np.linalg.norm(u)
         # |u - v|^2 = 2 - 2 <u, v>, and of v and -v the closer counts.
-        if (2 - 2 * np.abs(found @ u) >= distance**2).all():
+        if (2 - 2 * np.abs(found @ u) >= 0.25**2).all():
             found = np.concatenate([found, u[None]])
             if len(found) == num_members:
                 return [Atoms(scale * np.stack([u, -u]), np.full(2, 0.5)) for u in found]
-    reason = f"only {len(found)} directions {distance:g} apart were found in {num_features} dimensions"
-    raise AssayError(reason, key="num_members", cure="ask for fewer members or a smaller distance")
+    reason = f"only {len(found)} directions 1/4 apart were found in {num_features} dimensions"
+    raise AssayError(reason, key="num_members", cure="ask for fewer members")

@@ -67,11 +67,10 @@ def posterior(x: NDArray, sigma: Array, mixture: Atoms) -> tuple[Array, Array]:
     places = place_vectors(mixture.atoms - center)
     shares, log_density = np.empty((len(x), len(places))), log_constant(sigma, x.shape[1])
 
-    def work(rows: slice, part: Array) -> tuple[Array, ...]:
+    def work(rows: slice, part: Array) -> None:
         resp, height = responsibilities(sample_vectors(part - center, sigma[rows]), places, mixture.weights)
         shares[rows] = resp.T
         log_density[rows] += height
-        return ()
 
     sum_over_chunks(x, work, len(places))
     return shares, log_density
@@ -207,10 +206,9 @@ def cluster_starts(x: Array, sigma: Array, k: int, rng: np.random.Generator, num
 
 
 def polish_in_space(x: NDArray, sigma: Array, low: Atoms, subspace: Subspace, max_rounds: int = 3) -> Atoms:
-    """Climb the likelihood of samples `x` (n, d) with noise `sigma` (n,) from the maximum within the subspace.
+    """Climb the likelihood of samples `x` (n, d) from its maximum in the subspace, `low`, with atoms (k, r).
 
-    That is `low`, with atoms (k, r). In turns the atoms move off their subspace, and `polish` climbs within
-    the one that they span then.
+    In turns the atoms move off their subspace, and `polish` climbs within the one that they span then.
     """
     for left in reversed(range(max_rounds)):
         basis, center = subspace.basis, subspace.center

@@ -12,18 +12,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from assay.errors import AssayError
-from assay.mixture.bounds import Condition, upper_conditions
-from assay.mixture.estimate import LEAST_NOISE, Evidence, choose_number, estimate_atoms
+from assay.mixture.bounds import upper_conditions
+from assay.mixture.estimate import LEAST_NOISE, choose_number, estimate_atoms
 from assay.mixture.likelihood import posterior, standard_errors
 from assay.mixture.moments import Array, Atoms
-from assay.mixture.npmle import Estimate
 from assay.mixture.samples import LARGEST, check_sigma
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_CHUNK = 65_536  # samples checked at a time
-_MAX_DRAWN = 2000  # samples of a figure
 
 
 class ConditionWarning(UserWarning):
@@ -67,12 +63,6 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     >>> picture = found.plot(X)
     """
 
-    means_: Array
-    weights_: Array
-    conditions_: list[Condition]
-    npmle_: Estimate
-    evidence_: list[Evidence]
-
     def __init__(
         self, n_components: int | None = 2, *, sigma: float | None = None, polish: bool = True,
         num_restarts: int = 2, delta: float = 0.05, check_units: bool = True, random_state: Any = None,
@@ -105,22 +95,21 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         self.conditions_ = upper_conditions(level, self.n_features_in_, k, self.delta, self.radius_)
         for condition in self.conditions_[:2]:  # the last, sigma >= R, is not needed for the guarantee
             if not condition.holds:
-                message = f"{condition}; the theorem's guarantee does not apply"
-                warnings.warn(message, ConditionWarning, stacklevel=2)
+                warnings.warn(f"{condition}; the theorem's guarantee does not apply", ConditionWarning, 2)
         return self
 
-    def plot(self, X: ArrayLike | None = None) -> "Image":
+    def plot(self, X: ArrayLike) -> "Image":
         """A figure of the atoms, and of some of the samples `X` (n, d), in the first two dimensions."""
         from assay.figure import COLOURS, Panel, Series, draw
 
         panel = Panel("Atoms and their weights", "dimension 1", "dimension 2")
-        x = self.mixture_.atoms[:0] if X is None else np.asarray(X)
-        groups = [("samples", x[:: max(1, len(x) // _MAX_DRAWN)], "#BBBBBB")] if len(x) else []
+        x = np.asarray(X)
+        groups = [("samples", x[:: max(1, len(x) // 2000)], "#BBBBBB")]
         for j, (weight, atom) in enumerate(zip(self.weights_, self.means_, strict=True)):
             groups.append((f"weight {weight:.3g}", atom[None], COLOURS[1 + j % (len(COLOURS) - 1)]))
         for name, points, colour in groups:
-            y = points[:, 1] if points.shape[1] > 1 else np.zeros(len(points))
-            panel.series.append(Series(name, "points", points[:, 0], y, colour=colour))
+            first, second = np.column_stack([points, np.zeros(len(points))]).T[:2]
+            panel.series.append(Series(name, "points", first, second, colour=colour))
         return draw([panel])
 
     @property
@@ -131,7 +120,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
 
     def score_samples(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
         """Log-density of each sample under the mixture and its own noise, in nats: (n,)."""
-        return self._answer(posterior, X, sigma)[1]
+        return posterior(*self._given(X, sigma))[1]
 
     def score(
         self, X: ArrayLike, y: None = None, sample_weight: ArrayLike | None = None, *,
@@ -143,7 +132,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
 
     def predict_proba(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> Array:
         """Probability that each sample comes from each atom, given its noise: (n, k')."""
-        return self._answer(posterior, X, sigma)[0]
+        return posterior(*self._given(X, sigma))[0]
 
     def predict(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> NDArray[np.int64]:
         """Index of the most probable atom of each sample: (n,)."""
@@ -156,10 +145,9 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     def standard_errors(self, X: ArrayLike, *, sigma: ArrayLike | None = None) -> tuple[Array, Array]:
         """Standard errors of `means_` (k', d) and `weights_` (k',), from the samples of the fit.
 
-        They come from the information of the likelihood: for polished fits with enough samples to tell the
-        atoms apart. Where samples say nothing of a number, its error is infinite.
+        They hold for polished fits that tell the atoms apart; what samples do not show has an infinite error.
         """
-        return self._answer(standard_errors, X, sigma)
+        return standard_errors(*self._given(X, sigma))
 
     def sample(self, n_samples: int = 1, *, sigma: float = 0.0) -> tuple[Array, NDArray[np.int64]]:
         """Draw samples with noise `sigma`: (n, d), and the index of each one's atom, (n,)."""
@@ -171,12 +159,10 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         x = self.means_[label]
         return x + sigma * rng.standard_normal(x.shape), label
 
-    def _answer(
-        self, ask: Callable[[NDArray, Array, Atoms], tuple[Array, Array]], X: ArrayLike, sigma: ArrayLike | None
-    ) -> tuple[Array, Array]:
-        check_is_fitted(self)
-        x, level = self._read(X, sigma, reset=False)
-        return ask(x, np.maximum(level, LEAST_NOISE * (self.radius_ or 1.0)), self.mixture_)
+    def _given(self, X: ArrayLike, sigma: ArrayLike | None) -> tuple[NDArray, Array, Atoms]:
+        """Samples, their levels, and the fitted atoms."""
+        mixture, (x, level) = self.mixture_, self._read(X, sigma, reset=False)
+        return x, np.maximum(level, LEAST_NOISE * (self.radius_ or 1.0)), mixture
 
     def _read(self, X: ArrayLike, sigma: ArrayLike | None, reset: bool) -> tuple[NDArray, Array]:
         """Samples as an array (memory-maps stay on disk) and their levels (n,), after checking both."""
@@ -187,25 +173,20 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         if given is None:
             cure = "give it to this method or to NoisyMixture; in a pipeline, call set_fit_request(sigma=True)"
             raise AssayError("is missing", key="sigma", cure=cure)
-        level, size = check_sigma(given, len(x)), 0.0
-        for start in range(0, len(x), _CHUNK):
-            part = np.asarray(x[start : start + _CHUNK])
-            size = max(float(part.max()), -float(part.min()), size)  # NaN, if any, comes first and stays
-            if not np.isfinite(size):
-                bad = start + int((~np.isfinite(part)).any(1).argmax())
-                what = f"sample {bad} holds NaN or infinity"
-                raise AssayError(what, key="X", cure="remove or correct the sample")
+        level, size = check_sigma(given, len(x)), max(float(x.max()), -float(x.min()))
+        if not np.isfinite(size):
+            what = f"sample {int((~np.isfinite(x)).any(1).argmax())} holds NaN or infinity"
+            raise AssayError(what, key="X", cure="remove or correct the sample")
         if size >= LARGEST or 0 < size <= 1 / LARGEST:
             what = "values are too large or too small to square"
             raise AssayError(what, key="X", cure="rescale X and sigma together")
         return x, level
 
     def _check_parameters(self, num_samples: int) -> None:
-        k, restarts = self.n_components, self.num_restarts
-        counts = [type(value) is not bool and isinstance(value, Integral) for value in (k, restarts)]
+        k, count = self.n_components, self.num_restarts
         rules = {
-            "n_components": (k is None or (counts[0] and k >= 1), "give a number of atoms, or None"),
-            "num_restarts": (counts[1] and restarts >= 0, "give a number >= 0"),
+            "n_components": (k is None or (isinstance(k, Integral) and k >= 1), "give a number >= 1, or None"),
+            "num_restarts": (isinstance(count, Integral) and count >= 0, "give a number >= 0"),
             "delta": (0 < self.delta < 0.5, "give a probability below 0.5"),
         }
         for key, (holds, cure) in rules.items():

@@ -187,14 +187,12 @@ def _barrier_projection(target: Array, stacks: list[Array], interval: tuple[floa
     return np.where(inside[:, None], moments, before)
 
 
-def quadrature(
-    moments: ArrayLike, interval: tuple[float, float] = (-1.0, 1.0), tolerance: float = 1e-12
-) -> tuple[Array, Array]:
+def quadrature(moments: ArrayLike, interval: tuple[float, float] = (-1.0, 1.0)) -> tuple[Array, Array]:
     """Atoms (..., k) and weights (..., k) with the given moments m_1 .. m_{2k-1}, a batch at once.
 
     Multiplication by x, written in a basis that is orthonormal under m, is the Jacobi matrix: its eigenvalues
     are the atoms, the squared first components of its eigenvectors the weights. If k' < k atoms suffice the
-    Hankel matrix has rank k' (to `tolerance`) and the other weights are 0. Atoms are kept in [a, b].
+    Hankel matrix has rank k' and the other weights are 0. Atoms are kept in [a, b].
     """
     values = np.asarray(moments, np.float64)
     order = values.shape[-1]
@@ -205,7 +203,7 @@ def quadrature(
     gram = basis @ extended[..., rows] @ basis.T  # E[p p']
     shifted = basis @ extended[..., rows + 1] @ basis.T  # E[x p p']
     eigenvalue, vector = np.linalg.eigh((gram + gram.swapaxes(-1, -2)) / 2)
-    kept = eigenvalue > tolerance * eigenvalue[..., -1:]
+    kept = eigenvalue > 1e-12 * eigenvalue[..., -1:]
     whitening = vector * np.where(kept, 1 / np.sqrt(np.where(kept, eigenvalue, 1)), 0)[..., None, :]
     jacobi = whitening.swapaxes(-1, -2) @ shifted @ whitening
     first = (whitening.swapaxes(-1, -2) @ gram[..., :1])[..., 0]  # the constant 1 in the orthonormal basis

@@ -15,7 +15,6 @@ vectors (n, d + 2), see `assay.mixture.likelihood`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,22 +51,17 @@ class Estimate:
 
 
 def npmle(
-    x: Array, sigma: Array, axes: Sequence[Array] | None = None, free: bool = True, tolerance: float = 1e-6,
-    seed: int = 0,
-) -> Estimate:  # fmt: skip
+    x: Array, sigma: Array, num_places: int = 10_000, free: bool = True, tolerance: float = 1e-6, seed: int = 0
+) -> Estimate:
     """Maximise the likelihood of samples `x` (n, d) with noise `sigma` (n,) > 0, to a gap of n `tolerance`.
 
-    `axes` are d increasing vectors, whose product is the grid; the default covers the samples with 10,000
-    places in 1, 2 or 3 dimensions. Atoms may leave it if `free`: from the grid, from the active places and from
-    the samples that fit worst, places are moved to where D is largest.
+    A grid of `num_places` places covers the samples, in 1, 2 or 3 dimensions. If `free`, atoms may leave it:
+    from the grid, the active places and the samples that fit worst, places move to where D is largest.
     """
     n, d = x.shape
-    if axes is None and d > 3:
-        what = f"a grid in {d} dimensions is too large"
-        raise AssayError(what, key="axes", cure="project X onto 3 dimensions")
-    grid = default_axes(x, sigma) if axes is None else [np.asarray(axis, np.float64) for axis in axes]
-    if len(grid) != d or any(axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any() for axis in grid):
-        raise AssayError(f"must be {d} increasing vectors, one for each column of X", key="axes")
+    if d > 3:
+        raise AssayError(f"has {d} columns: a grid is too large", key="X", cure="project X onto 3 dimensions")
+    grid = grid_axes(x, sigma, num_places)
     center = np.array([(axis[0] + axis[-1]) / 2 for axis in grid])
     grid = [axis - middle for axis, middle in zip(grid, center, strict=True)]
     vectors = sample_vectors(x - center, sigma)
@@ -86,11 +80,8 @@ def npmle(
     return Estimate(mixture, log_likelihood, gap * n, everywhere * n)
 
 
-def default_axes(x: Array, sigma: Array, num_places: int = 10_000) -> list[Array]:
-    """Axes of a grid of about `num_places` places that covers the samples.
-
-    Not those with more noise than all cleaner samples are wide: wherever the atoms lie, they say little of it.
-    """
+def grid_axes(x: Array, sigma: Array, num_places: int) -> list[Array]:
+    """Axes of a grid that covers the samples, except those with more noise than all cleaner ones are wide."""
     count, order = round(num_places ** (1 / x.shape[1])), np.argsort(sigma, kind="stable")
     axes = []
     for column in x[order].T:
@@ -147,8 +138,8 @@ def _solve(
 def _solve_weights(vectors: Array, places: Array, weights: Array, tolerance: float) -> tuple[Array, Array]:
     """The best weights (m,) of `places`, to a duality gap of n `tolerance` among them, and log f_i (n,).
 
-    Newton's method for sum_i log f_i - n sum_j w_j, whose maximum has weights of sum 1 by itself, with w >= 0.
-    A step of EM comes first: it finds the scale of weights that were set arbitrarily.
+    Newton's method for sum_i log f_i - n sum_j w_j, whose maximum has weights of sum 1 by itself, with w >= 0,
+    after a step of EM, which finds the scale of weights that were set arbitrarily.
     """
     weights = weights * _scores(vectors, _log_density(vectors, places, weights), places) / len(vectors)
     for left in reversed(range(51)):
@@ -185,9 +176,8 @@ def _log_density(vectors: Array, places: Array, weights: Array) -> Array:
     live, log_density = weights > 0, np.empty(len(vectors))
     targets = place_vectors(places[live])
 
-    def work(rows: slice, part: Array) -> tuple[Array, ...]:
+    def work(rows: slice, part: Array) -> None:
         log_density[rows] = responsibilities(part, targets, weights[live])[1]
-        return ()
 
     sum_over_chunks(vectors, work, len(targets))
     return log_density
@@ -229,9 +219,8 @@ def _scores(vectors: Array, log_density: Array, places: Array) -> Array:
 def _climb(vectors: Array, log_density: Array, places: Array) -> Array:
     """One step of Newton's method from each of `places` (m, d) towards a maximum of D.
 
-    The gradient and the Hessian of D are products of the first and second moments of the samples' vectors with
-    the derivatives of the places' vectors. Where D is not concave, directions are climbed by the size of their
-    curvature.
+    The derivatives of D are products of the moments of the samples' vectors with the derivatives of the places'
+    vectors. Where D is not concave, directions are climbed by the size of their curvature.
     """
     (m, d), size = places.shape, vectors.shape[1]
     slopes = np.zeros((m, size, d))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import least_squares, linprog
+from scipy.special import softmax
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
@@ -33,7 +34,6 @@ from assay.mixture.moments import (
     quadrature,
 )
 
-_LARGEST_NET, _LARGEST_SEARCH = 20_000, 30_000_000  # directions, and distances, of an exhaustive search
 _BEAM = 40
 _CAUTION = 10.0  # of the weights of samples, see `moment_weights`
 
@@ -119,10 +119,6 @@ def sphere_net(num_dims: int, radius: float) -> Array:
     steps = math.ceil(math.sqrt(num_dims - 1) / radius)
     steps += steps % 2  # an even number of steps puts 0, hence the axes, on the grid
     ticks = np.linspace(-1, 1, steps + 1)
-    size = num_dims * len(ticks) ** (num_dims - 1)
-    if size > _LARGEST_NET:
-        what = f"an exhaustive search would look along {size:,} directions in {num_dims} dimensions"
-        raise AssayError(what, key="search", cure="use scalable_search")
     face = np.stack(np.meshgrid(*[ticks] * (num_dims - 1), indexing="ij"), -1).reshape(-1, num_dims - 1)
     points = np.concatenate([np.insert(face, axis, 1.0, axis=1) for axis in range(num_dims)])
     return points / np.linalg.norm(points, axis=1, keepdims=True)
@@ -136,41 +132,30 @@ def simplex_net(k: int, spacing: float) -> Array:
     return (np.diff(edges, axis=1) - 1) / parts
 
 
-def exhaustive_search(marginals: Marginals, net_radius: float | None = None) -> Atoms:
+def exhaustive_search(marginals: Marginals) -> Atoms:
     """The Low-dimensional Algorithm: min over candidate atoms and weights of max over directions of W1.
 
-    The net of directions has radius 1 / (32 k^2 sqrt(r)) unless given; the net of weights n^-1/(4k-2).
+    The net of directions has radius 1 / (32 k^2 sqrt(r)), the net of weights n^-1/(4k-2).
     """
     k, num_dims = marginals.k, marginals.num_dims
-    directions = sphere_net(num_dims, net_radius or 1 / (32 * k**2 * math.sqrt(num_dims)))
-    net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
-    num_distances = math.comb(k**num_dims, k) * len(net) * len(directions)
-    if num_distances > _LARGEST_SEARCH:
-        what = f"an exhaustive search would compute {num_distances:,} distances"
+    if num_dims > 2 or (num_dims == 2 and k > 3):
+        what = f"an exhaustive search for {k} atoms in {num_dims} dimensions would take too long"
         raise AssayError(what, key="search", cure="use scalable_search")
+    directions = sphere_net(num_dims, 1 / (32 * k**2 * math.sqrt(num_dims)))
+    net = simplex_net(k, marginals.num_samples ** (-1 / (4 * k - 2)))
     estimates = marginals_from(marginals.moments(directions))
     axes = marginals_from(marginals.moments(np.eye(num_dims)))[0]  # (num_dims, k)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, num_dims)
-    best = (math.inf, grid[:k], net[0])
-    for subset in map(list, combinations(range(len(grid)), k)):
-        score = worst_marginal(grid[subset], net, directions, estimates)
-        if score.min() < best[0]:
-            best = (float(score.min()), grid[subset], net[score.argmin()])
-    return Atoms(best[1], best[2])
-
-
-def search_directions(num_dims: int) -> Array:
-    """The axes and the diagonals (e_i +- e_j) / sqrt 2 of each pair of them: (num_dims^2, num_dims)."""
-    axes = np.eye(num_dims)
-    pairs = list(combinations(range(num_dims), 2))
-    diagonals = [(axes[i] + sign * axes[j]) / math.sqrt(2) for i, j in pairs for sign in (1, -1)]
-    return np.array([*axes, *diagonals])
+    candidates = [grid[list(subset)] for subset in combinations(range(len(grid)), k)]
+    scores = np.array([worst_marginal(atoms, net, directions, estimates) for atoms in candidates])
+    best, weights = np.unravel_index(scores.argmin(), scores.shape)
+    return Atoms(candidates[best], net[weights])
 
 
 def scalable_search(marginals: Marginals) -> Atoms:
     """A search whose cost does not explode with k. What it approximates, against `exhaustive_search`:
 
-    - directions: `search_directions`, whose diagonals tell which atom of one axis belongs to which of another;
+    - directions: the axes, and the diagonals (e_i +- e_j) / sqrt 2, which tell what belongs together;
     - candidates: the grid of axis atoms grown axis by axis, keeping the 40 partial atoms whose projections lie
       nearest to the marginals along the diagonals seen so far;
     - weights: a linear programme over all candidates instead of a net; its solution is gathered into k
@@ -179,7 +164,9 @@ def scalable_search(marginals: Marginals) -> Atoms:
       it lowers the largest W1, the criterion of the paper.
     """
     k, num_dims = marginals.k, marginals.num_dims
-    directions = search_directions(num_dims)
+    pairs = combinations(np.eye(num_dims), 2)
+    diagonals = [(first + sign * second) / math.sqrt(2) for first, second in pairs for sign in (1, -1)]
+    directions = np.array([*np.eye(num_dims), *diagonals])
     moments = marginals.moments(directions)
     atoms, weights = marginals_from(moments)
     if num_dims == 1:
@@ -252,9 +239,7 @@ def _refine(start: Atoms, directions: Array, moments: Array, standard_error: Arr
     orders = np.arange(1, moments.shape[1] + 1)
 
     def unpack(theta: Array) -> tuple[Array, Array]:
-        logits = theta[k * num_dims :]
-        weights = np.exp(logits - logits.max())
-        return theta[: k * num_dims].reshape(k, num_dims), weights / weights.sum()
+        return theta[: k * num_dims].reshape(k, num_dims), softmax(theta[k * num_dims :])
 
     def residual(theta: Array) -> Array:
         atoms, weights = unpack(theta)

@@ -5,19 +5,16 @@
 
 estimates the covariance of the atoms (Lemma "cov_conc"), and c their mean. The paper takes the top k
 eigenvectors of the second moment about 0; around the mean r = k - 1 suffice, which makes the low-dimensional
-problem smaller and the estimate independent of the origin. The weights are the inverse of the terms
-of that lemma, s being the mean variance of the atoms along the subspace; for sigma^2 >> s they are the paper's
-sigma^-4.
+problem smaller and the estimate independent of the origin. The weights are the inverse of the terms of that
+lemma, s being the mean variance of the atoms along the subspace; if sigma^2 >> s they are the paper's sigma^-4.
 
 Sigma_hat is never formed. A block of vectors is multiplied by it, a pass over the samples each time, and the
-best vectors in the span of all blocks so far are kept (block Lanczos). From a start on a subsample, one or two
-passes suffice where the atoms are well above the noise; weak ones take more.
+best vectors in the span of all blocks so far are kept (block Lanczos).
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +25,16 @@ from assay.mixture.moments import Array, inverse_weights
 _CHUNK_VALUES = 1 << 17  # numbers read at a time: 1 MiB of float64 stays in the cache between two products
 _SUBSAMPLE = 2048
 _MOST_PASSES = 12
+_BLAS = ThreadpoolController().select(user_api="blas")  # what multiplies matrices
 
 
 @dataclass(frozen=True)
 class Subspace:
     """The points center + basis z."""
 
-    center: Array = field(repr=False)
+    center: Array
     """(d,): the estimated mean of the atoms."""
-    basis: Array = field(repr=False)
+    basis: Array
     """(d, num_dims), orthonormal columns."""
 
     @classmethod
@@ -51,9 +49,8 @@ class Subspace:
         z = np.empty((len(x), self.basis.shape[1]))
         offset = self.center @ self.basis
 
-        def work(rows: slice, part: Array) -> tuple[Array, ...]:
+        def work(rows: slice, part: Array) -> None:
             z[rows] = part @ self.basis - offset
-            return ()
 
         sum_over_chunks(x, work)
         return z
@@ -64,9 +61,9 @@ class Subspace:
 
 
 def sum_over_chunks(
-    x: NDArray, work: Callable[[slice, Array], tuple[Array, ...]], width: int = 1
+    x: NDArray, work: Callable[[slice, Array], tuple[Array, ...] | None], width: int = 1
 ) -> tuple[Array, ...]:
-    """One pass over `x` (n, d): the sums of what `work(rows, x[rows])` returns for chunks of rows.
+    """One pass over `x` (n, d): the sums of what `work(rows, x[rows])` returns for chunks of rows, if anything.
 
     `width` is how many numbers the work keeps for each row, if more than d. Chunks fit into the cache, too
     small for products to be split over threads: each thread takes chunks of its own instead.
@@ -77,33 +74,25 @@ def sum_over_chunks(
     def share(mine: list[slice]) -> list[Array]:
         sums: list[Array] = []
         for rows in mine:
-            parts = work(rows, np.asarray(x[rows], np.float64))
+            parts = work(rows, np.asarray(x[rows], np.float64)) or ()
             sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else list(parts)
         return sums
 
-    products = _products()
-    allowed = max((library.num_threads for library in products.lib_controllers), default=1)
-    num_threads = min(len(slices), allowed)
-    with products.limit(limits=1), ThreadPoolExecutor(num_threads) as pool:
+    num_threads = min(len(slices), max((library.num_threads for library in _BLAS.lib_controllers), default=1))
+    with _BLAS.limit(limits=1), ThreadPoolExecutor(num_threads) as pool:
         shares = list(pool.map(share, [slices[i::num_threads] for i in range(num_threads)]))
     return tuple(sum(parts[1:], start=parts[0]) for parts in zip(*shares, strict=True))
 
 
-@cache
-def _products() -> ThreadpoolController:
-    """The libraries that multiply matrices."""
-    return ThreadpoolController().select(user_api="blas")
-
-
 def find_subspace(
-    x: NDArray, sigma: Array, num_dims: int, rng: np.random.Generator, chosen: NDArray[np.bool_] | None = None
+    x: NDArray, sigma: Array, num_dims: int, rng: np.random.Generator, rows: NDArray[np.int64] | None = None
 ) -> Subspace:
-    """Center and top `num_dims` eigenvectors of Sigma_hat, from the `chosen` rows (n,) of `x` (n, d), or all.
+    """Center and top `num_dims` eigenvectors of Sigma_hat, from some `rows` of `x` (n, d), or all.
 
     With num_dims >= d the basis is the identity and only the center is estimated.
     """
     num_features = x.shape[1]
-    used = np.arange(len(x)) if chosen is None else np.flatnonzero(chosen)
+    used = np.arange(len(x)) if rows is None else np.sort(rows)
     few = np.sort(used[cleanest(sigma[used], _SUBSAMPLE)])
     part, level = np.asarray(x[few], np.float64), sigma[few]
     center = part.mean(0)

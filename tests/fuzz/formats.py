@@ -50,7 +50,7 @@ from assay.metrics.evaluate import Evaluation
 from assay.metrics.extract import load_extractor, read_classifier, reference_from_images
 from assay.metrics.held_out import HeldOutConfig, HeldOutLoss, load_held_out_loss, save_held_out_loss
 from assay.metrics.tune import Tuned, load_tuned, tuned_path
-from assay.mixture.samples import read_samples, write_samples
+from assay.mixture.samples import read_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
 from assay.outcome import Configuration, Outcome, load_outcome, write_outcomes
 from assay.pricing import PAPER, price_all, read_levels
@@ -389,17 +389,12 @@ def _to_go(folder: Path) -> Target:
     return Target(folder, "folder", "png", "uint8", None)
 
 
-@_maker
-def _samples(folder: Path, name: str) -> Path:
-    write_samples(folder / name, _RNG.normal(size=(20, 2)), np.linspace(0.1, 1, 20))
-    return folder / name
-
-
 _CONFIG = (
     '[data]\nstore = "digits"\nclean_fraction = 0.1\nsigma = 0.5\n'
     '[net]\npreset = "mlp"\n[train]\nnum_steps = 100\nlr = 1e-3\n'
 )
 _ANNOTATIONS = "filename,sigma,usable_from\n0.png,0.1,\n1.png,0,0.5\n2.png,0.2,0.3\n"
+_SAMPLES = "x,y,sigma\n" + "".join(f"{x},{y},{0.1 + y}\n" for x, y in _RNG.uniform(size=(20, 2)))
 _JSON_LINES = "".join(json.dumps({"filename": f"{i}.png", "sigma": i / 10}) + "\n" for i in range(3))
 _LOG = "".join(json.dumps({"step": i, "loss": 0.5 / i}) + "\n" for i in range(1, 9))
 _RUN = json.dumps(
@@ -534,6 +529,5 @@ FORMATS: list[Format] = [
     Format("statistics npz", _statistics, lambda path: vars(load_statistics(path)), True),
     Format("EDM reference npz", _edm_reference, lambda path: vars(load_statistics(path)), True),
     Format("features", _features, _read_features, True),
-    Format("samples csv", _samples("a.csv"), read_samples),
-    Format("samples npz", _samples("a.npz"), read_samples, True),
+    Format("samples csv", _text("a.csv", _SAMPLES), read_samples),
 ]

@@ -10,61 +10,46 @@ a line in a random direction.
 
 How many noisy samples replace a clean one is read off the curves: as many as give the same error in the worst
 case. The theorem promises sigma^4 for the subspace and sigma^(4k-2) inside it.
+
+    python studies/mixture-rates/rates.py        measures all this and writes the figures and tables beside it
 """
 
+import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
-from assay.errors import AssayError
-from assay.figure import COLOURS, Panel, Series
+from assay.figure import COLOURS, Panel, Series, save_png
 from assay.mixture.bounds import noisy_per_clean
 from assay.mixture.distance import wasserstein, wasserstein_line
 from assay.mixture.estimate import moment_estimate, project_half
 from assay.mixture.lemmas import hard_pair
 from assay.mixture.moments import Array, Atoms, hermite, moment_weights, project_moments, quadrature
-from assay.mixture.samples import simulate, two_levels
+from assay.mixture.samples import simulate
 
-_MOST_NUMBERS = 2_000_000  # in the samples of one fit
-_TERMS = ("subspace", "inside it", "together")
-_NUM_REDRAWN = 200
-
-
-def _listed(text: object) -> object:
-    """`1.5,2` as a command line gives a list."""
-    return tuple(text.replace(",", " ").split()) if isinstance(text, str) else text
+MOST_NUMBERS = 2_000_000  # in the samples of one fit
+TERMS = ("subspace", "inside it", "together")
+NUM_REDRAWN = 200
 
 
-_Level = Annotated[float, Field(ge=1, le=1e6)]
-
-
-class RatesConfig(BaseModel):
+@dataclass(frozen=True)
+class Config:
     """What to measure: clean samples have noise 1, atoms lie in the unit ball."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    k: int = Field(2, ge=2, description="Number of atoms.")
-    sigma: Annotated[tuple[_Level, ...], BeforeValidator(_listed), Strict(False)] = Field(
-        (2.0,), min_length=1, description="Noise levels of noisy samples; that of clean ones is 1."
-    )
-    clean_fraction: float = Field(0.1, ge=0, le=1, description="Share of clean samples in the mixed curve.")
-    num_features: int = Field(1, ge=1, description="Dimension; above 1 the subspace is measured too.")
-    num_samples: Annotated[tuple[int, ...], BeforeValidator(_listed), Strict(False)] = Field(
-        (300, 1000, 3000, 10_000), min_length=2, description="Numbers of clean samples to try."
-    )
-    num_repeats: int = Field(40, ge=2, description="Repeats per number of samples.")
-    seed: int = Field(0, ge=0, description="Seed of all random draws.")
-
-    @model_validator(mode="after")
-    def _enough(self) -> "RatesConfig":
-        if min(self.num_samples) < 4 * self.k or len(set(self.num_samples)) < 2:
-            what = f"a slope needs two sizes, each at least {4 * self.k} for {self.k} atoms"
-            raise AssayError(what, key="num_samples")
-        return self
+    k: int = 2
+    sigma: float = 2.0
+    """Noise level of noisy samples."""
+    clean_fraction: float = 0.1
+    """Share of clean samples in the mixed curve."""
+    num_features: int = 1
+    """Dimension; above 1 the subspace is measured too."""
+    num_samples: tuple[int, ...] = (300, 1000, 3000, 10_000)
+    """Numbers of clean samples."""
+    num_repeats: int = 40
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,7 @@ class Curve:
     def slope_interval(self, seed: int = 0) -> tuple[float, float]:
         """A 90% interval of the exponent b, from draws of the draws."""
         rng = np.random.default_rng(seed)
-        return _interval([self.redrawn(rng).power_law()[0] for _ in range(_NUM_REDRAWN)])
+        return middle_90([self.redrawn(rng).power_law()[0] for _ in range(NUM_REDRAWN)])
 
     def redrawn(self, rng: np.random.Generator) -> "Curve":
         """The curve of as many draws, taken from these with replacement."""
@@ -109,11 +94,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Noisy samples that replace a clean one."""
+    """How many noisy samples replace a clean one."""
 
     term: str
     """Of which error: that of the subspace, inside it, or both together."""
-    sigma: float
     measured: float
     """At the error where the curves of clean and of noisy samples overlap most."""
     interval: tuple[float, float]
@@ -132,12 +116,13 @@ class Rates:
     exchanges: list[Exchange]
 
 
-def _interval(redrawn: list[float]) -> tuple[float, float]:
-    low, high = np.quantile(redrawn, [0.05, 0.95])
+def middle_90(values: list[float]) -> tuple[float, float]:
+    """The 5% and the 95% quantile."""
+    low, high = np.quantile(values, [0.05, 0.95])
     return float(low), float(high)
 
 
-def _exchange_rate(clean: Curve, noisy: Curve) -> float:
+def exchange_rate(clean: Curve, noisy: Curve) -> float:
     """Noisy samples for a clean one, by the fitted power laws, at the error where the curves overlap most."""
     middle = np.log(np.concatenate([clean.error, noisy.error])).mean()
     sizes = [(level - middle) / slope for slope, level in (clean.power_law(), noisy.power_law())]
@@ -179,11 +164,11 @@ def hard_errors(k: int, sigma: Array, num_repeats: int, rng: np.random.Generator
     if d == 1:
         return [line_errors(hard_pair(k)[0], np.geomspace(0.03, 1, 14), sigma, num_repeats, rng, 1.0)]
     scales = np.geomspace(0.1, 1, 6)
-    errors = [[_fit_errors(k, scale, d, sigma, rng) for scale in scales] for _ in range(num_repeats)]
+    errors = [[fit_errors(k, scale, d, sigma, rng) for scale in scales] for _ in range(num_repeats)]
     return list(np.moveaxis(np.array(errors), -1, 0))
 
 
-def _fit_errors(k: int, scale: float, d: int, sigma: Array, rng: np.random.Generator) -> list[float]:
+def fit_errors(k: int, scale: float, d: int, sigma: Array, rng: np.random.Generator) -> list[float]:
     """Errors of the theorem's estimator, by term, for a hard mixture of this scale in a random direction."""
     shape, direction = hard_pair(k, scale)[0], rng.standard_normal(d)
     truth = Atoms(shape.atoms[:, None] * direction / np.linalg.norm(direction), shape.weights)
@@ -195,19 +180,18 @@ def _fit_errors(k: int, scale: float, d: int, sigma: Array, rng: np.random.Gener
     return [wasserstein(truth, projected), wasserstein(found, seen), wasserstein(truth, fitted)]
 
 
-def measure_rates(config: RatesConfig, say: Callable[[str], None] = lambda name: None) -> Rates:
-    """Run the experiment; `say` is given the name of each curve before it is measured.
+def measure_rates(config: Config) -> Rates:
+    """Run the experiment.
 
     Noisy curves are measured at as many more samples as the theory says they need for the same errors, as far
     as two million numbers allow.
     """
     k, d, sizes = config.k, config.num_features, config.num_samples
-    terms, rate = (_TERMS[1:2], [1 / (4 * k - 2)]) if d == 1 else (_TERMS, [0.25, 1 / (4 * k - 2), math.nan])
+    terms, rate = (TERMS[1:2], [1 / (4 * k - 2)]) if d == 1 else (TERMS, [0.25, 1 / (4 * k - 2), math.nan])
     rng = np.random.default_rng(config.seed)
 
     def measure(name: str, levels: list[Array], dims: list[int], slopes: list[float]) -> list[Curve]:
         """A curve for each term: against the number of samples, or of dimensions if these differ."""
-        say(name)
         repeats = config.num_repeats
         draws = [hard_errors(k, level, repeats, rng, dim) for level, dim in zip(levels, dims, strict=True)]
         at = dims if len(set(dims)) > 1 else [len(level) for level in levels]
@@ -216,8 +200,9 @@ def measure_rates(config: RatesConfig, say: Callable[[str], None] = lambda name:
         return [Curve(each, at, mine, slope) for each, mine, slope in by_term]
 
     measured = []
-    for name, share, noisy, factor in _kinds(config):
-        levels = [two_levels(round(n * factor), share, 1.0, noisy) for n in sizes]
+    for name, share, sigma, factor in kinds(config):
+        counts = [(round(share * round(n * factor)), round(n * factor)) for n in sizes]
+        levels = [np.repeat([1.0, sigma], [clean, total - clean]) for clean, total in counts]
         measured.append(measure(f"worst case, {name}", levels, [d] * len(sizes), rate))
     curves, dimensions = [curve for kind in measured for curve in kind], []
     if d == 1:
@@ -228,50 +213,46 @@ def measure_rates(config: RatesConfig, say: Callable[[str], None] = lambda name:
     else:
         levels, dims = [np.ones(max(sizes))] * 4, [d, 2 * d, 4 * d, 8 * d]
         dimensions = measure(f"{max(sizes):,} clean samples", levels, dims, [-0.25, 0.0, math.nan])
-    exchanges = []
-    for sigma, noisy_curves in zip(config.sigma, measured[1:-1], strict=True):
-        theory = dict(zip(_TERMS, [*noisy_per_clean(sigma, k), math.nan], strict=True))
-        for term, clean, other in zip(terms, measured[0], noisy_curves, strict=True):
-            pairs = [(clean.redrawn(rng), other.redrawn(rng)) for _ in range(_NUM_REDRAWN)]
-            interval = _interval([_exchange_rate(*pair) for pair in pairs])
-            exchanges.append(Exchange(term, sigma, _exchange_rate(clean, other), interval, theory[term]))
+    exchanges, theory = [], dict(zip(TERMS, [*noisy_per_clean(config.sigma, k), math.nan], strict=True))
+    for term, clean, noisy in zip(terms, measured[0], measured[1], strict=True):
+        pairs = [(clean.redrawn(rng), noisy.redrawn(rng)) for _ in range(NUM_REDRAWN)]
+        interval = middle_90([exchange_rate(*pair) for pair in pairs])
+        exchanges.append(Exchange(term, exchange_rate(clean, noisy), interval, theory[term]))
     return Rates(curves, dimensions, exchanges)
 
 
-def _kinds(config: RatesConfig) -> list[tuple[str, float, float, float]]:
+def kinds(config: Config) -> list[tuple[str, float, float, float]]:
     """Clean, noisy and mixed samples: name, share of clean ones, noise of the others, how many more."""
-    most = _MOST_NUMBERS / config.num_features / max(config.num_samples)
-    kinds = [("clean", 1.0, 1.0, 1.0)]
-    for sigma in config.sigma:
-        subspace, inside = noisy_per_clean(sigma, config.k)
-        factor = inside if config.num_features == 1 else math.sqrt(subspace * inside)
-        kinds.append(("noisy" if len(config.sigma) == 1 else f"noise {sigma:g}", 0.0, sigma, factor))
-    p = config.clean_fraction
-    kinds.append((f"{p:.0%} clean", p, config.sigma[0], 1 / (p + (1 - p) / kinds[1][3])))
-    return [(name, share, noisy, min(factor, most)) for name, share, noisy, factor in kinds]
+    most = MOST_NUMBERS / config.num_features / max(config.num_samples)
+    subspace, inside = noisy_per_clean(config.sigma, config.k)
+    p, factor = config.clean_fraction, inside if config.num_features == 1 else math.sqrt(subspace * inside)
+    mixed = 1 / (p + (1 - p) / factor)
+    return [
+        ("clean", 1.0, 1.0, min(1.0, most)),
+        ("noisy", 0.0, config.sigma, min(factor, most)),
+        (f"{p:.0%} clean", p, config.sigma, min(mixed, most)),
+    ]
 
 
-def rates_panels(rates: Rates) -> list[Panel]:
+def rates_panels(rates: Rates, sigma: float) -> list[Panel]:
     """Errors against numbers of samples and of dimensions, and how many noisy samples replace a clean one."""
-    panels = [_curves(rates.curves, "Error against the number of samples", "samples, n")]
+    panels = [curves_panel(rates.curves, "Error against the number of samples", "samples, n")]
     if rates.dimensions:
-        panels.append(_curves(rates.dimensions, "The price of the dimension", "dimension, d"))
+        panels.append(curves_panel(rates.dimensions, "The price of the dimension", "dimension, d"))
     title = "Noisy samples for a clean one"
     worth = Panel(title, "noise (clean: 1)", "noisy per clean", log_x=True, log_y=True)
-    for which, term in enumerate(dict.fromkeys(row.term for row in rates.exchanges)):
-        rows = [row for row in rates.exchanges if row.term == term]
-        numbers = [[row.sigma, row.measured, *row.interval, row.theory] for row in rows]
-        sigma, measured, low, high, theory = np.transpose(numbers)
-        colour = COLOURS[which]
-        worth.series.append(Series(f"{term}, measured", "bars", sigma, measured, low, high, colour=colour))
-        if np.isfinite(theory).all():
-            power = float(np.log(theory[-1]) / np.log(sigma[-1])) if sigma[-1] > 1 else 0.0
-            fine, name = np.geomspace(1, sigma.max(), 50), f"{term}: noise^{power:.0f}"
+    for row, colour in zip(rates.exchanges, COLOURS, strict=False):
+        at, measured, low, high = (np.array([value]) for value in (sigma, row.measured, *row.interval))
+        worth.series.append(Series(f"{row.term}, measured", "bars", at, measured, low, high, colour=colour))
+        if math.isfinite(row.theory):
+            power = math.log(row.theory) / math.log(sigma)
+            fine, name = np.geomspace(1, sigma, 50), f"{row.term}: noise^{power:.0f}"
             worth.series.append(Series(name, "dashed", fine, fine**power, colour=colour))
     return [*panels, worth]
 
 
-def _curves(curves: list[Curve], title: str, label: str) -> Panel:
+def curves_panel(curves: list[Curve], title: str, label: str) -> Panel:
+    """Curves with their standard errors and the slopes of the theory."""
     panel = Panel(title, label, "W1 error (dashed: slope of the theory)", log_x=True, log_y=True)
     for which, curve in enumerate(curves):
         size, error, colour = np.array(curve.num_samples, float), curve.error, COLOURS[which % len(COLOURS)]
@@ -283,3 +264,29 @@ def _curves(curves: list[Curve], title: str, label: str) -> Panel:
             expected = np.exp(np.log(error).mean() - curve.theory_slope * (np.log(size) - np.log(size).mean()))
             panel.series.append(Series("", "dashed", size, expected, colour=colour, width=1.0))
     return panel
+
+
+def write(config: Config, folder: Path, picture: str, table: str) -> None:
+    """Measure, print the exponents and the exchange rates, and write the figure and the curves."""
+    rates = measure_rates(config)
+    for sign, curve in [(1, each) for each in rates.curves] + [(-1, each) for each in rates.dimensions]:
+        low, high = sorted(sign * end for end in curve.slope_interval())
+        exponent, theory = sign * curve.power_law()[0], sign * curve.theory_slope
+        print(f"{curve.name}: exponent {exponent:.3f} (90%: {low:.3f} to {high:.3f}), in theory {theory:.3f}")
+    for row in rates.exchanges:
+        interval = "{:.3g} to {:.3g}".format(*row.interval)
+        print(f"noisy for a clean one, {row.term}: {row.measured:.3g} ({interval}), in theory {row.theory:.3g}")
+    with open(folder / table, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["curve", "num_samples", "error", "standard_error"])
+        for curve in [*rates.curves, *rates.dimensions]:
+            columns = curve.num_samples, curve.error, curve.standard_error
+            writer.writerows([curve.name.replace(",", ""), *row] for row in zip(*columns, strict=True))
+    save_png(rates_panels(rates, config.sigma), folder / picture)
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    write(Config(), here, "rates.png", "results.csv")
+    space = Config(num_features=8, sigma=1.5, num_samples=(500, 2000, 8000), num_repeats=16)
+    write(space, here, "space.png", "space.csv")
