@@ -102,7 +102,9 @@ def stacks(draw: st.DrawFn) -> tuple[str, np.ndarray]:
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(stacks(), st.sampled_from([None, "float16", "float32"]), st.just(0.0) | st.floats(2.0**-10, 0.25, width=32))
+@given(
+    stacks(), st.sampled_from([None, "float16", "float32"]), st.just(0.0) | st.floats(2.0**-10, 0.25, width=32)
+)
 def test_what_is_packed_is_what_is_read(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[str, np.ndarray], dtype: str | None, sigma: float
 ) -> None:

@@ -154,6 +154,19 @@ def test_estimator_is_as_good_as_em_from_the_truth(d: int, k: int, separation: f
     assert model.means_.shape == (k, d) and model.weights_.sum() == pytest.approx(1)
 
 
+def test_coincident_atoms_do_not_run_away() -> None:
+    """A step that was not evaluated once ended at radius 18 and W1 12, 28,000 nats below its start."""
+    rng = np.random.default_rng(27)
+    atoms = rng.normal(size=(3, 3))
+    atoms /= np.linalg.norm(atoms, axis=1).max()
+    truth = Atoms(atoms, rng.dirichlet(np.full(3, 5.0)))
+    sigma = np.where(rng.random(20_000) < 0.1, 1.0, 2.0)
+    x = atoms[rng.choice(3, 20_000, p=truth.weights)] + sigma[:, None] * rng.normal(size=(20_000, 3))
+    model = NoisyMixture(3, random_state=0).fit(x, sigma=sigma)
+    assert 0.7 < model.radius_ < 2 and wasserstein(model.mixture_, truth) < 0.25
+    assert likelihood.log_likelihood(x, sigma, model.mixture_) > likelihood.log_likelihood(x, sigma, truth)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
