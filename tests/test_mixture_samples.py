@@ -7,7 +7,7 @@ import pytest
 
 from assay.errors import AssayError
 from assay.mixture.samples import SUFFIXES, check_mixture, check_sigma, read_samples, two_levels, write_samples
-from tests.errors import rejected, rejects
+from tests.errors import rejected
 
 
 def test_files_come_back_as_written(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_csv_that_would_lose_data_is_rejected(tmp_path: Path, text: str, sigma, 
 )
 def test_npz_holds_one_array_beside_sigma(tmp_path: Path, arrays: dict) -> None:
     np.savez(tmp_path / "s.npz", **arrays)
-    with rejects(tmp_path / "s.npz"):
+    with rejected(path=tmp_path / "s.npz"):
         read_samples(tmp_path / "s.npz")
 
 

@@ -18,7 +18,7 @@ from assay.noise import add_noise
 from assay.train import train
 from assay.train.config import read_config
 from tests.commands import failing, run
-from tests.errors import rejects
+from tests.errors import rejected
 from tests.stores import stored
 
 SHAPE = (1, 4, 4)
@@ -132,7 +132,7 @@ def test_views_raise_each_pixel_to_the_target(tmp_path: Path) -> None:
     assert not scalar.has_map and with_uniform_noise(scalar) is scalar
 
     hot = with_uniform_noise(mapped_store(tmp_path / "hot", levels[:5], quantile=0.5))
-    with rejects(key="quantile"):
+    with rejected("quantile"):
         hot.read(torch.arange(5))
 
 
