@@ -30,8 +30,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file, e.g. train.num_steps=100."),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs."),
+    int | None, typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs.")
 ]
 _RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
 _NOTHING = "No run is finished yet."
@@ -282,8 +281,7 @@ def compare(
 
 @app.command()
 def clean(
-    spec: Spec,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False,
+    spec: Spec, yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False
 ) -> None:
     """List what results and report do not need, and how much room it takes; remove it with --yes.
 

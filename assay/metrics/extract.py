@@ -90,10 +90,7 @@ class Extractor:
 
 
 def images_to_features(
-    extractor: Extractor,
-    source: ImageSource,
-    index: Tensor,
-    progress: CountImages = lambda num_images: None,
+    extractor: Extractor, source: ImageSource, index: Tensor, progress: CountImages = lambda num_images: None
 ) -> np.ndarray:
     """Features (N, D) of the images `index` of a source, read batch by batch; no image is kept."""
     features, extractors, sources = [], [extractor], [source]

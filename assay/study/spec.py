@@ -73,8 +73,7 @@ class EvaluateConfig(Strict):
     sample: SampleConfig = Field(SampleConfig(), description="How to sample.")
     batch_size: int = Field(256, ge=1, description="Images computed at a time; no influence on the result.")
     fd_only: bool = Field(
-        False,
-        description="Leave out KID, precision and recall, which compare images pair by pair.",
+        False, description="Leave out KID, precision and recall, which compare images pair by pair."
     )
     along: int = Field(
         0,
