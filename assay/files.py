@@ -44,6 +44,12 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
         yield partial
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; it is whole or absent."""
+    with write_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def write_whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; on success it becomes `path`, which must not exist before."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validat
 
 from assay.checkpoint import CheckpointInfo
 from assay.errors import AssayError, about
-from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_whole
+from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_text
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
 from assay.noise import warn_of_units
 from assay.sample import SampleConfig
@@ -184,12 +184,6 @@ def trained_configuration(
     )
 
 
-def save_outcome(path: Path, outcome: Outcome) -> None:
-    """Write an outcome as JSON."""
-    with write_whole(path) as partial:
-        partial.write_text(outcome.model_dump_json(indent=2) + "\n")
-
-
 def load_outcome(path: Path) -> Outcome | Evaluation:
     """Read an outcome of a study, or a result of `assay evaluate`."""
     with decoding(path, "give a result of `assay evaluate` or of a study"):
@@ -275,8 +269,7 @@ def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
         values["num_clean"] = _number(configuration.num_clean)
         values["num_noisy"] = " ".join(_number(number) for _, number in configuration.noisy) or "0"
         writer.writerow({name: csv_cell(value) for name, value in values.items()})
-    with write_whole(path) as partial:
-        partial.write_text(buffer.getvalue(), encoding="utf-8")
+    write_text(path, buffer.getvalue())
 
 
 def _number(value: float) -> str:

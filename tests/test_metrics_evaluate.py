@@ -23,17 +23,9 @@ from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.metrics.classifier import Classifier, train_classifier
 from assay.metrics.distance import features_to_statistics, frechet_distance, save_statistics
-from assay.metrics.evaluate import (
-    Evaluation,
-    compare,
-    evaluate,
-    save_evaluation,
-    titles,
-    with_held_out_loss,
-)
+from assay.metrics.evaluate import Evaluation, compare, evaluate, save_evaluation, titles, with_held_out_loss
 from assay.metrics.extract import (
     Extractor,
-    Pixels,
     Reference,
     images_to_features,
     load_extractor,
@@ -131,12 +123,6 @@ def test_pixels_are_the_image_averaged_to_32(pixels: Extractor) -> None:
     large = torch.rand(2, 3, 64, 64).round() * 2 - 1
     expected = large.view(2, 3, 32, 2, 32, 2).mean((3, 5)).flatten(1)
     np.testing.assert_allclose(pixels(large), expected, atol=1e-6)
-
-
-def test_only_inception_is_called_fid() -> None:
-    assert Extractor("inception", Pixels(), "").metric == "FID"
-    for name in ("mobilenet_v2", "classifier", "pixels"):
-        assert Extractor(name, Pixels(), "").metric == f"FD-{name}"
 
 
 # --- evaluation ------------------------------------------------------------------------------------------
@@ -445,12 +431,8 @@ def test_command_line_errors_say_what_to_do(tmp_path: Path, digits: Store, cache
     np.savez(tmp_path / "float.npz", images=np.zeros((30, 8, 8), dtype=np.float32))
     folder = save_pngs(tmp_path / "sizes", np.zeros((30, 8, 8), dtype=np.uint8))
     Image.fromarray(np.zeros((9, 8), dtype=np.uint8)).save(folder / "0005.png")
-    for images, path in (
-        ("empty", "empty"),
-        ("float.npz", "[0]"),
-        ("sizes", "0005.png"),
-        ("nothing", "nothing"),
-    ):
+    places = (("empty", "empty"), ("float.npz", "[0]"), ("sizes", "0005.png"), ("nothing", "nothing"))
+    for images, path in places:
         assert str(failing("evaluate", tmp_path / images, *options).path).endswith(path)
     assert failing("evaluate", folder, "--reference", folder, *options[2:]).path == str(folder)
     assert failing("evaluate", digits.path, *options, "--device", "gpu").key == "device"

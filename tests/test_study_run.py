@@ -271,6 +271,7 @@ def test_a_block_that_would_end_too_late_is_not_begun(
     )
     monkeypatch.setattr("assay.study.run.goal_prices", lambda opened: ())
     monkeypatch.setattr("assay.study.run.time", SimpleNamespace(monotonic=lambda: now))
-    end, _, failed = drive(opened, runner, minutes=minutes)
+    monkeypatch.setattr("assay.study.run.run_local", runner)
+    end, _, failed = drive(opened, minutes=minutes)
     assert end.num_blocks == num_blocks and not failed
     assert minutes in (None, 1) or now <= 60 * (minutes or 0)

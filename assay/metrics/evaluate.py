@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 import assay
 from assay.data import ImageSource
 from assay.errors import AssayError, check_enough
-from assay.files import Name, sha256, write_whole
+from assay.files import Name, sha256, write_text
 from assay.metrics.distance import features_to_statistics, frechet_distance, kernel_distance, precision_recall
 from assay.metrics.extract import MIN_IMAGES, CountImages, Extractor, Reference, images_to_features
 from assay.metrics.generated import SamplerSettings
@@ -217,8 +217,7 @@ def save_evaluation(path: Path, evaluation: Evaluation) -> None:
     if evaluation.held_out_loss_record is not None:
         save_held_out_loss(_arrays_path(path), evaluation.held_out_loss_record)
         evaluation = evaluation.model_copy(update={"held_out_loss_arrays": sha256(_arrays_path(path))})
-    with write_whole(path) as partial:
-        partial.write_text(evaluation.model_dump_json(indent=2) + "\n")
+    write_text(path, evaluation.model_dump_json(indent=2) + "\n")
 
 
 def load_arrays(path: Path, evaluation: Evaluation) -> Evaluation:

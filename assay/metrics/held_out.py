@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image
 from pydantic import BaseModel, Field
 from scipy import linalg, optimize
 from torch import Tensor
@@ -56,7 +55,6 @@ from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
 from assay.devices import spread
 from assay.errors import AssayError, check_enough
-from assay.figure import COLOURS, Panel, Series, draw
 from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
@@ -164,16 +162,6 @@ class HeldOutLoss(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowe
         """
         ends = pairwise([*self.config.edges[:-1], math.inf])
         return np.array([astuple(self.part(*band)) for band in ends]) / self.config.width
-
-    def plot(self, *others: "HeldOutLoss") -> Image:
-        """A figure of the error at each noise level, of this model and of `others` on the same images."""
-        edges, seen, height = self.config.edges, self._covered.any(0), "error / sigma^2, per dimension"
-        sigma = np.sqrt(edges[:-1] * edges[1:])[seen]
-        panel = Panel("Denoising error", "noise level", height, log_x=True, log_y=True)
-        for loss, colour in zip((self, *others), COLOURS, strict=False):
-            self.check_alike(loss)
-            panel.series.append(Series(loss.model, "line", sigma, loss.rates()[seen, 0], colour=colour))
-        return draw([panel])
 
     @property
     def covers(self) -> tuple[float, float]:

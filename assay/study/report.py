@@ -28,7 +28,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from assay.data.picture import noise_picture
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
-from assay.files import hold_lock, write_whole
+from assay.files import hold_lock, write_text, write_whole
 from assay.metrics.evaluate import titles
 from assay.outcome import (
     FD,
@@ -97,10 +97,7 @@ class Written:
 
 
 def write_report(opened: OpenStudy) -> Written | None:
-    """Write everything that the finished results of a study say; None if there is none.
-
-    One process at a time: others that run the same study wait.
-    """
+    """Write everything that the finished results of a study say; None if there is none. Others wait."""
     with hold_lock(opened.folder / "report", "", math.inf):
         return _write_report(opened, found) if (found := opened.outcomes()) else None
 
@@ -112,7 +109,7 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
     figures = opened.folder / "figures"
     runs = {outcome.configuration.without_seed: run for run, outcome in reversed(found)}  # of the first seed
     for of in _shown(list(runs)):
-        picture = opened.work(runs[of]).samples_path(runs[of].samples[0]).with_suffix(".png")
+        picture = opened.work(runs[of]).path("samples", runs[of].samples[0]).with_suffix(".png")
         if picture.exists():
             with write_whole(figures / _sample_name(of)) as partial:
                 partial.write_bytes(picture.read_bytes())
@@ -121,20 +118,16 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
             is_real = bool((opened.source.sigma_tn > 0).any())
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     followed = [each for each in outcomes if any(point.fd is not None for point in each.evaluation.along)]
-    net = opened.runs[0].config.net_config(opened.source)
-    shape = " x ".join(map(str, opened.source.image_shape))
-    about = f"{opened.source.name}, images of {shape}; network {net.kind}"
-    return report_from_table(opened.folder / "results.csv", opened.folder, about, followed)
+    return report_from_table(opened.folder / "results.csv", opened.folder, followed)
 
 
-def report_from_table(table: Path, folder: Path, about: str = "", followed: Sequence[Outcome] = ()) -> Written:
+def report_from_table(table: Path, folder: Path, followed: Sequence[Outcome] = ()) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures there.
 
-    `about` names the images and the network, by default those of the study.toml beside the table. The curves of
-    the outcomes that were `followed` along training are in no table.
+    A study.toml beside the table names the images and the network. The curves of the outcomes that were
+    `followed` along training are in no table.
     """
-    outcomes = list(read_outcomes(table).values())
-    about = about or _about(table.with_name("study.toml"))
+    outcomes, about = list(read_outcomes(table).values()), _about(table.with_name("study.toml"))
     subjects: dict[str, dict[str, Any]] = {}
     names = list(dict.fromkeys(outcome.configuration.dataset for outcome in outcomes))
     for name in names:
@@ -147,12 +140,10 @@ def report_from_table(table: Path, folder: Path, about: str = "", followed: Sequ
         found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
         found["samples"] = _samples(folder / "figures", name, mine) if len(names) == 1 else []
     tables = [each for found in subjects.values() for each in found["tables"]]
-    with write_whole(folder / "tables.md") as partial:
-        partial.write_text("\n".join(each.markdown() for each in tables))
+    write_text(folder / "tables.md", "\n".join(each.markdown() for each in tables))
     is_paper = table.resolve() == PAPER.resolve()
     title = names[0] if len(names) == 1 else "The paper's tables" if is_paper else table.stem
-    with write_whole(folder / "report.html") as partial:
-        partial.write_text(_page(title, subjects), encoding="utf-8")
+    write_text(folder / "report.html", _page(title, subjects))
     answer = [line for found in subjects.values() for line in found["answer"]]
     first = [found["tables"][0] for found in subjects.values() if found["tables"]]
     priced = [found["prices"] for found in subjects.values() if found["prices"]]
