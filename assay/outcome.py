@@ -11,7 +11,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -135,31 +134,12 @@ class Outcome(BaseModel):
     sample_seconds: float | None = None
     held_out_loss_seconds: float | None = None
 
-
-@dataclass(frozen=True)
-class Metric:
-    """What results are compared by: a field of `Evaluation` by its `name`; `form` is how it is written."""
-
-    name: str
-    form: str = ".3g"
-
-    def value(self, outcome: Outcome) -> float | None:
-        """The number of an outcome, None if it was not measured."""
-        return getattr(outcome.evaluation, self.name)
-
-    def error(self, outcome: Outcome) -> float | None:
-        """Its error: the standard error, or of a distance the deviation over ranges of samples."""
-        names = [name for name in (f"{self.name}_error", f"{self.name}_std") if name in Evaluation.model_fields]
-        return getattr(outcome.evaluation, names[0]) if names else None
-
-    def title(self, outcome: Outcome) -> str:
-        """What it is called; FD after its extractor."""
-        named = Evaluation.model_fields[self.name].title or self.name.replace("_", " ")
-        return outcome.evaluation.metric or "FD" if self.name == "fd" else named
+    def value(self, metric: str) -> float | None:
+        """What was measured by this metric, None if nothing was."""
+        return getattr(self.evaluation, metric)
 
 
-FD, HELD_OUT_LOSS = Metric("fd", ".2f"), Metric("held_out_loss", ".3f")
-METRICS = {metric.name: metric for metric in (HELD_OUT_LOSS, FD)}
+METRICS = {"held_out_loss": ".3f", "fd": ".2f"}  # what results are compared by, and how it is written
 
 
 def trained_configuration(
@@ -212,11 +192,7 @@ def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
 
 
 def gather(paths: Iterable[Path]) -> list[Outcome]:
-    """Outcomes from JSON files and tables, sorted.
-
-    Of a result of `assay evaluate` the checkpoint must know its training. An error if some results of one data
-    set and extractor cannot be compared.
-    """
+    """Outcomes from JSON files and tables, sorted; those of one data set and extractor must be comparable."""
     found, groups = list[Outcome](), dict[tuple[str, str], dict[str, Evaluation]]()
     for name, each in _load_all(paths).items():
         with decoding(name, "add a row for it by hand"):
@@ -338,16 +314,13 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
             raise AssayError(f"{text} is impossible", key=name, cure="correct it, or leave it empty")
     if not METRICS.keys() & measured.keys():
         raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
+    seconds = {name: cells[name] for name in _SECONDS if name in cells}
     try:
-        with explaining(Configuration):
-            configuration = Configuration.model_validate(fields)
-        with explaining(Evaluation):
-            evaluation = Evaluation.model_validate(measured)
         with explaining(Outcome):
-            seconds = {name: cells[name] for name in _SECONDS if name in cells}
-            return Outcome(configuration=configuration, evaluation=evaluation, **seconds)
+            return Outcome.model_validate({"configuration": fields, "evaluation": measured, **seconds})
     except AssayError as error:
-        error.key = error.key and error.key.partition(".")[0]  # the column
+        section, *inside = (error.key or "").split(".")
+        error.key = inside[0] if section in ("configuration", "evaluation") else section  # the column
         raise
 
 

@@ -14,7 +14,6 @@ from assay.metrics.generated import SamplerSettings
 from assay.outcome import (
     COLUMNS,
     Configuration,
-    Metric,
     Outcome,
     gather,
     load_outcome,
@@ -200,10 +199,9 @@ def test_every_metric_is_a_column() -> None:
     assert set(Evaluation.model_fields) - set(NOT_COLUMNS) <= set(COLUMNS)
     evaluation = Evaluation(fd=2.0, fd_std=0.5, kid=0.01, kid_error=0.002, metric="FD-x", extractor="x")
     outcome = Outcome(configuration=Configuration(num_clean=1), evaluation=evaluation)
-    kid, recall = Metric("kid"), Metric("recall")
-    assert (kid.title(outcome), kid.value(outcome), kid.error(outcome)) == ("KID", 0.01, 0.002)
-    assert recall.value(outcome) is None and averages([outcome], recall) == {}
-    assert str(averages([outcome], kid)[outcome.configuration]) == "0.01 ± 0.002"
+    assert (evaluation.title("kid"), outcome.value("kid"), evaluation.error("kid")) == ("KID", 0.01, 0.002)
+    assert outcome.value("recall") is None and averages([outcome], "recall") == {}
+    assert str(averages([outcome], "kid")[outcome.configuration]) == "0.01 ± 0.002"
 
 
 # --- gathering ---------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fra
         ("[1, 0.1, 0]", "[1, 0.0001]", "grid.clean_fractions"),
         ("[0.5]", "[0]", "grid.sigmas.0"),
         ("[0.5]", "[inf]", "grid.sigmas.0"),
-        ("[0.5]", "[100]", "evaluate.sample"),
+        ("[0.5]", "[100]", "truncate_at"),
         ("sigmas = [0.5]", "baselines = []", "grid"),
         ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "grid"),
         ('"pixels"', '"pixel"', "evaluate.extractor"),

@@ -183,10 +183,7 @@ def cost(
 
     console, opened = open_console(markup=False), None
     study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
-    reference = study.evaluate.reference
     try:
-        if isinstance(reference, Path) and not reference.exists():
-            raise AssayError("is missing", path=reference, key="evaluate.reference")
         opened = None if rate else _open(spec, output, settings)
     except AssayError as error:
         console.print(f"It cannot start here: {error}", style="yellow")

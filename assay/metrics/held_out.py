@@ -227,10 +227,9 @@ def held_out_loss(
 ) -> HeldOutLoss:
     """Measure a model on the held-out images `index` (N,) of `source`, by default all, on `devices`.
 
-    Images with a map of noise levels get noise up to their highest level first. At most `batch_size` images
-    are denoised at a time. A class-conditional denoiser (one with `num_classes`) gets the labels of the images.
-    `wanted` (N, num_bands) leaves out some bands of some images, whose errors stay 0. `progress` is called with
-    the number of images done.
+    Images with a map of noise levels get noise up to their highest level first. A class-conditional denoiser
+    (one with `num_classes`) gets the labels of the images. `wanted` (N, num_bands) leaves out some bands of
+    some images, whose errors stay 0.
     """
     source = with_uniform_noise(usable(source))
     index = torch.arange(len(source)) if index is None else index
@@ -398,8 +397,7 @@ def losses_by_band(
     """The losses of a run, each band at its best stop, given its weights after some steps (`stopping_steps`).
 
     Even held-out images choose, at most about 128 of them for each band, and odd ones are measured. `progress`
-    is called with numbers of images that add up to `len(snapshots) * len(held_out)`; `options` as for
-    `held_out_loss`.
+    counts to `len(snapshots) * len(held_out)`; `options` as for `held_out_loss`.
     """
     steps, options = sorted(snapshots), options | {"config": config, "progress": progress}
     first, second = torch.arange(0, len(held_out), 2), torch.arange(1, len(held_out), 2)

@@ -5,10 +5,9 @@
     tables.md                        the paper's tables
     report.html                      all of it in one file, which runs no script
 
-`write_report` lays out the files of a study that was run; `report_from_table` makes the tables, figures and
-page from `results.csv` and the files next to it, so that a study without its runs, gathered results, or
-the paper's own table can be shown. Outcomes that differ only in the training seed are repeats: tables and
-sentences show their mean, with the deviation over seeds (or over ranges of samples, if there is one seed).
+`write_report` lays out the files of a study that was run, `report_from_table` shows any `results.csv`. Outcomes
+that differ only in the training seed are repeats: tables and sentences show their mean, with the deviation over
+seeds (or over ranges of samples, if there is one seed).
 """
 
 import base64
@@ -30,17 +29,7 @@ from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
 from assay.files import hold_lock, write_text, write_whole
 from assay.metrics.evaluate import titles
-from assay.outcome import (
-    FD,
-    HELD_OUT_LOSS,
-    METRICS,
-    Configuration,
-    Metric,
-    Outcome,
-    percent,
-    read_outcomes,
-    write_outcomes,
-)
+from assay.outcome import METRICS, Configuration, Outcome, percent, read_outcomes, write_outcomes
 from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.pricing.price import Prices, price_all
 from assay.pricing.results import write_levels
@@ -161,12 +150,12 @@ def _about(spec: Path) -> str:
 
 def _subject(name: str, outcomes: list[Outcome], about: str) -> dict[str, Any]:
     """What the page shows of one data set: how its numbers came about, tables, and sentences that answer."""
-    metrics = [metric for metric in METRICS.values() if any(map(metric.value, outcomes))]
+    metrics = [metric for metric in METRICS if any(each.value(metric) for each in outcomes)]
     tables = [each for metric in reversed(metrics) for each in study_tables(outcomes, metric)]
     tables = list({(each.title, each.rows): each for each in tables}.values())
-    if FD in metrics and (beside := _beside_paper(outcomes)) is not None:
+    if "fd" in metrics and (beside := _beside_paper(outcomes)) is not None:
         tables.append(beside)
-    answer = [line for line in [headline(outcomes, FD)] if line]
+    answer = [line for line in [headline(outcomes)] if line]
     facts = _facts(outcomes, about)
     empty: dict[str, Any] = {"prices": None, "cards": {}, "details": None, "doubts": []}
     return empty | {"name": name, "facts": facts, "answer": answer, "tables": tables}
@@ -253,7 +242,7 @@ def _sample_name(of: Configuration) -> str:
 def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
     """The FID of one of the paper's own studies beside the paper's, where it has the same configuration."""
     dataset = PAPER_STUDIES.get(outcomes[0].configuration.dataset.removesuffix("-published"))
-    if dataset is None or FD.title(outcomes[0]) != "FID":
+    if dataset is None or outcomes[0].evaluation.title("fd") != "FID":
         return None
 
     def key(of: Configuration) -> tuple[object, ...]:
@@ -276,8 +265,8 @@ def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
 def _along_panels(outcomes: Sequence[Outcome]) -> list[Panel]:
     """The paper's figure of FD against training steps, and the same of the held-out loss."""
     panels = []
-    for name, label in ((FD.name, "FD"), (HELD_OUT_LOSS.name, "held-out loss")) if outcomes else ():
-        panel = Panel(f"{label} against training steps", "step", label, log_y=name == FD.name)
+    for name, label in (("fd", "FD"), ("held_out_loss", "held-out loss")) if outcomes else ():
+        panel = Panel(f"{label} against training steps", "step", label, log_y=name == "fd")
         for which, outcome in enumerate(outcomes):
             points = [(each.step, getattr(each, name)) for each in outcome.evaluation.along]
             x, y = np.array([point for point in points if point[1] is not None]).reshape(-1, 2).T
@@ -310,24 +299,24 @@ class Average:
         return f"{self.mean:{form}}" + ("" if self.std is None else f" ± {self.std:{form}}")
 
 
-def averages(outcomes: Iterable[Outcome], metric: Metric = FD) -> dict[Configuration, Average]:
+def averages(outcomes: Iterable[Outcome], metric: str = "fd") -> dict[Configuration, Average]:
     """The mean over seeds of each configuration that was measured by this metric; they have no seed."""
     repeats: dict[Configuration, dict[int | None, tuple[float, float | None]]] = {}
     for outcome in outcomes:
-        if (value := metric.value(outcome)) is not None:
+        if (value := outcome.value(metric)) is not None:
             of = outcome.configuration
-            repeats.setdefault(of.without_seed, {})[of.seed] = value, metric.error(outcome)
+            repeats.setdefault(of.without_seed, {})[of.seed] = value, outcome.evaluation.error(metric)
     found = {}
     for of, pairs in repeats.items():
         values = [value for value, _ in pairs.values()]
         std = next(iter(pairs.values()))[1] if len(pairs) == 1 else statistics.stdev(values)
-        found[of] = Average(statistics.fmean(values), std, metric.form)
+        found[of] = Average(statistics.fmean(values), std, METRICS.get(metric, ".3g"))
     return found
 
 
-def study_tables(outcomes: Sequence[Outcome], metric: Metric = FD) -> list[Table]:
+def study_tables(outcomes: Sequence[Outcome], metric: str = "fd") -> list[Table]:
     """The paper's tables (headline, only noisy, clean and noisy mixed), and all that they do not show."""
-    values, name = averages(outcomes, metric), metric.title(outcomes[0])
+    values, name = averages(outcomes, metric), outcomes[0].evaluation.title(metric)
     makers = _headline_table, _only_noisy_table, _clean_mix_table
     found = [table for make in makers if (table := make(values, name)) is not None]
     every = metrics_table(outcomes)
@@ -363,13 +352,13 @@ def headline_title(of: Configuration) -> str:
     return of.words(shares=True, levels=False)
 
 
-def headline(outcomes: Sequence[Outcome], metric: Metric = FD) -> str:
+def headline(outcomes: Sequence[Outcome]) -> str:
     """The result of the paper's grid in words; nothing of other studies."""
-    values = averages(outcomes, metric)
+    values = averages(outcomes)
     roles = headline_configurations(values)
     if "mix" not in roles:
         return ""
-    mix, name = roles["mix"], metric.title(outcomes[0])
+    mix, name = roles["mix"], outcomes[0].evaluation.title("fd")
     parts = [f"{headline_title(mix)} images at noise {mix.sigma:.3g} reach {name} {values[mix]}"]
     if clean := roles.get("all_clean"):
         parts.append(f"all clean ones {values[clean]}")
@@ -428,20 +417,20 @@ def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Tabl
 
 def metrics_table(outcomes: Sequence[Outcome]) -> Table:
     """Every configuration with all that was measured of it."""
-    metrics = [METRICS.get(name, Metric(name)) for name in titles(each.evaluation for each in outcomes)]
-    columns = {metric.title(outcomes[0]): averages(outcomes, metric) for metric in metrics}
+    names = titles(each.evaluation for each in outcomes)
+    columns = {outcomes[0].evaluation.title(name): averages(outcomes, name) for name in names}
     return _configurations_table("All metrics", columns)
 
 
 def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: tuple[str, str]) -> Table:
     """Two studies side by side: the configurations of either, by the metrics that both have."""
     columns = {}
-    for metric in METRICS.values():
-        if any(map(metric.value, first)) and any(map(metric.value, second)):
+    for metric in METRICS:
+        if all(any(each.value(metric) for each in outcomes) for outcomes in (first, second)):
             for name, outcomes in zip(names, (first, second), strict=True):
                 found = averages(outcomes, metric).items()
                 alike = {of.model_copy(update={"dataset": ""}): value for of, value in found}
-                columns[f"{metric.title(first[0])}, {name}"] = alike
+                columns[f"{first[0].evaluation.title(metric)}, {name}"] = alike
     return _configurations_table(f"{names[0]} and {names[1]}", columns)
 
 

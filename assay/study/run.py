@@ -50,9 +50,8 @@ def run_local(
 ) -> None:
     """Take every unfinished run to its end, `num_workers` at a time; wait for those that others hold.
 
-    On a machine with GPUs each worker sees `gpus_per_run` of them (default: 1; 0 uses the CPU) and trains on
-    all of these, and there are no more workers than that allows. Failures are recorded; a run whose worker dies
-    is taken up again, and has failed if that happens twice.
+    Each worker has `gpus_per_run` GPUs for itself. Failures are recorded; a run whose worker dies is taken up
+    again, and has failed if that happens twice.
     """
     shares = gpu_shares(gpus_per_run)
     num_ranks = shares[0].count(",") + 1 if shares else 1
@@ -101,10 +100,7 @@ def _work(
     where: tuple[Study, Path, DataConfig],
     runs: Sequence[Run],
 ) -> None:
-    """The life of a worker: take a run that nobody holds, do it and tell how it goes, until none is left.
-
-    A message means stop; so does the end of the connection. What has failed, here or elsewhere, is left alone.
-    """
+    """Take runs that nobody holds, and tell how they go, until none is left or a message says stop."""
     limit_threads(num_threads)
     told, when = ("", ""), 0.0
 
@@ -130,10 +126,7 @@ def _work(
 
 
 def gpu_shares(gpus_per_run: int | None = None) -> list[str]:
-    """The GPUs of this machine in shares of `gpus_per_run` (default: 1), each as CUDA_VISIBLE_DEVICES has them.
-
-    Without GPUs, or with `gpus_per_run` = 0, there are none. GPUs that this process may not use stay unused.
-    """
+    """The GPUs that this process may use in shares of `gpus_per_run`, as CUDA_VISIBLE_DEVICES has them."""
     num_gpus = torch.cuda.device_count()
     size = min(1, num_gpus) if gpus_per_run is None else gpus_per_run
     if size > num_gpus:

@@ -3,11 +3,10 @@
 The design is a ladder of clean sizes from the images in hand upwards, and one mix per noise level, in blocks.
 In trials the worth of a noisy image at each level hardly depended on the share of clean ones; where there are
 too few images for a ladder above those in hand, or too little time to train on them, the design moves to fewer.
-Steps are timed on this machine. The text is opened as a study before it is returned.
+Steps are timed on this machine.
 
 Costs are counted in evaluations of the network (see `assay.cost`), of which some are timed here; or in
-operations, on the meta device (`assay.nets.measure_cost`): no image is read, so that a study for a large
-machine can be planned on a small one, without its data.
+operations, so that a study for a large machine can be planned on a small one, without its data.
 """
 
 import json

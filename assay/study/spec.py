@@ -64,8 +64,7 @@ class EvaluateConfig(Strict):
 class Design(Strict):
     """What decides the price of noisy images: a ladder of clean sizes, and mixes, each in several blocks.
 
-    A block draws other images, nested across its configurations, and has its own training seed. Every band of
-    noise levels gets the same number of draws in every configuration (`train.pairing` = level_first).
+    A block draws other images, nested across its configurations, and has its own training seed.
     """
 
     have_clean: int = Field(ge=20, description="The clean images in hand, the unit of the design.")
@@ -190,10 +189,7 @@ _DECIDED = {
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
-    """Read and check a study file; a fault is named with its key and, if near one, the valid name.
-
-    `settings` change it as `assay train --set` does, e.g. "train.num_steps=100".
-    """
+    """Read and check a study file; `settings` change it as `assay train --set` does: "train.num_steps=100"."""
     tree = with_preset(override(read_toml(path), settings))
     for key, cure in _DECIDED.items():
         section, name = key.split(".")
@@ -272,9 +268,9 @@ def hash_tree(tree: Any) -> str:
 def study_runs(
     study: Study, data: DataConfig, source: ImageSource, held_out_fingerprint: str = "", blocks: int = 0
 ) -> list[Run]:
-    """Every training of a study, those of a design in `blocks` blocks (by default as many as it says).
+    """Every training of a study on the images `source` of `data`, those of a design in `blocks` blocks.
 
-    `source` holds the images of `data`. Configurations that differ only in how they are sampled share a run.
+    Configurations that differ only in how they are sampled share a run.
     """
     about = study.evaluate, source.fingerprint, held_out_fingerprint
     if study.design is not None:
@@ -385,12 +381,8 @@ def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
         key = "grid.clean_fractions" if row.table in ("clean_mix", "only_noisy") else "extra"
         raise AssayError(f"{p:g} of {len(source)} images is none", key=key, cure="use a larger fraction")
     images = {"clean_fraction": p} | ({"sigma": sigma} if sigma else {"keep_noisy": False})
-    sample = study.evaluate.sample.model_dump()
-    match row.sampling:
-        case "truncated":
-            sample["truncate_at"] = sigma
-        case "refined":
-            sample |= {"refine_at": sigma, "num_extra": row.num_extra}
+    ways = {"truncated": {"truncate_at": sigma}, "refined": {"refine_at": sigma, "num_extra": row.num_extra}}
+    sample = SampleConfig(**study.evaluate.sample.model_dump() | ways.get(row.sampling, {}))
     tree = {"data": data.model_dump(mode="json") | images, "net": study.net, "train": train}
     config = read_config(tree, "train")
     of = Configuration(
@@ -402,10 +394,7 @@ def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
     if row.continues:
         same_images = Extra(table="clean_mix", clean_fraction=p, sigma=sigma)
         first = _grid_row(study, data, source, seed, same_images)[0]
-    try:
-        return config, of, SampleConfig(**sample), first
-    except AssayError as error:
-        raise AssayError(f"{of.title} cannot be sampled ({error})", key="evaluate.sample") from None
+    return config, of, sample, first
 
 
 def check_against_data(runs: list[Run]) -> None:

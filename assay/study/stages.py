@@ -54,10 +54,7 @@ _SETTINGS = "settings.txt"  # next to study.toml: what was changed on the comman
 
 @dataclass(frozen=True)
 class Update:
-    """What a run is doing ("training", "measuring", "sampling") and how far it is.
-
-    Or how it ended: "done", "stopped", "failed" for a `reason`, or "held" by another process.
-    """
+    """What a run is doing and how far it is, or how it ended: done, stopped, failed for a `reason`, held."""
 
     run: str
     phase: str
@@ -72,7 +69,7 @@ class Update:
 
 
 class Interrupted(Exception):
-    """Measuring or sampling was asked to stop; it starts again next time, since it takes little time."""
+    """Measuring or sampling was asked to stop; it starts again next time."""
 
 
 @dataclass(frozen=True)
@@ -286,10 +283,7 @@ def find_reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extrac
 
 
 def sample_stage(work: Work, sample: SampleConfig) -> Evaluation:
-    """Sample the final model, and those along training, and measure their distances; draw a grid of samples.
-
-    Points along training are measured on seeds that no result uses, each with a file of its own.
-    """
+    """Sample the final model, and on other seeds those along training; measure them, and draw samples."""
     path, protocol, weights, along = work.path("samples", sample), work.study.evaluate, snapshots(work), []
     if path.exists():
         return read_measures(path)
@@ -401,10 +395,7 @@ class OpenStudy:
         return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
 
     def unneeded(self) -> list[Path]:
-        """What no result needs: weights and logs of finished runs, and results of other settings.
-
-        Only what a study itself wrote, in the folders of runs that have an outcome.
-        """
+        """What no result needs: weights and logs of finished runs, and results of other settings."""
         works = [self.work(run) for run in self.runs]
         parts = ("snapshots", "state", "tensorboard")
         found = {work.run_dir / part for work in works if work.is_finished for part in parts}
