@@ -14,11 +14,10 @@ from torch import Tensor
 
 import assay
 from assay.checkpoint import CheckpointInfo, save_checkpoint
-from assay.data import ImageSource, Store, simulate
+from assay.data import Store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.known import get
 from assay.data.view import View, raised
-from assay.denoise import MixtureDenoiser
 from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.metrics.classifier import Classifier, train_classifier
@@ -33,7 +32,7 @@ from assay.metrics.extract import (
     reference_from_statistics,
     to_bytes,
 )
-from assay.metrics.generated import Noised, Samples, sample_checkpoint
+from assay.metrics.generated import Noised, sample_checkpoint
 from assay.metrics.held_out import checkpoint_loss, held_out_loss
 from assay.metrics.measure import MeasureConfig, measure
 from assay.nets import build_denoiser, preset
@@ -43,6 +42,7 @@ from assay.train import train
 from assay.train.config import read_config
 from tests.commands import failing, run
 from tests.errors import rejected
+from tests.points import Points
 
 ROOT = Path(__file__).parent.parent
 
@@ -149,18 +149,6 @@ def test_evaluation_says_what_was_measured(digits: Store, reference: Reference, 
     assert details.reference_fingerprint == digits.fingerprint
 
 
-def test_distance_does_not_depend_on_batches(digits: Store, reference: Reference, pixels: Extractor) -> None:
-    values = [
-        evaluate(View(digits, order), reference, replace(pixels, batch_size=size)).fd
-        for order, size in (
-            (torch.arange(300), 128),
-            (torch.arange(300), 7),
-            (torch.randperm(300, generator=torch.Generator().manual_seed(0)), 300),
-        )
-    ]
-    assert values == pytest.approx([values[0]] * 3, rel=1e-10)
-
-
 def test_several_devices_measure_the_same_samples(
     checkpoint: Path, reference: Reference, pixels: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +161,7 @@ def test_several_devices_measure_the_same_samples(
         for devices in (("cpu",), ("cpu", "cpu"))
     )
     assert one == two and one.kid is not None
-    alone = evaluate(samples, reference, pixels, 50, 2, fd_only=True)
+    alone = evaluate(samples, reference, replace(pixels, batch_size=7), 50, 2, fd_only=True)
     assert alone.fd == pytest.approx(one.fd, rel=1e-6) and titles([alone]).keys() == {"fd"}
 
 
@@ -208,17 +196,6 @@ def test_references_from_files_know_their_extractor(
     small = Reference("small", "", features_to_statistics(np.random.default_rng(0).standard_normal((50, 5))))
     with rejected("extractor"):
         evaluate(digits, small, pixels)
-
-
-def test_samples_are_the_same_in_any_batch_and_disjoint_over_ranges() -> None:
-    atoms = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    denoiser = MixtureDenoiser(atoms, std=0.1)
-    samples = Samples("mixture", denoiser, (1, 4, 4), 40, 100, SampleConfig(num_steps=8))
-    whole = samples.read(torch.arange(40))
-    assert torch.equal(samples.read(torch.tensor([17, 3])), whole[[17, 3]])
-    later = Samples("mixture", denoiser, (1, 4, 4), 40, 117, SampleConfig(num_steps=8))
-    assert torch.equal(later.read(torch.tensor([0])), whole[17:18])
-    assert len(whole.flatten(1).unique(dim=0)) == 40
 
 
 @pytest.mark.parametrize("first_seed", [0, 123_456])
@@ -269,19 +246,11 @@ def test_distance_grows_with_noise_blur_and_dropped_classes(
         assert all(a < b for a, b in zip(values, values[1:], strict=False)), (kind, found)
 
 
-class Given(ImageSource):
+class Given(Points):
     """Images held in memory, whatever they are."""
 
-    name = "given"
-
     def __init__(self, images: Tensor) -> None:
-        self.images, self.image_shape = images, (images.shape[1], images.shape[2], images.shape[3])
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: Tensor) -> Tensor:
-        return self.images[index]
+        self.x_tn, self.image_shape, self.name = images, (*images.shape[1:],), "given"  # type: ignore[assignment]
 
 
 ONE_NAN = torch.rand(50, 1, 8, 8)

@@ -209,12 +209,10 @@ def test_papers_numbers_stand_where_the_paper_has_them(cifar10: list[Outcome]) -
     )
 
 
-def made(fd: float = 1.0, seed: int | None = 0, **setting: object) -> Outcome:
-    evaluation = Evaluation(fd=fd, fd_std=0.25, metric="FD-pixels", extractor="pixels")
-    return Outcome(
-        configuration=Configuration.model_validate({"num_clean": 10, "seed": seed, **setting}),
-        evaluation=evaluation,
-    )
+def made(fd: float = 1.0, seed: int = 0, more: Any = {}, **setting: object) -> Outcome:  # noqa: B006
+    evaluation = Evaluation(fd=fd, fd_std=0.25, metric="FD-pixels", extractor="pixels", **more)
+    of = Configuration.model_validate({"num_clean": 10, "seed": seed, **setting})
+    return Outcome(configuration=of, evaluation=evaluation)
 
 
 def test_repeats_are_averaged_over_seeds() -> None:
@@ -248,13 +246,9 @@ def test_two_studies_stand_side_by_side() -> None:
 
 
 def test_other_metrics_stand_beside_the_distance() -> None:
-    measured = {"kid": 0.0123, "kid_error": 0.001, "precision": 0.7, "recall": 0.25}
-    outcomes = [
-        each.model_copy(update={"evaluation": each.evaluation.model_copy(update=measured)})
-        for each in (made(2.0, 0), made(3.0, 1), made(4.0, table="x_0 weights"))
-    ]
-    outcomes.append(made(5.0, num_clean=20))  # an older result, without them
-    table = study_tables(outcomes)[-1]
+    more = {"kid": 0.0123, "kid_error": 0.001, "precision": 0.7, "recall": 0.25}
+    outcomes = [made(2.0, 0, more), made(3.0, 1, more), made(4.0, 0, more, table="x_0 weights")]
+    table = study_tables([*outcomes, made(5.0, num_clean=20)])[-1]  # the last is an older result, without them
     assert table.header == ("configuration", "FD-pixels", "KID", "precision", "recall")
     assert table.rows == (
         ("10 clean", "2.50 ± 0.71", "0.0123 ± 0", "0.7 ± 0", "0.25 ± 0"),

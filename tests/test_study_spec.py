@@ -232,10 +232,3 @@ def test_designs_that_the_images_cannot_give_are_rejected(
 ) -> None:
     with rejected(key, tmp_path / "spec.toml"):
         opened(tmp_path, spec, sigma_tn)
-
-
-def test_noise_can_be_simulated_on_the_clean_part(tmp_path: Path) -> None:
-    spec = SPEC.replace('"digits"', '"digits"\nnoisy = 0\nheld_out = 0\nclean = 150').replace("64", "8")
-    study = opened(tmp_path, spec, REAL)
-    assert len(study.source) == 150
-    assert {len(run.config.data.open()) for run in study.runs if run.ways[0][0].noisy} == {150}

@@ -275,12 +275,13 @@ def clean(
 
     Example: `assay study clean out/demo`
     """
-    from assay.study.stages import disk_use, remove
+    from assay.files import remove
+    from assay.study.stages import disk_use
 
     console, found = open_console(markup=False), _open(spec, None).unneeded()
     sizes = [disk_use(path) / 1e6 for path in found]
     for size, path in zip(sizes, found, strict=True):
         console.print(f"{size:10,.1f} MB  {path}")
-    if yes:
-        remove(found)
+        if yes:
+            remove(path)
     console.print(f"{'Removed' if yes else 'Would free'} {sum(sizes):,.1f} MB.")

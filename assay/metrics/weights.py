@@ -44,10 +44,6 @@ class FeatureNetwork(nn.Module):
     takes_colour: ClassVar[bool] = False  # grey images then get three equal channels
     num_on_cpu: ClassVar[int | None] = None  # a large network is almost twice as fast on what fits the cache
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`x` (B, C, H, W) in 0..255 -> features (B, D)."""
-        raise NotImplementedError
-
 
 def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
     """Images in [-1, 1] as an 8-bit file holds them: clipped, and rounded to 0..255 (uint8).

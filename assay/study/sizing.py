@@ -28,7 +28,7 @@ from assay.data.arrays import from_arrays
 from assay.data.config import DataConfig
 from assay.data.picture import levels_text
 from assay.devices import one_thread
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations
 from assay.nets import PRESETS as NETS
@@ -63,10 +63,10 @@ def draft_study(
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
         data = DataConfig(store=store).prepared(folder / "data", hold_out=True)
-        draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
         if not can_measure(data.open_held_out()):
             cure = "pack 200 clean images or more"
             raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
+        draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
         opened = _opened(draft, folder)
         assert opened.held_out is not None
         with one_thread():  # as each worker has
@@ -89,11 +89,7 @@ def _first_draft(
     """What follows from the images alone: the values of `page/study.toml.j2`."""
     clean = source.sigma_tn == 0
     num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
-    if num_clean < 3 * MIN_IMAGES:
-        raise AssayError(
-            f"{source.name} has {num_clean} clean and {num_noisy} noisy images to train on, and a price needs "
-            f"at least {3 * MIN_IMAGES} clean ones", path=store, cure="pack more images",
-        )  # fmt: skip
+    check_enough(num_clean, 3 * MIN_IMAGES, f"clean images of {source.name} to train on", "store")
     if num_noisy and noisy:
         what = f"{num_noisy} images of {source.name} are noisy already"
         raise AssayError(what, key="noisy", cure="leave it out")

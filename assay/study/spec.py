@@ -266,13 +266,13 @@ def hash_tree(tree: Any) -> str:
 
 
 def study_runs(
-    study: Study, data: DataConfig, source: ImageSource, held_out_fingerprint: str = "", blocks: int = 0
+    study: Study, data: DataConfig, source: ImageSource, held_out: ImageSource | None = None, blocks: int = 0
 ) -> list[Run]:
     """Every training of a study on the images `source` of `data`, those of a design in `blocks` blocks.
 
     Configurations that differ only in how they are sampled share a run.
     """
-    about = study.evaluate, source.fingerprint, held_out_fingerprint
+    about = study.evaluate, source.fingerprint, held_out.fingerprint if held_out else ""
     if study.design is not None:
         found = _design_rows(study, data, source, blocks or study.design.blocks)
     else:

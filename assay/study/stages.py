@@ -16,7 +16,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -352,8 +352,7 @@ class OpenStudy:
 
     def with_blocks(self, blocks: int) -> "OpenStudy":
         """The same design with this number of blocks."""
-        fingerprint = self.held_out.fingerprint if self.held_out else ""
-        return replace(self, runs=study_runs(self.study, self.data, self.source, fingerprint, blocks))
+        return replace(self, runs=study_runs(self.study, self.data, self.source, self.held_out, blocks))
 
     @property
     def num_blocks(self) -> int:
@@ -468,7 +467,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         source, held_out = data.open(), data.open_held_out()
         if study.design is not None and not can_measure(held_out):
             raise AssayError("a design needs at least 40 held-out images", key="data.held_out", cure="set it")
-        runs = study_runs(study, data, source, held_out.fingerprint if held_out else "")
+        runs = study_runs(study, data, source, held_out)
         check_against_data(runs)
     opened = _with_added_blocks(OpenStudy(study, folder, data, source, held_out, runs))
     if spec.resolve() != (folder / "study.toml").resolve():
@@ -496,15 +495,6 @@ def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
 def disk_use(path: Path) -> int:
     """Bytes of a file, or of all files below a folder."""
     return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove what `OpenStudy.unneeded` found."""
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
