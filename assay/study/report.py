@@ -150,15 +150,10 @@ def _about(spec: Path) -> str:
 
 def _subject(name: str, outcomes: list[Outcome], about: str) -> dict[str, Any]:
     """What the page shows of one data set: how its numbers came about, tables, and sentences that answer."""
-    metrics = [metric for metric in METRICS if any(each.value(metric) for each in outcomes)]
-    tables = [each for metric in reversed(metrics) for each in study_tables(outcomes, metric)]
-    tables = list({(each.title, each.rows): each for each in tables}.values())
-    if "fd" in metrics and (beside := _beside_paper(outcomes)) is not None:
-        tables.append(beside)
-    answer = [line for line in [headline(outcomes)] if line]
-    facts = _facts(outcomes, about)
+    tables = [*study_tables(outcomes), *filter(None, [_beside_paper(outcomes)])]
     empty: dict[str, Any] = {"prices": None, "cards": {}, "details": None, "doubts": []}
-    return empty | {"name": name, "facts": facts, "answer": answer, "tables": tables}
+    found = {"facts": _facts(outcomes, about), "answer": [*filter(None, [headline(outcomes)])]}
+    return empty | found | {"name": name, "tables": tables}
 
 
 def _add_prices(subject: dict[str, Any], table: Path, name: str) -> list[Panel]:
@@ -314,14 +309,15 @@ def averages(outcomes: Iterable[Outcome], metric: str = "fd") -> dict[Configurat
     return found
 
 
-def study_tables(outcomes: Sequence[Outcome], metric: str = "fd") -> list[Table]:
-    """The paper's tables (headline, only noisy, clean and noisy mixed), and all that they do not show."""
-    values, name = averages(outcomes, metric), outcomes[0].evaluation.title(metric)
-    makers = _headline_table, _only_noisy_table, _clean_mix_table
-    found = [table for make in makers if (table := make(values, name)) is not None]
-    every = metrics_table(outcomes)
-    more = len(every.header) > 2 or any(of.table not in ("clean_mix", "only_noisy") for of in values)
-    return [*found, every] if more or not found else found
+def study_tables(outcomes: Sequence[Outcome]) -> list[Table]:
+    """The paper's tables (headline, only noisy, clean and noisy mixed) by each metric, and all results."""
+    found = []
+    for metric in reversed(METRICS):
+        values, name = averages(outcomes, metric), outcomes[0].evaluation.title(metric)
+        found += [make(values, name) for make in (_headline_table, _only_noisy_table, _clean_mix_table)]
+    names = titles(each.evaluation for each in outcomes)
+    columns = {outcomes[0].evaluation.title(name): averages(outcomes, name) for name in names}
+    return [*(table for table in found if table), _configurations_table("All metrics", columns)]
 
 
 def headline_configurations(configurations: Iterable[Configuration]) -> dict[Role, Configuration]:
@@ -413,13 +409,6 @@ def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Tabl
     header = ("available data", *(f"p = {percent(p)}" for p in fractions))
     title = f"{name} as the mix of clean and noisy images changes"
     return Table(title, header, tuple(rows)) if fractions else None
-
-
-def metrics_table(outcomes: Sequence[Outcome]) -> Table:
-    """Every configuration with all that was measured of it."""
-    names = titles(each.evaluation for each in outcomes)
-    columns = {outcomes[0].evaluation.title(name): averages(outcomes, name) for name in names}
-    return _configurations_table("All metrics", columns)
 
 
 def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: tuple[str, str]) -> Table:
