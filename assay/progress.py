@@ -39,7 +39,7 @@ def open_progress(shown: bool = True, console: Console | None = None) -> Iterato
 def _lines(console: Console) -> Tell:
     """Prints `name: 40%, 120 of 300, 17 s left` when a line is due."""
     seconds = 0.5 if console.is_jupyter else 30.0  # between two lines
-    first, last = (dict[str, tuple[float, float]](), dict[str, float]())  # when and where each began
+    first, last = dict[str, tuple[float, float]](), dict[str, float]()  # when and where each began
 
     def tell(name: str, done: float, total: float, note: str = "") -> None:
         now = time.monotonic()

@@ -50,7 +50,7 @@ def test_little_time_trains_on_fewer_images(tmp_path: Path, monkeypatch: pytest.
     ("sigma", "options", "key"),
     [
         ([0.0] * 50, {}, None),
-        ([0.5] * 500, {}, None),
+        ([0.5] * 500, {}, "store"),
         ([0.0] * 500 + [0.5] * 500, {"noisy": (0.2,)}, "noisy"),
         ([0.0] * 500, {"minutes": 0}, "minutes"),
     ],
