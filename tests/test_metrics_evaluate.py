@@ -1,7 +1,7 @@
 """Evaluation from images to result: extractors, references, checkpoints, the command line, bad input."""
 
-import importlib.util
 import json
+import runpy
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from assay.data.arrays import from_arrays
 from assay.data.known import get
 from assay.data.view import View, raised
 from assay.devices import find_devices
-from assay.errors import AssayError
 from assay.metrics.classifier import Classifier, train_classifier
 from assay.metrics.distance import features_to_statistics, frechet_distance, save_statistics
 from assay.metrics.evaluate import Evaluation, compare, evaluate, save_evaluation, titles, with_held_out_loss
@@ -235,12 +234,9 @@ def test_results_survive_a_file_and_unequal_ones_are_refused(
 def test_distance_grows_with_noise_blur_and_dropped_classes(
     extractor: str, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    spec = importlib.util.spec_from_file_location("degrade", ROOT / "examples" / "degrade.py")
-    assert spec is not None and spec.loader is not None
-    degrade = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(degrade)
+    distances = runpy.run_path(str(ROOT / "examples" / "degrade.py"))["distances"]
     fashion = get("fashion-mnist", tmp_path_factory.mktemp("stores") / "fashion").store
-    for kind, found in degrade.distances(fashion, extractor, 500, cache).items():
+    for kind, found in distances(fashion, extractor, 500, cache).items():
         values = list(found.values())
         assert len(values) == 4
         assert all(a < b for a, b in zip(values, values[1:], strict=False)), (kind, found)
@@ -258,22 +254,21 @@ ONE_NAN[37, 0, 2, 2] = torch.nan
 
 
 @pytest.mark.parametrize(
-    ("images", "key", "told"),
+    ("images", "key"),
     [
-        (torch.rand(1, 1, 8, 8), "num_images", "1 images"),
-        (torch.full((50, 1, 8, 8), 0.3), None, "the same"),
-        (ONE_NAN, None, "image 37 "),
-        (torch.rand(50, 1, 8, 9), None, "(1, 8, 9)"),
-        (torch.rand(50, 3, 8, 8), None, "(3, 8, 8)"),
+        (torch.rand(1, 1, 8, 8), "num_images"),
+        (torch.full((50, 1, 8, 8), 0.3), None),
+        (ONE_NAN, None),
+        (torch.rand(50, 1, 8, 9), None),
+        (torch.rand(50, 3, 8, 8), None),
     ],
     ids=["one", "constant", "nan", "size", "channels"],
 )
 def test_images_that_cannot_be_measured(
-    images: Tensor, key: str | None, told: str, reference: Reference, pixels: Extractor
+    images: Tensor, key: str | None, reference: Reference, pixels: Extractor
 ) -> None:
-    with pytest.raises(AssayError) as caught:
+    with rejected(key):
         evaluate(Given(images), reference, pixels)
-    assert caught.value.key == key and told in caught.value.what
     with rejected("num_images"):
         evaluate(Given(images), reference, pixels, num_images=30, num_ranges=2)
 
