@@ -14,8 +14,7 @@ Tell = Callable[..., None]  # (name, done, total, note="")
 def open_progress(shown: bool = True, console: Console | None = None) -> Iterator[Tell]:
     """Yield `tell(name, done, total, note="")`, to be called as often as one likes; each name has its line.
 
-    Where there is no terminal, as in `assay train > log`, a line is printed every half minute, and at the end.
-    In a notebook the bar is text, too: rich's own needs ipywidgets there.
+    Without a terminal there is a line every half minute; in a notebook, text: rich's bar needs ipywidgets.
     """
     console = console or Console(stderr=True)
     if not shown:

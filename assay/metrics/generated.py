@@ -132,8 +132,7 @@ def open_images(path: Path) -> ImageSource:
 class Noised(ImageSource):
     """Images with noise added when they are read: image i gets level i of `levels` (N,), which repeat.
 
-    A good model of the images behind noisy data, with the levels of that data, gives images like it. So the
-    distance between the two measures a model without any clean image.
+    With the levels of noisy data, a good model of the images behind it gives images like it.
     """
 
     def __init__(self, images: ImageSource, levels: Tensor) -> None:

@@ -77,8 +77,7 @@ def measure(
 ) -> Evaluation:
     """Measure a checkpoint, run folder or published model, which is sampled, or images that exist.
 
-    Samples are by default as in the paper: three ranges, each with as many images as the reference has, at most
-    50,000. `cache` keeps extractors and features.
+    By default samples as in the paper: three ranges of as many images as the reference has, at most 50,000.
     """
     images = None if is_model(path) else open_images(path)
     given = config.reference
