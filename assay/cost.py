@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from assay.data import ImageSource, Loader
 from assay.devices import find_device
 from assay.errors import AssayError
@@ -37,19 +35,13 @@ def training_evaluations(settings: TrainConfig, num_images: int) -> float:
     return settings.total_steps * settings.batch_size * (WITH_GRADIENT + more) + restored
 
 
-def seconds_per_evaluation(
-    config: RunConfig, source: ImageSource, device: str = "auto", num_threads: int | None = None
-) -> float:
-    """Seconds of an evaluation: the fastest of a few training steps, without consistency loss.
-
-    A CPU uses `num_threads`, by default as many as torch does now.
-    """
+def seconds_per_evaluation(config: RunConfig, source: ImageSource, device: str = "auto") -> float:
+    """Seconds of an evaluation: the fastest of a few training steps, without consistency loss."""
     settings, net, place = config.train, config.net_config(source), find_device(device)
     denoiser = build_denoiser(net).train().to(place)
     optimizer = make_optimizer(denoiser, net, settings)
     loader = Loader(source, min(settings.batch_size, len(source)), augmentation=settings.augment)
-    batch, fastest, before = loader.batch(0).to(place), math.inf, torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
+    batch, fastest = loader.batch(0).to(place), math.inf
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()
         loss = losses(denoiser, batch, settings, net.sigma_data).mean()
@@ -58,7 +50,6 @@ def seconds_per_evaluation(
         optimizer.zero_grad()
         loss.item()  # waits for the device
         fastest = min(fastest, time.perf_counter() - started)
-    torch.set_num_threads(before)
     return fastest / len(batch.index) / WITH_GRADIENT
 
 

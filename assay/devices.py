@@ -109,8 +109,7 @@ def open_fabric(
         torch.cuda.device_count() if found.type == "cuda" else 1 if found.type == "mps" else os.cpu_count()
     )
     if isinstance(devices, int) and not 1 <= devices <= (num_here or 1):
-        kind = "CPU core" if found.type == "cpu" else found.type.upper() + " device"
-        what = f"this machine has {num_here} {kind}{'' if num_here == 1 else 's'}, not {devices}"
+        what = f"{devices} are not there: this machine has {num_here} of {found.type}"
         raise AssayError(what, key="devices", cure=f"ask for 1 to {num_here}")
     if found.index is not None and devices not in (1, "auto"):
         raise AssayError(f"{device} is a single device", key="device", cure="use cuda for several")

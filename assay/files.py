@@ -44,6 +44,12 @@ def write_whole(path: Path, flush: bool = True) -> Iterator[Path]:
         yield partial
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; it is whole or absent."""
+    with write_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def write_whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; on success it becomes `path`, which must not exist before."""
@@ -62,13 +68,13 @@ def _replacing(path: Path, partial: Path, lock: FileLock, flush: bool = True) ->
     """Remove what a killed writer left at `partial`; at the end that becomes `path`, or vanishes."""
     try:
         with explain_full_disk(path):
-            _remove(partial)
+            remove(partial)
             yield
             for file in (partial, *partial.rglob("*")) if flush else ():
                 _flush(file)
             os.replace(partial, path)
     except BaseException:
-        _remove(partial)
+        remove(partial)
         raise
     finally:
         _unlock(lock)
@@ -93,15 +99,16 @@ def remove_leftovers(folder: Path) -> None:
 
 def _remove_leftover(partial: Path) -> None:
     if partial.parent.exists() and (lock := _lock(partial)) is not None:
-        _remove(partial)
+        remove(partial)
         _unlock(lock)
 
 
-def _remove(partial: Path) -> None:
-    if partial.is_dir():
-        shutil.rmtree(partial, ignore_errors=True)
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        partial.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _partial(path: Path) -> Path:

@@ -138,7 +138,6 @@ class Model:
         >>> found = model.held_out_loss(held_out)
         >>> found
         <held-out loss of arrays on 30 images of arrays (held out): ... ± ... nats per dimension>
-        >>> picture = found.plot()                                  # the error at each noise level
         """
         check_unseen(self.trained_on, held_out)
         return checkpoint_loss(self.checkpoint, held_out, model=self.name)

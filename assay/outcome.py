@@ -11,7 +11,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validat
 
 from assay.checkpoint import CheckpointInfo
 from assay.errors import AssayError, about
-from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_whole
+from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_text
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
 from assay.noise import warn_of_units
 from assay.sample import SampleConfig
@@ -135,31 +134,12 @@ class Outcome(BaseModel):
     sample_seconds: float | None = None
     held_out_loss_seconds: float | None = None
 
-
-@dataclass(frozen=True)
-class Metric:
-    """What results are compared by: a field of `Evaluation` by its `name`; `form` is how it is written."""
-
-    name: str
-    form: str = ".3g"
-
-    def value(self, outcome: Outcome) -> float | None:
-        """The number of an outcome, None if it was not measured."""
-        return getattr(outcome.evaluation, self.name)
-
-    def error(self, outcome: Outcome) -> float | None:
-        """Its error: the standard error, or of a distance the deviation over ranges of samples."""
-        names = [name for name in (f"{self.name}_error", f"{self.name}_std") if name in Evaluation.model_fields]
-        return getattr(outcome.evaluation, names[0]) if names else None
-
-    def title(self, outcome: Outcome) -> str:
-        """What it is called; FD after its extractor."""
-        named = Evaluation.model_fields[self.name].title or self.name.replace("_", " ")
-        return outcome.evaluation.metric or "FD" if self.name == "fd" else named
+    def value(self, metric: str) -> float | None:
+        """What was measured by this metric, None if nothing was."""
+        return getattr(self.evaluation, metric)
 
 
-FD, HELD_OUT_LOSS = Metric("fd", ".2f"), Metric("held_out_loss", ".3f")
-METRICS = {metric.name: metric for metric in (HELD_OUT_LOSS, FD)}
+METRICS = {"held_out_loss": ".3f", "fd": ".2f"}  # what results are compared by, and how it is written
 
 
 def trained_configuration(
@@ -182,12 +162,6 @@ def trained_configuration(
         sampling="truncated" if sample.truncate_at else "refined" if sample.refine_at else "full",
         seed=info.seed,
     )
-
-
-def save_outcome(path: Path, outcome: Outcome) -> None:
-    """Write an outcome as JSON."""
-    with write_whole(path) as partial:
-        partial.write_text(outcome.model_dump_json(indent=2) + "\n")
 
 
 def load_outcome(path: Path) -> Outcome | Evaluation:
@@ -218,11 +192,7 @@ def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
 
 
 def gather(paths: Iterable[Path]) -> list[Outcome]:
-    """Outcomes from JSON files and tables, sorted.
-
-    Of a result of `assay evaluate` the checkpoint must know its training. An error if some results of one data
-    set and extractor cannot be compared.
-    """
+    """Outcomes from JSON files and tables, sorted; those of one data set and extractor must be comparable."""
     found, groups = list[Outcome](), dict[tuple[str, str], dict[str, Evaluation]]()
     for name, each in _load_all(paths).items():
         with decoding(name, "add a row for it by hand"):
@@ -275,8 +245,7 @@ def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
         values["num_clean"] = _number(configuration.num_clean)
         values["num_noisy"] = " ".join(_number(number) for _, number in configuration.noisy) or "0"
         writer.writerow({name: csv_cell(value) for name, value in values.items()})
-    with write_whole(path) as partial:
-        partial.write_text(buffer.getvalue(), encoding="utf-8")
+    write_text(path, buffer.getvalue())
 
 
 def _number(value: float) -> str:
@@ -345,16 +314,13 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
             raise AssayError(f"{text} is impossible", key=name, cure="correct it, or leave it empty")
     if not METRICS.keys() & measured.keys():
         raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
+    seconds = {name: cells[name] for name in _SECONDS if name in cells}
     try:
-        with explaining(Configuration):
-            configuration = Configuration.model_validate(fields)
-        with explaining(Evaluation):
-            evaluation = Evaluation.model_validate(measured)
         with explaining(Outcome):
-            seconds = {name: cells[name] for name in _SECONDS if name in cells}
-            return Outcome(configuration=configuration, evaluation=evaluation, **seconds)
+            return Outcome.model_validate({"configuration": fields, "evaluation": measured, **seconds})
     except AssayError as error:
-        error.key = error.key and error.key.partition(".")[0]  # the column
+        section, *inside = (error.key or "").split(".")
+        error.key = inside[0] if section in ("configuration", "evaluation") else section  # the column
         raise
 
 

@@ -89,21 +89,16 @@ class Workers:
 def _run() -> None:
     """The life of a worker: its arguments are the parent's process number and the connection's descriptor."""
     parent, descriptor = map(int, sys.argv[1:])
-    end_with(parent)
+    if sys.platform == "linux":  # end with the parent, even if stopped; elsewhere the connection ends
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # gone before the kernel was told
+        os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches everyone; the parent decides
         signal.signal(number, signal.SIG_IGN)
     with suppress(EOFError), Connection(descriptor) as connection:
         sys.path[:] = connection.recv()
         function, arguments = connection.recv()  # imports all that the function needs
         function(connection, *arguments)
-
-
-def end_with(parent: int) -> None:
-    """End this process with its parent, even if it is stopped; where there is no Linux, its connection ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone before the kernel was told
-        os._exit(1)
 
 
 if __name__ == "__main__":

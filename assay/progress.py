@@ -14,8 +14,7 @@ Tell = Callable[..., None]  # (name, done, total, note="")
 def open_progress(shown: bool = True, console: Console | None = None) -> Iterator[Tell]:
     """Yield `tell(name, done, total, note="")`, to be called as often as one likes; each name has its line.
 
-    Where there is no terminal, as in `assay train > log`, a line is printed every half minute, and at the end.
-    In a notebook the bar is text, too: rich's own needs ipywidgets there.
+    Without a terminal there is a line every half minute; in a notebook, text: rich's bar needs ipywidgets.
     """
     console = console or Console(stderr=True)
     if not shown:
@@ -39,10 +38,7 @@ def open_progress(shown: bool = True, console: Console | None = None) -> Iterato
 def _lines(console: Console) -> Tell:
     """Prints `name: 40%, 120 of 300, 17 s left` when a line is due."""
     seconds = 0.5 if console.is_jupyter else 30.0  # between two lines
-    first, last = (
-        dict[str, tuple[float, float]](),
-        dict[str, float](),
-    )  # when and where each began
+    first, last = dict[str, tuple[float, float]](), dict[str, float]()  # when and where each began
 
     def tell(name: str, done: float, total: float, note: str = "") -> None:
         now = time.monotonic()

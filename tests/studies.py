@@ -1,11 +1,14 @@
 """A study of five short trainings for tests, and what must be equal between two ways of running it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from assay.outcome import write_outcomes
 from assay.study import OpenStudy, open_study
 from assay.study.stages import find_reference
+from tests.stores import stored
 
 SPEC = """\
 name = "tiny"
@@ -57,6 +60,18 @@ blocks = 2
 
 # One more training, which diverges.
 WILD = '[[extra]]\ntable = "wild"\nclean_fraction = 1\ntrain = {lr = 1e6}\n'
+
+
+def mixes(study: OpenStudy, block: int = 0) -> list[tuple[float, tuple[tuple[float, float], ...]]]:
+    """Clean and noisy images of every run of a block."""
+    found = [run.ways[0][0] for run in study.runs]
+    return [(each.num_clean, each.noisy) for each in found if each.seed == block]
+
+
+def noise_store(path: Path, sigma_tn: Sequence[float], seed: int = 0) -> Path:
+    """A store of images whose content matters to no test."""
+    stored(path, np.random.default_rng(seed).uniform(-1, 1, (len(sigma_tn), 1, 8, 8)), sigma_tn)
+    return path
 
 
 def fewer(spec: str) -> str:

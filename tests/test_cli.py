@@ -15,6 +15,7 @@ from assay.errors import AssayError
 from assay.nets import DiTConfig
 from assay.pricing import Vendor
 from assay.settings import Config, Strict, checked
+from tests.errors import rejected
 
 
 class Settings(Strict):
@@ -36,9 +37,8 @@ def test_words_become_the_values_of_a_config() -> None:
     [({"num_steps": "many"}, "num_steps"), ({"num_steps": "1"}, "num_steps"), ({"solver": "magic"}, "solver")],
 )
 def test_words_that_are_no_value_name_their_setting(given: dict[str, str], key: str) -> None:
-    with pytest.raises(AssayError) as caught:
+    with rejected(key):
         config_from(Settings, given)
-    assert caught.value.key == key and next(iter(given.values())) in caught.value.what
 
 
 def test_every_config_explains_wrong_values() -> None:
@@ -50,9 +50,8 @@ def test_every_config_explains_wrong_values() -> None:
         found |= set(subclasses)
     assert {"Vendor", "SampleConfig", "PackConfig", "MeasureConfig"} <= {config.__name__ for config in found}
     for config in [config for config in found if not inspect.isabstract(config)]:
-        with pytest.raises(AssayError) as caught:
+        with rejected("no_such_setting"):
             config(no_such_setting=1)
-        assert caught.value.key == "no_such_setting"
     with pytest.raises(AssayError) as caught:
         Vendor(price=-1)
     again = pickle.loads(pickle.dumps(caught.value))  # as it crosses processes

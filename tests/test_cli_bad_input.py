@@ -52,11 +52,7 @@ TRAIN = ("train", "--preset", "digits", "--set", "data.store=digits", "-o", "run
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_mistakes_are_named(
-    arguments: tuple[str, ...],
-    path: str | None,
-    key: str | None,
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], path: str | None, key: str | None, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     before = sorted(os.listdir(place))
@@ -86,17 +82,8 @@ def test_what_the_system_says_of_a_file_is_rephrased(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("plan", "--budget", "10", "--num-images", "0"), ("model", "list", "--batch-size", "0")],
+    "arguments", [("plan", "--budget", "10", "--num-images", "0"), ("model", "list", "--batch-size", "0")]
 )
 def test_zero_is_not_the_same_as_nothing(arguments: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert done.exit_code == 2 and "Invalid value for '--" in done.output, done.output
-
-
-def test_ranges_are_given_as_the_help_says(place: Path, tmp_path: Path) -> None:
-    text = CliRunner().invoke(app, ["data", "pack", "--help"], env={"COLUMNS": "300"}).output
-    assert "range" in text and "0,4095" in text
-    np.save(tmp_path / "a.npy", np.zeros((3, 8, 8), dtype=np.float32))
-    arguments = ["data", "pack", f"{tmp_path}/a.npy:range=-1,1", "-o", str(tmp_path / "store")]
-    assert CliRunner().invoke(app, arguments).exit_code == 0

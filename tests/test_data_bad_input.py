@@ -24,7 +24,7 @@ from assay.data.readers import read_any
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.errors import AssayError
 from assay.files import csv_cell
-from tests.errors import rejects
+from tests.errors import rejected
 from tests.stores import grey
 
 
@@ -96,7 +96,7 @@ def failing(
     source: Path, out: Path, path: object = None, key: str | None = None, config: Any = None, **settings: Any
 ) -> None:
     """Packing raises an error about this path and key, and leaves nothing behind."""
-    with rejects(path, key):
+    with rejected(key, path):
         pack(SourceSpec(path=str(source), **settings), out / "store", PackConfig(**config or {}))
     assert not out.exists() or os.listdir(out) == []
 
@@ -119,10 +119,10 @@ def test_stores_are_replaced_if_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (path / "notes.txt").write_text("mine")
     for target, config in ((path, None), (path, overwrite), (tmp_path / "other", overwrite)):
-        with rejects(target):  # not asked for; holds more than a store; is none
+        with rejected(path=target):  # not asked for; holds more than a store; is none
             pack(read_any(str(folder)), target, config)
     (path / "notes.txt").unlink()
-    with rejects():  # nothing is lost by a failure
+    with rejected(path="good0.png"):  # nothing is lost by a failure
         pack(SourceSpec(path=str(folder), levels=folder / "good0.png"), path, overwrite)
     assert open_store(path).fingerprint == before
     (path / "images.npy").write_bytes(b"damaged")
@@ -160,7 +160,7 @@ def test_files_that_cannot_be_read_or_named_are_bad_images(tmp_path: Path) -> No
     folder, out = good_folder(tmp_path / "in"), tmp_path / "out"
     raw = read_any(str(folder))
     (folder / "good1.png").rename(tmp_path / "good1.png")  # stands for every OSError: root may read all files
-    with rejects("good1.png"):
+    with rejected(path="good1.png"):
         pack(raw, out / "store")
     assert [*pack(raw, tmp_path / "two", PackConfig(skip_bad=True)).skipped] == ["good1.png"]
     (tmp_path / "good1.png").rename(folder / "good1.png")
@@ -180,7 +180,7 @@ def test_huggingface_splits_and_empty_cells(tmp_path: Path, monkeypatch: pytest.
     columns = {"img": [Image.new("L", (4, 4)), None], "label": [1, None]}
     data = datasets.DatasetDict(train=datasets.Dataset.from_dict(columns, features))
     data.save_to_disk(tmp_path / "hf")
-    with rejects("hf"):
+    with rejected(path="hf"):
         read_any(f"hf:{tmp_path / 'hf'}:nosplit")
     failing(tmp_path / "hf", tmp_path / "out", "hf[1]")
     config = PackConfig(skip_bad=True, classes=True)
@@ -302,7 +302,7 @@ def test_levels_are_in_the_units_that_their_names_say(tmp_path: Path) -> None:
     found = read_levels(tmp_path / "a.csv", names)
     scaled = [level.in_range(0, 255) for level in found if isinstance(level, Level)]
     assert np.allclose(scaled, [(0.2, 0.2), (0.2, 0.5), (0, 0.4)])
-    with rejects():
+    with rejected():
         Level(50, 0.2, usable_scaled=True).in_range(0, 255)  # noise of 0.39
 
 
@@ -387,5 +387,5 @@ def test_a_tiff_of_which_tifffile_reads_nothing(tmp_path: Path, monkeypatch: pyt
     # As it does, without an error, where damage leaves open how the pixels are stored.
     tifffile.imwrite(tmp_path / "lost.tif", np.full((4, 4, 3), 7, np.uint16), photometric="rgb")
     monkeypatch.setattr(tifffile.TiffPage, "asarray", lambda page: np.empty(0, np.uint16))
-    with rejects("lost.tif"):
+    with rejected(path="lost.tif"):
         pack(read_any(str(tmp_path)), tmp_path / "store")

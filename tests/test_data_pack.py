@@ -30,7 +30,7 @@ from assay.data.readers import read_any
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
-from tests.errors import rejects
+from tests.errors import rejected
 from tests.stores import grey
 
 FORMATS = ["npy", "npz", "channels first", "png", "tiff", "webp", "zip", "idx"]
@@ -389,7 +389,7 @@ def test_known_data_sets(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     for option in ({"split": "test"}, {"archive": Path("x")}):  # they have no halves and no archive
-        with rejects(key="split"):
+        with rejected("split"):
             get("digits", tmp_path / "store", **option)  # type: ignore[arg-type]
     digits = get("digits", tmp_path / "digits").store
     np.testing.assert_allclose(digits.read(torch.arange(1797))[:, 0], load_digits().images / 8 - 1, atol=3e-7)
@@ -410,16 +410,16 @@ def test_a_part_of_a_known_data_set(tmp_path: Path) -> None:
     assert [(5, 8, 3)[label] for label in part.label.tolist()] == whole.label[chosen].tolist()
     means = torch.nn.functional.avg_pool2d(whole.read(chosen), 4)  # Pillow's filter is near, not equal
     assert (part.read(torch.arange(500)) - means).abs().mean() < 0.05
-    with rejects(key="classes"):
+    with rejected("classes"):
         get("fashion-mnist", tmp_path / "shoe", classes=("shoe",))
-    with rejects(key="num_images"):
+    with rejected("num_images"):
         get("fashion-mnist", tmp_path / "many", classes=("bag",), num_images=1001)
 
 
 def test_known_data_with_another_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros((2, 28, 28), np.uint8))))
-    with rejects(tmp_path):
+    with rejected(path=tmp_path):
         get("fashion-mnist", tmp_path / "store", archive=tmp_path)
-    with rejects(tmp_path, "source"):
+    with rejected("source", tmp_path):
         get("fashion-mnist", tmp_path / "store", split="train", archive=tmp_path)
     assert not (tmp_path / "store").exists()

@@ -23,7 +23,7 @@ from assay.data.pack import PackConfig, pack
 from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
 from tests.commands import run
-from tests.errors import rejects
+from tests.errors import rejected
 
 IMAGES = np.random.default_rng(0).uniform(0, 1000, (5, 6, 7)).astype(np.float32)  # (N, H, W)
 
@@ -148,7 +148,7 @@ def test_tiff_axes_say_what_is_a_channel(tmp_path: Path) -> None:
 def test_patches_cover_an_image_and_stay_one_group(tmp_path: Path) -> None:
     large = np.arange(2 * 10 * 13, dtype=np.float32).reshape(2, 10, 13)
     write_each(tmp_path / "in", large)
-    with rejects("0.npy", "patch"):
+    with rejected("patch", "0.npy"):
         packed(tmp_path, "in", PackConfig(patch=(11, 5)))
     store = packed(tmp_path, "in", PackConfig(patch="4x5", stride=4), range=(0, 300))  # type: ignore[arg-type]
     assert len(store) == 2 * 2 * 3 and store.group is not None and store.group.tolist() == [0] * 6 + [1] * 6
@@ -183,7 +183,7 @@ def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(100, 2, (3, 16, 16)).astype(np.float32)
     np.save(tmp_path / "a.npy", images)
     noisy = SourceSpec(path=str(tmp_path / "a.npy"), range=(0, 200), sigma=4)
-    with rejects("a.npy[0]", "sigma"):
+    with rejected("sigma", "a.npy[0]"):
         pack(noisy, tmp_path / "store")
     told = pack(noisy.model_copy(update={"sigma": 1.9}), tmp_path / "store").warnings[-1]  # all noise
     assert re.search(r"content \(0.00\d+ on average\) than by their noise \(0.019;", told)
@@ -213,7 +213,7 @@ def test_the_example_of_a_format_in_contributing(tmp_path: Path, monkeypatch: py
         assert store.source_names([0, 1]) == ["a.txt", "deep/b.txt"]
         assert np.allclose((store.read(torch.arange(2)).numpy()[:, 0] + 1) * 500, IMAGES[:2], atol=1e-3)
         (tmp_path / "in/a.txt").write_text("1 2\n3\n")
-        with rejects("a.txt"):
+        with rejected(path="a.txt"):
             read_any(str(tmp_path / "in"))
     finally:
         readers.formats.cache_clear()

@@ -21,7 +21,7 @@ from assay.data.store import ImageFile, PackedImage, address_of, write_store
 from assay.errors import AssayError
 from assay.files import content_hash, sha256
 from tests.commands import run
-from tests.errors import rejected, rejects
+from tests.errors import rejected
 from tests.stores import stored
 
 
@@ -66,9 +66,9 @@ def test_a_store_elsewhere_is_copied_once_and_compared(
     files.pipe(f"{root}/images.npy", bytes(3072 * 300))
     assert torch.equal(open_store(address).read(every), expected)
     shutil.rmtree(tmp_path / "cache")
-    with rejects(f"{address}/images.npy"):
+    with rejected(path=f"{address}/images.npy"):
         open_store(address)
-    with rejects(address + "-not"):
+    with rejected(path=address + "-not"):
         open_store(address + "-not")
 
 
@@ -134,13 +134,13 @@ def test_a_damaged_image_is_noticed_when_it_or_its_neighbours_are_read(tmp_path:
     damaged = bytearray(whole)
     damaged[128 + 30 * 3072 + 5] ^= 1  # in the second block, as are images 21 to 39
     file.write_bytes(damaged)
-    with rejects(file):
+    with rejected(path=file):
         store.read(torch.tensor([30]))  # although it was compared before
     opened = open_store(store.path)
     for _ in range(2):  # a block that failed is not taken for checked
         assert torch.equal(opened.read(torch.tensor([3, 20, 0])), expected[[3, 20, 0]])
         for index in ([30], [22], [21], [0, 39], [-1]):
-            with rejects(file):
+            with rejected(path=file):
                 opened.read(torch.tensor(index))
     damaged = bytearray(whole)
     damaged[100] ^= 1  # the header
@@ -151,7 +151,7 @@ def test_a_damaged_image_is_noticed_when_it_or_its_neighbours_are_read(tmp_path:
     opened = open_store(store.path)
     assert torch.equal(opened.read(torch.arange(40)), expected)
     (store.path / "names.npy").write_bytes((store.path / "names.npy").read_bytes().replace(b"7.png", b"7.pnk"))
-    with rejects("names.npy"):
+    with rejected(path="names.npy"):
         opened.source_names([0])
 
 

@@ -244,11 +244,7 @@ class ByLevel(nn.Module):
 
 RIGHT, WRONG = gaussian_denoiser(0.0, 0.5), gaussian_denoiser(0.4, 0.5)
 # Low levels are best early, high ones at the end, and after 20 steps all are halfway.
-ALONG = {
-    10: ByLevel(RIGHT, WRONG),
-    20: gaussian_denoiser(0.2, 0.5),
-    40: ByLevel(WRONG, RIGHT),
-}
+ALONG = {10: ByLevel(RIGHT, WRONG), 20: gaussian_denoiser(0.2, 0.5), 40: ByLevel(WRONG, RIGHT)}
 
 
 @pytest.fixture

@@ -14,13 +14,11 @@ from assay.metrics.generated import SamplerSettings
 from assay.outcome import (
     COLUMNS,
     Configuration,
-    Metric,
     Outcome,
     gather,
     load_outcome,
     percent,
     read_outcomes,
-    save_outcome,
     trained_configuration,
     write_outcomes,
 )
@@ -42,7 +40,7 @@ from tests.errors import rejected
          "2,000 noisy at 0.3, truncated sampling", "100% noisy at 0.3, truncated sampling"),
         (Configuration(num_clean=2, noisy=((0.3, 1998),), clean_fraction=0.001, consistency=True),
          "2 clean + 1,998 noisy at 0.3, consistency", "0.1% clean + 99.9% noisy at 0.3, consistency"),
-        (Configuration(num_clean=50, noisy=((0.5, 30), (0.1, 20)), clean_fraction=0.5),
+        (Configuration(num_clean=50, noisy=((0.5, 30), (0.1, 20), (0.2, 0)), clean_fraction=0.5),
          "50 clean + 20 noisy at 0.1 + 30 noisy at 0.5", "50% clean + 20% noisy at 0.1 + 30% noisy at 0.5"),
         (Configuration(num_clean=50, noisy=tuple((level / 10, 25) for level in range(1, 5))),
          "50 clean + 100 noisy at 0.1 to 0.4", "50 clean + 100 noisy at 0.1 to 0.4"),
@@ -50,11 +48,7 @@ from tests.errors import rejected
 )  # fmt: skip
 def test_words(setting: Configuration, words: str, shares: str) -> None:
     assert str(setting) == words and setting.words(shares=True) == shares
-
-
-def test_title_names_the_extra_and_the_seed() -> None:
-    setting = Configuration(table="clamped levels", num_clean=200, seed=3)
-    assert setting.title == "clamped levels: 200 clean (seed 3)"
+    assert setting.model_copy(update={"table": "clamped", "seed": 3}).title == f"clamped: {words} (seed 3)"
 
 
 @given(st.floats(1e-12, 1 - 1e-12))
@@ -73,15 +67,11 @@ def test_repeats_are_settings_alike_but_for_the_seed() -> None:
     first, second = (Configuration(num_clean=10, noisy=((0.1, 5),), seed=seed) for seed in (0, 1))
     assert first != second and first.without_seed == second.without_seed
     assert hash(first.without_seed) == hash(second.without_seed)
-    fewer, clean = Configuration(num_clean=5, noisy=((0.1, 5),), seed=0), Configuration(num_clean=3, seed=0)
-    assert sorted([second, fewer, first, clean], key=Configuration.order) == [clean, first, second, fewer]
-
-
-def test_levels_are_sorted_and_empty_ones_dropped() -> None:
-    assert Configuration(num_clean=1, noisy=((0.5, 2), (0.1, 3), (0.2, 0))).noisy == ((0.1, 3), (0.5, 2))
     for noisy in (((0.1, 1), (0.1, 2)), ((0.0, 1),), ((0.1, -1),)):
         with pytest.raises(ValueError, match="noisy"):
             Configuration(num_clean=1, noisy=noisy)
+    fewer, clean = Configuration(num_clean=5, noisy=((0.1, 5),), seed=0), Configuration(num_clean=3, seed=0)
+    assert sorted([second, fewer, first, clean], key=Configuration.order) == [clean, first, second, fewer]
 
 
 # --- records -----------------------------------------------------------------------------------------------
@@ -115,7 +105,7 @@ outcomes = st.builds(
 @given(st.lists(outcomes, min_size=1, max_size=4))
 def test_records_survive_json_and_csv(tmp_path_factory: pytest.TempPathFactory, written: list[Outcome]) -> None:
     folder = tmp_path_factory.mktemp("records")
-    save_outcome(folder / "one.json", written[0])
+    (folder / "one.json").write_text(written[0].model_dump_json())
     assert load_outcome(folder / "one.json") == written[0]
     path = folder / "results.csv"
     write_outcomes(path, written)
@@ -209,10 +199,9 @@ def test_every_metric_is_a_column() -> None:
     assert set(Evaluation.model_fields) - set(NOT_COLUMNS) <= set(COLUMNS)
     evaluation = Evaluation(fd=2.0, fd_std=0.5, kid=0.01, kid_error=0.002, metric="FD-x", extractor="x")
     outcome = Outcome(configuration=Configuration(num_clean=1), evaluation=evaluation)
-    kid, recall = Metric("kid"), Metric("recall")
-    assert (kid.title(outcome), kid.value(outcome), kid.error(outcome)) == ("KID", 0.01, 0.002)
-    assert recall.value(outcome) is None and averages([outcome], recall) == {}
-    assert str(averages([outcome], kid)[outcome.configuration]) == "0.01 ± 0.002"
+    assert (evaluation.title("kid"), outcome.value("kid"), evaluation.error("kid")) == ("KID", 0.01, 0.002)
+    assert outcome.value("recall") is None and averages([outcome], "recall") == {}
+    assert str(averages([outcome], "kid")[outcome.configuration]) == "0.01 ± 0.002"
 
 
 # --- gathering ---------------------------------------------------------------------------------------------

@@ -84,24 +84,18 @@ def test_workers_with_a_gpu_each_one_of_them_killed_give_identical_results(
 @pytest.mark.parametrize(
     ("num_gpus", "visible", "gpus_per_run", "expected"),
     [
-        (3, None, None, ["0", "1", "2"]),
-        (5, None, 2, ["0,1", "2,3"]),  # the fifth would be half of a run
+        (3, "", None, ["0", "1", "2"]),
+        (5, "", 2, ["0,1", "2,3"]),  # the fifth would be half of a run
         (3, "7, GPU-5b, 2", 1, ["7", "GPU-5b", "2"]),
-        (4, None, 0, []),
-        (0, None, None, []),
+        (4, "", 0, []),
+        (0, "", None, []),
     ],
 )
 def test_gpus_are_shared_out(
-    num_gpus: int,
-    visible: str | None,
-    gpus_per_run: int | None,
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int, visible: str, gpus_per_run: int | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_shares(gpus_per_run) == expected
     with rejected("gpus_per_run"):
         gpu_shares(6)
@@ -271,6 +265,7 @@ def test_a_block_that_would_end_too_late_is_not_begun(
     )
     monkeypatch.setattr("assay.study.run.goal_prices", lambda opened: ())
     monkeypatch.setattr("assay.study.run.time", SimpleNamespace(monotonic=lambda: now))
-    end, _, failed = drive(opened, runner, minutes=minutes)
+    monkeypatch.setattr("assay.study.run.run_local", runner)
+    end, _, failed = drive(opened, minutes=minutes)
     assert end.num_blocks == num_blocks and not failed
     assert minutes in (None, 1) or now <= 60 * (minutes or 0)

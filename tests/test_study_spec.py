@@ -14,8 +14,7 @@ from assay.data.known import get
 from assay.study import OpenStudy, open_study, read_study
 from assay.study.spec import level_bins
 from tests.errors import rejected
-from tests.stores import stored
-from tests.studies import DESIGN, SPEC
+from tests.studies import DESIGN, SPEC, mixes, noise_store
 
 EXTRA = "[[extra]]\nclean_fraction = 0.1\nsigma = 0.3\n"
 TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fraction = 0.5\nsigma = {sigma}\n"
@@ -38,7 +37,7 @@ TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fra
         ("[1, 0.1, 0]", "[1, 0.0001]", "grid.clean_fractions"),
         ("[0.5]", "[0]", "grid.sigmas.0"),
         ("[0.5]", "[inf]", "grid.sigmas.0"),
-        ("[0.5]", "[100]", "evaluate.sample"),
+        ("[0.5]", "[100]", "truncate_at"),
         ("sigmas = [0.5]", "baselines = []", "grid"),
         ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "grid"),
         ('"pixels"', '"pixel"', "evaluate.extractor"),
@@ -68,18 +67,13 @@ def test_a_folder_of_another_study_is_rejected(tmp_path: Path, monkeypatch: pyte
         open_study(path, Path("out") / name)
 
 
-def make_store(path: Path, sigma_tn: Sequence[float], seed: int = 0) -> Path:
-    stored(path, np.random.default_rng(seed).uniform(-1, 1, (len(sigma_tn), 1, 8, 8)), sigma_tn)
-    return path
-
-
 def opened(
     tmp_path: Path, spec: str, sigma_tn: Sequence[float], name: str = "store", seed: int = 0
 ) -> OpenStudy:
     """A study of a store with these noise levels."""
     store = tmp_path / name
     if not store.exists():
-        make_store(store, sigma_tn, seed)
+        noise_store(store, sigma_tn, seed)
     (tmp_path / "spec.toml").write_text(spec.replace('"digits"', f'"{store}"'))
     return open_study(tmp_path / "spec.toml", tmp_path / "out")
 
@@ -123,7 +117,7 @@ def test_names_of_runs_depend_on_what_matters_alone(tmp_path: Path) -> None:
     assert not set(keys(SPEC.replace('"digits"', '"digits"\nheld_out = 50'))) & set(usual)
     # Another store of held-out images changes nothing that is trained on.
     aside = [
-        keys(SPEC.replace('"digits"', f'"digits"\nheld_out = "{make_store(tmp_path / name, [0.0] * 30, 2)}"'))
+        keys(SPEC.replace('"digits"', f'"digits"\nheld_out = "{noise_store(tmp_path / name, [0.0] * 30, 2)}"'))
         for name in ("aside", "beside")
     ]
     assert aside[0] == aside[1]
@@ -172,11 +166,6 @@ def test_held_out_images_of_a_part_of_a_known_data_set_follow_it(tmp_path: Path)
 REAL = [0.0] * 200 + [0.1] * 100 + [0.2] * 300
 
 
-def mixes(study: OpenStudy, block: int) -> list[tuple[float, tuple[tuple[float, float], ...]]]:
-    found = [run.ways[0][0] for run in study.runs]
-    return [(each.num_clean, each.noisy) for each in found if each.seed == block]
-
-
 def test_a_design_is_a_ladder_and_mixes_in_nested_blocks(tmp_path: Path) -> None:
     study = opened(tmp_path, DESIGN, CLEAN)
     assert mixes(study, 0) == [(n, ()) for n in (80, 136, 240, 400, 800)] + [(80, ((0.3, 720),))]
@@ -206,7 +195,10 @@ def test_a_design_of_real_noise_lies_below_what_is_in_hand(tmp_path: Path) -> No
         DESIGN.replace("noisy = [0.3]\n", "").replace("have_clean = 80", "have_clean = 30").replace("64", "16")
     )
     study = opened(tmp_path, spec, REAL)  # 160 clean images are left to train on
-    assert mixes(study, 1) == [(n, ()) for n in (30, 51, 90, 150)] + [(30, ((0.1, 100),)), (30, ((0.2, 120),))]
+    assert mixes(study, 1) == [(n, ()) for n in (30, 51, 90, 150)] + [
+        (30, ((0.1, 100),)),
+        (30, ((0.2, 120),)),
+    ]
     levels = np.geomspace(0.05, 0.8, 300).round(4).tolist()
     many = mixes(opened(tmp_path, spec, [0.0] * 200 + levels, "many"), 0)[4:]
     middle = [float(np.exp(np.log(levels[i : i + 100]).mean())) for i in (0, 100, 200)]
@@ -240,10 +232,3 @@ def test_designs_that_the_images_cannot_give_are_rejected(
 ) -> None:
     with rejected(key, tmp_path / "spec.toml"):
         opened(tmp_path, spec, sigma_tn)
-
-
-def test_noise_can_be_simulated_on_the_clean_part(tmp_path: Path) -> None:
-    spec = SPEC.replace('"digits"', '"digits"\nnoisy = 0\nheld_out = 0\nclean = 150').replace("64", "8")
-    study = opened(tmp_path, spec, REAL)
-    assert len(study.source) == 150
-    assert {len(run.config.data.open()) for run in study.runs if run.ways[0][0].noisy} == {150}

@@ -39,16 +39,10 @@ def work_of(folder: Path) -> Work:
     return opened.work(opened.runs[0])
 
 
-def test_steps_are_decided_in_one_place(tmp_path: Path) -> None:
+def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
     work = work_of(tmp_path)
     assert along_steps(work) == [5, 10, 15, 20]
     assert compared_steps(work) == sorted({*stopping_steps(20), 5, 10, 15, 20})
-    protocol = work.study.evaluate.model_copy(update={"along": 0})
-    assert along_steps(replace(work, study=work.study.model_copy(update={"evaluate": protocol}))) == []
-
-
-def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
-    work = work_of(tmp_path)
     steps: list[int] = []
     stopping = replace(work, tell=lambda update: steps.append(update.done), should_stop=lambda: len(steps) >= 7)
     assert not train_stage(stopping) and steps[-1] == 7

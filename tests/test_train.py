@@ -1,4 +1,4 @@
-"""The loop learns what theory says, resumes bit for bit, and rejects what cannot work."""
+"""The loop learns what theory says, resumes bit for bit, and rejected what cannot work."""
 
 import json
 import math
@@ -443,7 +443,7 @@ def test_weights_are_kept_after_the_steps_asked_for(tmp_path: Path) -> None:
         assert same_file(plain.run_dir, result.run_dir, name)
 
 
-# --- it rejects what cannot work ---------------------------------------------------------------------
+# --- it rejected what cannot work ---------------------------------------------------------------------
 
 
 class PoisonedPoints(Points):

@@ -98,8 +98,7 @@ def evaluate(
     with open_progress() as tell:
         found = measure(path, config, sample, cache, find_devices(device), tell)
     console = open_console()
-    _print_distance(console, found)
-    _print_held_out_loss(console, found)
+    _print(console, found)
     if output is not None:
         save_evaluation(output, found)
         console.print(f"wrote {output}")
@@ -198,30 +197,25 @@ def tune(
     console.print(f"On fresh seeds and images: {fds}. wrote {tuned_path(checkpoint)}")
 
 
-def _print_held_out_loss(console: Console, found: Evaluation) -> None:
-    if (record := found.held_out_loss_record) is None:
-        return
-    low, high = record.covers
-    console.print(f"held-out loss {record.nats_per_dim} nats per dimension; lower is better", style="bold")
-    images = f"{len(record.index):,} images of {record.held_out}"
-    console.print(f"denoising error of {images} at noise levels {low:.3g} to {high:g}")
-    if low > record.config.sigma_min:
-        text = f"The held-out images are noisy: levels below {low:.3g} are not measured."
-        console.print(text, style="yellow")
-
-
-def _print_distance(console: Console, found: Evaluation) -> None:
-    details, num_images = found.details, found.num_images or 0
-    if details is None:
-        return
-    spread = "" if found.fd_std is None else f" ± {found.fd_std:.2g}"
-    against = "?" if details.num_reference is None else f"{details.num_reference:,}"
-    console.print(f"{found.metric} {found.fd:.4g}{spread}", style="bold")
-    console.print(f"{len(details.ranges)} x {num_images:,} images against {against} of {details.reference}")
-    console.print(_table("first", [(f"{part.first:,}", part) for part in details.ranges], found.metric))
-    if num_images <= details.num_features:
-        few = f"{num_images:,} images are few for {details.num_features:,} features"
-        console.print(f"note: {few}; the distance is mostly bias", style="yellow")
+def _print(console: Console, found: Evaluation) -> None:
+    num_images = found.num_images or 0
+    if details := found.details:
+        spread = "" if found.fd_std is None else f" ± {found.fd_std:.2g}"
+        against = "?" if details.num_reference is None else f"{details.num_reference:,}"
+        console.print(f"{found.metric} {found.fd:.4g}{spread}", style="bold")
+        console.print(f"{len(details.ranges)} x {num_images:,} images against {against} of {details.reference}")
+        console.print(_table("first", [(f"{part.first:,}", part) for part in details.ranges], found.metric))
+        if num_images <= details.num_features:
+            few = f"{num_images:,} images are few for {details.num_features:,} features"
+            console.print(f"note: {few}; the distance is mostly bias", style="yellow")
+    if record := found.held_out_loss_record:
+        low, high = record.covers
+        console.print(f"held-out loss {record.nats_per_dim} nats per dimension; lower is better", style="bold")
+        images = f"{len(record.index):,} images of {record.held_out}"
+        console.print(f"denoising error of {images} at noise levels {low:.3g} to {high:g}")
+        if low > record.config.sigma_min:
+            text = f"The held-out images are noisy: levels below {low:.3g} are not measured."
+            console.print(text, style="yellow")
 
 
 def _table(

@@ -1,7 +1,6 @@
 """`assay study`: which data should I use, and what is it worth?"""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,8 +29,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file, e.g. train.num_steps=100."),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs."),
+    int | None, typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs.")
 ]
 _RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
 _NOTHING = "No run is finished yet."
@@ -49,14 +47,13 @@ def init(
     output: Annotated[Path, output_option("The study file to write.", suffix=".toml")] = Path("study.toml"),
     have_clean: Annotated[
         int | None,
-        typer.Option(min=20, help="The clean images you have. Default: a tenth of those in the store."),
+        typer.Option(min=20, help="The clean images you have. Default: a tenth of the store's."),
     ] = None,
     noisy: Annotated[
         list[float],
         typer.Option(
             metavar="SIGMA",
-            help="A noise level that you could buy; repeat it for several. It is simulated, where all images "
-            "of the store are clean. Default there: 0.2.",
+            help="A noise level that you could buy; repeat it for several. Default: 0.2.",
         ),
     ] = [],  # noqa: B006
     minutes: Annotated[float, typer.Option(help="How long the first blocks may take on this machine.")] = 30.0,
@@ -68,7 +65,7 @@ def init(
 
     Example: `assay study init stores/scans --have-clean 400 --noisy 0.2 --minutes 30`
     """
-    from assay.files import write_whole
+    from assay.files import write_text
     from assay.study.sizing import draft_study
 
     if output.exists():
@@ -76,8 +73,7 @@ def init(
     console = open_console(markup=False)
     with console.status("timing a few steps ..."):
         text = draft_study(store, have_clean, noisy, minutes)
-    with write_whole(output) as partial:
-        partial.write_text(text)
+    write_text(output, text)
     heading = text[: text.index("\nname = ")]
     console.print("\n".join(line.removeprefix("#").strip() for line in heading.splitlines()))
     console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2")
@@ -96,16 +92,11 @@ def run(
             help="Add blocks to a design until the ends of the price's interval differ by this factor at most.",
         ),
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Add blocks to a design for at most this long.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Add blocks for at most this long.")] = None,
     workers: Workers = None,
-    threads: Annotated[
-        int, typer.Option(min=1, help="Threads per process. May change the last bits of results.")
-    ] = 1,
     gpus_per_run: Annotated[
         int | None,
-        typer.Option(min=0, help="GPUs of each training; 0 for the CPU. Default: 1 if there are any."),
+        typer.Option(min=0, help="GPUs of each training; 0 for the CPU. Default: 1 if there is any."),
     ] = None,
 ) -> None:
     """Train and measure every configuration that has no result yet, then write tables, figures and the report.
@@ -119,7 +110,7 @@ def run(
 
         assay study run study.toml --gpus-per-run 4
     """
-    how = {"num_workers": workers, "num_threads": threads, "gpus_per_run": gpus_per_run}
+    how = {"num_workers": workers, "gpus_per_run": gpus_per_run}
     _run(_open(spec, output, settings), how, until, minutes)
 
 
@@ -143,15 +134,15 @@ def _run(
     opened: "OpenStudy", how: dict[str, Any], until: float | None = None, minutes: float | None = None
 ) -> None:
     from assay.study.report import write_report
-    from assay.study.run import drive, run_local, width
+    from assay.study.run import drive, width
 
     console = open_console(markup=False)
     if left := len(opened.missing()):
         done = f"{len(opened.runs)} trainings, {len(opened.runs) - left} of them finished"
         console.print(f"{opened.study.name}: {done}, into {opened.folder}")
     with stop_on_signal() as stopped, open_progress(console=console) as tell:
-        limits, stop = (until, minutes), lambda: bool(stopped)
-        opened, prices, failed = drive(opened, partial(run_local, **how), *limits, tell, console.print, stop)
+        how |= {"should_stop": lambda: bool(stopped)}
+        opened, prices, failed = drive(opened, until, minutes, tell, console.print, **how)
     if stopped:
         console.print("Stopped and saved. Repeat the command to resume.")
         raise typer.Exit(130)
@@ -176,10 +167,7 @@ def cost(
     rate: Annotated[
         float | None,
         typer.Option(
-            min=0.001,
-            metavar="TFLOPS",
-            help="Cost on devices that sustain this rate. Needs no data; the default, with 60, where the study "
-            "cannot start here.",
+            min=0.001, help="TFLOP/s that a device sustains; needs no data. 60 if there is none here."
         ),
     ] = None,
 ) -> None:
@@ -195,31 +183,28 @@ def cost(
 
     console, opened = open_console(markup=False), None
     study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
-    reference = study.evaluate.reference
     try:
-        if isinstance(reference, Path) and not reference.exists():
-            raise AssayError("is missing", path=reference, key="evaluate.reference")
         opened = None if rate else _open(spec, output, settings)
     except AssayError as error:
         console.print(f"It cannot start here: {error}", style="yellow")
     with console.status("timing a few steps ..."):
-        found = study_cost(study, opened)
-    if opened is not None:
-        hours = [each.seconds / 3600 for each in found]
-        basis = "on one core, of which each worker takes one"
-    else:
-        rate = rate or _RATE
-        hours = [each.flops / (rate * 1e12) / 3600 for each in found]
-        basis = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
-    rows = []
-    for each, time in zip(found, hours, strict=True):
-        counts = f"{each.num_trained:,}", f"{each.num_sampled:,}"
-        rows.append((each.title, *counts, duration(3600 * time), f"{each.gigabytes:.1f}"))
+        found = study_cost(study, opened, rate := rate or _RATE)
+    rows = tuple(
+        (
+            one.title,
+            f"{one.num_trained:,}",
+            f"{one.num_sampled:,}",
+            duration(one.seconds),
+            f"{one.gigabytes:.1f}",
+        )
+        for one in found
+    )
     header = ("run", "images trained on", "images sampled", "time", "GB")
-    console.print(str(Table(study.name, header, tuple(rows))))
-    size = sum(each.gigabytes for each in found)
-    text = f"{len(found)} trainings, {size:,.0f} GB if all run at once: about {sum(hours):,.3g} hours"
-    console.print(f"{text} {basis}.")
+    console.print(str(Table(study.name, header, rows)))
+    size, hours = sum(each.gigabytes for each in found), sum(each.seconds for each in found) / 3600
+    text = f"{len(found)} trainings, {size:,.0f} GB if all run at once: about {hours:,.3g} hours"
+    counted = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
+    console.print(f"{text} {counted if opened is None else 'on one core, of which each worker takes one'}.")
 
 
 @app.command()
@@ -282,8 +267,7 @@ def compare(
 
 @app.command()
 def clean(
-    spec: Spec,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False,
+    spec: Spec, yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False
 ) -> None:
     """List what results and report do not need, and how much room it takes; remove it with --yes.
 
@@ -291,12 +275,13 @@ def clean(
 
     Example: `assay study clean out/demo`
     """
-    from assay.study.stages import disk_use, remove
+    from assay.files import remove
+    from assay.study.stages import disk_use
 
     console, found = open_console(markup=False), _open(spec, None).unneeded()
     sizes = [disk_use(path) / 1e6 for path in found]
     for size, path in zip(sizes, found, strict=True):
         console.print(f"{size:10,.1f} MB  {path}")
-    if yes:
-        remove(found)
+        if yes:
+            remove(path)
     console.print(f"{'Removed' if yes else 'Would free'} {sum(sizes):,.1f} MB.")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 import assay
 from assay.data import ImageSource
 from assay.errors import AssayError, check_enough
-from assay.files import Name, sha256, write_whole
+from assay.files import Name, sha256, write_text
 from assay.metrics.distance import features_to_statistics, frechet_distance, kernel_distance, precision_recall
 from assay.metrics.extract import MIN_IMAGES, CountImages, Extractor, Reference, images_to_features
 from assay.metrics.generated import SamplerSettings
@@ -29,8 +29,7 @@ class Measures(BaseModel, extra="ignore", frozen=True):
     """The metrics of one set of images; None where a metric was not measured.
 
     Every field is a column of `results.csv`, and its title heads the column of a table. `NAME_error` is the
-    standard error of `NAME`. A new metric is a field here and a line in `_measures`. Fields that are not known
-    are ignored: files of other versions have other metrics.
+    standard error of `NAME`. A new metric is a field here and a line in `_measures`.
     """
 
     fd: float | None = Field(None, title="FD")
@@ -39,12 +38,15 @@ class Measures(BaseModel, extra="ignore", frozen=True):
     precision: float | None = Field(None, title="precision")
     recall: float | None = Field(None, title="recall")
 
+    def error(self, name: str) -> float | None:
+        """The standard error of a metric, or of a distance the deviation over ranges of images, if known."""
+        fields = dict(self)
+        return fields.get(f"{name}_error", fields.get(f"{name}_std"))
+
     def cell(self, name: str) -> str:
         """A metric as text with its error, or nothing if it was not measured."""
-        value, errors = getattr(self, name), (getattr(self, name + end, None) for end in ("_error", "_std"))
-        if value is None:
-            return ""
-        return f"{value:.3g}" + "".join(f" ± {error:.2g}" for error in errors if error is not None)
+        value, error = getattr(self, name), self.error(name)
+        return "" if value is None else f"{value:.3g}" + ("" if error is None else f" ± {error:.2g}")
 
 
 class RangeMeasures(Measures):
@@ -99,9 +101,12 @@ class Evaluation(Measures):
     held_out_loss_record: HeldOutLoss | None = Field(None, exclude=True)  # what that file holds
     along: tuple[Along, ...] = ()
 
+    def title(self, name: str) -> str:
+        """What a metric is called; FD after its extractor."""
+        return self.metric or "FD" if name == "fd" else str(Evaluation.model_fields[name].title)
+
     def __repr__(self) -> str:
-        found = titles([self]) | ({"fd": self.metric} if self.fd is not None else {})
-        cells = [f"{title} {self.cell(name)}" for name, title in found.items()]
+        cells = [f"{self.title(name)} {self.cell(name)}" for name in titles([self])]
         images = [f"{self.num_images:,} images"] if self.num_images else []
         return f"<{', '.join([*cells, *images])}>"
 
@@ -132,10 +137,7 @@ def evaluate(
     sampler: SamplerSettings | None = None,
     progress: CountImages = lambda num_images: None,
 ) -> Evaluation:
-    """Measure `num_ranges` ranges of `num_images` images each (None: all there are); no image is kept.
-
-    `fd_only` leaves out what compares every image with every other. `sampler` is for the record.
-    """
+    """Measure `num_ranges` ranges of `num_images` images each (None: all); `sampler` is for the record."""
     num_images = num_images or len(generated) // num_ranges
     _check(generated, reference, extractor, num_images, num_ranges)
     ranges, first_seed = [], 0 if sampler is None else sampler.first_seed
@@ -217,8 +219,7 @@ def save_evaluation(path: Path, evaluation: Evaluation) -> None:
     if evaluation.held_out_loss_record is not None:
         save_held_out_loss(_arrays_path(path), evaluation.held_out_loss_record)
         evaluation = evaluation.model_copy(update={"held_out_loss_arrays": sha256(_arrays_path(path))})
-    with write_whole(path) as partial:
-        partial.write_text(evaluation.model_dump_json(indent=2) + "\n")
+    write_text(path, evaluation.model_dump_json(indent=2) + "\n")
 
 
 def load_arrays(path: Path, evaluation: Evaluation) -> Evaluation:

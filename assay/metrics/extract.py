@@ -90,10 +90,7 @@ class Extractor:
 
 
 def images_to_features(
-    extractor: Extractor,
-    source: ImageSource,
-    index: Tensor,
-    progress: CountImages = lambda num_images: None,
+    extractor: Extractor, source: ImageSource, index: Tensor, progress: CountImages = lambda num_images: None
 ) -> np.ndarray:
     """Features (N, D) of the images `index` of a source, read batch by batch; no image is kept."""
     features, extractors, sources = [], [extractor], [source]
@@ -129,10 +126,7 @@ def load_extractor(
     batch_size: int = 128,
     progress: CountImages = lambda num_images: None,
 ) -> Extractor:
-    """Make an extractor ready: find or fetch its weights, or train it on `reference` (classifier).
-
-    `weights` is a file to use instead of looking for one; `cache` is where fetched and trained weights stay.
-    """
+    """Make an extractor ready: use `weights`, find or fetch them into `cache`, or train it on `reference`."""
     kind = find(FeatureNetwork, name, "extractor")
     if weights is not None and kind.weights is None:
         raise AssayError(f"the extractor {name} does not load weights from a file", key="weights")
@@ -222,11 +216,7 @@ def reference_from_images(
     progress: CountImages = lambda num_images: None,
     noisy: bool = False,
 ) -> Reference:
-    """Features and statistics of the clean images of a store, from `cache` if they were taken before.
-
-    `noisy` takes the noisy images instead, to compare generated images with the same noise with them
-    (`assay.metrics.generated.Noised`).
-    """
+    """Features and statistics of the clean (or the `noisy`) images of a store, kept in `cache`."""
     known_noise = (source.sigma_tn > 0) & (source.usable_from == source.sigma_tn)
     index = torch.nonzero(known_noise if noisy else source.usable_from == 0)[:, 0]
     kind = "noisy" if noisy else "clean"

@@ -109,18 +109,19 @@ class ImageFiles(ImageSource):
 
     def read(self, index: Tensor) -> Tensor:
         """`index` (B,) -> (B, C, H, W) float32 in [-1, 1]."""
-        return torch.stack([self._read_one(i) for i in index.tolist()])
-
-    def _read_one(self, i: int) -> Tensor:
-        pixels, path = self.raw.load(i), self.raw.names[i]
-        if pixels.dtype not in (np.uint8, np.uint16):
-            what = f"has {pixels.dtype} pixels, whose black and white are not known"
-            raise AssayError(what, path=path, cure="pack the images with their range, and evaluate the store")
-        x = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1) * (2 / np.iinfo(pixels.dtype).max) - 1
-        if tuple(x.shape) != self.image_shape:
-            what = f"has shape {tuple(x.shape)}, the first image {self.image_shape}"
-            raise AssayError(what, path=path, cure="give images of one size and number of channels")
-        return x
+        found = []
+        for pixels, path in ((self.raw.load(i), self.raw.names[i]) for i in index.tolist()):
+            if pixels.dtype not in (np.uint8, np.uint16):
+                what = f"has {pixels.dtype} pixels, whose black and white are not known"
+                raise AssayError(
+                    what, path=path, cure="pack the images with their range, and evaluate the store"
+                )
+            white = np.iinfo(pixels.dtype).max
+            found.append(torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1) * (2 / white) - 1)
+            if tuple(found[-1].shape) != self.image_shape:
+                what = f"has shape {tuple(found[-1].shape)}, the first image {self.image_shape}"
+                raise AssayError(what, path=path, cure="give images of one size and number of channels")
+        return torch.stack(found)
 
 
 def open_images(path: Path) -> ImageSource:
@@ -131,8 +132,7 @@ def open_images(path: Path) -> ImageSource:
 class Noised(ImageSource):
     """Images with noise added when they are read: image i gets level i of `levels` (N,), which repeat.
 
-    A good model of the images behind noisy data, with the levels of that data, gives images like it. So the
-    distance between the two measures a model without any clean image.
+    With the levels of noisy data, a good model of the images behind it gives images like it.
     """
 
     def __init__(self, images: ImageSource, levels: Tensor) -> None:

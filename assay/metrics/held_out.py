@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image
 from pydantic import BaseModel, Field
 from scipy import linalg, optimize
 from torch import Tensor
@@ -56,7 +55,6 @@ from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
 from assay.devices import spread
 from assay.errors import AssayError, check_enough
-from assay.figure import COLOURS, Panel, Series, draw
 from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
@@ -165,16 +163,6 @@ class HeldOutLoss(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowe
         ends = pairwise([*self.config.edges[:-1], math.inf])
         return np.array([astuple(self.part(*band)) for band in ends]) / self.config.width
 
-    def plot(self, *others: "HeldOutLoss") -> Image:
-        """A figure of the error at each noise level, of this model and of `others` on the same images."""
-        edges, seen, height = self.config.edges, self._covered.any(0), "error / sigma^2, per dimension"
-        sigma = np.sqrt(edges[:-1] * edges[1:])[seen]
-        panel = Panel("Denoising error", "noise level", height, log_x=True, log_y=True)
-        for loss, colour in zip((self, *others), COLOURS, strict=False):
-            self.check_alike(loss)
-            panel.series.append(Series(loss.model, "line", sigma, loss.rates()[seen, 0], colour=colour))
-        return draw([panel])
-
     @property
     def covers(self) -> tuple[float, float]:
         """The levels that are measured: the bands that at least `MIN_IMAGES` images are clean enough for."""
@@ -239,10 +227,9 @@ def held_out_loss(
 ) -> HeldOutLoss:
     """Measure a model on the held-out images `index` (N,) of `source`, by default all, on `devices`.
 
-    Images with a map of noise levels get noise up to their highest level first. At most `batch_size` images
-    are denoised at a time. A class-conditional denoiser (one with `num_classes`) gets the labels of the images.
-    `wanted` (N, num_bands) leaves out some bands of some images, whose errors stay 0. `progress` is called with
-    the number of images done.
+    Images with a map of noise levels get noise up to their highest level first. A class-conditional denoiser
+    (one with `num_classes`) gets the labels of the images. `wanted` (N, num_bands) leaves out some bands of
+    some images, whose errors stay 0.
     """
     source = with_uniform_noise(usable(source))
     index = torch.arange(len(source)) if index is None else index
@@ -303,10 +290,7 @@ def checkpoint_loss(checkpoint: Checkpoint | Path, source: ImageSource, **option
 
 
 def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -> None:
-    """Reject held-out images that a model was trained on, given its training images or the folder of its run.
-
-    Nothing is known of a checkpoint alone. If the images of a run are gone, there is a warning.
-    """
+    """Reject held-out images that a model was trained on, given its training images or its run's folder."""
     if isinstance(trained_on, Path):
         if not (trained_on / "config.json").is_file():
             return
@@ -336,17 +320,15 @@ def _before_noise(source: ImageSource) -> ImageSource:
 # --- a stop per band ---------------------------------------------------------------------------------------
 
 _NUM_STOPS = 8
-# Images that choose the stop of a band: differences on the same noise are precise. Of a run with 120 clean and
-# 1,080 noisy digits, 128 chose stops whose loss (3.60) is 0.003 nats above that of all images' choice, and 32
-# stops 0.007 above; measuring took 6% of the time of training.
+# Images that choose the stop of a band: differences on the same noise are precise. In a trial of 120 clean and
+# 1,080 noisy digits, 128 chose stops whose loss (3.60) is 0.003 nats above that of all images' choice.
 _NUM_CHOOSING = 128
 
 
 class BandLoss(BaseModel, frozen=True, extra="ignore"):
     """One band of levels [`low`, `high`) of one run: its best stop and its losses, in nats per dimension.
 
-    `step` is chosen on other images than `loss` is of. `loss_at_end` is the loss after the last step. If the
-    best stop is the last, longer training may lower the loss: then training, not data, is the limit there.
+    If the best stop is the last, training, not data, is the limit there.
     """
 
     low: float
@@ -410,8 +392,7 @@ def losses_by_band(
     """The losses of a run, each band at its best stop, given its weights after some steps (`stopping_steps`).
 
     Even held-out images choose, at most about 128 of them for each band, and odd ones are measured. `progress`
-    is called with numbers of images that add up to `len(snapshots) * len(held_out)`; `options` as for
-    `held_out_loss`.
+    counts to `len(snapshots) * len(held_out)`; `options` as for `held_out_loss`.
     """
     steps, options = sorted(snapshots), options | {"config": config, "progress": progress}
     first, second = torch.arange(0, len(held_out), 2), torch.arange(1, len(held_out), 2)

@@ -52,28 +52,19 @@ class MeasureConfig(Config):
         description="Whose features to compare: inception, which alone gives FID, or classifier, mobilenet_v2, "
         "pixels or one of yours, which give FD-NAME. Default: classifier, or pixels without labels.",
     )
-    weights: Path | None = Field(
-        None, description="File with the official weights of inception or mobilenet_v2."
-    )
+    weights: Path | None = Field(None, description="The official weights of inception or mobilenet_v2.")
     num_images: int | None = Field(
-        None,
-        ge=MIN_IMAGES,
-        description="Images in each range. Default: all; of a checkpoint as many as the reference has.",
+        None, ge=MIN_IMAGES, description="Images in each range. Default: all, or as many as the reference has."
     )
-    num_ranges: int | None = Field(
-        None, ge=1, description="Disjoint ranges of images. Default: 3 for a checkpoint, else 1."
-    )
+    num_ranges: int | None = Field(None, ge=1, description="Disjoint ranges. Default: 3 for a model, else 1.")
     first_seed: int = Field(0, ge=0, le=2**62, description="Seed of the first sampled image.")
     noised: bool = Field(
         False,
-        description="Add noise to the generated images and measure their distance from the noisy images of the "
-        "reference. Needs no clean image.",
+        description="Add noise to the generated images and compare them with the reference's noisy images.",
     )
     fd_only: bool = Field(False, description="Leave out KID, precision and recall, which compare all pairs.")
     tuned: bool = Field(False, description="Use the sampler that was tuned for this checkpoint.")
-    batch_size: int = Field(
-        128, ge=1, description="Images computed at a time. Changes the speed, not the result."
-    )
+    batch_size: int = Field(128, ge=1, description="Images at a time. Changes the speed, not the result.")
 
 
 def measure(
@@ -86,8 +77,7 @@ def measure(
 ) -> Evaluation:
     """Measure a checkpoint, run folder or published model, which is sampled, or images that exist.
 
-    Samples are by default as in the paper: three ranges, each with as many images as the reference has, at most
-    50,000. `cache` keeps extractors and features.
+    By default samples as in the paper: three ranges of as many images as the reference has, at most 50,000.
     """
     images = None if is_model(path) else open_images(path)
     given = config.reference
@@ -99,7 +89,7 @@ def measure(
     if images is None and config.held_out is not None:
         fresh, batch_size = open_store(config.held_out), 8 * config.batch_size
         check_unseen(path, fresh)
-        count = _counter(on_progress, "measuring", len(fresh))
+        count = counter(on_progress, "measuring", len(fresh))
         loss = checkpoint_loss(path, fresh, batch_size=batch_size, devices=devices, progress=count)
     if real is None:
         if loss is not None:
@@ -118,7 +108,7 @@ def measure(
         num_images = config.num_images or len(images) // num_ranges
     if config.noised and reference.source is not None:
         images = Noised(images, reference.source.sigma_tn)
-    count = _counter(on_progress, "sampling" if sampler else "measuring", num_ranges * num_images)
+    count = counter(on_progress, "sampling" if sampler else "measuring", num_ranges * num_images)
     fd_only = config.fd_only or config.noised
     distance = evaluate(images, reference, extractor, num_images, num_ranges, fd_only, sampler, count)
     return distance if loss is None else with_held_out_loss(distance, loss)
@@ -134,15 +124,16 @@ def find_reference(
     """The extractor of the config, and real images (or the file of their statistics) as it sees them."""
     without_labels = isinstance(real, ImageSource) and not has_labels(real)
     name = config.extractor or ("pixels" if without_labels else "classifier")
-    count = _counter(on_progress, "training the classifier", NUM_IMAGES_SEEN)
+    count = counter(on_progress, "training the classifier", NUM_IMAGES_SEEN)
     extractor = load_extractor(name, cache, config.weights, real, devices, config.batch_size, count)
     if isinstance(real, Path):
         return extractor, reference_from_statistics(real, extractor)
-    count = _counter(on_progress, f"features of {real.name}", len(real))
+    count = counter(on_progress, f"features of {real.name}", len(real))
     return extractor, reference_from_images(real, extractor, cache, count, config.noised)
 
 
-def _counter(on_progress: Phases, phase: str, total: int) -> CountImages:
+def counter(on_progress: Phases, phase: str, total: int) -> CountImages:
+    """Adds up images, and tells how many are done."""
     done = 0
 
     def count(num_images: int) -> None:

@@ -3,9 +3,6 @@
 `tune` tries the settings of `search_space` by halving: all of them on few samples, the better half on twice as
 many, and so on; every setting draws from the same seeds. The winner and the settings one started with are then
 measured on fresh seeds against the other half of the held-out images, because the best of many is lucky.
-
-The choice is a file beside the checkpoint, `<checkpoint>.sampler.json`, which `--tuned` reads. Compare models
-with one sampler, or tune each alike.
 """
 
 import math
@@ -19,7 +16,7 @@ from pydantic import BaseModel
 from assay.checkpoint import find_checkpoint, load_checkpoint
 from assay.data import ImageSource
 from assay.errors import AssayError, check_enough
-from assay.files import decoding, sha256, write_whole
+from assay.files import decoding, sha256, write_text
 from assay.generate import lowest_learnt
 from assay.metrics.distance import features_to_statistics
 from assay.metrics.evaluate import evaluate
@@ -48,12 +45,10 @@ class Tuned(BaseModel, frozen=True, extra="forbid"):
 
 
 def search_space(start: SampleConfig, may_truncate: bool = False) -> list[SampleConfig]:
-    """The settings that are tried, each of at most 35 evaluations, the number of 18 steps of Heun's method.
+    """The settings that are tried, `start` first, each of at most 35 evaluations: those of 18 steps of Heun.
 
-    18 steps of Heun with churn 0, 1, 2.5, 5 and 7.5 at all levels (with more, no step adds more noise: EDM
-    limits it), and 7.5 at levels from 0.05 to 50 only; the multistep solver with 10, 12, 18 and 24 steps; and
-    `start` itself, first. All keep the other settings of `start`. With `may_truncate`, for models that saw no
-    clean image, each is also tried truncated.
+    All keep the other settings of `start`. With `may_truncate`, for models that saw no clean image, each is
+    also tried truncated. More churn than 7.5 adds no more noise to any step: EDM limits it.
     """
     heun: list[dict[str, Any]]
     heun = [{"solver": "heun", "num_steps": 18, "churn": churn} for churn in (0.0, 1.0, 2.5, 5.0, 7.5)]
@@ -115,8 +110,7 @@ def tune(
         checkpoint_sha256=sha256(checkpoint),
         trials=tuple((sample, *found) for sample, found in trials.items()),
     )
-    with write_whole(tuned_path(checkpoint)) as partial:
-        partial.write_text(tuned.model_dump_json(indent=2) + "\n")
+    write_text(tuned_path(checkpoint), tuned.model_dump_json(indent=2) + "\n")
     return tuned
 
 

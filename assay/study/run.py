@@ -5,8 +5,8 @@ study. Nobody hands out runs: a worker locks one that has no result, and the loc
 the workers of all processes and machines that share a folder divide the work, and take over what a dead one
 left.
 
-Each worker has one thread by default: sums of a convolution's gradient are split over threads, so another
-number of threads gives other last bits, and results must not depend on how many workers there happened to be.
+Each worker has one thread: another number of threads would give other last bits, and results must not depend on
+how many workers there happened to be.
 """
 
 import os
@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from assay.data.arrays import Arrays, from_arrays
 from assay.data.config import DataConfig
 from assay.devices import limit_threads
 from assay.errors import AssayError
-from assay.files import remove_leftovers, write_whole
+from assay.files import remove_leftovers, write_text
 from assay.pricing.price import Price, price_results
 from assay.pricing.words import amount
 from assay.processes import Ended, Workers
@@ -51,9 +50,8 @@ def run_local(
 ) -> None:
     """Take every unfinished run to its end, `num_workers` at a time; wait for those that others hold.
 
-    On a machine with GPUs each worker sees `gpus_per_run` of them (default: 1; 0 uses the CPU) and trains on
-    all of these, and there are no more workers than that allows. Failures are recorded; a run whose worker dies
-    is taken up again, and has failed if that happens twice.
+    Each worker has `gpus_per_run` GPUs for itself. Failures are recorded; a run whose worker dies is taken up
+    again, and has failed if that happens twice.
     """
     shares = gpu_shares(gpus_per_run)
     num_ranks = shares[0].count(",") + 1 if shares else 1
@@ -87,17 +85,12 @@ def run_local(
                 elif message.exit_code and not stopping:
                     losses[key] += 1
                     if losses[key] == _MAX_LOSSES:
-                        on_update(_lost(opened, key, message.exit_code))
+                        if not key:
+                            what, cure = "workers die before they begin", "see what they print"
+                            raise AssayError(what, path=opened.folder, cure=cure)
+                        reason = f"workers die of it (the last with exit code {message.exit_code})"
+                        on_update(next(opened.work(run) for run in runs if run.key == key).fail(reason))
                     start(share)
-
-
-def _lost(opened: OpenStudy, key: str, exit_code: int) -> Update:
-    """The failure of a run whose workers die."""
-    reason = f"workers die of it (the last with exit code {exit_code})"
-    for run in opened.runs:
-        if run.key == key:
-            return opened.work(run).fail(reason)
-    raise AssayError("workers die before they begin", path=opened.folder, cure="see what they print")
 
 
 def _work(
@@ -107,10 +100,7 @@ def _work(
     where: tuple[Study, Path, DataConfig],
     runs: Sequence[Run],
 ) -> None:
-    """The life of a worker: take a run that nobody holds, do it and tell how it goes, until none is left.
-
-    A message means stop; so does the end of the connection. What has failed, here or elsewhere, is left alone.
-    """
+    """Take runs that nobody holds, and tell how they go, until none is left or a message says stop."""
     limit_threads(num_threads)
     told, when = ("", ""), 0.0
 
@@ -136,10 +126,7 @@ def _work(
 
 
 def gpu_shares(gpus_per_run: int | None = None) -> list[str]:
-    """The GPUs of this machine in shares of `gpus_per_run` (default: 1), each as CUDA_VISIBLE_DEVICES has them.
-
-    Without GPUs, or with `gpus_per_run` = 0, there are none. GPUs that this process may not use stay unused.
-    """
+    """The GPUs that this process may use in shares of `gpus_per_run`, as CUDA_VISIBLE_DEVICES has them."""
     num_gpus = torch.cuda.device_count()
     size = min(1, num_gpus) if gpus_per_run is None else gpus_per_run
     if size > num_gpus:
@@ -152,18 +139,19 @@ def gpu_shares(gpus_per_run: int | None = None) -> list[str]:
 
 def drive(
     opened: OpenStudy,
-    runner: Callable[..., None] = run_local,
     until: float | None = None,
     minutes: float | None = None,
     tell: Tell = lambda *progress: None,
     say: Callable[[str], None] = lambda line: None,
     should_stop: Callable[[], bool] = lambda: False,
+    **how: int | None,
 ) -> tuple[OpenStudy, tuple[Price, ...], dict[str, str]]:
     """Run all that is missing, and add blocks to a design until its price is sure enough, or time is over.
 
     `until` is the factor by which the ends of an interval may differ. A block that would end after `minutes`,
     by what the last ones took, is not begun. Returns the study with its blocks, the prices of its goal, if it
-    is complete, and why runs have failed, by their titles. `say` gets a line for each run and block that ends.
+    is complete, and why runs have failed, by their titles. `say` gets a line for each run and block that ends;
+    `how` is for `run_local`.
     """
     started, reasons = time.monotonic(), dict[str, str]()
     theirs = [name for name in ("results.csv", "report.html") if (opened.folder / name).exists()]
@@ -175,7 +163,8 @@ def drive(
         find_reference(opened.study, opened.data, opened.folder)
     while True:
         num_missing, begun = len(opened.missing()), time.monotonic()
-        runner(opened, on_update=_display(opened, reasons, tell, say), should_stop=should_stop)
+        hear = _display(opened, reasons, tell, say)
+        run_local(opened, on_update=hear, should_stop=should_stop, **how)  # type: ignore[arg-type]
         if left := opened.missing():
             failed = {run.title: reasons.get(run.key) or opened.failure(run) or "" for run in left}
             return opened, (), {} if should_stop() else failed
@@ -257,7 +246,7 @@ def run_study(
     opened = open_study(_spec(study, folder, have_clean, noisy, minutes), Path(folder) if folder else None)
     with open_progress(progress) as tell:
         limit = minutes if until is not None else None
-        opened, _, failed = drive(opened, partial(run_local, num_workers=num_workers), until, limit, tell)
+        opened, _, failed = drive(opened, until, limit, tell, num_workers=num_workers)
     for title, reason in failed.items():
         raise AssayError(f"{title} failed: {reason}", path=opened.folder, cure="correct it, and call again")
     written = write_report(opened)
@@ -282,6 +271,5 @@ def _spec(
         if given is None and not store.exists():
             (study if isinstance(study, Arrays) else from_arrays(study)).save(store)
         text = draft_study(store, have_clean, noisy, minutes or 30.0)
-        with write_whole(spec) as partial:
-            partial.write_text(text)
+        write_text(spec, text)
     return spec

@@ -3,11 +3,10 @@
 The design is a ladder of clean sizes from the images in hand upwards, and one mix per noise level, in blocks.
 In trials the worth of a noisy image at each level hardly depended on the share of clean ones; where there are
 too few images for a ladder above those in hand, or too little time to train on them, the design moves to fewer.
-Steps are timed on this machine. The text is opened as a study before it is returned.
+Steps are timed on this machine.
 
 Costs are counted in evaluations of the network (see `assay.cost`), of which some are timed here; or in
-operations, on the meta device (`assay.nets.measure_cost`): no image is read, so that a study for a large
-machine can be planned on a small one, without its data.
+operations, so that a study for a large machine can be planned on a small one, without its data.
 """
 
 import json
@@ -28,7 +27,8 @@ from assay.data import ImageSource, View
 from assay.data.arrays import from_arrays
 from assay.data.config import DataConfig
 from assay.data.picture import levels_text
-from assay.errors import AssayError
+from assay.devices import one_thread
+from assay.errors import AssayError, check_enough
 from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations
 from assay.nets import PRESETS as NETS
@@ -51,26 +51,26 @@ def draft_study(
     have_clean: int | None = None,
     noisy: Sequence[float] = (),
     minutes: float = 30.0,
-    cores: int | None = None,
 ) -> str:
-    """The text of a study of `store` whose first blocks take about `minutes` on `cores` (default: all) here.
+    """The text of a study of `store` whose first blocks take about `minutes` on all cores here.
 
     `have_clean` are the clean images in hand, by default a tenth of those in the store; `noisy` the levels of
     images that could be had, which are simulated where all images of the store are clean.
     """
     if not minutes > 0:
         raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
-    cores = cores or os.cpu_count() or 1
+    cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
         data = DataConfig(store=store).prepared(folder / "data", hold_out=True)
-        draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
         if not can_measure(data.open_held_out()):
             cure = "pack 200 clean images or more"
             raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
+        draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
         opened = _opened(draft, folder)
         assert opened.held_out is not None
-        per_image = WITH_GRADIENT * seconds_per_evaluation(opened.runs[0].config, opened.source, num_threads=1)
+        with one_thread():  # as each worker has
+            per_image = WITH_GRADIENT * seconds_per_evaluation(opened.runs[0].config, opened.source)
         measured = num_evaluations(len(opened.held_out)) / WITH_GRADIENT
         num_mixes = len(opened.runs) // _BLOCKS - len(draft["ladder"])
         note = _fit(draft, 60 * minutes * cores / per_image, measured, num_mixes)
@@ -89,11 +89,7 @@ def _first_draft(
     """What follows from the images alone: the values of `page/study.toml.j2`."""
     clean = source.sigma_tn == 0
     num_clean, num_noisy = int(clean.sum()), int((~clean).sum())
-    if num_clean < 3 * MIN_IMAGES:
-        raise AssayError(
-            f"{source.name} has {num_clean} clean and {num_noisy} noisy images to train on, and a price needs "
-            f"at least {3 * MIN_IMAGES} clean ones", path=store, cure="pack more images",
-        )  # fmt: skip
+    check_enough(num_clean, 3 * MIN_IMAGES, f"clean images of {source.name} to train on", "store")
     if num_noisy and noisy:
         what = f"{num_noisy} images of {source.name} are noisy already"
         raise AssayError(what, key="noisy", cure="leave it out")
@@ -175,7 +171,7 @@ def _opened(draft: dict[str, Any], folder: Path) -> OpenStudy:
 class RunCost:
     """One training with the ways its model is sampled; `gigabytes` are on disk while it runs.
 
-    `flops` counts its training and samples; `seconds` are those of one core here, 0 if none was timed.
+    `flops` counts its training and samples; `seconds` are those of one core here, or counted by a rate.
     """
 
     title: str
@@ -183,11 +179,14 @@ class RunCost:
     num_sampled: int
     flops: float
     gigabytes: float
-    seconds: float = 0.0
+    seconds: float
 
 
-def study_cost(study: Study, opened: OpenStudy | None = None) -> list[RunCost]:
-    """The cost of the unfinished runs of a study, timed here; or of all, of images like those of its preset."""
+def study_cost(study: Study, opened: OpenStudy | None = None, rate: float = 60.0) -> list[RunCost]:
+    """The cost of the unfinished runs of a study, timed here; or of all, of images like those of its preset.
+
+    Then the time is that of a device that sustains `rate` TFLOP/s.
+    """
     source = opened.source if opened else _assumed_images(study)
     runs = opened.missing() if opened else study_runs(study, study.data, source)
     timed = dict[tuple[NetConfig, str], float]()
@@ -197,7 +196,8 @@ def study_cost(study: Study, opened: OpenStudy | None = None) -> list[RunCost]:
         train, net = run.config.train, run.config.net_config(source)
         key, cost = (net, train.optimizer), measure_cost(net)
         if opened is not None and key not in timed:
-            timed[key] = seconds_per_evaluation(run.config, source, num_threads=1)
+            with one_thread():
+                timed[key] = seconds_per_evaluation(run.config, source)
         forwards = training_evaluations(train, len(source))
         forwards += sum(run.num_sampled * sample.num_evaluations() for sample in run.samples)
         if run.continues is not None:
@@ -211,7 +211,7 @@ def study_cost(study: Study, opened: OpenStudy | None = None) -> list[RunCost]:
                 num_sampled=run.num_sampled * len(run.samples),
                 flops=forwards * cost.flops,
                 gigabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e9,
-                seconds=timed.get(key, 0.0) * (forwards + measured),
+                seconds=timed[key] * (forwards + measured) if opened else forwards * cost.flops / rate / 1e12,
             )
         )
     return found

@@ -8,17 +8,9 @@
     [design]    have_clean = 400                       a ladder of clean sizes, and mixes with noisy images
                 noisy = [0.2]                          in blocks: what decides a price
 
-The paper's own grid has the sections below instead of [design]:
-
-    [grid]      clean_fractions = [1, 0.1, 0]          x sigmas = [0.5]
-                baselines = ["clean_only", "truncated", "consistency"]
-                seeds = [0, 1, 2]
-    [[extra]]   table = "extreme"                      one more configuration, with overrides of its own
-                clean_fraction = 0.01
-                sigma = 0.2
-
-`study_runs` makes trainings of both, given the images. A `Run` is one training with the ways in which its model
-is sampled; each way gives one row of the results, with the configuration that the model was trained on.
+The paper's own studies have a [grid] of clean fractions and noise levels instead of [design], and [[extra]]
+configurations (studies/paper). `study_runs` makes trainings of both. A `Run` is one training with the ways in
+which its model is sampled; each way gives one row of the results.
 """
 
 import hashlib
@@ -29,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -51,60 +42,42 @@ from assay.train.run import check_run
 DEMO = Path(__file__).parent / "demo.toml"  # the study of `assay demo`
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rung = Annotated[float, Field(ge=1)]
-Levels = tuple[float, float]
 
 
 class EvaluateConfig(Strict):
     """The paper's protocol: `num_ranges` disjoint ranges of `num_images` seeds each, mean and deviation."""
 
-    extractor: ExtractorName = Field(
-        "classifier", description="The features to compare; only inception gives FID, others give FD-NAME."
-    )
+    extractor: ExtractorName = Field("classifier", description="The features to compare; inception gives FID.")
     reference: Literal["training"] | Path = Field(
         "training",
         union_mode="left_to_right",
-        description="The real images to compare samples with: those that are not held out, or those of an npz "
-        "of statistics (of `assay evaluate reference`, or EDM's fid-refs).",
+        description="What to compare samples with: the images that are not held out, or an npz of statistics.",
     )
-    num_images: int = Field(
-        1000, ge=0, description="Samples per range of seeds; 0 does not sample, to save time."
-    )
+    num_images: int = Field(1000, ge=0, description="Samples per range of seeds; 0 does not sample.")
     num_ranges: int = Field(3, ge=1, description="Disjoint ranges of seeds.")
     sample: SampleConfig = Field(SampleConfig(), description="How to sample.")
     batch_size: int = Field(256, ge=1, description="Images computed at a time; no influence on the result.")
-    fd_only: bool = Field(
-        False,
-        description="Leave out KID, precision and recall, which compare images pair by pair.",
-    )
-    along: int = Field(
-        0,
-        ge=0,
-        description="Also measure this many snapshots along training: the paper's figure of FID by steps.",
-    )
+    fd_only: bool = Field(False, description="Leave out KID, precision and recall, which compare all pairs.")
+    along: int = Field(0, ge=0, description="Also measure this many snapshots along training.")
 
 
 class Design(Strict):
     """What decides the price of noisy images: a ladder of clean sizes, and mixes, each in several blocks.
 
-    A block draws other images, nested across its configurations, and has its own training seed. Every band of
-    noise levels gets the same number of draws in every configuration (`train.pairing` = level_first).
+    A block draws other images, nested across its configurations, and has its own training seed.
     """
 
     have_clean: int = Field(ge=20, description="The clean images in hand, the unit of the design.")
     ladder: tuple[Rung, ...] = Field(
         (1.0, 1.7, 3.0, 5.0, 10.0), min_length=3, description="Clean-only sizes, in units of have_clean."
     )
-    mixes: tuple[Rung, ...] = Field(
-        (1.0,),
-        min_length=1,
-        description="Clean images of the mixes, in the same units; several compare shares.",
-    )
+    mixes: tuple[Rung, ...] = Field((1.0,), min_length=1, description="Clean images of mixes, in these units.")
     noisy: tuple[Level, ...] = Field(
         (),
-        description="Noise levels to simulate. Default: those of the store, in three bins if there are many.",
+        description="Noise levels to simulate. Default: the store's, in three bins if there are many.",
     )
     num_noisy: int | None = Field(
-        None, ge=1, description="Noisy images of each mix. Default: up to the largest size of the ladder."
+        None, ge=1, description="Noisy images of a mix. Default: up to the ladder's top."
     )
     blocks: int = Field(3, ge=2, description="Blocks at the start; `assay study run --until` adds more.")
     goal: Goal = Field("structure", description="The goal whose price decides when there are enough blocks.")
@@ -140,9 +113,7 @@ class Extra(Strict):
     sampling: Sampling = Field("full", description="To the end, down to the noise level, or refined below it.")
     num_extra: int = Field(0, ge=0, description='Steps below the noise level, with sampling = "refined".')
     train: TrainConfig = Field(TrainConfig(), description="Settings of training that override the study's.")
-    continues: bool = Field(
-        False, description="Continue the grid's training on the same images, up to train.num_steps in all."
-    )
+    continues: bool = Field(False, description="Continue the grid's training on the same images.")
 
     @model_validator(mode="after")
     def _noisy_if_needed(self) -> "Extra":
@@ -154,9 +125,7 @@ class Extra(Strict):
 class Study(Strict):
     """The keys of the whole file."""
 
-    name: str = Field(
-        pattern=r"^[\w-][\w.-]*$", description="The study's name; its default folder is out/NAME."
-    )
+    name: str = Field(pattern=r"^[\w-][\w.-]*$", description="The study's name; its folder is out/NAME.")
     data: DataConfig = Field(description="The images.")
     net: dict[str, Any] = Field(description="The network, as in the file of a run.")
     train: TrainConfig = Field(TrainConfig(), description="How to train every configuration.")
@@ -171,8 +140,7 @@ class Study(Strict):
         1.0,
         gt=0,
         le=1,
-        description="Below 1 everything runs as it is written, but in small: this share of the steps and of "
-        "the samples, at least a few of each, and a thin network. For a dry run, e.g. 1e-5.",
+        description="Below 1, a dry run: this share of the steps and samples, and a thin network. E.g. 1e-5.",
     )
 
     def scaled(self) -> "Study":
@@ -221,10 +189,7 @@ _DECIDED = {
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
-    """Read and check a study file; a fault is named with its key and, if near one, the valid name.
-
-    `settings` change it as `assay train --set` does, e.g. "train.num_steps=100".
-    """
+    """Read and check a study file; `settings` change it as `assay train --set` does: "train.num_steps=100"."""
     tree = with_preset(override(read_toml(path), settings))
     for key, cure in _DECIDED.items():
         section, name = key.split(".")
@@ -301,13 +266,13 @@ def hash_tree(tree: Any) -> str:
 
 
 def study_runs(
-    study: Study, data: DataConfig, source: ImageSource, held_out_fingerprint: str = "", blocks: int = 0
+    study: Study, data: DataConfig, source: ImageSource, held_out: ImageSource | None = None, blocks: int = 0
 ) -> list[Run]:
-    """Every training of a study, those of a design in `blocks` blocks (by default as many as it says).
+    """Every training of a study on the images `source` of `data`, those of a design in `blocks` blocks.
 
-    `source` holds the images of `data`. Configurations that differ only in how they are sampled share a run.
+    Configurations that differ only in how they are sampled share a run.
     """
-    about = study.evaluate, source.fingerprint, held_out_fingerprint
+    about = study.evaluate, source.fingerprint, held_out.fingerprint if held_out else ""
     if study.design is not None:
         found = _design_rows(study, data, source, blocks or study.design.blocks)
     else:
@@ -376,19 +341,14 @@ def _check_clean(source: ImageSource, key: str, cure: str) -> None:
         raise AssayError(what, key=key, cure=f"{cure}, or set data.noisy = 0 to leave them out")
 
 
-def level_bins(sigma_tn: Tensor, max_bins: int = 3) -> list[Levels]:
+def level_bins(sigma_tn: Tensor, max_bins: int = 3) -> list[tuple[float, float]]:
     """Bins (low, high) of the noise levels: one per level, or `max_bins` with about as many images each."""
     levels, numbers = sigma_tn[sigma_tn > 0].unique(return_counts=True)
     bin_of = torch.arange(len(levels))
     if len(levels) > max_bins:
         bin_of = (numbers.cumsum(0) - numbers) * max_bins // numbers.sum()
-    inside = [levels[bin_of == each] for each in bin_of.unique()]
-    return [(_plain(each[0]), _plain(each[-1])) for each in inside]
-
-
-def _plain(level: Tensor) -> float:
-    """A float32 as the shortest number that gives it: 0.3 and not 0.30000001192."""
-    return float(str(np.float32(level.item())))
+    inside = (levels[bin_of == each][[0, -1]].numpy() for each in bin_of.unique())
+    return [(float(str(low)), float(str(high))) for low, high in inside]  # 0.3 and not 0.30000001192
 
 
 def _grid_rows(study: Study, data: DataConfig, source: ImageSource) -> Iterator[_Row]:
@@ -421,12 +381,8 @@ def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
         key = "grid.clean_fractions" if row.table in ("clean_mix", "only_noisy") else "extra"
         raise AssayError(f"{p:g} of {len(source)} images is none", key=key, cure="use a larger fraction")
     images = {"clean_fraction": p} | ({"sigma": sigma} if sigma else {"keep_noisy": False})
-    sample = study.evaluate.sample.model_dump()
-    match row.sampling:
-        case "truncated":
-            sample["truncate_at"] = sigma
-        case "refined":
-            sample |= {"refine_at": sigma, "num_extra": row.num_extra}
+    ways = {"truncated": {"truncate_at": sigma}, "refined": {"refine_at": sigma, "num_extra": row.num_extra}}
+    sample = SampleConfig(**study.evaluate.sample.model_dump() | ways.get(row.sampling, {}))
     tree = {"data": data.model_dump(mode="json") | images, "net": study.net, "train": train}
     config = read_config(tree, "train")
     of = Configuration(
@@ -438,10 +394,7 @@ def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
     if row.continues:
         same_images = Extra(table="clean_mix", clean_fraction=p, sigma=sigma)
         first = _grid_row(study, data, source, seed, same_images)[0]
-    try:
-        return config, of, SampleConfig(**sample), first
-    except AssayError as error:
-        raise AssayError(f"{of.title} cannot be sampled ({error})", key="evaluate.sample") from None
+    return config, of, sample, first
 
 
 def check_against_data(runs: list[Run]) -> None:

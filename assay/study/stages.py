@@ -16,10 +16,11 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,19 +30,15 @@ from assay.data.config import DataConfig
 from assay.data.picture import image_grid
 from assay.devices import find_devices
 from assay.errors import AssayError, about
-from assay.files import Busy, decoding, hold_lock, read_text, write_whole
+from assay.files import Busy, decoding, hold_lock, read_text, write_text, write_whole
+from assay.metrics import measure
 from assay.metrics.classifier import has_labels
 from assay.metrics.evaluate import Along, Evaluation, evaluate, load_arrays, save_evaluation, with_held_out_loss
-from assay.metrics.extract import (
-    Extractor,
-    Reference,
-    load_extractor,
-    reference_from_images,
-    reference_from_statistics,
-)
+from assay.metrics.extract import Extractor, Reference
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import MIN_IMAGES, losses_by_band, paired_errors, stopping_steps
-from assay.outcome import Outcome, load_outcome, save_outcome
+from assay.metrics.measure import MeasureConfig, counter
+from assay.outcome import Outcome
 from assay.pricing.results import LevelResults
 from assay.progress import duration
 from assay.sample import SampleConfig
@@ -57,10 +54,7 @@ _SETTINGS = "settings.txt"  # next to study.toml: what was changed on the comman
 
 @dataclass(frozen=True)
 class Update:
-    """What a run is doing ("training", "measuring", "sampling") and how far it is.
-
-    Or how it ended: "done", "stopped", "failed" for a `reason`, or "held" by another process.
-    """
+    """What a run is doing and how far it is, or how it ended: done, stopped, failed for a `reason`, held."""
 
     run: str
     phase: str
@@ -75,7 +69,7 @@ class Update:
 
 
 class Interrupted(Exception):
-    """Measuring or sampling was asked to stop; it starts again next time, since it takes little time."""
+    """Measuring or sampling was asked to stop; it starts again next time."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +97,9 @@ class Work:
         """The file of the measuring stage."""
         return self.run_dir / f"losses-{hash_tree([self.run.key, self.run.held_out_fingerprint])}.json"
 
-    def outcome_path(self, sample: SampleConfig) -> Path:
-        """The file with the outcome of one way of sampling the run."""
-        return self.run_dir / f"outcome-{self.run.result_key(sample)}.json"
-
-    def samples_path(self, sample: SampleConfig) -> Path:
-        """The file of the sampling stage; a grid of samples stands beside it."""
-        return self.run_dir / f"samples-{self.run.result_key(sample)}.json"
+    def path(self, stage: Literal["samples", "outcome"], sample: SampleConfig) -> Path:
+        """The file of a stage for one way of sampling the run; a grid of samples stands beside the samples'."""
+        return self.run_dir / f"{stage}-{self.run.result_key(sample)}.json"
 
     @property
     def failure_path(self) -> Path:
@@ -119,26 +109,19 @@ class Work:
     @property
     def is_finished(self) -> bool:
         """Whether every outcome is there."""
-        return all(self.outcome_path(sample).exists() for sample in self.run.samples)
+        return all(self.path("outcome", sample).exists() for sample in self.run.samples)
 
     def fail(self, reason: str) -> Update:
         """Record why the run failed, if there is room on the disk."""
-        with suppress(OSError), write_whole(self.failure_path) as partial:
-            partial.write_text(reason)
+        with suppress(OSError):
+            write_text(self.failure_path, reason)
         return Update(self.run.key, "failed", 0, 1, reason)
 
-    def counter(self, phase: str, total: int) -> Callable[[int], None]:
-        """Adds up images and tells; raises `Interrupted` when the run should stop."""
-        done = 0
-
-        def advance(num_images: int) -> None:
-            nonlocal done
-            done += num_images
-            self.tell(Update(self.run.key, phase, done, total))
-            if self.should_stop():
-                raise Interrupted
-
-        return advance
+    def hear(self, phase: str, done: int, total: int) -> None:
+        """Tell how far measuring or sampling is; raises `Interrupted` when the run should stop."""
+        self.tell(Update(self.run.key, phase, done, total))
+        if self.should_stop():
+            raise Interrupted
 
 
 def attempt(work: Work) -> Update:
@@ -158,7 +141,7 @@ def attempt(work: Work) -> Update:
 
 def execute(work: Work) -> bool:
     """Take a run through its stages to the end, or until it should stop; True if finished."""
-    missing = [sample for sample in work.run.samples if not work.outcome_path(sample).exists()]
+    missing = [sample for sample in work.run.samples if not work.path("outcome", sample).exists()]
     if not missing:
         return True
     if not train_stage(work):
@@ -242,8 +225,7 @@ def _timed(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with write_whole(path) as partial:
-            partial.write_text(f"{before + time.perf_counter() - started:.3f}")
+        write_text(path, f"{before + time.perf_counter() - started:.3f}")
 
 
 def read_seconds(path: Path) -> float:
@@ -269,7 +251,7 @@ def measure_stage(work: Work) -> Evaluation:
         return Evaluation()
     with _timed(path.with_suffix(".seconds")):
         weights = snapshots(work)
-        advance = work.counter("measuring", len(weights) * len(held_out))
+        advance = counter(work.hear, "measuring", len(weights) * len(held_out))
         batch_size = 4 * work.study.evaluate.batch_size  # evaluations, of which sampling has two per step
         found = losses_by_band(
             weights, held_out, progress=advance, devices=find_devices(), batch_size=batch_size
@@ -295,24 +277,19 @@ def find_reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extrac
     labelled = "extractor" in chosen.model_fields_set or has_labels(source)
     if chosen.num_images == 0 or not (labelled or isinstance(chosen.reference, Path)):
         return None
-    devices, shared = find_devices(), folder / "shared"
-    extractor = load_extractor(chosen.extractor, shared, None, source, devices, chosen.batch_size)
-    if isinstance(chosen.reference, Path):
-        return extractor, reference_from_statistics(chosen.reference, extractor)
-    return extractor, reference_from_images(source, extractor, shared)
+    real = chosen.reference if isinstance(chosen.reference, Path) else source
+    how = MeasureConfig(extractor=chosen.extractor, batch_size=chosen.batch_size)
+    return measure.find_reference(real, how, folder / "shared", find_devices())
 
 
 def sample_stage(work: Work, sample: SampleConfig) -> Evaluation:
-    """Sample the final model, and those along training, and measure their distances; draw a grid of samples.
-
-    Points along training are measured on seeds that no result uses, each with a file of its own.
-    """
-    path, protocol, weights, along = work.samples_path(sample), work.study.evaluate, snapshots(work), []
+    """Sample the final model, and on other seeds those along training; measure them, and draw samples."""
+    path, protocol, weights, along = work.path("samples", sample), work.study.evaluate, snapshots(work), []
     if path.exists():
         return read_measures(path)
     compared, device = find_reference(work.study, work.data, work.folder), find_devices()[0]
     frequencies = compared[1].frequencies if compared else None
-    advance = work.counter("sampling", max(work.run.num_sampled, 1))
+    advance = counter(work.hear, "sampling", max(work.run.num_sampled, 1))
     num_images, last, result = protocol.num_images, work.run.config.train.total_steps, Evaluation()
     first_seed = num_images * protocol.num_ranges  # of the points along training
     with _timed(path.with_suffix(".seconds")):
@@ -349,14 +326,14 @@ def record_stage(work: Work, sample: SampleConfig, measured: Evaluation, sampled
     steps = sorted(losses.keys() | distances.keys())
     along = (Along(step=step, fd=distances.get(step), held_out_loss=losses.get(step)) for step in steps)
     update = {name: value for name, value in measured if name.startswith("held_out_loss") or name == "bands"}
-    outcome = Outcome(
+    found = Outcome(
         configuration=next(of for of, way in work.run.ways if way == sample),
         evaluation=sampled.model_copy(update=update | {"along": tuple(along)}),
         train_seconds=read_seconds(work.run_dir / "train.seconds"),
-        sample_seconds=read_seconds(work.samples_path(sample).with_suffix(".seconds")),
+        sample_seconds=read_seconds(work.path("samples", sample).with_suffix(".seconds")),
         held_out_loss_seconds=read_seconds(work.losses_path.with_suffix(".seconds")),
     )
-    save_outcome(work.outcome_path(sample), outcome)
+    write_text(work.path("outcome", sample), found.model_dump_json(indent=2) + "\n")
 
 
 # --- the folder --------------------------------------------------------------------------------------------
@@ -375,8 +352,7 @@ class OpenStudy:
 
     def with_blocks(self, blocks: int) -> "OpenStudy":
         """The same design with this number of blocks."""
-        fingerprint = self.held_out.fingerprint if self.held_out else ""
-        return replace(self, runs=study_runs(self.study, self.data, self.source, fingerprint, blocks))
+        return replace(self, runs=study_runs(self.study, self.data, self.source, self.held_out, blocks))
 
     @property
     def num_blocks(self) -> int:
@@ -392,9 +368,9 @@ class OpenStudy:
         found = []
         for run in self.runs:
             for of, sample in run.ways:
-                if (path := self.work(run).outcome_path(sample)).exists():
-                    outcome = load_outcome(path)
-                    assert isinstance(outcome, Outcome)
+                if (path := self.work(run).path("outcome", sample)).exists():
+                    with decoding(path, "remove it, and it is measured again"):
+                        outcome = Outcome.model_validate_json(path.read_bytes())
                     found.append((run, outcome.model_copy(update={"configuration": of})))
         return found
 
@@ -414,14 +390,11 @@ class OpenStudy:
 
     def left_out(self) -> list[Path]:
         """The outcomes in the folder that belong to none of its runs: of other settings."""
-        mine = {self.work(run).outcome_path(sample) for run in self.runs for sample in run.samples}
+        mine = {self.work(run).path("outcome", sample) for run in self.runs for sample in run.samples}
         return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
 
     def unneeded(self) -> list[Path]:
-        """What no result needs: weights and logs of finished runs, and results of other settings.
-
-        Only what a study itself wrote, in the folders of runs that have an outcome.
-        """
+        """What no result needs: weights and logs of finished runs, and results of other settings."""
         works = [self.work(run) for run in self.runs]
         parts = ("snapshots", "state", "tensorboard")
         found = {work.run_dir / part for work in works if work.is_finished for part in parts}
@@ -494,7 +467,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         source, held_out = data.open(), data.open_held_out()
         if study.design is not None and not can_measure(held_out):
             raise AssayError("a design needs at least 40 held-out images", key="data.held_out", cure="set it")
-        runs = study_runs(study, data, source, held_out.fingerprint if held_out else "")
+        runs = study_runs(study, data, source, held_out)
         check_against_data(runs)
     opened = _with_added_blocks(OpenStudy(study, folder, data, source, held_out, runs))
     if spec.resolve() != (folder / "study.toml").resolve():
@@ -503,11 +476,9 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
                 f"holds {lost} results of other settings, which a report would not show", path=folder,
                 cure="choose another folder with -o, or remove them there (`assay study clean`)",
             )  # fmt: skip
-        with write_whole(folder / "study.toml") as partial:
-            partial.write_text(read_text(spec))
+        write_text(folder / "study.toml", read_text(spec))
         if settings:
-            with write_whole(folder / _SETTINGS) as partial:
-                partial.write_text("\n".join(settings) + "\n")
+            write_text(folder / _SETTINGS, "\n".join(settings) + "\n")
     return opened
 
 
@@ -524,15 +495,6 @@ def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
 def disk_use(path: Path) -> int:
     """Bytes of a file, or of all files below a folder."""
     return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove what `OpenStudy.unneeded` found."""
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
