@@ -7,7 +7,7 @@ size, and one that was interrupted makes only what is missing.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
-from assay.devices import find_device, open_fabric
+from assay.devices import DEVICE, DEVICES, NumDevices, find_device, open_fabric
 from assay.errors import AssayError
 from assay.files import sha256
 from assay.noise import per_image
@@ -38,7 +38,6 @@ from assay.settings import Strict
 
 SIGMA_MIN = 0.002  # the end of EDM's grid
 RESTORE_STEPS = 16  # of the flow from an image's own level down
-DEVICE: Any = Field("auto", description="cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
 Progress = Callable[[int, int], None]  # images made, images to make
 
 
@@ -47,9 +46,7 @@ class FilesConfig(Strict):
 
     format: Format | None = Field(None, description="Kind of files. Default: png; tiff for denoised images.")
     dtype: ExportDType | None = Field(
-        None,
-        description="uint8: black is 0, white 255. uint16 and float32: the units of the training data. "
-        "Default: uint8 for PNG and npz, float32 for the others.",
+        None, description="uint8 is 0 to 255, others are in the data's units. Default: uint8 for PNG and npz."
     )
 
 
@@ -57,10 +54,8 @@ class ComputeConfig(Strict):
     """Where images are computed, and how many at a time."""
 
     batch_size: int = Field(64, ge=1, description="Images at a time. Changes the speed, not the result.")
-    device: str = DEVICE
-    devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
-    )
+    device: str = Field("auto", description=DEVICE)
+    devices: NumDevices = Field("auto", description=DEVICES, examples=["N", "auto"])
 
 
 def sample_to_files(
@@ -114,9 +109,7 @@ class DenoiseConfig(Strict):
 
     num_samples: int = Field(0, ge=0, description="Draws from the posterior of each image. 0: its mean.")
     num_steps: int = Field(18, ge=2, description="Steps of a draw, from an image's own noise level down.")
-    truncate_at: Level | None = Field(
-        None, description="End a draw with the prediction at this level; auto is the training data's lowest."
-    )
+    truncate_at: Level | None = Field(None, description="End draws at this level; auto is the data's lowest.")
     seed: int = Field(0, description="Seed of the draws.")
 
 
@@ -131,10 +124,9 @@ def denoise_to_files(
 ) -> int:
     """Denoise the images of a store, each from its own noise level, in the store's own units; returns how many.
 
-    By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
-    `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`). Clean images
-    stay as they are. Images with a map of noise levels get noise up to their highest level first. Files are
-    named like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
+    Each becomes its posterior mean E[x_0 | x_tn], or `num_samples` draws from the posterior. Clean images stay
+    as they are. Images with a map of noise levels get noise up to their highest level first. Files are named
+    like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     images = open_store(store)
@@ -190,10 +182,9 @@ def restore(
 ) -> Store:
     """Write a store of restored images, one for each image of `source`, in the same order.
 
-    Each follows the probability flow from its own noise level down to `stop_at`, where the model's prediction
-    is taken: below the lowest noise of a data set without clean images a model has learnt nothing. Restored
-    images are usable from the level of the noise that was removed: they are not clean. The store records how
-    they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
+    Each follows the flow from its own noise level down to `stop_at`, where the prediction is taken, and is
+    usable from the level of the noise that was removed: it is not clean. The store records how they were made,
+    and `checkpoint`, the SHA-256 of the denoiser's file.
     """
     num_classes = getattr(denoiser, "num_classes", 0)
     label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)

@@ -13,14 +13,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
+from assay.devices import DEVICE
 from assay.errors import AssayError
 from assay.settings import explaining
 
 Config = TypeVar("Config", bound=BaseModel)
 
-Device = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
-]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 
 
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
