@@ -1,8 +1,7 @@
 """Files from elsewhere, read within fixed limits: gzip, tar, zip, npy and npz.
 
-A file states how much it holds, and in a damaged or hostile file that is wrong. Sizes are compared with the
-bytes that are there before any memory is allocated, checksums are read to the end, and nothing unpacks to far
-more than it takes on the disk. All limits are defined here.
+Sizes that a file states are compared with the bytes that are there before any memory is allocated, checksums
+are read to the end, and nothing unpacks to far more than it takes on the disk.
 """
 
 import gzip

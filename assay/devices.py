@@ -22,8 +22,6 @@ from torch.distributed.fsdp import fully_shard
 from assay.errors import AssayError
 
 NumDevices = Annotated[int, Field(ge=1)] | Literal["auto"]
-DEVICE = "cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
-DEVICES = "How many devices to use; auto for all GPUs of the machine."
 Strategy = Literal["ddp", "fsdp"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -9,6 +9,7 @@ with the process, tells leftovers from work in progress. Nothing outside of such
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -117,10 +118,8 @@ def _lock(partial: Path) -> FileLock | None:
     while True:
         with suppress(FileNotFoundError):  # another writer removes the folder as soon as it is empty
             partial.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(Timeout):
-                lock.acquire(
-                    timeout=0.02, poll_interval=0.01
-                )  # again, if its last holder just removed the file
+            with suppress(Timeout):  # tried again, if its last holder just removed the file
+                lock.acquire(timeout=0.02, poll_interval=0.01)
             return lock if lock.is_locked else None
 
 
@@ -138,19 +137,18 @@ class Busy(AssayError):
 
 
 @contextmanager
-def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
+def hold_lock(path: Path, busy: str = "") -> Iterator[None]:
     """Hold the lock called `path` until the block or the process ends. No file of that name is touched.
 
-    If another process still holds it after `seconds`, raises `Busy` with the sentence `busy`, in which
+    If another process holds it, waits, or if there is a sentence `busy` raises `Busy` with it, in which
     `{holder}` is that process. A long wait is announced by a warning.
     """
-    file, started, warned = Path(f"{_partial(path)}{_LOCK}"), time.monotonic(), False
+    file, announce_at = Path(f"{_partial(path)}{_LOCK}"), time.monotonic() + _SECONDS_UNTIL_WARNED
     while (lock := _lock(_partial(path))) is None:
-        waited = time.monotonic() - started
-        if waited >= seconds:
+        if busy:
             raise Busy(busy.format(holder=_holder(file)))
-        if waited > _SECONDS_UNTIL_WARNED and not warned:
-            warned = True
+        if time.monotonic() > announce_at:
+            announce_at = math.inf
             warnings.warn(f"waiting for {_holder(file)}, which holds {file}", stacklevel=3)
         time.sleep(0.05)
     try:
@@ -191,8 +189,8 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 def decoding(path: Path | str, cure: str = "get it again") -> Iterator[None]:
     """Turn any failure of a decoder into an error that names the file and says what to do.
 
-    A damaged file makes a decoder fail in any way at all. An `AssayError` keeps its words, and is given path
-    and cure if it has none; what the system says of a file that is not there passes unchanged.
+    An `AssayError` keeps its words, and is given path and cure if it has none; what the system says of a file
+    that is not there passes unchanged.
     """
     try:
         yield

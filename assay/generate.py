@@ -20,7 +20,7 @@ from assay.data.store import PackedImage, Parents, write_store
 from assay.data.units import PhysicalRange
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
-from assay.devices import DEVICE, DEVICES, NumDevices, find_device, open_fabric
+from assay.devices import NumDevices, find_device, open_fabric
 from assay.errors import AssayError
 from assay.files import sha256
 from assay.noise import per_image
@@ -34,7 +34,7 @@ from assay.sample import (
     sample_posterior,
     spread_labels,
 )
-from assay.settings import Strict
+from assay.settings import DEVICE, DEVICES, Strict
 
 SIGMA_MIN = 0.002  # the end of EDM's grid
 RESTORE_STEPS = 16  # of the flow from an image's own level down
@@ -128,11 +128,9 @@ def denoise_to_files(
     as they are. Images with a map of noise levels get noise up to their highest level first. Files are named
     like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
     """
-    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
-    images = open_store(store)
+    loaded, images = _opened(checkpoint, store)
     noisy = with_uniform_noise(images, config.seed)
-    _check_images(loaded, images)
-    levels = [level for level, _ in loaded.info.sigma_tn]
+    levels = (level for level, _ in loaded.info.sigma_tn)
     stop = SampleConfig(truncate_at=config.truncate_at).for_levels(levels).truncate_at
     lowest = stop if isinstance(stop, float) else SIGMA_MIN
     label = None
@@ -140,7 +138,8 @@ def denoise_to_files(
         label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
     channels, units = images.image_shape[0], images.physical_range
     target = open_target(output, channels, units, files.format or "tiff", files.dtype)
-    job: dict[str, Any] = {"checkpoint": sha256(checkpoint)[:16], "store": images.fingerprint[:16]}
+    job: dict[str, Any] = {"checkpoint": sha256(find_checkpoint(checkpoint))[:16]}
+    job |= {"store": images.fingerprint[:16]}
     job |= {**config.model_dump(), "lowest": lowest} if config.num_samples else {"num_samples": 0}
     num_draws, every = max(config.num_samples, 1), torch.arange(len(images))
     number = every.repeat_interleave(num_draws)  # one position for each image and draw, and a seed
@@ -232,25 +231,25 @@ def restore_store(
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
-    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
-    images = open_store(store)
-    _check_images(loaded, images)
+    loaded, images = _opened(checkpoint, store)
     if (Path(output) / "meta.json").exists():
         raise AssayError("is a store already", path=output, cure="choose another name, or remove it")
     on, source = find_device(compute.device), with_uniform_noise(usable(images, seed), seed)
-    how = sha256(checkpoint), lowest_learnt(loaded.info), compute.batch_size, on, progress
+    how = sha256(find_checkpoint(checkpoint)), lowest_learnt(loaded.info), compute.batch_size, on, progress
     return restore(loaded.denoiser.to(on).eval(), source, output, *how)
 
 
-def _check_images(checkpoint: Checkpoint, store: Store) -> None:
-    """Reject images that the network is not for; warn if their values may mean something else to it."""
-    shape, trained_on = checkpoint.config.image_shape, checkpoint.info.physical_range
-    if store.image_shape != shape:
-        what = f"has images of shape {store.image_shape}, the network is for {shape}"
-        raise AssayError(what, path=store.path, cure="pack them at that size, or use another checkpoint")
-    if trained_on not in (None, store.physical_range):
-        units = f"{store.path} has black and white at {store.physical_range}, the training data at {trained_on}"
+def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
+    """A model and images that it is for; a warning if their values may mean something else to it."""
+    loaded, images = load_checkpoint(checkpoint), open_store(store)
+    shape, trained_on = loaded.config.image_shape, loaded.info.physical_range
+    if images.image_shape != shape:
+        what = f"has images of shape {images.image_shape}, the network is for {shape}"
+        raise AssayError(what, path=store, cure="pack them at that size, or use another checkpoint")
+    if trained_on not in (None, images.physical_range):
+        units = f"{store} has black and white at {images.physical_range}, the training data at {trained_on}"
         warnings.warn(f"{units}: make sure that they mean the same", stacklevel=1)
+    return loaded, images
 
 
 def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:

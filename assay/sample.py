@@ -42,7 +42,7 @@ def edm_sigmas(
 ) -> Tensor:
     """EDM's grid (num_steps + 1,): sigma^(1/rho) falls linearly from sigma_max to sigma_min, then 0. float64.
 
-    `refine_at` = sigma_tn puts that level on it, with `num_extra` more steps below (the paper's configuration C).
+    `refine_at` = sigma_tn puts that level on it, with `num_extra` more steps below (paper's configuration C).
     """
     end = torch.zeros(1, dtype=torch.float64)
     if refine_at is None:
@@ -56,6 +56,9 @@ def edm_sigmas(
 
 
 def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
+    if num_levels < 2 or not 0 < last < first < math.inf or not rho > 0:
+        what = f"{num_levels} levels from {first:g} to {last:g} with rho = {rho:g} make no grid"
+        raise AssayError(what, key="num_steps", cure="give 2 or more, that fall and stay above 0, and rho > 0")
     position = torch.linspace(0, 1, num_levels, dtype=torch.float64)
     ramp = (first ** (1 / rho) + position * (last ** (1 / rho) - first ** (1 / rho))) ** rho
     ramp[0], ramp[-1] = first, last  # the ends exactly, not up to rounding
@@ -269,7 +272,7 @@ def sample_posterior(
     rho: float = 7.0,
     label: Tensor | None = None,
 ) -> Tensor:
-    """A draw of x_0 given x_tn (B, ...), images with noise of levels `sigma_tn` (B,) > 0: the reverse diffusion.
+    """A draw of x_0 given x_tn (B, ...) with noise of levels `sigma_tn` (B,) > 0, by the reverse diffusion.
 
     Between levels a > b of EDM's grid it is the flow from a to b, independent noise back to a, and again the
     flow: a symmetric splitting, of second order; flows that follow each other are joined. An image at or below
@@ -324,11 +327,11 @@ class SampleConfig(Strict):
     """
 
     num_steps: int = Field(18, ge=2, description="Steps from noise to image.")
-    solver: str = Field("heun", description="heun, multistep (half the evaluations), euler, or one of your own.")
+    solver: str = Field("heun", description="heun, multistep (half the evaluations), euler or your own.")
     sigma_min: float = Field(0.002, gt=0, description="Lowest level of the grid.")
     sigma_max: float = Field(80.0, gt=0, le=1e6, description="Level at which sampling starts.")
     rho: float = Field(7.0, gt=0, description="Spacing of the grid: higher puts more steps at low levels.")
-    truncate_at: Level | None = Field(None, description="Stop at this level; auto is the training data's lowest.")
+    truncate_at: Level | None = Field(None, description="Stop at this level; auto is the data's lowest.")
     truncate: Literal["exact", "algorithm"] = Field(
         "exact",
         description="How to stop: on that level itself, or as the paper's Algorithm 2 and its code do, on the "
@@ -372,7 +375,7 @@ class SampleConfig(Strict):
                 raise AssayError(what, key=name, cure="give the noise level of the training data, e.g. 0.2")
 
     def for_levels(self, sigma_tn: Iterable[float]) -> "SampleConfig":
-        """The same for data with these noise levels: "auto" becomes the lowest to truncate, the highest to refine."""
+        """The same for data with these noise levels: "auto" becomes the lowest (to stop at) or the highest."""
         noisy, chosen = [level for level in sigma_tn if level > 0], {}
         for name, choose in (("truncate_at", min), ("refine_at", max)):
             if getattr(self, name) == "auto":

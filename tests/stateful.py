@@ -176,6 +176,7 @@ def sample_words(run: Path, to: Path, *more: object) -> list[object]:
     return ["sample", run, "--seeds", "0-3", "--num-steps", 2, "-o", to, *more]
 
 
+RUN, STORE, STEPS = st.sampled_from(RUNS), st.sampled_from(STORES), st.sampled_from([2, 3])
 MOMENTS = st.one_of(st.integers(1, 40), st.floats(0, 0.3))  # the number of a write, or seconds
 
 
@@ -282,14 +283,14 @@ class Folder(RuleBasedStateMachine):
             path.write_bytes(b"mine")
             self.mine[path] = b"mine"
 
-    @rule(name=st.sampled_from(RUNS))
+    @rule(name=RUN)
     def remove_a_run(self, name: str) -> None:
         if self.run(name).exists():
             shutil.rmtree(self.run(name))
             self.forget(self.run(name))
             self.runs[name], _ = set(), self.trained.pop(name, None)
 
-    @rule(name=st.sampled_from(STORES))
+    @rule(name=STORE)
     def remove_a_store(self, name: str) -> None:
         if self.store(name).exists():
             shutil.rmtree(self.store(name))
@@ -310,7 +311,7 @@ class Folder(RuleBasedStateMachine):
 
     # Commands.
 
-    @rule(name=st.sampled_from(STORES), again=st.booleans())
+    @rule(name=STORE, again=st.booleans())
     def pack(self, name: str, again: bool) -> None:
         """A store, or an error if there is one, unless the user removes it."""
         if again:
@@ -325,7 +326,7 @@ class Folder(RuleBasedStateMachine):
         if name in self.stores:
             self.check_store(name)
 
-    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
+    @rule(name=RUN, store=STORE, steps=STEPS)
     def train(self, name: str, store: str, steps: int) -> None:
         """A finished model belongs to its inputs; what was trained otherwise there is not replaced."""
         self.expect_trained(name, store, steps, ran(*train_words(self.store(store), self.run(name), steps)))
@@ -346,13 +347,13 @@ class Folder(RuleBasedStateMachine):
             if name in self.trained:
                 assert weights_of(self.run(name)) == fresh("weights", *self.trained[name])
 
-    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]), when=MOMENTS)
+    @rule(name=RUN, store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]), when=MOMENTS)
     def kill_a_training(self, name: str, store: str, steps: int, when: int | float) -> None:
         kill(train_words(self.store(store), self.run(name), steps), when)
         if store in self.stores and (self.run(name) / "config.json").exists():
             self.runs[name].add((self.stores[store], steps))
 
-    @rule(name=st.sampled_from(STORES), when=MOMENTS)
+    @rule(name=STORE, when=MOMENTS)
     def kill_a_packing(self, name: str, when: int | float) -> None:
         """The store is there and whole, or the next command makes it."""
         kill(["data", "pack", *self.inputs.words, "-o", self.store(name)], when)
@@ -370,7 +371,7 @@ class Folder(RuleBasedStateMachine):
         assert np.array_equal(made, np.load(io.BytesIO(fresh("samples", *self.trained[name])))[:, 0])
         shutil.rmtree(to)
 
-    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
+    @rule(name=RUN, store=STORE, steps=STEPS)
     def train_twice_at_once(self, name: str, store: str, steps: int) -> None:
         """Two processes with one command: both end, and a third finds the model or makes it."""
         words = train_words(self.store(store), self.run(name), steps)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.denoise import MixtureDenoiser
 from assay.loss import (
     ambient_loss,
     consistency_levels,
@@ -18,6 +17,7 @@ from assay.loss import (
 )
 from assay.noise import LogNormal, draw_sigma
 from tests.errors import fault
+from tests.points import MixtureDenoiser
 
 F64 = torch.float64
 ATOMS = torch.tensor([[-1.0, 0.5], [0.8, 0.8], [0.2, -1.0]], dtype=F64)

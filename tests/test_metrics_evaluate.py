@@ -18,7 +18,6 @@ from assay.data import ImageSource, Store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.known import get
 from assay.data.view import View, raised
-from assay.denoise import MixtureDenoiser
 from assay.devices import find_devices
 from assay.errors import AssayError
 from assay.metrics.classifier import Classifier, train_classifier
@@ -51,6 +50,7 @@ from assay.train import train
 from assay.train.config import read_config
 from tests.commands import failing, run
 from tests.errors import rejected
+from tests.points import MixtureDenoiser
 
 ROOT = Path(__file__).parent.parent
 

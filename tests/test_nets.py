@@ -405,11 +405,6 @@ def test_impossible_networks_are_explained(make: Any, key: str) -> None:
     assert fault(make).key == key
 
 
-def test_wrong_inputs_are_explained(config: NetConfig, denoiser: Preconditioned) -> None:
-    x, sigma, _, _ = inputs(config)
-    assert fault(lambda: denoiser(x[:, :, :4], sigma)).key == "x"
-
-
 def test_edm_arguments_have_edms_defaults() -> None:
     least = {"img_resolution": 32, "img_channels": 3}
     adm = config_from_edm(least, "x")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from assay.denoise import MixtureDenoiser, Preconditioned
+from assay.denoise import Preconditioned
 from assay.sample import (
     Churn,
     Guided,
@@ -24,6 +24,7 @@ from assay.sample import (
     solve,
 )
 from tests.errors import fault
+from tests.points import MixtureDenoiser
 
 F64 = torch.float64
 GOLDEN = np.load(Path(__file__).parent / "golden" / "edm_sampler.npz")

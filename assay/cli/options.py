@@ -13,9 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from assay.devices import DEVICE
 from assay.errors import AssayError
-from assay.settings import explaining
+from assay.settings import DEVICE, explaining
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -28,9 +27,9 @@ def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> 
     return typer.Option(*names, help=help, callback=_check_output(names[0], suffix), **settings)
 
 
-def output_argument(help: str, suffix: str = "") -> Any:
+def output_argument(help: str) -> Any:
     """The same as an argument."""
-    return typer.Argument(help=help, callback=_check_output(None, suffix))
+    return typer.Argument(help=help, callback=_check_output(None, ""))
 
 
 def _check_output(option: str | None, suffix: str) -> Callable[[Path | None], Path | None]:
@@ -83,7 +82,8 @@ def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
         with explaining(model):
             return model.model_validate_strings({name: str(text) for name, text in given.items()}, strict=False)
     except AssayError as error:
-        error.key = error.key and error.key.partition(".")[0]  # the option, not a part of its value
+        parts = (error.key or "").split(".")  # the option, not its section nor a part of its value
+        error.key = next((part for part in parts if part in model.model_fields), error.key)
         raise
 
 
@@ -99,9 +99,8 @@ def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
         rich_help_panel=panel,
         show_default=False,
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, setting]
-    )
+    only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, only, default=None, annotation=Annotated[kind, setting])
 
 
 def _metavar(kind: Any) -> str:

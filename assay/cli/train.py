@@ -13,10 +13,10 @@ from pydantic import Field
 
 from assay.cli.options import open_console, output_option, takes
 from assay.data.config import DataConfig
-from assay.devices import DEVICE, DEVICES, NumDevices
+from assay.devices import NumDevices
 from assay.errors import AssayError
 from assay.progress import duration, open_progress
-from assay.settings import Strict, override, read_toml
+from assay.settings import DEVICE, DEVICES, Strict, override, read_toml
 from assay.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -57,11 +57,9 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change any setting, e.g. net.width=64. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting: net.width=64. Repeat."),
     ] = None,
-    output: Annotated[
-        Path | None, output_option("Folder of the run. Default: runs/HASH, by its settings.")
-    ] = None,
+    output: Annotated[Path | None, output_option("Folder of the run. Default: runs/HASH.")] = None,
     *,
     launch: Launch,
     images: _Images,

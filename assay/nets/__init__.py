@@ -34,7 +34,7 @@ def net_kind(tree: Mapping[str, Any]) -> type[NetConfig]:
 def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
     """A new network behind EDM's preconditioning, its weights a function of `seed` alone.
 
-    Follows `torch.device` as a context; on the `meta` device no weights are allocated.
+    Follows `torch.device` as a context.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -124,7 +124,6 @@ class TokenNetwork(Network):
         self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x)
         cut = x.reshape(len(x), x.shape[1], self.rows, self.patch[0], self.columns, self.patch[1])
         grid = cut.permute(0, 2, 4, 1, 3, 5)
         tokens = self.token_in(grid.flatten(3).flatten(1, 2))

@@ -1,11 +1,7 @@
 """Layers shared by the networks.
 
-Images are stored channels-last: on CPUs and tensor cores convolutions, norms and attention then read
-neighbouring channels from neighbouring memory, and an attention layer sees its tokens (B, H W, C) as a
-view. A network converts once on the way in and once on the way out.
-
-Weight names, channel order inside `qkv`, epsilons and group counts are those of EDM's published
-networks, so that their state dicts load without renaming.
+Images are stored channels-last, which is faster on CPUs and tensor cores. Weight names, channel order inside
+`qkv`, epsilons and group counts are those of EDM's published networks, so that their state dicts load.
 """
 
 import math
@@ -25,6 +21,7 @@ from assay.settings import Strict as Settings
 Direction = Literal["up", "down"]
 MOST_BLOCKS = 200  # in a level of a network: a damaged config is not built for ever
 Size = Annotated[int, Field(ge=1)]
+Shape = Annotated[tuple[Size, Size, Size], Strict(False)]
 Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
 
 
@@ -37,26 +34,17 @@ class BaseConfig(Settings):
     output_weights: ClassVar[tuple[str, ...]] = ()  # ends of the names of those that write the image
     kind: str
 
-    image_shape: Annotated[tuple[Size, Size, Size], Strict(False)] = Field(
-        description="Channels, height and width. Follows from the data."
-    )
-    num_classes: int = Field(
-        0, ge=0, description="Classes, 0 for none. Follows from the data and from train.class_conditional."
-    )
-    augment_dim: int = Field(
-        0, ge=0, description="Inputs that describe the augmentation, 0 for none. Follows from train.augment."
-    )
+    image_shape: Shape = Field(description="Channels, height and width. Follows from the data.")
+    num_classes: int = Field(0, ge=0, description="Classes, 0 for none. Follows from train.class_conditional.")
+    augment_dim: int = Field(0, ge=0, description="Inputs of the augmentation. Follows from train.augment.")
     encoder: str = Field(
         "pixels",
-        description="What the network sees: pixels, dct (the cosine transform of 2 x 2 blocks, which halves "
-        "the sides), or an encoder of your own (`assay.encode`).",
+        description="What the network sees: pixels, dct (cosines of 2 x 2 blocks), or your own encoder.",
     )
-    sigma_data: float = Field(
-        0.5, gt=0, le=1e6, description="Standard deviation of the data in EDM's preconditioning."
-    )
+    sigma_data: float = Field(0.5, gt=0, le=1e6, description="The data's deviation in EDM's preconditioning.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
     label_dropout: float = Field(
-        0.0, ge=0, lt=1, description="How often training hides the class; guidance by class needs it."
+        0.0, ge=0, lt=1, description="How often training hides the class, for guidance."
     )
 
     @abstractmethod
@@ -77,17 +65,11 @@ class BaseConfig(Settings):
 
 
 class Network(nn.Module):
-    """What the networks share: they check their inputs and map labels to class vectors."""
+    """What the networks share: a config, and how labels become class vectors."""
 
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
         self.config = config
-
-    def check(self, x: Tensor) -> None:
-        """Reject images of another shape than the network was built for, which a U-Net would take."""
-        if x.shape[1:] != self.config.image_shape:
-            what = f"has images of shape {tuple(x.shape[1:])}; the network is for {self.config.image_shape}"
-            raise AssayError(what, key="x")
 
     def class_vector(self, label: Tensor | None, like: Tensor) -> Tensor:
         """Labels as vectors (B, num_classes): one-hot for integers, zeros for none (-1 or no label at all).
@@ -190,8 +172,8 @@ class Resample(nn.Module):
 class ResampleConv(nn.Conv2d):
     """Resamples, then convolves.
 
-    Repeating pixels (a 2x2 mean upwards) needs no image of its own: a 1x1 convolution goes before it, at a
-    quarter of the work; a 3x3 one joins it in one transposed 4x4 convolution of stride 2, at 16/36.
+    Where pixels are repeated (a 2x2 mean upwards) a 1x1 convolution goes before it, at a quarter of the work; a
+    3x3 one joins it in one transposed 4x4 convolution of stride 2, at 16/36.
     """
 
     resample_filter: Tensor
@@ -217,8 +199,7 @@ class ResampleConv(nn.Conv2d):
 class ConvDown(nn.Conv2d):
     """Convolves, then smooths and halves (NCSN++'s residual branch), as one strided convolution.
 
-    The two kernels compose into one of size 3 + K - 1: sum_k f[k] sum_j w[j] x[2 n + k + j], so the
-    wide image at full resolution never exists.
+    The two kernels compose into one of size 3 + K - 1: sum_k f[k] sum_j w[j] x[2 n + k + j].
     """
 
     resample_filter: Tensor

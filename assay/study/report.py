@@ -101,7 +101,7 @@ def write_report(opened: OpenStudy) -> Written | None:
 
     One process at a time: others that run the same study wait.
     """
-    with hold_lock(opened.folder / "report", "", math.inf):
+    with hold_lock(opened.folder / "report"):
         return _write_report(opened, found) if (found := opened.outcomes()) else None
 
 

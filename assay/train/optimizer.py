@@ -1,7 +1,6 @@
 """How weights move: Adam, or Muon (Jordan et al. 2024), the learning rate over time, and EDM's average (EMA).
 
-Muon replaces the momentum of a matrix by the nearest matrix with singular values near 1, so that directions
-with small gradients are learned as fast as the others. Newton-Schulz steps find it by products alone,
+Muon replaces the momentum of a matrix by the nearest with singular values near 1, by Newton-Schulz steps,
 
     X <- a X + (b A + c A^2) X,        A = X X^T,        X = M / |M| at the start,
 
@@ -44,11 +43,9 @@ def make_optimizer(denoiser: nn.Module, config: NetConfig, settings: TrainConfig
 def lr_factor(step: int, settings: TrainConfig) -> float:
     """A linear ramp over the first images, times 1 or half a cosine down to 0."""
     ramp = min(1.0, (step + 1) * settings.batch_size / max(settings.ramp_images, 1))
-    match settings.lr_decay:
-        case "none":
-            return ramp
-        case "cosine":
-            return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
+    if settings.lr_decay == "none":
+        return ramp
+    return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
 
 
 @torch.no_grad()

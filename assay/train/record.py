@@ -2,7 +2,6 @@
 
 import json
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -65,7 +64,6 @@ class Recorder:
         with write_whole(self.path) as partial:
             partial.write_text("".join(line + "\n" for line in kept))
         self.events = run_dir / "tensorboard"
-        threading.excepthook = _leave_to_the_writer
         with explain_full_disk(self.events):
             self.board = SummaryWriter(self.events, purge_step=first_step + 1)
 
@@ -83,12 +81,6 @@ class Recorder:
         """Flush the events."""
         with explain_full_disk(self.events):
             self.board.close()
-
-
-def _leave_to_the_writer(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's thread hands an OSError on to the next call of its writer: no traceback of its own."""
-    if not (isinstance(failed.exc_value, OSError) and "AsyncWriter" in type(failed.thread).__name__):
-        threading.__excepthook__(failed)
 
 
 def read_lines(path: Path, last_step: int) -> list[str]:

@@ -183,10 +183,11 @@ class Run:
         self.snapshot_steps = frozenset(snapshot_steps)
         # Rounds over the same images draw other noise.
         self.seed = stream(settings.seed, "loop", settings.rounds).initial_seed() if start else settings.seed
-        continued = folder.find_continued(config, run_dir, source)
         if fabric.is_global_zero:
             remove_leftovers(run_dir)
-            folder.claim_folder(config, run_dir, source, continued)
+            folder.take_state(config, run_dir, source)
+            folder.claim_folder(config, run_dir, source)
+        fabric.barrier()
         self._build(start or settings.init_from)
         law, ranks = settings.noise_distribution(), (fabric.global_rank, fabric.world_size)
         how = law, settings.pairing, settings.augment
@@ -196,7 +197,7 @@ class Run:
         self.last_loss: float | None = None  # recorded
         self.by_sigma = LossBySigma(source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # index, sigma_t, loss, gradient's norm
-        self._resume(continued)
+        self._resume()
         self.first_step, self.started = self.step, time.perf_counter()
         self.recorder = Recorder(run_dir, self.step) if fabric.is_global_zero else None
 
@@ -337,9 +338,8 @@ class Run:
             cure = f"{_CALM}, and train into another folder"
             raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
 
-    def _resume(self, continued: folder.Continued | None) -> None:
-        state = folder.load_state(self.run_dir / "state") if continued is None else continued.state
-        if state is None:
+    def _resume(self) -> None:
+        if (state := folder.load_state(self.run_dir / "state")) is None:
             if self.config.train.continue_from is not None:
                 raise AssayError("has lost its states", path=self.run_dir, cure="remove it and continue again")
             return
@@ -348,10 +348,8 @@ class Run:
         self.step, self.num_skipped, self.last_loss = info["step"], info["num_skipped"], info["last_loss"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
-        if self.fabric.is_global_zero and (continued is None or continued.same_data):
+        if self.fabric.is_global_zero and info["by_sigma"] is not None:  # continued on other images
             self.by_sigma.totals = torch.tensor(info["by_sigma"], dtype=torch.float64)
-        if continued is not None:
-            self._save_state()  # from here on the run needs nothing of the other
 
     def _save_state(self) -> None:
         totals = self._sum_over_ranks(self.by_sigma.totals).tolist()
