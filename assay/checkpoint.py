@@ -89,12 +89,9 @@ def save_checkpoint(
     path: Path, denoiser: Preconditioned, config: NetConfig, info: CheckpointInfo | None = None
 ) -> None:
     """Write the denoiser to one file, whole or not at all; an older file of that name is replaced."""
-    header = {
-        "format_version": FORMAT_VERSION,
-        "config": config.model_dump(mode="json"),
-        "info": (info or CheckpointInfo()).model_dump(mode="json"),
-    }
-    save_tensors(Path(path), _state(denoiser), header)
+    about = {"config": config, "info": info or CheckpointInfo()}
+    plain = {name: part.model_dump(mode="json") for name, part in about.items()}
+    save_tensors(Path(path), _state(denoiser), {"format_version": FORMAT_VERSION, **plain})
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -235,12 +232,8 @@ def info_from_name(name: str) -> CheckpointInfo:
     found = re.search(rf"ambient_laws_(\w+?)_sigma_{number}_corruption_{number}_keep_{number}$", name)
     if found is None:
         return CheckpointInfo(source=name)
-    return CheckpointInfo(
-        **_mix(sigma=float(found[2]), corrupted=float(found[3])),
-        dataset=found[1],
-        dataset_fraction=float(found[4]),
-        source=name,
-    )
+    sigma, corrupted, kept = map(float, found.groups()[1:])
+    return CheckpointInfo(**_mix(sigma, corrupted), dataset=found[1], dataset_fraction=kept, source=name)
 
 
 def _mix(sigma: float, corrupted: float) -> dict[str, Any]:

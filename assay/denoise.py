@@ -42,6 +42,8 @@ def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tens
 
 def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
     """Lemma 2.1 the other way: E[x_tn|x_t] = (1 - r) E[x_0|x_t] + r x_t, with r = sigma_tn^2 / sigma_t^2."""
+    if x_0_hat.shape != x_t.shape:  # of a network of your own: broadcasting would hide the mistake
+        raise AssayError(f"has shape {tuple(x_0_hat.shape)}; expected {tuple(x_t.shape)}", key="x_0_hat")
     ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
     return (1 - ratio) * x_0_hat + ratio * x_t
 
@@ -64,10 +66,8 @@ class Preconditioned(nn.Module):
         self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0, encoder: Encoder | None = None
     ) -> None:
         super().__init__()
-        self.model = model
-        self.encoder = encoder or Encoder()
-        self.sigma_data = sigma_data
-        self.num_classes = num_classes
+        self.model, self.encoder = model, encoder or Encoder()
+        self.sigma_data, self.num_classes = sigma_data, num_classes
 
     def forward(
         self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None

@@ -7,17 +7,18 @@ size, and one that was interrupted makes only what is missing.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from pydantic import Strict as Lax
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
 from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, names_like, open_target
+from assay.data.spec import Range
 from assay.data.store import PackedImage, Parents, write_store
-from assay.data.units import PhysicalRange
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
 from assay.devices import NumDevices, find_device, open_fabric
@@ -49,6 +50,10 @@ class FilesConfig(Strict):
         None, description="uint8 is 0 to 255, others are in the data's units. Default: uint8 for PNG and npz."
     )
 
+    range: Annotated[Range | None, Lax(False)] = Field(
+        None, description="Black and white. Default: the data's."
+    )
+
 
 class ComputeConfig(Strict):
     """Where images are computed, and how many at a time."""
@@ -65,14 +70,12 @@ def sample_to_files(
     sample: SampleConfig = SampleConfig(),  # noqa: B008
     label: int | str | None = None,
     files: FilesConfig = FilesConfig(),  # noqa: B008
-    physical_range: PhysicalRange | None = None,
     compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
 ) -> int:
     """Generate one image per seed, by which files are named (see `open_target` for formats); returns how many.
 
-    `label` generates one class, a name or a number; by default classes are drawn evenly. `physical_range`
-    overrides the one that the checkpoint records.
+    `label` generates one class, a name or a number; by default classes are drawn evenly.
     """
     loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
@@ -85,7 +88,7 @@ def sample_to_files(
             cure = f"choose one of {', '.join(names)}" if names else "count from 0, or leave it out for all"
             raise AssayError(what, path=checkpoint, key="label", cure=cure)
         label = known[str(label)]
-    shape, units = loaded.config.image_shape, physical_range or loaded.info.physical_range
+    shape, units = loaded.config.image_shape, files.range or loaded.info.physical_range
     target = open_target(output, shape[0], units, files.format or "png", files.dtype)
     classes = None
     if num_classes:
@@ -136,7 +139,7 @@ def denoise_to_files(
     label = None
     if num_classes := loaded.config.num_classes:
         label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
-    channels, units = images.image_shape[0], images.physical_range
+    channels, units = images.image_shape[0], files.range or images.physical_range
     target = open_target(output, channels, units, files.format or "tiff", files.dtype)
     job: dict[str, Any] = {"checkpoint": sha256(find_checkpoint(checkpoint))[:16]}
     job |= {"store": images.fingerprint[:16]}

@@ -72,13 +72,12 @@ def model_card(
     num_weights = sum(weight.numel() for weight in checkpoint.denoiser.parameters())
     shape = " x ".join(map(str, config.image_shape))
     units = None if info.physical_range is None else black_and_white(info.physical_range)
-    consistency = None if info.consistency is None else "yes" if info.consistency else "no"
     facts = {
         "data set": info.dataset,
         "training images": None if info.num_images is None else f"{info.num_images:,}",
         "part of the data set": info.dataset_fraction,
         "images seen in training": None if info.num_images_seen is None else f"{info.num_images_seen:,}",
-        "consistency loss": consistency,
+        "consistency loss": {True: "yes", False: "no", None: None}[info.consistency],
         "classes": config.num_classes or None,
         "values of black and white": units and "{:g} and {:g}".format(*units),
         "imported from": info.source,

@@ -37,8 +37,7 @@ from assay.metrics.evaluate import Evaluation, evaluate
 from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import Samples, samples_of
 from assay.metrics.held_out import HeldOutLoss, check_unseen, checkpoint_loss
-from assay.nets import NetConfig
-from assay.nets.passed import pass_module
+from assay.nets import NetConfig, pass_module
 from assay.noise import warn_of_units
 from assay.progress import open_progress
 from assay.registry import kind_of
@@ -209,8 +208,7 @@ def fit(
     with kept as folder, open_progress(progress) as tell:
         tree = {"data": {"store": source.name}, "net": net or {}, "train": named}
         config = choose_config(tree, source, preset, minutes, Path(folder))
-        result = train(
-            config, Path(folder), source, on_progress=lambda now: tell("training", now.step, now.num_steps)
-        )
+        told: Any = {"on_progress": lambda now: tell("training", now.step, now.num_steps)}
+        result = train(config, Path(folder), source, **told)
         name = Path(folder).name if run_dir else source.name
         return Model(load_checkpoint(result.checkpoint), name, source)

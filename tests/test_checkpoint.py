@@ -381,8 +381,6 @@ def test_commands_import_export_and_refuse(tmp_path: Path) -> None:
 
 
 def test_net_list_shows_presets_with_their_published_numbers_of_parameters() -> None:
-    cells = [
-        [cell.strip() for cell in line.split("│")] for line in run("model", "list").splitlines() if "│" in line
-    ]
-    rows = {row[1]: row[3] for row in cells}
+    lines = [line.split("│") for line in run("model", "list").splitlines() if "│" in line]
+    rows = {line[1].strip(): line[3].strip() for line in lines}
     assert rows["ddpmpp-cifar10"] == "55.7 M" and rows["adm-imagenet64"] == "295.9 M" and "dit-small" in rows

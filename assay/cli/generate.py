@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import open_console, output_option, parse_pair, takes
+from assay.cli.options import open_console, output_option, takes
 from assay.errors import AssayError
 from assay.generate import (
     ComputeConfig,
@@ -38,9 +38,6 @@ def sample(
     label: Annotated[
         str | None, typer.Option("--class", metavar="NAME|N", help="Only this class. Default: all evenly.")
     ] = None,
-    physical_range: Annotated[
-        str | None, typer.Option("--range", metavar="LOW,HIGH", help="Black and white. Default: the data's.")
-    ] = None,
 ) -> None:
     """Generate images. Repeat the command to resume: only missing images are made.
 
@@ -56,8 +53,7 @@ def sample(
         sample = load_tuned(checkpoint).sample
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        units, told = parse_pair(physical_range, "physical_range"), partial(tell, "sampling")
-        what = parse_seeds(seeds), sample, label, files, units, compute, told
+        what = parse_seeds(seeds), sample, label, files, compute, partial(tell, "sampling")
         number = sample_to_files(checkpoint, output, *what)
     console.print(f"{number} images in {output}")
 

@@ -116,19 +116,6 @@ def _metavar(kind: Any) -> str:
     return "|".join(dict.fromkeys(parts)) or kind.__name__.upper()
 
 
-def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
-    """`0,4095` -> (0.0, 4095.0)."""
-    if text is None:
-        return None
-    try:
-        low, high = (float(part) for part in text.split(","))
-        if low < high:
-            return low, high
-    except ValueError:
-        pass
-    raise AssayError(f"expected two numbers, the lower first: e.g. 0,4095 or -1,1 (given: {text})", key=name)
-
-
 def open_console(**settings: Any) -> Console:
     """Standard output; silent in all but the first process of a job on several devices."""
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))

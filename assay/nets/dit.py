@@ -70,8 +70,7 @@ class TokenBlock(nn.Module):
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.dropout = dropout
+        self.num_heads, self.dropout = num_heads, dropout
         self.adapt = nn.Linear(width, width * (6 if num_heads else 3))
         if num_heads:
             self.qkv = nn.Linear(width, width * 3)
@@ -110,9 +109,8 @@ class TokenNetwork(Network):
         self.map_layer0 = nn.Linear(width, width)
         self.map_layer1 = nn.Linear(width, width)
         self.token_in = nn.Linear(channels * math.prod(patch), width)
-        self.blocks = nn.ModuleList(
-            TokenBlock(width, num_heads, config.dropout) for _ in range(config.num_blocks)
-        )
+        blocks = (TokenBlock(width, num_heads, config.dropout) for _ in range(config.num_blocks))
+        self.blocks = nn.ModuleList(blocks)
         self.adapt = nn.Linear(width, width * 2)
         self.token_out = nn.Linear(width, channels * math.prod(patch))
         self.apply(_initialise)

@@ -37,15 +37,10 @@ class BaseConfig(Settings):
     image_shape: Shape = Field(description="Channels, height and width. Follows from the data.")
     num_classes: int = Field(0, ge=0, description="Classes, 0 for none. Follows from train.class_conditional.")
     augment_dim: int = Field(0, ge=0, description="Inputs of the augmentation. Follows from train.augment.")
-    encoder: str = Field(
-        "pixels",
-        description="What the network sees: pixels, dct (cosines of 2 x 2 blocks), or your own encoder.",
-    )
+    encoder: str = Field("pixels", description="pixels, dct (cosines of 2 x 2 blocks), or your own.")
     sigma_data: float = Field(0.5, gt=0, le=1e6, description="The data's deviation in EDM's preconditioning.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
-    label_dropout: float = Field(
-        0.0, ge=0, lt=1, description="How often training hides the class, for guidance."
-    )
+    label_dropout: float = Field(0.0, ge=0, lt=1, description="How often training hides the class, to guide.")
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -53,8 +48,7 @@ class BaseConfig(Settings):
 
     def make_encoder(self) -> Encoder:
         """The encoder that `encoder` names."""
-        found: Encoder = find(Encoder, self.encoder, "net.encoder")()
-        return found
+        return find(Encoder, self.encoder, "net.encoder")()
 
     def for_coefficients(self) -> Self:
         """The same config for images of the shape that the network sees."""
@@ -95,9 +89,8 @@ class PositionalEmbedding(nn.Module):
 
     def __init__(self, num_channels: int, endpoint: bool = False, max_period: float = 10000) -> None:
         super().__init__()
-        self.num_frequencies = num_channels // 2
+        self.num_frequencies, self.max_period = num_channels // 2, max_period
         self.last = self.num_frequencies - endpoint
-        self.max_period = max_period
 
     def forward(self, c_noise: Tensor) -> Tensor:
         """(B,) -> (B, num_channels)."""
@@ -160,8 +153,7 @@ class Resample(nn.Module):
 
     def __init__(self, direction: Direction, taps: tuple[int, ...]) -> None:
         super().__init__()
-        self.direction: Direction = direction
-        self.box = taps == (1, 1)
+        self.direction, self.box = direction, taps == (1, 1)
         self.register_buffer("resample_filter", resample_kernel(taps))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -182,8 +174,7 @@ class ResampleConv(nn.Conv2d):
         self, in_channels: int, out_channels: int, kernel: int, direction: Direction, taps: tuple[int, ...]
     ) -> None:
         super().__init__(in_channels, out_channels, kernel, padding=kernel // 2)
-        self.direction: Direction = direction
-        self.box = taps == (1, 1)
+        self.direction, self.box = direction, taps == (1, 1)
         self.register_buffer("resample_filter", resample_kernel(taps))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -253,18 +244,14 @@ class Block(nn.Module):
         direction: Direction | None = None,
     ) -> None:
         super().__init__()
-        eps = 1e-6 if song else 1e-5
-        self.out_channels = out_channels
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.skip_scale = math.sqrt(0.5) if song else 1.0
+        eps, self.skip_scale = (1e-6, math.sqrt(0.5)) if song else (1e-5, 1.0)
+        self.out_channels, self.num_heads, self.dropout = out_channels, num_heads, dropout
         self.adaptive_scale = not song
         self.norm0 = GroupNorm(in_channels, eps)
-        self.conv0 = (
-            ResampleConv(in_channels, out_channels, 3, direction, taps)
-            if direction
-            else nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        )
+        if direction:
+            self.conv0: nn.Conv2d = ResampleConv(in_channels, out_channels, 3, direction, taps)
+        else:
+            self.conv0 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
         self.affine = nn.Linear(emb_channels, out_channels * (1 if song else 2))
         self.norm1 = GroupNorm(out_channels, eps)
         self.conv1 = nn.Conv2d(out_channels, out_channels, 3, padding=1)

@@ -1,10 +1,5 @@
 """What a run is: one frozen config, whose fields say what each setting does, its default and its limits.
 
-    [data]   which images to train on, and what noise to add to them
-    [net]    a preset with overrides, or a whole network
-    [train]  Algorithm 1 and its surroundings
-    [sample] how the pictures of a run are sampled
-
 Its hash, with the fingerprint of the data, says whether two runs are the same.
 """
 
@@ -83,10 +78,7 @@ class TrainConfig(Strict):
     num_steps: int = Field(10_000, ge=1, description="Steps of training.")
     batch_size: int = Field(128, ge=1, description="Images per step, over all devices.")
     max_per_device: int | None = Field(None, ge=1, description="Most images at a time on a device (batch-gpu).")
-    strategy: Strategy = Field(
-        "ddp",
-        description="ddp keeps all weights on each device; fsdp splits them, if they do not fit.",
-    )
+    strategy: Strategy = Field("ddp", description="ddp keeps all weights on each device; fsdp splits them.")
     seed: Seed = Field(0, description="Decides the initial weights, the batches and the noise of training.")
     precision: Literal["32", "bf16", "fp16"] = Field("32", description="bf16 and fp16 are mixed precision.")
     init_from: Path | None = Field(None, description="A checkpoint to fine-tune.")
@@ -178,10 +170,7 @@ class RunConfig(Strict):
     """Everything that decides the result of a run, and how its pictures are sampled, which does not."""
 
     data: DataConfig = Field(description="The images to train on.")
-    net: dict[str, Any] = Field(
-        {},
-        description="A preset (`assay model list`) with changes, or kind and settings. Default: by size.",
-    )
+    net: dict[str, Any] = Field({}, description="A preset with changes, or kind and settings.")
     train: TrainConfig = Field(TrainConfig(), description="How to train.")
     sample: SampleConfig = Field(SampleConfig(), description="How the pictures of the run are sampled.")
 

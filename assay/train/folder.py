@@ -153,7 +153,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _like(tensor: Tensor, target: Tensor | None) -> Tensor:
+def _like(tensor: Tensor, target: Tensor) -> Tensor:
     """This rank's part of a whole tensor, if `target` is sharded."""
     if not isinstance(target, DTensor) or tensor.shape != target.shape:
         return tensor
@@ -185,16 +185,14 @@ def unpack_tensors(
     tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> None:
     """Put the tensors of `pack_tensors` back; those of other modules are left out."""
-    parts: dict[str, dict[str, Tensor]] = {name: {} for name in (*modules, "optimizer")}
-    for key, value in tensors.items():
-        part, _, name = key.partition("/")
-        parts.setdefault(part, {})[name] = value
-    for name, module in modules.items():
-        targets = module.state_dict()
-        module.load_state_dict({key: _like(value, targets.get(key)) for key, value in parts[name].items()})
+    for part, module in modules.items():
+        targets = module.state_dict().items()
+        module.load_state_dict({key: _like(tensors[f"{part}/{key}"], target) for key, target in targets})
     moments: dict[int, dict[str, Tensor]] = {}
-    weights = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
-    for key, value in parts["optimizer"].items():
-        number, _, name = key.partition("/")
-        moments.setdefault(int(number), {})[name] = _like(value, weights.get(int(number)))
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for key, value in tensors.items():
+        part, _, rest = key.partition("/")
+        if part == "optimizer":
+            number, _, name = rest.partition("/")
+            moments.setdefault(int(number), {})[name] = _like(value, weights[int(number)])
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})

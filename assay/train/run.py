@@ -28,7 +28,7 @@ from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train import folder
 from assay.train.config import RunConfig
 from assay.train.optimizer import make_optimizer
-from assay.train.record import LossBySigma, Recorder
+from assay.train.record import LossBySigma, add_to_log, trim_log
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
@@ -199,7 +199,9 @@ class Run:
         self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # index, sigma_t, loss, gradient's norm
         self._resume()
         self.first_step, self.started = self.step, time.perf_counter()
-        self.recorder = Recorder(run_dir, self.step) if fabric.is_global_zero else None
+        self.log = run_dir / "metrics.jsonl"
+        if fabric.is_global_zero:
+            trim_log(self.log, self.step)
 
     def _build(self, start: Path | None) -> None:
         """The network, its average and its optimizer, on their devices."""
@@ -319,8 +321,6 @@ class Run:
         if finished:
             self._check_learnt()
             self._save_checkpoint(final)
-        if self.recorder is not None:
-            self.recorder.close()
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, final)
 
@@ -377,7 +377,7 @@ class Run:
         self.by_sigma.totals = self._sum_over_ranks(self.by_sigma.totals)
         sums, counts, num_all = self.by_sigma.totals.sum(1).tolist()
         self.last_loss = sums / counts if counts > 0.5 * num_all else None
-        if self.recorder is not None:
+        if self.fabric.is_global_zero:
             line = {
                 "step": self.step,
                 "num_images": self.step * self.config.train.batch_size,
@@ -386,8 +386,9 @@ class Run:
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "num_skipped": self.num_skipped,
                 "images_per_second": images_per_second,
+                "loss_by_sigma": self.by_sigma.summary(),
             }
-            self.recorder.add(line, self.by_sigma.summary())
+            add_to_log(self.log, line)
         self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
 
     def _save_checkpoint(self, path: Path) -> None:
