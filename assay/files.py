@@ -1,9 +1,8 @@
 """Files that are whole or absent, locks, and errors that name the file they are about.
 
-Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed to the disk and then
-renamed: a process killed at any moment leaves the old file, the new file, or none. What it leaves there is
-removed by the next writer of the same target, or by `remove_leftovers`; a lock in the same folder, which ends
-with the process, tells leftovers from work in progress. Nothing outside of such folders is ever removed.
+Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed and then renamed. What a
+killed process leaves there is removed by the next writer of the same target, or by `remove_leftovers`; a lock,
+which ends with the process, tells leftovers from work in progress. Nothing else is ever removed.
 """
 
 import errno
@@ -267,10 +266,8 @@ def _contents(part: object) -> object:
 def differences(there: Any, here: Any, key: str = "") -> list[str]:
     """Where what a file says differs from what is asked now, as `train.lr: 0.001 there, 0.0001 here`."""
     if isinstance(there, dict) and isinstance(here, dict):
-        names = {name: f"{key}.{name}" if key else name for name in {**there, **here}}
-        return [
-            line for name, full in names.items() for line in differences(there.get(name), here.get(name), full)
-        ]
+        parts = ((there.get(name), here.get(name), f"{key}.{name}".lstrip(".")) for name in {**there, **here})
+        return [line for part in parts for line in differences(*part)]
     return [] if there == here else [one_line(f"{key}: {there} there, {here} here")]
 
 

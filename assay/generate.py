@@ -77,7 +77,7 @@ def sample_to_files(
 
     `label` generates one class, a name or a number; by default classes are drawn evenly.
     """
-    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
+    loaded = load_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     num_classes, names = loaded.config.num_classes, loaded.info.label_names
@@ -94,9 +94,9 @@ def sample_to_files(
     if num_classes:
         even = spread_labels([1.0] * num_classes, seeds)
         classes = even if label is None else torch.full_like(even, label)
-    job = {"checkpoint": sha256(checkpoint)[:16], "class": label, **sample.model_dump(mode="json")}
+    job = {"checkpoint": _hash(checkpoint), "class": label, **sample.model_dump(mode="json")}
     if sample.guide is not None:
-        job["guide"] = sha256(find_checkpoint(sample.guide))[:16]
+        job["guide"] = _hash(sample.guide)
 
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
@@ -141,8 +141,7 @@ def denoise_to_files(
         label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
     channels, units = images.image_shape[0], files.range or images.physical_range
     target = open_target(output, channels, units, files.format or "tiff", files.dtype)
-    job: dict[str, Any] = {"checkpoint": sha256(find_checkpoint(checkpoint))[:16]}
-    job |= {"store": images.fingerprint[:16]}
+    job: dict[str, Any] = {"checkpoint": _hash(checkpoint), "store": images.fingerprint[:16]}
     job |= {**config.model_dump(), "lowest": lowest} if config.num_samples else {"num_samples": 0}
     num_draws, every = max(config.num_samples, 1), torch.arange(len(images))
     number = every.repeat_interleave(num_draws)  # one position for each image and draw, and a seed
@@ -240,6 +239,10 @@ def restore_store(
     on, source = find_device(compute.device), with_uniform_noise(usable(images, seed), seed)
     how = sha256(find_checkpoint(checkpoint)), lowest_learnt(loaded.info), compute.batch_size, on, progress
     return restore(loaded.denoiser.to(on).eval(), source, output, *how)
+
+
+def _hash(checkpoint: Path) -> str:
+    return sha256(find_checkpoint(checkpoint))[:16]
 
 
 def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:

@@ -121,9 +121,8 @@ def released_consistency_loss(
         x <- x - 2 (s - s_next) (x - h(x, s)) / s + sqrt(2 s (s - s_next)) eps,
 
     with `eps` (num_levels - 1, K, B, ...); the code counts levels, so its "8 steps" are 7 intervals. The
-    gradient flows through everything, and the mean of K draws makes the loss biased upwards by Var / K. Where
-    s' = s'' it is zero. `walker` is the denoiser on the way and at s'', where the code leaves out augmentation
-    labels.
+    gradient flows through everything, and the mean of K draws makes the loss biased upwards by Var / K.
+    `walker` is the denoiser on the way and at s'', where the code leaves out augmentation labels.
     """
     walker = walker or denoiser
 

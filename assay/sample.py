@@ -148,8 +148,8 @@ def solve(
 ) -> Tensor:
     """Integrate the flow along `sigmas` from `x` (B, ...) at sigmas[0] to sigmas[-1].
 
-    The grid is (num_steps + 1,), or (num_steps + 1, B) with levels > 0 of its own for each image. `solver` is a
-    kind or an object. `churn` needs one grid for all, and `noise`, which returns unit noise of x's shape.
+    The grid is (num_steps + 1,), or (num_steps + 1, B) with levels > 0 of its own for each image. `churn` needs
+    one grid for all, and `noise`, which returns unit noise of x's shape.
     """
     walker: Solver = find(Solver, solver, "solver")() if isinstance(solver, str) else solver
     shared = sigmas.ndim == 1
@@ -229,8 +229,7 @@ def generate(
 class Guided(nn.Module):
     """A denoiser pushed away from a weaker one: D_weak + scale (D - D_weak), for scale > 1.
 
-    The weaker one is `guide` (auto-guidance: a smaller network, or an earlier snapshot of the same run), or
-    the denoiser itself without the class (classifier-free guidance).
+    The weaker one is `guide` (auto-guidance), or the denoiser itself without the class (classifier-free).
     """
 
     def __init__(self, denoiser: Denoiser, scale: float, guide: Denoiser | None = None) -> None:
@@ -334,8 +333,7 @@ class SampleConfig(Strict):
     truncate_at: Level | None = Field(None, description="Stop at this level; auto is the data's lowest.")
     truncate: Literal["exact", "algorithm"] = Field(
         "exact",
-        description="How to stop: on that level itself, or as the paper's Algorithm 2 and its code do, on the "
-        "last level of the untouched grid that is not below it.",
+        description="Stop on that level, or, as the paper's code does, on the grid's last above it.",
     )
     refine_at: Level | None = Field(None, description="Put this level on the grid; auto is the data's highest.")
     num_extra: int = Field(0, ge=0, description="More steps below refine_at, which is auto unless given.")

@@ -20,7 +20,7 @@ from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
 from assay.data.units import PhysicalRange
 from assay.nets import MLPConfig, build_denoiser
-from assay.sample import SampleConfig, edm_sigmas, generate, spread_labels
+from assay.sample import edm_sigmas, generate, spread_labels
 from tests.commands import failing, run
 
 
@@ -66,12 +66,6 @@ def test_a_class_is_a_name_or_a_number(checkpoints: Path, tmp_path: Path) -> Non
         run(*command, word, "-o", tmp_path / f"{word}.npz")
         assert np.load(tmp_path / f"{word}.npz")["label"].tolist() == [2, 2]
     assert "shoe, bag, coat, hat" in str(failing(*command, "cat", "-o", tmp_path / "x.npz").cure)
-
-
-def test_every_setting_of_a_sampler_is_an_option() -> None:
-    for command in (["sample"], ["evaluate", "model"]):
-        text = run(*command, "--help")
-        assert all(f"--{name.replace('_', '-')}" in text for name in SampleConfig.model_fields)
 
 
 def test_truncation_is_suggested_to_noisy_only_models_and_auto_uses_their_level(

@@ -411,6 +411,7 @@ def test_gpu_switches_are_on_while_training_only(tmp_path: Path) -> None:
         chosen = config(num_steps=1, tf32=tf32)
         train(chosen, tmp_path / str(tf32), Points(50), on_progress=lambda p: seen.add(switches()))
     assert seen == {(True, True, True), (False, False, True)} and switches() == before
+    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item() == 1e-310  # the caller's small numbers
 
 
 def test_every_option_trains(tmp_path: Path) -> None:
@@ -459,13 +460,6 @@ class PoisonedPoints(Points):
             x_tn[index == 7] = math.nan
             x_tn[0] = math.nan
         return x_tn
-
-
-def test_the_callers_small_numbers_survive_training(tmp_path: Path) -> None:
-    train(config(num_steps=1), tmp_path / "run", Points(100, 0.5, 0.3))
-    with rejected("train.batch_size"):
-        train(config(batch_size=200), tmp_path / "other", Points(100, 0.5, 0.3))
-    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item() == 1e-310
 
 
 def test_ten_bad_steps_in_a_row_end_the_run_with_a_diagnosis(tmp_path: Path) -> None:

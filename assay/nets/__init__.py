@@ -71,8 +71,7 @@ class _Adapted(nn.Module):
 
 def net_kind(tree: Mapping[str, Any]) -> type[NetConfig]:
     """The class of the config that a tree of plain values describes: ours, or a user's own."""
-    found: type[NetConfig] = find(NetConfig, str(tree.get("kind")), "net.kind")
-    return found
+    return find(NetConfig, str(tree.get("kind")), "net.kind")
 
 
 def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
@@ -119,12 +118,8 @@ def measure_cost(config: NetConfig) -> Cost:
         kept_by_one = _bytes_kept(model, config, batch_size=1)
     kept_by_two = _bytes_kept(model, config, batch_size=2)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(
-        num_parameters=num_parameters,
-        flops=counter.get_total_flops(),
-        bytes_fixed=4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two,
-        bytes_per_image=kept_by_two - kept_by_one,
-    )
+    fixed, per_image = 4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two, kept_by_two - kept_by_one
+    return Cost(num_parameters, counter.get_total_flops(), fixed, per_image)
 
 
 def _bytes_kept(model: nn.Module, config: NetConfig, batch_size: int) -> int:
@@ -168,14 +163,11 @@ def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNet
     """
     small = max(image_shape[1:]) <= 8
     num_levels = min(2 if small else 3, *(1 + _halvings(side) for side in image_shape[1:]))
+    options |= dict(image_shape=image_shape, num_blocks=1, dropout=0.0, resample_with="pointwise")
     return UNetConfig(
-        image_shape=image_shape,
         model_channels=model_channels,
         channel_mult=((2, 2) if small else (1, 2, 2))[:num_levels],
-        num_blocks=1,
         attn_resolutions=() if small else (max(image_shape[1:]) >> (num_levels - 1),),
-        dropout=0.0,
-        resample_with="pointwise",
         **options,
     )
 

@@ -5,8 +5,7 @@
     tokens = tokens + gate mlp(adapt(tokens))
     adapt(h) = layer_norm(h) (1 + scale) + shift
 
-where gate, scale and shift are linear in the embedding of noise level, class and augmentation, and start
-at zero. Nearly all the work is in large matrix products, which is what CPUs do best.
+where gate, scale and shift are linear in the embedding of noise level, class and augmentation, from zero.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The U-Nets of EDM: DDPM++ and NCSN++ (Song et al., one network with options) and ADM (Dhariwal & Nichol).
 
-Both walk down the levels of resolution and up again, remembering each image on the way down and
-joining it on the way up:
+Both remember each image on the way down the levels of resolution and join it on the way up:
 
     level 0   conv, block 0 .. n-1  ---------------------->  block 0 .. n, output
     level 1     down, block 0 .. n-1  ---------->  block 0 .. n, up
@@ -71,17 +70,13 @@ class PyramidConfig(BaseConfig):
         """How many channels the noise level is embedded in."""
         return self.model_channels
 
-    def side(self, level: int) -> tuple[int, int]:
-        """Height and width at a level."""
-        return self.image_shape[1] >> level, self.image_shape[2] >> level
-
     def name(self, level: int) -> str:
-        """The level's prefix in the names of blocks."""
-        return "{}x{}".format(*self.side(level))
+        """The level's prefix in the names of blocks: height and width of its images."""
+        return f"{self.image_shape[1] >> level}x{self.image_shape[2] >> level}"
 
     def attends(self, level: int) -> bool:
         """Whether blocks of this level have attention."""
-        return max(self.side(level)) in self.attn_resolutions
+        return max(self.image_shape[1:]) >> level in self.attn_resolutions
 
 
 class UNetConfig(PyramidConfig):

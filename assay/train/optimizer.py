@@ -25,12 +25,8 @@ _RATIO = 10.0  # the rate of the matrices, over that of AdamW
 
 def make_optimizer(denoiser: nn.Module, config: NetConfig, settings: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of a run."""
-    options: dict[str, Any] = {
-        "lr": settings.lr,
-        "betas": settings.betas,
-        "weight_decay": settings.weight_decay,
-        "fused": settings.precision != "fp16",  # fp16 scales gradients between backward and step
-    }
+    options: dict[str, Any] = dict(lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    options["fused"] = settings.precision != "fp16"  # fp16 scales gradients between backward and step
     if settings.optimizer == "muon":
         return Muon(denoiser.named_parameters(), config.output_weights, **options)
     if settings.weight_decay_kind == "decoupled":

@@ -45,13 +45,9 @@ class LossBySigma:
 
     def summary(self) -> list[dict[str, float | None]]:
         """Mean loss and count of every bin that has any; the last bin has no upper end (JSON has no inf)."""
-        sums, counts, _ = self.totals.tolist()
-        ends = [*self.edges[:-1], None]
-        return [
-            {"above": ends[i], "up_to": ends[i + 1], "loss": sums[i] / counts[i], "count": int(counts[i])}
-            for i in range(len(counts))
-            if counts[i]
-        ]
+        ends, names = [*self.edges[:-1], None], ("above", "up_to", "loss", "count")
+        rows = zip(ends[:-1], ends[1:], *self.totals[:2].tolist(), strict=True)
+        return [dict(zip(names, (a, b, s / n, int(n)), strict=True)) for a, b, s, n in rows if n]
 
 
 def trim_log(path: Path, last_step: int) -> None:

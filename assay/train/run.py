@@ -254,8 +254,7 @@ class Run:
     def note_step(self, batch: Batch, loss: Tensor, grad_norm: Tensor | None) -> None:
         """Keep what a batch gave on its device, and have the step skipped if the gradient is not finite.
 
-        Where `found_inf` is 1 the fused optimizer changes neither weights nor moments nor its count of
-        steps. With fp16 the gradients' scaler skips by itself, and learns from it.
+        The fused optimizer skips where `found_inf` is 1; with fp16 the gradients' scaler skips by itself.
         """
         nan = torch.tensor(math.nan, device=self.fabric.device)
         norm = nan if grad_norm is None else folder.whole(grad_norm.detach())
