@@ -30,12 +30,11 @@ lint: .venv/dev-installed
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-# Hours of a core: 10,000 damaged files of every format; 200 kills and 10,000 random steps. `make test-all` has a short form of each.
+# Hours of a core: 10,000 damaged files of every format; 10,000 random steps, kills among them. `make test-all` has a short form of each.
 fuzz: .venv/dev-installed
 	nice -n 19 $(BIN)/python -m tests.fuzz.run
 
 soak: .venv/dev-installed
-	nice -n 19 $(BIN)/python -m tests.soak
 	nice -n 19 $(BIN)/python -m tests.stateful
 
 # All cores: nproc would answer with OMP_NUM_THREADS.

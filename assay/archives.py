@@ -1,8 +1,7 @@
 """Files from elsewhere, read within fixed limits: gzip, tar, zip, npy and npz.
 
-A file states how much it holds, and in a damaged or hostile file that is wrong. Sizes are compared with the
-bytes that are there before any memory is allocated, checksums are read to the end, and nothing unpacks to far
-more than it takes on the disk. All limits are defined here.
+Sizes that a file states are compared with the bytes that are there before any memory is allocated, checksums
+are read to the end, and nothing unpacks to far more than it takes on the disk.
 """
 
 import gzip
@@ -54,16 +53,12 @@ class _Limited:
         return data
 
 
-def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip does."""
-    with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[_Limited]:
     """The bytes of a file that may be gzipped. Read to the end, or its checksum is not compared."""
-    with decoding(path), gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
+    with open(path, "rb") as start:
+        is_gzip = start.read(2) == b"\x1f\x8b"
+    with decoding(path), gzip.open(path) if is_gzip else open(path, "rb") as file:
         yield _Limited(file, path)  # type: ignore[arg-type]
 
 

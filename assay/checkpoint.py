@@ -2,9 +2,8 @@
 
 Ours is one `.safetensors` file: the weights under their published names, and in its header, as JSON, a
 format version, the network's config and what is known of its training, and a checksum over all of these,
-which is compared whenever the file is opened. It needs no other file. `load_checkpoint` also reads the files of
-EDM and ambient-laws, and `export_checkpoint` writes what the latter reads; both keep a network as flat
-constructor arguments (`img_resolution`, `model_type`, ...) with weights of the same names.
+which is compared whenever the file is opened. EDM and ambient-laws keep a network as flat constructor arguments
+(`img_resolution`, `model_type`, ...) with weights of the same names.
 """
 
 import hashlib
@@ -90,19 +89,13 @@ def save_checkpoint(
     path: Path, denoiser: Preconditioned, config: NetConfig, info: CheckpointInfo | None = None
 ) -> None:
     """Write the denoiser to one file, whole or not at all; an older file of that name is replaced."""
-    header = {
-        "format_version": FORMAT_VERSION,
-        "config": config.model_dump(mode="json"),
-        "info": (info or CheckpointInfo()).model_dump(mode="json"),
-    }
-    save_tensors(Path(path), _state(denoiser), header)
+    about = {"config": config, "info": info or CheckpointInfo()}
+    plain = {name: part.model_dump(mode="json") for name, part in about.items()}
+    save_tensors(Path(path), _state(denoiser), {"format_version": FORMAT_VERSION, **plain})
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write tensors and a header of plain values to a safetensors file, with a checksum over both.
-
-    Whole or not at all; an older file of that name is replaced.
-    """
+    """Write tensors and a header of plain values to a safetensors file, with a checksum over both."""
     signed = {**header, _CHECKSUM: _digest(tensors, header)}
     with write_whole(path) as partial:
         try:  # in one text: several are written in any order, and the same tensors must give the same bytes
@@ -112,22 +105,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header that `save_tensors` wrote; an error if anything has changed."""
-    tensors, header = _read_safetensors(path)
-    if header is None:
-        raise AssayError("was not written by Assay", path=path, cure="give a file that Assay wrote")
-    return tensors, header
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """All tensors of a file, and our header if it has one, whose checksum is compared."""
+    """The tensors and the header that `save_tensors` wrote, unchanged; no header if others wrote them."""
     if not path.is_file():
         raise AssayError("does not exist or is not a file", path=path, cure="check the path")
     with decoding(path, "it is truncated, damaged or not a safetensors file; get it again"):
         with safe_open(path, framework="pt") as file:
             tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
         if _HEADER not in metadata:
-            return tensors, None
+            return tensors, {}
         header = json.loads(metadata[_HEADER])
         if header.pop(_CHECKSUM, None) != _digest(tensors, header):
             raise AssayError("is damaged: its checksum does not match")
@@ -177,15 +162,14 @@ def find_checkpoint(path: Path) -> Path:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint of ours, the final one of a run folder, a published model, or weights of EDM.
 
-    A published model is a folder or `hf:OWNER/NAME`, of ours or of ambient-laws: `model.safetensors` with
-    `config.json`. Of EDM: a `network-snapshot-*.pkl` (its EMA weights) or a `training-state-*.pt` (its raw
-    weights). Nothing in a file is run.
+    Of EDM: a `network-snapshot-*.pkl` (EMA weights) or a `training-state-*.pt` (raw weights). Nothing in a file
+    is run.
     """
     repository, path = hub_name(path), find_checkpoint(Path(path))
     if path.suffix in _PICKLES:
         return _load_pickle(path)
-    weights, header = _read_safetensors(path)
-    if header is None:
+    weights, header = load_tensors(path)
+    if not header:
         config_path = path.with_name("config.json")
         if repository is not None:
             config_path = _download(repository, "config.json")
@@ -204,20 +188,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors`, as ambient-laws' `from_pretrained` reads them.
-
-    The first holds the arguments of EDM's `EDMPrecond`, the second its state dict.
-    """
+    """Write `config.json` and `model.safetensors`, as ambient-laws' `from_pretrained` reads them."""
     config = json.dumps(config_to_edm(checkpoint.config), indent=1)
     with write_whole_directory(Path(folder)) as partial:
         (partial / "config.json").write_text(config)
         save_file(_state(checkpoint.denoiser), partial / WEIGHTS_NAME, {"format": "pt"})
 
 
-_MODEL_TYPES: dict[str, type[UNetConfig] | type[ADMConfig]] = {
-    "SongUNet": UNetConfig,
-    "DhariwalUNet": ADMConfig,
-}
+_MODEL_TYPES: dict[str, type[UNetConfig | ADMConfig]] = {"SongUNet": UNetConfig, "DhariwalUNet": ADMConfig}
 
 
 def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConfig | ADMConfig:
@@ -237,10 +215,8 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
 def config_to_edm(config: NetConfig) -> dict[str, Any]:
     """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is rejected."""
     channels, height, width = config.image_shape
-    published = isinstance(config, ADMConfig) or (
-        isinstance(config, UNetConfig) and config.resample_with == "block"
-    )
-    if not published or height != width or config.encoder != "pixels":
+    lean = isinstance(config, UNetConfig) and config.resample_with != "block"
+    if lean or not isinstance(config, (UNetConfig, ADMConfig)) or height != width or config.encoder != "pixels":
         what = f"EDM has no network of this kind ({config.kind}) for {height} x {width} {config.encoder}"
         raise AssayError(what, key="checkpoint", cure="train one of the presets named ddpmpp, ncsnpp or adm")
     ours = {"kind", "image_shape", "num_classes", "resample_with", "encoder"}
@@ -256,12 +232,8 @@ def info_from_name(name: str) -> CheckpointInfo:
     found = re.search(rf"ambient_laws_(\w+?)_sigma_{number}_corruption_{number}_keep_{number}$", name)
     if found is None:
         return CheckpointInfo(source=name)
-    return CheckpointInfo(
-        **_mix(sigma=float(found[2]), corrupted=float(found[3])),
-        dataset=found[1],
-        dataset_fraction=float(found[4]),
-        source=name,
-    )
+    sigma, corrupted, kept = map(float, found.groups()[1:])
+    return CheckpointInfo(**_mix(sigma, corrupted), dataset=found[1], dataset_fraction=kept, source=name)
 
 
 def _mix(sigma: float, corrupted: float) -> dict[str, Any]:
@@ -273,7 +245,7 @@ def _mix(sigma: float, corrupted: float) -> dict[str, Any]:
 
 
 def import_hub() -> Any:
-    """The package that talks to Hugging Face."""
+    """The package that talks to Hugging Face, with its errors."""
     extra("huggingface_hub.errors", "hub", "Hugging Face")
     return extra("huggingface_hub", "hub", "Hugging Face")
 

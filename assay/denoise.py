@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from assay.encode import Encoder
 from assay.errors import AssayError
-from assay.noise import check_pixels, check_shape, per_image, same_axes
+from assay.noise import check_shape, per_image, same_axes
 
 
 class Denoiser(Protocol):
@@ -42,7 +42,8 @@ def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tens
 
 def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
     """Lemma 2.1 the other way: E[x_tn|x_t] = (1 - r) E[x_0|x_t] + r x_t, with r = sigma_tn^2 / sigma_t^2."""
-    check_pixels("x_0_hat", x_0_hat, x_t)
+    if x_0_hat.shape != x_t.shape:  # of a network of your own: broadcasting would hide the mistake
+        raise AssayError(f"has shape {tuple(x_0_hat.shape)}; expected {tuple(x_t.shape)}", key="x_0_hat")
     ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
     return (1 - ratio) * x_0_hat + ratio * x_t
 
@@ -65,10 +66,8 @@ class Preconditioned(nn.Module):
         self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0, encoder: Encoder | None = None
     ) -> None:
         super().__init__()
-        self.model = model
-        self.encoder = encoder or Encoder()
-        self.sigma_data = sigma_data
-        self.num_classes = num_classes
+        self.model, self.encoder = model, encoder or Encoder()
+        self.sigma_data, self.num_classes = sigma_data, num_classes
 
     def forward(
         self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
@@ -102,37 +101,3 @@ def check_label(label: Tensor, num_classes: int) -> None:
     if not label.is_floating_point() and bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise AssayError(f"[{first}] = {label[first].item()} is outside 0 .. {num_classes - 1}", key="label")
-
-
-class MixtureDenoiser(nn.Module):
-    """The exact denoiser of a Gaussian mixture sum_k w_k N(atom_k, std_k^2 I), also for std 0.
-
-    The posterior mean given component k is atom_k + std_k^2 / (std_k^2 + sigma_t^2) (x_t - atom_k), and
-    component k is responsible with probability proportional to w_k N(x_t; atom_k, (std_k^2 + sigma_t^2) I).
-    """
-
-    num_classes = 0
-    atoms: Tensor
-    log_weights: Tensor
-    variance: Tensor
-
-    def __init__(self, atoms: Tensor, weights: Tensor | None = None, std: float | Tensor = 0.0) -> None:
-        """`atoms` (K, ...), `weights` (K,) (uniform if None), `std` a number or (K,)."""
-        super().__init__()
-        num_atoms = len(atoms)
-        weights = torch.full((num_atoms,), 1 / num_atoms, dtype=atoms.dtype) if weights is None else weights
-        std = torch.as_tensor(std, dtype=atoms.dtype).expand(num_atoms)
-        self.register_buffer("atoms", atoms)
-        self.register_buffer("log_weights", (weights / weights.sum()).log())
-        self.register_buffer("variance", std**2)
-
-    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        """E[x_0 | x_t] for `x_t` (B, ...) and `sigma_t` (B,) > 0; mixtures have no classes."""
-        check_shape("sigma_t", sigma_t, len(x_t))
-        atoms = self.atoms.flatten(1)
-        total = self.variance + sigma_t.to(x_t.dtype)[:, None] ** 2  # (B, K)
-        difference = x_t.flatten(1)[:, None] - atoms  # (B, K, D)
-        log_density = -0.5 * difference.square().sum(-1) / total - 0.5 * atoms.shape[1] * total.log()
-        responsibility = (self.log_weights + log_density).softmax(-1)[..., None]
-        posterior = atoms + (self.variance / total)[..., None] * difference
-        return (responsibility * posterior).sum(1).view_as(x_t)

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
+from pydantic import Field
 from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from assay.errors import AssayError
 
-NumDevices = int | Literal["auto"]
+NumDevices = Annotated[int, Field(ge=1)] | Literal["auto"]
 Strategy = Literal["ddp", "fsdp"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -1,13 +1,8 @@
 """Encoders: a change of coordinates between the images and the network, chosen by `net.encoder`.
 
 A network may work on coefficients z = E x instead of pixels. If E is orthonormal, white noise stays white, at
-the same level: E (x + sigma eps) = z + sigma eps', eps' ~ N(0, I). A denoiser of coefficients is then one of
-images,
-
-    E[x_0 | x_t] = E^T E[z_0 | z_t],
-
-with the same losses. `assay.denoise.Preconditioned` encodes before the network and decodes after it, so that
-everything around it (augmentation, training, sampling, evaluation) deals with images.
+the same level, and a denoiser of coefficients is one of images, E[x_0 | x_t] = E^T E[z_0 | z_t], with the same
+losses. `assay.denoise.Preconditioned` encodes before the network and decodes after it: the rest sees images.
 """
 
 import math

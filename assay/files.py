@@ -1,14 +1,14 @@
 """Files that are whole or absent, locks, and errors that name the file they are about.
 
-Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed to the disk and then
-renamed: a process killed at any moment leaves the old file, the new file, or none. What it leaves there is
-removed by the next writer of the same target, or by `remove_leftovers`; a lock in the same folder, which ends
-with the process, tells leftovers from work in progress. Nothing outside of such folders is ever removed.
+Everything Assay writes goes to a folder `.assay-partial` beside the target, is flushed and then renamed. What a
+killed process leaves there is removed by the next writer of the same target, or by `remove_leftovers`; a lock,
+which ends with the process, tells leftovers from work in progress. Nothing else is ever removed.
 """
 
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -124,10 +124,8 @@ def _lock(partial: Path) -> FileLock | None:
     while True:
         with suppress(FileNotFoundError):  # another writer removes the folder as soon as it is empty
             partial.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(Timeout):
-                lock.acquire(
-                    timeout=0.02, poll_interval=0.01
-                )  # again, if its last holder just removed the file
+            with suppress(Timeout):  # tried again, if its last holder just removed the file
+                lock.acquire(timeout=0.02, poll_interval=0.01)
             return lock if lock.is_locked else None
 
 
@@ -145,19 +143,18 @@ class Busy(AssayError):
 
 
 @contextmanager
-def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[None]:
+def hold_lock(path: Path, busy: str = "") -> Iterator[None]:
     """Hold the lock called `path` until the block or the process ends. No file of that name is touched.
 
-    If another process still holds it after `seconds`, raises `Busy` with the sentence `busy`, in which
+    If another process holds it, waits, or if there is a sentence `busy` raises `Busy` with it, in which
     `{holder}` is that process. A long wait is announced by a warning.
     """
-    file, started, warned = Path(f"{_partial(path)}{_LOCK}"), time.monotonic(), False
+    file, announce_at = Path(f"{_partial(path)}{_LOCK}"), time.monotonic() + _SECONDS_UNTIL_WARNED
     while (lock := _lock(_partial(path))) is None:
-        waited = time.monotonic() - started
-        if waited >= seconds:
+        if busy:
             raise Busy(busy.format(holder=_holder(file)))
-        if waited > _SECONDS_UNTIL_WARNED and not warned:
-            warned = True
+        if time.monotonic() > announce_at:
+            announce_at = math.inf
             warnings.warn(f"waiting for {_holder(file)}, which holds {file}", stacklevel=3)
         time.sleep(0.05)
     try:
@@ -198,8 +195,8 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 def decoding(path: Path | str, cure: str = "get it again") -> Iterator[None]:
     """Turn any failure of a decoder into an error that names the file and says what to do.
 
-    A damaged file makes a decoder fail in any way at all. An `AssayError` keeps its words, and is given path
-    and cure if it has none; what the system says of a file that is not there passes unchanged.
+    An `AssayError` keeps its words, and is given path and cure if it has none; what the system says of a file
+    that is not there passes unchanged.
     """
     try:
         yield
@@ -276,10 +273,8 @@ def _contents(part: object) -> object:
 def differences(there: Any, here: Any, key: str = "") -> list[str]:
     """Where what a file says differs from what is asked now, as `train.lr: 0.001 there, 0.0001 here`."""
     if isinstance(there, dict) and isinstance(here, dict):
-        names = {name: f"{key}.{name}" if key else name for name in {**there, **here}}
-        return [
-            line for name, full in names.items() for line in differences(there.get(name), here.get(name), full)
-        ]
+        parts = ((there.get(name), here.get(name), f"{key}.{name}".lstrip(".")) for name in {**there, **here})
+        return [line for part in parts for line in differences(*part)]
     return [] if there == here else [one_line(f"{key}: {there} there, {here} here")]
 
 

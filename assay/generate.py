@@ -7,20 +7,21 @@ size, and one that was interrupted makes only what is missing.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from pydantic import Strict as Lax
 from torch import Tensor
 
 from assay.checkpoint import Checkpoint, CheckpointInfo, find_checkpoint, load_checkpoint
 from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, names_like, open_target
+from assay.data.spec import Range
 from assay.data.store import PackedImage, Parents, write_store
-from assay.data.units import PhysicalRange
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
-from assay.devices import find_device, open_fabric
+from assay.devices import NumDevices, find_device, open_fabric
 from assay.errors import AssayError
 from assay.files import sha256
 from assay.noise import per_image
@@ -34,11 +35,10 @@ from assay.sample import (
     sample_posterior,
     spread_labels,
 )
-from assay.settings import Strict
+from assay.settings import DEVICE, DEVICES, Strict
 
 SIGMA_MIN = 0.002  # the end of EDM's grid
 RESTORE_STEPS = 16  # of the flow from an image's own level down
-DEVICE: Any = Field("auto", description="cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
 Progress = Callable[[int, int], None]  # images made, images to make
 
 
@@ -47,9 +47,11 @@ class FilesConfig(Strict):
 
     format: Format | None = Field(None, description="Kind of files. Default: png; tiff for denoised images.")
     dtype: ExportDType | None = Field(
-        None,
-        description="uint8: black is 0, white 255. uint16 and float32: the units of the training data. "
-        "Default: uint8 for PNG and npz, float32 for the others.",
+        None, description="uint8 is 0 to 255, others are in the data's units. Default: uint8 for PNG and npz."
+    )
+
+    range: Annotated[Range | None, Lax(False)] = Field(
+        None, description="Black and white. Default: the data's."
     )
 
 
@@ -57,10 +59,8 @@ class ComputeConfig(Strict):
     """Where images are computed, and how many at a time."""
 
     batch_size: int = Field(64, ge=1, description="Images at a time. Changes the speed, not the result.")
-    device: str = DEVICE
-    devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
-    )
+    device: str = Field("auto", description=DEVICE)
+    devices: NumDevices = Field("auto", description=DEVICES, examples=["N", "auto"])
 
 
 def sample_to_files(
@@ -70,16 +70,14 @@ def sample_to_files(
     sample: SampleConfig = SampleConfig(),  # noqa: B008
     label: int | str | None = None,
     files: FilesConfig = FilesConfig(),  # noqa: B008
-    physical_range: PhysicalRange | None = None,
     compute: ComputeConfig = ComputeConfig(),  # noqa: B008
     progress: Progress = lambda done, total: None,
 ) -> int:
     """Generate one image per seed, by which files are named (see `open_target` for formats); returns how many.
 
-    `label` generates one class, a name or a number; by default classes are drawn evenly. `physical_range`
-    overrides the one that the checkpoint records.
+    `label` generates one class, a name or a number; by default classes are drawn evenly.
     """
-    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
+    loaded = load_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     num_classes, names = loaded.config.num_classes, loaded.info.label_names
@@ -90,15 +88,15 @@ def sample_to_files(
             cure = f"choose one of {', '.join(names)}" if names else "count from 0, or leave it out for all"
             raise AssayError(what, path=checkpoint, key="label", cure=cure)
         label = known[str(label)]
-    shape, units = loaded.config.image_shape, physical_range or loaded.info.physical_range
+    shape, units = loaded.config.image_shape, files.range or loaded.info.physical_range
     target = open_target(output, shape[0], units, files.format or "png", files.dtype)
     classes = None
     if num_classes:
         even = spread_labels([1.0] * num_classes, seeds)
         classes = even if label is None else torch.full_like(even, label)
-    job = {"checkpoint": sha256(checkpoint)[:16], "class": label, **sample.model_dump(mode="json")}
+    job = {"checkpoint": _hash(checkpoint), "class": label, **sample.model_dump(mode="json")}
     if sample.guide is not None:
-        job["guide"] = sha256(find_checkpoint(sample.guide))[:16]
+        job["guide"] = _hash(sample.guide)
 
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
@@ -114,9 +112,7 @@ class DenoiseConfig(Strict):
 
     num_samples: int = Field(0, ge=0, description="Draws from the posterior of each image. 0: its mean.")
     num_steps: int = Field(18, ge=2, description="Steps of a draw, from an image's own noise level down.")
-    truncate_at: Level | None = Field(
-        None, description="End a draw with the prediction at this level; auto is the training data's lowest."
-    )
+    truncate_at: Level | None = Field(None, description="End draws at this level; auto is the data's lowest.")
     seed: int = Field(0, description="Seed of the draws.")
 
 
@@ -131,24 +127,21 @@ def denoise_to_files(
 ) -> int:
     """Denoise the images of a store, each from its own noise level, in the store's own units; returns how many.
 
-    By default each image becomes its posterior mean E[x_0 | x_tn], one evaluation of the network. With
-    `num_samples` = K it becomes K draws from the posterior (see `assay.sample.sample_posterior`). Clean images
-    stay as they are. Images with a map of noise levels get noise up to their highest level first. Files are
-    named like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
+    Each becomes its posterior mean E[x_0 | x_tn], or `num_samples` draws from the posterior. Clean images stay
+    as they are. Images with a map of noise levels get noise up to their highest level first. Files are named
+    like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
     """
-    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
-    images = open_store(store)
+    loaded, images = _opened(checkpoint, store)
     noisy = with_uniform_noise(images, config.seed)
-    _check_images(loaded, images)
-    levels = [level for level, _ in loaded.info.sigma_tn]
+    levels = (level for level, _ in loaded.info.sigma_tn)
     stop = SampleConfig(truncate_at=config.truncate_at).for_levels(levels).truncate_at
     lowest = stop if isinstance(stop, float) else SIGMA_MIN
     label = None
     if num_classes := loaded.config.num_classes:
         label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
-    channels, units = images.image_shape[0], images.physical_range
+    channels, units = images.image_shape[0], files.range or images.physical_range
     target = open_target(output, channels, units, files.format or "tiff", files.dtype)
-    job: dict[str, Any] = {"checkpoint": sha256(checkpoint)[:16], "store": images.fingerprint[:16]}
+    job: dict[str, Any] = {"checkpoint": _hash(checkpoint), "store": images.fingerprint[:16]}
     job |= {**config.model_dump(), "lowest": lowest} if config.num_samples else {"num_samples": 0}
     num_draws, every = max(config.num_samples, 1), torch.arange(len(images))
     number = every.repeat_interleave(num_draws)  # one position for each image and draw, and a seed
@@ -190,10 +183,9 @@ def restore(
 ) -> Store:
     """Write a store of restored images, one for each image of `source`, in the same order.
 
-    Each follows the probability flow from its own noise level down to `stop_at`, where the model's prediction
-    is taken: below the lowest noise of a data set without clean images a model has learnt nothing. Restored
-    images are usable from the level of the noise that was removed: they are not clean. The store records how
-    they were made, and `checkpoint`, the SHA-256 of the denoiser's file.
+    Each follows the flow from its own noise level down to `stop_at`, where the prediction is taken, and is
+    usable from the level of the noise that was removed: it is not clean. The store records how they were made,
+    and `checkpoint`, the SHA-256 of the denoiser's file.
     """
     num_classes = getattr(denoiser, "num_classes", 0)
     label = source.label if source.num_classes == num_classes else torch.full((len(source),), -1)
@@ -241,25 +233,29 @@ def restore_store(
     progress: Progress = lambda done, total: None,
 ) -> Store:
     """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
-    loaded, checkpoint = load_checkpoint(checkpoint), find_checkpoint(checkpoint)
-    images = open_store(store)
-    _check_images(loaded, images)
+    loaded, images = _opened(checkpoint, store)
     if (Path(output) / "meta.json").exists():
         raise AssayError("is a store already", path=output, cure="choose another name, or remove it")
     on, source = find_device(compute.device), with_uniform_noise(usable(images, seed), seed)
-    how = sha256(checkpoint), lowest_learnt(loaded.info), compute.batch_size, on, progress
+    how = sha256(find_checkpoint(checkpoint)), lowest_learnt(loaded.info), compute.batch_size, on, progress
     return restore(loaded.denoiser.to(on).eval(), source, output, *how)
 
 
-def _check_images(checkpoint: Checkpoint, store: Store) -> None:
-    """Reject images that the network is not for; warn if their values may mean something else to it."""
-    shape, trained_on = checkpoint.config.image_shape, checkpoint.info.physical_range
-    if store.image_shape != shape:
-        what = f"has images of shape {store.image_shape}, the network is for {shape}"
-        raise AssayError(what, path=store.path, cure="pack them at that size, or use another checkpoint")
-    if trained_on not in (None, store.physical_range):
-        units = f"{store.path} has black and white at {store.physical_range}, the training data at {trained_on}"
+def _hash(checkpoint: Path) -> str:
+    return sha256(find_checkpoint(checkpoint))[:16]
+
+
+def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
+    """A model and images that it is for; a warning if their values may mean something else to it."""
+    loaded, images = load_checkpoint(checkpoint), open_store(store)
+    shape, trained_on = loaded.config.image_shape, loaded.info.physical_range
+    if images.image_shape != shape:
+        what = f"has images of shape {images.image_shape}, the network is for {shape}"
+        raise AssayError(what, path=store, cure="pack them at that size, or use another checkpoint")
+    if trained_on not in (None, images.physical_range):
+        units = f"{store} has black and white at {images.physical_range}, the training data at {trained_on}"
         warnings.warn(f"{units}: make sure that they mean the same", stacklevel=1)
+    return loaded, images
 
 
 def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:

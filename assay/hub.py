@@ -1,8 +1,6 @@
-"""Published models: a checkpoint and a card that says what it is, in a folder or on Hugging Face.
+"""Published models: `model.safetensors`, a checkpoint of ours, and `README.md`, a card that says what it is.
 
-A published model is `model.safetensors`, a checkpoint of ours, and `README.md`, the card.
-Wherever a checkpoint is read, `hf:OWNER/NAME` or such a folder can be given instead. Models of ambient-laws
-can be read as well; their names tell their data.
+Wherever a checkpoint is read, `hf:OWNER/NAME` or such a folder can be given instead.
 """
 
 import json
@@ -36,8 +34,8 @@ def push(
     name = repository or Path(destination).resolve().name
     where = f"hf:{repository}" if repository else destination
     measured = list(load_evaluations(results).values())
-    sentences = [] if prices is None else price_sentences(prices)
-    card = model_card(loaded, name, where, license, measured, sentences)
+    worth = [] if prices is None else [sentence(each) for found in price_all(prices) for each in found.prices]
+    card = model_card(loaded, name, where, license, measured, worth)
 
     def write(folder: Path) -> list[Path]:
         save_checkpoint(folder / WEIGHTS_NAME, loaded.denoiser, loaded.config, loaded.info)
@@ -61,11 +59,6 @@ def push(
     return str(done.commit_url)
 
 
-def price_sentences(table: Path) -> list[str]:
-    """What noisy images are worth by a table of results, one sentence for each goal and noise level."""
-    return [sentence(price) for found in price_all(table) for price in found.prices]
-
-
 def model_card(
     checkpoint: Checkpoint,
     name: str,
@@ -79,13 +72,12 @@ def model_card(
     num_weights = sum(weight.numel() for weight in checkpoint.denoiser.parameters())
     shape = " x ".join(map(str, config.image_shape))
     units = None if info.physical_range is None else black_and_white(info.physical_range)
-    consistency = None if info.consistency is None else "yes" if info.consistency else "no"
     facts = {
         "data set": info.dataset,
         "training images": None if info.num_images is None else f"{info.num_images:,}",
         "part of the data set": info.dataset_fraction,
         "images seen in training": None if info.num_images_seen is None else f"{info.num_images_seen:,}",
-        "consistency loss": consistency,
+        "consistency loss": {True: "yes", False: "no", None: None}[info.consistency],
         "classes": config.num_classes or None,
         "values of black and white": units and "{:g} and {:g}".format(*units),
         "imported from": info.source,
@@ -93,9 +85,8 @@ def model_card(
     meta = {"license": license, "library_name": "assay", "tags": ["diffusion", "noisy-data"]}
     meta["pipeline_tag"] = "unconditional-image-generation"
     parts = ["---", *(f"{key}: {json.dumps(value)}" for key, value in meta.items()), "---"]
-    kind, origin = config.model_dump().get("kind"), "imported into" if info.source else "trained with"
-    parts += [f"# {_text(name)}", ""]
-    parts.append(f"A diffusion model of {shape} images ({kind}, {num_weights:,} weights), {origin} Assay.")
+    what = f"A diffusion model of {shape} images ({config.kind}, {num_weights:,} weights)"
+    parts += [f"# {_text(name)}", "", f"{what}, {'imported into' if info.source else 'trained with'} Assay."]
     known = [(fact, value) for fact, value in facts.items() if value is not None]
     parts += ["", "## Data", "", *_table(("what", "value"), known)]
     if info.sigma_tn:

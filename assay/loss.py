@@ -84,8 +84,7 @@ def consistency_loss(
     `x_start` (B, ...) are exact samples at `sigma_start` (B,): any image after `add_noise`. They follow the
     flow without gradient to s' = `sigma_high`, then take two independent draws at s'' = `sigma_low` by
     `kernel_step`, with unit noise `eps` (2, B, ...). The product <h' - h''_1, h' - h''_2> has no Var/K bias.
-    The higher level teaches: h' is detached. So is h''_2: both draws have the same expected gradient, which is
-    doubled.
+    The higher level teaches: h' is detached, and so is h''_2, whose expected gradient is that of h''_1.
 
     For the exact denoiser of Gaussian data the loss is zero in expectation. Three steps reach sigma_start / 10
     with at least 95% of the true deviation; other data has E[h''] off by O((1 - (s''/s')^2)^2).
@@ -122,9 +121,8 @@ def released_consistency_loss(
         x <- x - 2 (s - s_next) (x - h(x, s)) / s + sqrt(2 s (s - s_next)) eps,
 
     with `eps` (num_levels - 1, K, B, ...); the code counts levels, so its "8 steps" are 7 intervals. The
-    gradient flows through everything, and the mean of K draws makes the loss biased upwards by Var / K. Where
-    s' = s'' it is zero. `walker` is the denoiser on the way and at s'', where the code leaves out augmentation
-    labels.
+    gradient flows through everything, and the mean of K draws makes the loss biased upwards by Var / K.
+    `walker` is the denoiser on the way and at s'', where the code leaves out augmentation labels.
     """
     walker = walker or denoiser
 

@@ -37,12 +37,11 @@ from assay.metrics.evaluate import Evaluation, evaluate
 from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import Samples, samples_of
 from assay.metrics.held_out import HeldOutLoss, check_unseen, checkpoint_loss
-from assay.nets import NetConfig
-from assay.nets.passed import pass_module
+from assay.nets import NetConfig, pass_module
 from assay.noise import warn_of_units
 from assay.progress import open_progress
 from assay.registry import kind_of
-from assay.sample import SampleConfig, SeededNoise, sample_posterior
+from assay.sample import SampleConfig
 from assay.settings import checked
 from assay.train import train
 
@@ -60,10 +59,8 @@ class Model:
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str, trained_on: ImageSource | Path | None = None) -> None:
-        self.checkpoint = checkpoint
-        self.denoiser = checkpoint.denoiser
-        self.name = name
-        self.trained_on = trained_on
+        self.checkpoint, self.denoiser = checkpoint, checkpoint.denoiser
+        self.name, self.trained_on = name, trained_on
 
     def __repr__(self) -> str:
         config, info = self.checkpoint.config, self.checkpoint.info
@@ -97,17 +94,16 @@ class Model:
         save_checkpoint(path, self.checkpoint.denoiser, self.checkpoint.config, self.checkpoint.info)
         return path
 
-    def denoise(self, x_tn: Images, sigma_tn: Any, posterior_sample: bool = False, seed: int = 0) -> Images:
+    def denoise(self, x_tn: Images, sigma_tn: Any) -> Images:
         """Clean images (B, C, H, W) from noisy ones at the levels `sigma_tn`: the posterior mean E[x_0 | x_tn].
 
         `sigma_tn` is one level or (B,). Both are in the model's scale, where images lie in [-1, 1]. Of a NumPy
         array (B, C, H, W), or (B, H, W) of one channel, the result is an array of the same shape.
-        With `posterior_sample` a draw from the posterior instead, with the detail that the mean averages out.
         """
         if not isinstance(x_tn, Tensor):
             given = torch.as_tensor(np.asarray(x_tn), dtype=torch.float32)
             images = given[:, None] if given.ndim == 3 else given
-            denoised: np.ndarray = self.denoise(images, sigma_tn, posterior_sample, seed).numpy()
+            denoised: np.ndarray = self.denoise(images, sigma_tn).numpy()
             return denoised.reshape(given.shape)
         if x_tn.shape[1:] != self.checkpoint.config.image_shape:
             what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
@@ -120,12 +116,8 @@ class Model:
             what = f"has values from {x_tn.min():.4g} to {x_tn.max():.4g}, where black is -1 and white 1"
             raise AssayError(what, key="x_tn", cure="scale images and levels alike")
         warn_of_units(float(levels.max()))
-        levels = levels.expand(len(x_tn))
         with torch.no_grad():
-            if not posterior_sample:
-                return self.denoiser(x_tn, levels)
-            noise = SeededNoise(range(seed, seed + len(x_tn)), x_tn.shape[1:], "cpu")
-            return sample_posterior(self.denoiser, x_tn, levels, noise)
+            return self.denoiser(x_tn, levels.expand(len(x_tn)))
 
     def held_out_loss(self, held_out: ImageSource) -> HeldOutLoss:
         """The held-out loss in nats (see `assay.metrics.held_out`): lower is better, no samples are needed.
@@ -215,8 +207,7 @@ def fit(
     with kept as folder, open_progress(progress) as tell:
         tree = {"data": {"store": source.name}, "net": net or {}, "train": named}
         config = choose_config(tree, source, preset, minutes, Path(folder))
-        result = train(
-            config, Path(folder), source, on_progress=lambda now: tell("training", now.step, now.num_steps)
-        )
+        told: Any = {"on_progress": lambda now: tell("training", now.step, now.num_steps)}
+        result = train(config, Path(folder), source, **told)
         name = Path(folder).name if run_dir else source.name
         return Model(load_checkpoint(result.checkpoint), name, source)

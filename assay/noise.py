@@ -3,12 +3,10 @@
 Every image names its noise level: `x_0` is clean, `x_tn` is the image as it was measured, `x_t` is what
 the network sees,
 
-    x_tn = x_0 + sigma_tn z,        x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps,
+    x_tn = x_0 + sigma_tn z,        x_t = x_tn + sqrt(sigma_t^2 - sigma_tn^2) eps.
 
-so that `x_t` has noise of standard deviation `sigma_t` for every `sigma_tn`. Images are scaled to
-[-1, 1], and sigma is in those units; it takes the place of time, so there is no `t`. Sigmas are `(B,)`, one
-per image. Only sigma_tn may also be a map, one level per pixel: detectors and mosaics are not equally noisy
-everywhere.
+Images are scaled to [-1, 1], and sigma is in those units; it takes the place of time, so there is no `t`.
+Sigmas are `(B,)`, one per image. Only sigma_tn may also be a map, one level per pixel.
 
 An image can teach only the levels above its own. Its `sigma_t` comes from a distribution truncated to
 (sigma_tn, inf), by inverse CDF through the survival function S:
@@ -128,7 +126,6 @@ def add_noise(x_tn: Tensor, sigma_tn: Tensor, sigma_t: Tensor, eps: Tensor) -> T
     `sigma_tn` may be a map (see `same_axes`): then each pixel gets its own amount. The difference of squares is
     factored, which keeps its digits where the two are close.
     """
-    check_pixels("eps", eps, x_tn)
     sigma_tn, sigma_t = same_axes(sigma_tn, sigma_t, x_tn)
     std = ((sigma_t - sigma_tn) * (sigma_t + sigma_tn)).sqrt()
     return x_tn + per_image(std, x_tn) * eps
@@ -171,12 +168,6 @@ def per_image(values: Tensor, x: Tensor) -> Tensor:
     if values.ndim > 1:
         return values.to(x.dtype)
     return values.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
-
-
-def check_pixels(name: str, values: Tensor, x: Tensor) -> None:
-    """Reject anything but one value for each of `x`: broadcasting would hide the mistake."""
-    if values.shape != x.shape:
-        raise AssayError(f"has shape {tuple(values.shape)}; expected {tuple(x.shape)}", key=name)
 
 
 def check_shape(name: str, values: Tensor, num_images: int | None = None) -> None:

@@ -5,10 +5,6 @@
 The caller owns the sigma grid, a decreasing tensor that ends with 0; stepping onto 0 returns the
 denoiser's prediction from the level before. So truncated sampling (Appendix, Algorithm 2) is only a
 grid: one whose last level before 0 is sigma_tn returns D(x, sigma_tn) exactly.
-
-`sample_posterior` starts from a noisy image instead and returns a clean image that could be behind it;
-`flow_down` follows the flow from a noisy image, without chance.
-
 Images own their seeds: image 17 is the same bits in any batch size.
 """
 
@@ -46,8 +42,7 @@ def edm_sigmas(
 ) -> Tensor:
     """EDM's grid (num_steps + 1,): sigma^(1/rho) falls linearly from sigma_max to sigma_min, then 0. float64.
 
-    With `sigma_min` = sigma_tn this is the grid of truncated sampling. `refine_at` = sigma_tn puts that level
-    on the grid, with `num_extra` more steps below it (the paper's configuration C).
+    `refine_at` = sigma_tn puts that level on it, with `num_extra` more steps below (paper's configuration C).
     """
     end = torch.zeros(1, dtype=torch.float64)
     if refine_at is None:
@@ -72,12 +67,9 @@ def _rho_ramp(first: float, last: float, num_levels: int, rho: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Churn:
-    """Noise added back before each step (EDM's stochastic sampler), between the levels `low` and `high`.
+    """Noise added back before each step (EDM's stochastic sampler), between the levels `low` and `high`."""
 
-    `gamma` is the share by which the level rises: EDM's S_churn / num_steps.
-    """
-
-    gamma: float
+    gamma: float  # the share by which the level rises: EDM's S_churn / num_steps
     low: float = 0.0
     high: float = math.inf
     noise: float = 1.0
@@ -125,8 +117,6 @@ class Multistep(Solver):
     """DPM-Solver++ (2M): of second order, one evaluation a step.
 
     x_next = q x + (1 - q) (D + h / (2 h_before) (D - D_before)),    q = sigma_next / sigma, h = -log q.
-
-    The first step is of first order. A step is exact where the prediction stays the same.
     """
 
     kind = "multistep"
@@ -158,8 +148,8 @@ def solve(
 ) -> Tensor:
     """Integrate the flow along `sigmas` from `x` (B, ...) at sigmas[0] to sigmas[-1].
 
-    The grid is (num_steps + 1,), or (num_steps + 1, B) with levels > 0 of its own for each image. `solver` is a
-    kind or an object. `churn` needs one grid for all, and `noise`, which returns unit noise of x's shape.
+    The grid is (num_steps + 1,), or (num_steps + 1, B) with levels > 0 of its own for each image. `churn` needs
+    one grid for all, and `noise`, which returns unit noise of x's shape.
     """
     walker: Solver = find(Solver, solver, "solver")() if isinstance(solver, str) else solver
     shared = sigmas.ndim == 1
@@ -239,8 +229,7 @@ def generate(
 class Guided(nn.Module):
     """A denoiser pushed away from a weaker one: D_weak + scale (D - D_weak), for scale > 1.
 
-    The weaker one is `guide` (auto-guidance: a smaller network, or an earlier snapshot of the same run), or
-    the denoiser itself without the class (classifier-free guidance).
+    The weaker one is `guide` (auto-guidance), or the denoiser itself without the class (classifier-free).
     """
 
     def __init__(self, denoiser: Denoiser, scale: float, guide: Denoiser | None = None) -> None:
@@ -256,18 +245,18 @@ class Guided(nn.Module):
 
 
 def padded_batches(num_images: int, batch_size: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Positions of batches, and the same padded with copies of the last, whose images are to be dropped.
-
-    Matrix products of fewer than four rows a thread sum in another order. Padded, an image has the same bits
-    in every batch size on the CPU.
-    """
+    """Positions of batches, and the same padded (see `padded_rows`)."""
     for start in range(0, num_images, batch_size):
         index = list(range(start, min(start + batch_size, num_images)))
         yield index, padded_rows(index)
 
 
 def padded_rows(index: list[int]) -> list[int]:
-    """The positions of a batch, with copies of the last up to the least size (see `padded_batches`)."""
+    """The positions of a batch, with copies of the last, whose images are to be dropped.
+
+    Matrix products of fewer than four rows a thread sum in another order. Padded, an image has the same bits
+    in every batch size on the CPU.
+    """
     return index + index[-1:] * (8 * torch.get_num_threads() - len(index))
 
 
@@ -282,12 +271,11 @@ def sample_posterior(
     rho: float = 7.0,
     label: Tensor | None = None,
 ) -> Tensor:
-    """A draw of x_0 given x_tn (B, ...), images with noise of levels `sigma_tn` (B,) > 0.
+    """A draw of x_0 given x_tn (B, ...) with noise of levels `sigma_tn` (B,) > 0, by the reverse diffusion.
 
-    The reverse diffusion from x_tn ends in such a draw. Between levels a > b it is a step of the flow from a to
-    b, independent noise back to a, and again the flow: a symmetric splitting, of second order. Flows
-    that follow each other are joined. Levels fall from sigma_tn to `sigma_min` as in EDM's grid; an image at or
-    below it gets its posterior mean. `noise` returns unit noise of x_tn's shape.
+    Between levels a > b of EDM's grid it is the flow from a to b, independent noise back to a, and again the
+    flow: a symmetric splitting, of second order; flows that follow each other are joined. An image at or below
+    `sigma_min` gets its posterior mean. `noise` returns unit noise of x_tn's shape.
     """
     low = sigma_tn.clamp(max=sigma_min)
     # Powers as exp and log: torch rounds a power differently at the end of a batch than inside it.
@@ -334,40 +322,26 @@ def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -
 class SampleConfig(Strict):
     """How to sample, in one place: for `assay sample`, pictures of a run, evaluation and studies.
 
-    `truncate_at` = sigma_tn stops there and returns the prediction. `refine_at` = sigma_tn puts it on the grid
-    and spends `num_extra` more steps below it (configuration C). Both may be "auto": the lowest, or the
-    highest, noise level of the training data (see `for_levels`).
-
-    `guidance` > 1 pushes images away from those of a weaker model (see `Guided`); `Checkpoint.sampler` does it.
+    `for_levels` gives "auto" a value; `Checkpoint.sampler` guides.
     """
 
     num_steps: int = Field(18, ge=2, description="Steps from noise to image.")
-    solver: str = Field(
-        "heun",
-        description="How to step: heun, multistep (half as many evaluations), euler, or one of your own.",
-    )
+    solver: str = Field("heun", description="heun, multistep (half the evaluations), euler or your own.")
     sigma_min: float = Field(0.002, gt=0, description="Lowest level of the grid.")
     sigma_max: float = Field(80.0, gt=0, le=1e6, description="Level at which sampling starts.")
     rho: float = Field(7.0, gt=0, description="Spacing of the grid: higher puts more steps at low levels.")
-    truncate_at: Level | None = Field(
-        None, description="Stop at this level and return the prediction; auto is the training data's lowest."
-    )
+    truncate_at: Level | None = Field(None, description="Stop at this level; auto is the data's lowest.")
     truncate: Literal["exact", "algorithm"] = Field(
         "exact",
-        description="How to stop: on that level itself, or as the paper's Algorithm 2 and its code do, on the "
-        "last level of the untouched grid that is not below it.",
+        description="Stop on that level, or, as the paper's code does, on the grid's last above it.",
     )
-    refine_at: Level | None = Field(
-        None, description="Put this level on the grid; auto is the highest level of the training data."
-    )
+    refine_at: Level | None = Field(None, description="Put this level on the grid; auto is the data's highest.")
     num_extra: int = Field(0, ge=0, description="More steps below refine_at, which is auto unless given.")
     churn: float = Field(0.0, ge=0, description="Noise added back at each step (EDM's S_churn).")
     churn_low: float = Field(0.0, ge=0, description="Lowest level at which noise is added back (S_min).")
     churn_high: float = Field(1000.0, gt=0, description="Highest level at which it is added back (S_max).")
     churn_noise: float = Field(1.0, ge=0, description="Scale of the noise added back (S_noise).")
-    guidance: float = Field(
-        1.0, ge=1, description="Push images away from a weaker model's: 1 is off, 2 strong."
-    )
+    guidance: float = Field(1.0, ge=1, description="Push away from a weaker model: 1 is off, 2 strong.")
     guide: Path | None = Field(None, description="The weaker model. Default: this one without the class.")
     precision: Precision = Field("32", description="64: steps in float64, as EDM; bf16: network in bfloat16.")
 
@@ -399,7 +373,7 @@ class SampleConfig(Strict):
                 raise AssayError(what, key=name, cure="give the noise level of the training data, e.g. 0.2")
 
     def for_levels(self, sigma_tn: Iterable[float]) -> "SampleConfig":
-        """The same for a model of data with these noise levels: "auto" becomes a number. Checks the grid."""
+        """The same for data with these noise levels: "auto" becomes the lowest (to stop at) or the highest."""
         noisy, chosen = [level for level in sigma_tn if level > 0], {}
         for name, choose in (("truncate_at", min), ("refine_at", max)):
             if getattr(self, name) == "auto":
@@ -413,8 +387,7 @@ class SampleConfig(Strict):
 
     def sigmas(self) -> Tensor:
         """The grid these settings describe."""
-        auto = "`for_levels` gives auto a value"
-        assert not isinstance(self.truncate_at, str) and not isinstance(self.refine_at, str), auto
+        assert not isinstance(self.truncate_at, str) and not isinstance(self.refine_at, str), "see for_levels"
         plain = partial(edm_sigmas, self.num_steps, sigma_max=self.sigma_max, rho=self.rho)
         if self.truncate_at is None:
             return plain(self.sigma_min, refine_at=self.refine_at, num_extra=self.num_extra)

@@ -19,6 +19,8 @@ from assay.files import one_line, read_text
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+DEVICE = "cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
+DEVICES = "How many devices to use; auto for all GPUs of the machine."
 
 
 class Config(BaseModel):
@@ -36,10 +38,6 @@ class Config(BaseModel):
         """What differs from the defaults."""
         fields = type(self).model_fields
         return [(name, value) for name, value in super().__repr_args__() if value != fields[str(name)].default]
-
-    def __dir__(self) -> list[str]:
-        """The settings and what is computed from them; pydantic's own names would hide them."""
-        return sorted(set(super().__dir__()) - set(dir(BaseModel)) | {"model_copy", "model_dump"})
 
 
 class Strict(Config):

@@ -1,9 +1,8 @@
 """Reads the data in a foreign pickle without running any of it.
 
-A pickle is a program: it names functions ("globals") and calls them. Python's own interpreter runs it here, but
-no name is ever looked up: a call becomes a `Plain` record of the name and its arguments, and only dicts and
-tensors are rebuilt. So nothing but plain values and records is ever on the interpreter's stack, and source code
-embedded in a pickle is a string that stays one. Tensors never exceed the bytes in the file.
+A pickle is a program. Python's own interpreter runs it here, but no name is ever looked up: a call becomes a
+`Plain` record of the name and its arguments, and only dicts and tensors are rebuilt, which never exceed the
+bytes in the file.
 """
 
 import io
@@ -41,10 +40,7 @@ class PlainTensor:
 
 
 def read_pickle(data: bytes, where: str | Path) -> Any:
-    """The content of a pickle or of a `torch.save` archive: containers, numbers, `PlainTensor` and `Plain`.
-
-    Errors name `where` it comes from. Containers may be shared, or hold themselves.
-    """
+    """The content of a pickle or of a `torch.save` archive: containers, numbers, `PlainTensor` and `Plain`."""
     with decoding(where, "get it again, from a source you trust; nothing in it was run"):
         if zipfile.is_zipfile(io.BytesIO(data)):
             with zipfile.ZipFile(io.BytesIO(data)) as archive:

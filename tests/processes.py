@@ -1,8 +1,49 @@
-"""Processes that are killed: who their children are, and whether these are gone."""
+"""Processes that are killed: how they start, who their children are, and whether these are gone."""
 
+import os
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from assay.cli import app
+
+
+def start_command(words: Sequence[object], dies_at_write: int | None = None) -> int:
+    """Run a command of `assay` in a child that has everything imported; its process number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        if dies_at_write is not None:
+            _die_at_write(dies_at_write)
+        app([str(word) for word in words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os._exit(code)
+
+
+def _die_at_write(number: int) -> None:
+    """Kill this process at the `number`-th time that it flushes or renames a file."""
+    left = number
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments)
+
+        return call
+
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
 
 
 def children(pid: int, command: str = "") -> list[int]:

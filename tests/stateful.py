@@ -13,6 +13,7 @@ it twice at once, renames or removes what was made, and keeps own files in every
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.data import open_store
-from tests.soak import _start
+from tests.processes import start_command
 
 NUM_CLEAN, NUM_NOISY, SIDE = 24, 16, 4
 STORES, RUNS = ("a", "b"), ("one", "two")
@@ -168,19 +169,24 @@ def other_images(folder: Path) -> Path:
 
 
 def train_words(store: Path, run: Path, steps: int) -> list[object]:
-    return [
-        "train",
-        store,
-        *(f"--set={each}" for each in (*SETTINGS.split(), "train.log_every=1")),
-        "--num-steps",
-        steps,
-        "-o",
-        run,
-    ]
+    return ["train", store, *(f"--set={each}" for each in SETTINGS.split()), "--num-steps", steps, "-o", run]
 
 
-def sample_words(run: Path, to: Path) -> list[object]:
-    return ["sample", run, "--seeds", "0-3", "--num-steps", 2, "-o", to]
+def sample_words(run: Path, to: Path, *more: object) -> list[object]:
+    return ["sample", run, "--seeds", "0-3", "--num-steps", 2, "-o", to, *more]
+
+
+RUN, STORE, STEPS = st.sampled_from(RUNS), st.sampled_from(STORES), st.sampled_from([2, 3])
+MOMENTS = st.one_of(st.integers(1, 40), st.floats(0, 0.3))  # the number of a write, or seconds
+
+
+def kill(words: list[object], when: int | float) -> None:
+    """A command is killed in the middle of a write, or after a while, or ends before that."""
+    child = start_command(words, when if isinstance(when, int) else None)
+    if isinstance(when, float):
+        time.sleep(when)
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def weights_of(run: Path) -> str:
@@ -277,14 +283,14 @@ class Folder(RuleBasedStateMachine):
             path.write_bytes(b"mine")
             self.mine[path] = b"mine"
 
-    @rule(name=st.sampled_from(RUNS))
+    @rule(name=RUN)
     def remove_a_run(self, name: str) -> None:
         if self.run(name).exists():
             shutil.rmtree(self.run(name))
             self.forget(self.run(name))
             self.runs[name], _ = set(), self.trained.pop(name, None)
 
-    @rule(name=st.sampled_from(STORES))
+    @rule(name=STORE)
     def remove_a_store(self, name: str) -> None:
         if self.store(name).exists():
             shutil.rmtree(self.store(name))
@@ -305,7 +311,7 @@ class Folder(RuleBasedStateMachine):
 
     # Commands.
 
-    @rule(name=st.sampled_from(STORES), overwrite=st.booleans())
+    @rule(name=STORE, overwrite=st.booleans())
     def pack(self, name: str, overwrite: bool) -> None:
         """A store, or an error if there is one; replaced only if asked, and if nothing else lies in it."""
         there = self.store(name).exists()
@@ -321,7 +327,7 @@ class Folder(RuleBasedStateMachine):
         if name in self.stores:
             self.check_store(name)
 
-    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
+    @rule(name=RUN, store=STORE, steps=STEPS)
     def train(self, name: str, store: str, steps: int) -> None:
         """A finished model belongs to its inputs; what was trained otherwise there is not replaced."""
         self.expect_trained(name, store, steps, ran(*train_words(self.store(store), self.run(name), steps)))
@@ -342,26 +348,35 @@ class Folder(RuleBasedStateMachine):
             if name in self.trained:
                 assert weights_of(self.run(name)) == fresh("weights", *self.trained[name])
 
-    @rule(
-        name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]),
-        at_write=st.integers(1, 40), seconds=st.floats(0, 0.3),
-    )  # fmt: skip
-    def kill_a_training(self, name: str, store: str, steps: int, at_write: int, seconds: float) -> None:
-        """A training is killed in the middle of a write, or after a while, or ends before that."""
-        words = [str(word) for word in train_words(self.store(store), self.run(name), steps)]
-        child = _start(words, at_write if at_write > 10 else None)
-        if at_write <= 10:
-            time.sleep(seconds)
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    @rule(name=RUN, store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]), when=MOMENTS)
+    def kill_a_training(self, name: str, store: str, steps: int, when: int | float) -> None:
+        kill(train_words(self.store(store), self.run(name), steps), when)
         if store in self.stores and (self.run(name) / "config.json").exists():
             self.runs[name].add((self.stores[store], steps))
 
-    @rule(name=st.sampled_from(RUNS), store=st.sampled_from(STORES), steps=st.sampled_from([2, 3]))
+    @rule(name=STORE, when=MOMENTS)
+    def kill_a_packing(self, name: str, when: int | float) -> None:
+        """The store is there and whole, or the next command makes it."""
+        kill(["data", "pack", *self.inputs.words, "-o", self.store(name)], when)
+        if self.store(name).exists():
+            self.stores.setdefault(name, self.inputs.contents)
+            self.check_store(name)
+
+    @precondition(lambda self: self.trained)
+    @rule(data=st.data(), when=MOMENTS)
+    def kill_a_sampling(self, data: st.DataObject, when: int | float) -> None:
+        name, to = data.draw(st.sampled_from(sorted(self.trained))), self.home / "samples"
+        for each in (lambda words: kill(words, when), lambda words: ran(*words)):
+            each(sample_words(self.run(name), to, "--format", "npy"))
+        made = [np.load(file)[0] for file in sorted(to.glob("*.npy"))]
+        assert np.array_equal(made, np.load(io.BytesIO(fresh("samples", *self.trained[name])))[:, 0])
+        shutil.rmtree(to)
+
+    @rule(name=RUN, store=STORE, steps=STEPS)
     def train_twice_at_once(self, name: str, store: str, steps: int) -> None:
         """Two processes with one command: both end, and a third finds the model or makes it."""
-        words = [str(word) for word in train_words(self.store(store), self.run(name), steps)]
-        for child in [_start(words), _start(words)]:
+        words = train_words(self.store(store), self.run(name), steps)
+        for child in [start_command(words), start_command(words)]:
             os.waitpid(child, 0)
         if store in self.stores and not self.runs[name] - {(self.stores[store], steps)}:
             self.runs[name].add((self.stores[store], steps))

@@ -50,10 +50,8 @@ def gaussian(mean: torch.Tensor, factors: torch.Tensor, x_t: torch.Tensor, sigma
 def test_the_exact_denoiser_of_coefficients_is_that_of_images() -> None:
     """E[x_0 | x_t] = E^T E[z_0 | z_t], here of a Gaussian."""
     generator, encoder = torch.Generator().manual_seed(0), BlockCosines(2)
-    mean, factors = (
-        torch.rand(1, 1, 4, 4, generator=generator),
-        torch.randn(5, 1, 4, 4, generator=generator) / 4,
-    )
+    mean = torch.rand(1, 1, 4, 4, generator=generator)
+    factors = torch.randn(5, 1, 4, 4, generator=generator) / 4
     x_t = torch.randn(40, 1, 4, 4, generator=generator)
     for sigma in (0.05, 0.3, 3.0):
         found = encoder.decode(gaussian(*map(encoder.encode, (mean, factors, x_t)), sigma))
@@ -63,9 +61,8 @@ def test_the_exact_denoiser_of_coefficients_is_that_of_images() -> None:
 @pytest.mark.parametrize("preset", ["mlp", "unet-tiny", "dit-small"])
 def test_a_network_of_coefficients_is_preconditioned_as_one_of_pixels(preset: str) -> None:
     images = assay.from_arrays(IMAGES)
-    config = read_config({"data": {"store": "-"}, "net": {"preset": preset, "encoder": "dct"}}).net_config(
-        images
-    )
+    chosen = read_config({"data": {"store": "-"}, "net": {"preset": preset, "encoder": "dct"}})
+    config = chosen.net_config(images)
     inner = config.for_coefficients()
     assert config.image_shape == (1, 8, 8) and inner.image_shape == (4, 4, 4)
     denoiser, encoder = build_denoiser(config, seed=3), config.make_encoder()

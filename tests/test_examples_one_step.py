@@ -17,9 +17,9 @@ from torch import Tensor
 
 from assay.checkpoint import load_checkpoint
 from assay.data.known import get
-from assay.denoise import MixtureDenoiser
 from assay.train import read_config, train
 from assay.train.folder import final_path
+from tests.points import MixtureDenoiser
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "one_step.py"
 MEAN, STD = 0.3, 0.5  # of the clean images

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.denoise import MixtureDenoiser
 from assay.loss import (
     ambient_loss,
     consistency_levels,
@@ -18,6 +17,7 @@ from assay.loss import (
 )
 from assay.noise import LogNormal, draw_sigma
 from tests.errors import fault
+from tests.points import MixtureDenoiser
 
 F64 = torch.float64
 ATOMS = torch.tensor([[-1.0, 0.5], [0.8, 0.8], [0.2, -1.0]], dtype=F64)
@@ -51,22 +51,18 @@ class Perturbed(nn.Module):
         return self.oracle(x_t, sigma_t) + (features * self.theta.view(2, 3)).sum(-1)
 
 
-def gradient_mean_and_error(loss: Tensor, model: Perturbed, num_chunks: int = 50) -> tuple[Tensor, Tensor]:
+def gradient_mean_and_error(loss: Tensor, model: nn.Module, num_chunks: int = 50) -> tuple[Tensor, Tensor]:
     """Mean gradient over the batch and its standard error, from the gradients of equal chunks."""
-    gradients = torch.stack(
-        [
-            torch.autograd.grad(chunk.mean(), model.theta, retain_graph=True)[0]
-            for chunk in loss.chunk(num_chunks)
-        ]
-    )
+    (theta,) = model.parameters()
+    chunks = loss.chunk(num_chunks)
+    gradients = torch.stack([torch.autograd.grad(each.mean(), theta, retain_graph=True)[0] for each in chunks])
     return gradients.mean(0), gradients.std(0) / math.sqrt(num_chunks)
 
 
 def test_without_nature_noise_it_is_the_ordinary_loss_bit_for_bit() -> None:
     generator = torch.Generator().manual_seed(0)
-    net = nn.Sequential(
-        nn.Flatten(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 48), nn.Unflatten(1, (3, 4, 4))
-    )
+    layers = nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 48)
+    net = nn.Sequential(nn.Flatten(), *layers, nn.Unflatten(1, (3, 4, 4)))
     x_0, eps = torch.randn(2, 64, 3, 4, 4, generator=generator)
     sigma_t = draw_sigma(LogNormal(), torch.zeros(64), generator)
 
@@ -107,9 +103,8 @@ def test_the_oracle_is_a_stationary_point_of_the_ambient_loss() -> None:
     num = 100_000
     model = Perturbed()
     sigma_tn = torch.tensor([0.0, 0.05, 0.2, 0.8], dtype=F64).repeat(num // 4)
-    x_tn = clean_points(num, generator) + sigma_tn[:, None] * torch.randn(
-        num, 2, generator=generator, dtype=F64
-    )
+    x_0 = clean_points(num, generator)
+    x_tn = x_0 + sigma_tn[:, None] * torch.randn(num, 2, generator=generator, dtype=F64)
     sigma_t = draw_sigma(LogNormal(), sigma_tn, generator)
     eps = torch.randn(num, 2, generator=generator, dtype=F64)
     for weight in (edm_weight(sigma_t), edm_weight_x_0(sigma_t, sigma_tn)):
@@ -162,11 +157,8 @@ def test_consistency_is_zero_in_expectation_at_the_oracle(num_steps: int) -> Non
 
 def test_the_oracle_is_a_stationary_point_of_the_consistency_loss() -> None:
     model = Shifted(0.0)
-    loss = consistency_of(model, 100_000, 4)
-    gradients = torch.stack(
-        [torch.autograd.grad(c.mean(), model.size, retain_graph=True)[0] for c in loss.chunk(50)]
-    )
-    assert abs(gradients.mean()) < 4 * gradients.std() / math.sqrt(50)
+    mean, error = gradient_mean_and_error(consistency_of(model, 100_000, 4), model)
+    assert abs(mean) < 4 * error
 
 
 def test_consistency_is_positive_away_from_the_oracle_and_points_back() -> None:
@@ -221,9 +213,8 @@ def test_the_higher_level_teaches_and_the_lower_learns() -> None:
     model = TwoLevels()
     x, sigma_start, generator = gaussian_batch(16, 9)
     high, low = torch.full((16,), 0.2, dtype=F64), torch.full((16,), 0.05, dtype=F64)
-    loss = consistency_loss(
-        model, x, sigma_start, high, low, torch.randn(2, 16, 2, generator=generator, dtype=F64)
-    )
+    eps = torch.randn(2, 16, 2, generator=generator, dtype=F64)
+    loss = consistency_loss(model, x, sigma_start, high, low, eps)
     torch.testing.assert_close(loss, torch.full((16,), 0.16, dtype=F64))
     loss.mean().backward()
     assert model.above.grad is None or model.above.grad == 0
@@ -291,10 +282,8 @@ def test_the_released_loss_has_the_expectation_of_its_recursion(num_levels: int,
     def gain(sigma: float) -> float:
         return std**2 / (std**2 + sigma**2)
 
-    grid = [
-        (high ** (1 / 7) + i / (num_levels - 1) * (low ** (1 / 7) - high ** (1 / 7))) ** 7
-        for i in range(num_levels)
-    ]
+    first, last = high ** (1 / 7), low ** (1 / 7)
+    grid = [(first + i / (num_levels - 1) * (last - first)) ** 7 for i in range(num_levels)]
     a, variance = 1.0, 0.0
     for sigma, to in itertools.pairwise(grid):
         factor = 1 + 2 * (to - sigma) * (1 - gain(sigma)) / sigma
@@ -338,9 +327,8 @@ def test_kernel_step_draws_the_exact_gaussian_posterior() -> None:
     x_low = x_0 + low * torch.randn(num, 1, generator=generator, dtype=F64)
     x_high = x_low + math.sqrt(high**2 - low**2) * torch.randn(num, 1, generator=generator, dtype=F64)
     eps = torch.randn(num, 1, generator=generator, dtype=F64)
-    drawn = kernel_step(
-        x_high, x_0, torch.full((num,), high, dtype=F64), torch.full((num,), low, dtype=F64), eps
-    )
+    levels = (torch.full((num,), level, dtype=F64) for level in (high, low))
+    drawn = kernel_step(x_high, x_0, *levels, eps)
     real, ours = torch.cov(torch.cat([x_low, x_high], 1).T), torch.cov(torch.cat([drawn, x_high], 1).T)
     torch.testing.assert_close(ours, real, rtol=0, atol=0.006)
     torch.testing.assert_close(drawn.mean(), x_low.mean(), rtol=0, atol=0.004)

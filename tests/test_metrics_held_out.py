@@ -9,7 +9,7 @@ import torch
 from scipy import integrate
 from torch import Tensor, nn
 
-from assay.denoise import MixtureDenoiser, Preconditioned
+from assay.denoise import Preconditioned
 from assay.errors import AssayError
 from assay.metrics.held_out import (
     GREY_STEP,
@@ -25,7 +25,7 @@ from assay.metrics.held_out import (
     stopping_steps,
 )
 from tests.errors import rejected
-from tests.points import ATOMS, ORACLE, STD, WEIGHTS, Points
+from tests.points import ATOMS, ORACLE, STD, WEIGHTS, MixtureDenoiser, Points
 
 
 class Gaussian(Points):

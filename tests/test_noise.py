@@ -109,18 +109,17 @@ X = torch.zeros(4, 1, 2, 2)
 
 
 @pytest.mark.parametrize(
-    ("sigma_tn", "sigma_t", "eps", "key"),
+    ("sigma_tn", "sigma_t", "key"),
     [
-        (torch.zeros(4, 1, 1, 1), torch.ones(4), X, "sigma_tn"),
-        (torch.zeros(4), torch.ones(4, 1), X, "sigma_t"),
-        (torch.zeros(3), torch.ones(4), X, "sigma_tn"),
-        (torch.zeros(4), torch.ones(()), X, "sigma_t"),
-        (torch.zeros(4, dtype=torch.int64), torch.ones(4), X, "sigma_tn"),
-        (torch.zeros(4), torch.ones(4), X[:1], "eps"),
+        (torch.zeros(4, 1, 1, 1), torch.ones(4), "sigma_tn"),
+        (torch.zeros(4), torch.ones(4, 1), "sigma_t"),
+        (torch.zeros(3), torch.ones(4), "sigma_tn"),
+        (torch.zeros(4), torch.ones(()), "sigma_t"),
+        (torch.zeros(4, dtype=torch.int64), torch.ones(4), "sigma_tn"),
     ],
 )
-def test_levels_and_noise_of_another_shape_are_named(sigma_tn: Any, sigma_t: Any, eps: Any, key: str) -> None:
-    assert fault(lambda: add_noise(X, sigma_tn, sigma_t, eps)).key == key
+def test_levels_of_another_shape_are_named(sigma_tn: Any, sigma_t: Any, key: str) -> None:
+    assert fault(lambda: add_noise(X, sigma_tn, sigma_t, X)).key == key
 
 
 @pytest.mark.parametrize("levels", [[], [0, 0, -0.1, 0], [0, 0, math.nan, 0], [0, 0, math.inf, 0]])

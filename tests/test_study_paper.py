@@ -48,6 +48,27 @@ def test_cost_is_counted_without_the_data(name: str) -> None:
     assert sum(run.flops for run in published) > sum(run.flops for run in ours)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_two_modes_say_what_they_are(name: str, mode: str) -> None:
+    study = read_study(SPECS / f"{name}{mode}.toml")
+    tables = {extra.table for extra in study.extra}  # by these names their reports find the paper's numbers
+    assert study.name == f"paper-{name}{mode}" and f"paper-{name}" in PAPER_STUDIES
+    assert name != "imagenet" or tables == PAPER_CONFIGURATIONS.keys()
+    assert all(extra.continues for extra in study.extra) or name != "imagenet"
+    loss, train, sample = study.consistency, study.train, study.evaluate.sample
+    pairing, truncate = ("clamped", "algorithm") if mode else ("image_first", "exact")
+    assert (train.pairing, sample.truncate) == (pairing, truncate)
+    assert loss.method == ("original_code" if mode else "product")
+    assert train.augment.interpolate_noisy == (bool(mode) and name != "imagenet")
+    if mode:
+        sub_batch = 32 / {"cifar10": 512, "celeba": 256, "imagenet": 4096}[name]
+        assert (loss.num_steps, loss.num_samples, loss.sub_batch) == (8, 32, sub_batch)
+        assert (train.augment.geometric > 0) == (name != "imagenet")
+        kinds = {extra.train.weight_decay_kind for extra in study.extra if extra.train.weight_decay}
+        assert kinds <= {"l2_sum"}
+
+
 def toy_folder(folder: Path, name: str) -> list[str]:
     """A few images laid out like the real data set, and the options that its file gives for packing it."""
     rng = np.random.default_rng(0)

@@ -58,11 +58,8 @@ def test_matrices_move_by_orthogonal_momentum_and_the_rest_by_adamw() -> None:
 
 
 def test_momentum_gathers_gradients() -> None:
-    moved = with_gradients()
-    optimizer, gradients = (
-        Muon(moved.named_parameters(), ("token_out.weight",), **OPTIONS),
-        torch.randn(2, 12, 6),
-    )
+    moved, gradients = with_gradients(), torch.randn(2, 12, 6)
+    optimizer = Muon(moved.named_parameters(), ("token_out.weight",), **OPTIONS)
     start = moved.inner.weight.detach().clone()
     for gradient in gradients:
         moved.inner.weight.grad = gradient.clone()
@@ -70,9 +67,8 @@ def test_momentum_gathers_gradients() -> None:
         optimizer.step()
     momentum = 0.95 * 0.05 * gradients[0] + 0.05 * gradients[1]
     direction = orthogonal((0.05 * gradients[1] + 0.95 * momentum)[None])[0]
-    torch.testing.assert_close(
-        moved.inner.weight.detach(), 0.99 * start - 0.1 * math.sqrt(2) * direction, rtol=1e-4, atol=1e-5
-    )
+    expected = 0.99 * start - 0.1 * math.sqrt(2) * direction
+    torch.testing.assert_close(moved.inner.weight.detach(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing() -> None:
@@ -93,8 +89,5 @@ def test_networks_have_both_kinds_of_parameters(name: str) -> None:
     others, matrices = Muon(denoiser.named_parameters(), config.output_weights, lr=1e-3).param_groups
     assert others["params"] and matrices["params"] and matrices["lr"] == pytest.approx(0.01)
     images = [n for n, p in denoiser.named_parameters() if p.ndim > 1 and any(p is o for o in others["params"])]
-    assert {n.split(".")[-2] if n.endswith("weight") else "position" for n in images} <= {
-        "8x8_aux_conv",
-        "token_out",
-        "position",
-    }
+    found = {n.split(".")[-2] if n.endswith("weight") else "position" for n in images}
+    assert found <= {"8x8_aux_conv", "token_out", "position"}

@@ -16,7 +16,7 @@ from assay.data import Loader, Restored, open_store, simulate
 from assay.data.arrays import from_arrays
 from assay.data.store import Parents
 from assay.generate import lowest_learnt, restore
-from assay.outcome import Configuration, trained_configuration
+from assay.outcome import trained_configuration
 from assay.train import RunConfig, read_config, train
 from assay.train.restored import round_ends, round_path, snapshot_at
 from tests.commands import failing, run
@@ -147,8 +147,3 @@ def test_the_command_restores_a_store_and_refuses_to_overwrite(tmp_path: Path) -
     assert made.meta.restored_from is not None
     assert made.meta.restored_from.images == open_store(tmp_path / "store").fingerprint
     assert failing(*arguments).path == str(tmp_path / "restored")
-
-
-def test_settings_name_their_rounds() -> None:
-    setting = Configuration(num_clean=200, noisy=((0.3, 1800),), rounds=3)
-    assert str(setting) == "200 clean + 1,800 noisy at 0.3, 3 rounds"

@@ -120,12 +120,8 @@ _ABOUT_PATHS: dict[type[OSError], str] = {
     IsADirectoryError: "is a folder, but a file is needed",
     NotADirectoryError: "is a file, but a folder is needed",
 }
-_LOOK: dict[str, Any] = {
-    "rich_markup_mode": "markdown",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-    "pretty_exceptions_show_locals": False,
-    "add_completion": False,
-}
+_LOOK: dict[str, Any] = dict(rich_markup_mode="markdown", pretty_exceptions_show_locals=False)
+_LOOK |= dict(context_settings={"help_option_names": ["-h", "--help"]}, add_completion=False)
 app = typer.Typer(name="assay", cls=AssayGroup, no_args_is_help=True, **_LOOK | {"add_completion": True})
 
 

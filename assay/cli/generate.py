@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.options import open_console, output_option, parse_pair, takes
+from assay.cli.options import open_console, output_option, takes
 from assay.errors import AssayError
 from assay.generate import (
     ComputeConfig,
@@ -21,10 +21,7 @@ from assay.sample import SampleConfig
 
 _MAX_SEEDS = 10_000_000  # of one job
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint, the folder of a run, or hf:OWNER/NAME.")]
-Output = Annotated[
-    Path,
-    output_option("A folder; one .npz, .npy, .tif or .fits file; or a .png with a grid of pictures."),
-]
+Output = Annotated[Path, output_option("A folder; one .npz, .npy, .tif or .fits file; or a .png with a grid.")]
 
 
 @takes("sample", SampleConfig, panel="Sampling")
@@ -37,16 +34,9 @@ def sample(
     files: FilesConfig,
     compute: ComputeConfig,
     seeds: Annotated[str, typer.Option(help="One image per seed: 0-63, or 3,5,10-19.")] = "0-63",
-    tuned: Annotated[
-        bool, typer.Option("--tuned", help="Use the sampler of `assay model tune`, not the options below.")
-    ] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Use the sampler of `assay model tune`.")] = False,
     label: Annotated[
-        str | None,
-        typer.Option("--class", metavar="NAME|N", help="Only this class. Default: all classes evenly."),
-    ] = None,
-    physical_range: Annotated[
-        str | None,
-        typer.Option("--range", metavar="LOW,HIGH", help="Black and white. Default: the training data's."),
+        str | None, typer.Option("--class", metavar="NAME|N", help="Only this class. Default: all evenly.")
     ] = None,
 ) -> None:
     """Generate images. Repeat the command to resume: only missing images are made.
@@ -63,8 +53,7 @@ def sample(
         sample = load_tuned(checkpoint).sample
     console = open_console()
     with open_progress(not console.quiet) as tell:
-        units, told = parse_pair(physical_range, "physical_range"), partial(tell, "sampling")
-        what = parse_seeds(seeds), sample, label, files, units, compute, told
+        what = parse_seeds(seeds), sample, label, files, compute, partial(tell, "sampling")
         number = sample_to_files(checkpoint, output, *what)
     console.print(f"{number} images in {output}")
 
@@ -79,21 +68,15 @@ def denoise(
     config: DenoiseConfig,
     files: FilesConfig,
     compute: ComputeConfig,
-    restore: Annotated[
-        bool,
-        typer.Option(
-            "--restore",
-            help="Write a store to train on instead of files: follow the probability flow from each image.",
-        ),
-    ] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Write a store to train on instead.")] = False,
 ) -> None:
     """Remove the noise from a store's images, each at its own noise level. Run again to resume.
 
     Writes the posterior mean of each image (the best guess in squared error), or with --num-samples several
     clean images that could be behind it. Values are in the units of the store.
 
-    With --restore it writes a store of restored images, usable from the level of the noise that was removed.
-    `train.rounds` does the same within a training.
+    With --restore it follows the probability flow from each image and writes a store of restored images, usable
+    from the level of the noise that was removed. `train.rounds` does the same within a training.
 
     Examples:
 

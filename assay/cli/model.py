@@ -14,24 +14,16 @@ from assay.files import check_absent
 from assay.hub import push as publish
 from assay.nets import PRESETS, measure_cost, preset
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Weights from and for other code and people; their sampler; the networks.",
-)
+_HELP = "Weights from and for other code and people; their sampler; the networks."
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=_HELP)
 app.command("tune")(tune)
 Model = Annotated[Path, typer.Argument(help="A checkpoint, a run folder, or a published model.")]
 
 
 @app.command("import")
 def import_(
-    source: Annotated[
-        Path, typer.Argument(help="EDM's .pkl or .pt, a folder with config.json, or hf:OWNER/NAME.")
-    ],
-    out: Annotated[
-        Path | None,
-        output_argument("The checkpoint to write. Default: the source's name in the current folder."),
-    ] = None,
+    source: Annotated[Path, typer.Argument(help="EDM's .pkl or .pt, a published folder, or hf:OWNER/NAME.")],
+    out: Annotated[Path | None, output_argument("The checkpoint to write. Default: the source's name.")] = None,
 ) -> None:
     """Convert weights of EDM or ambient-laws, or a published model, to a checkpoint. No code in it is run.
 
@@ -68,12 +60,9 @@ def push(
     destination: Annotated[str, typer.Argument(help="hf:OWNER/NAME on Hugging Face, or a new folder.")],
     license: Annotated[str, typer.Option(help="The licence of the weights, e.g. apache-2.0 or cc-by-4.0.")],
     results: Annotated[
-        list[Path] | None,
-        typer.Option("--result", help="A result of `assay evaluate --output`, for the card. Repeatable."),
+        list[Path] | None, typer.Option("--result", help="JSON of `assay evaluate`, for the card. Repeatable.")
     ] = None,
-    prices: Annotated[
-        Path | None, typer.Option(help="A results.csv; the card says what its noisy images are worth.")
-    ] = None,
+    prices: Annotated[Path | None, typer.Option(help="A results.csv, for prices on the card.")] = None,
 ) -> None:
     """Publish a model with a card that states its data, noise levels, results, prices and licence.
 
@@ -101,13 +90,7 @@ def list_networks(
         column.justify = "right"
     console = open_console()
     for name, chosen in track(PRESETS.items(), "counting", console=console, transient=True):
-        cost = measure_cost(preset(name))
-        table.add_row(
-            name,
-            "x".join(map(str, chosen.image_shape)),
-            f"{cost.num_parameters / 1e6:.1f} M",
-            f"{cost.flops / 1e9:.2f}",
-            f"{cost.step_bytes(batch_size) / 2**30:.2f} GiB",
-            chosen.about,
-        )
+        cost, shape = measure_cost(preset(name)), "x".join(map(str, chosen.image_shape))
+        costs = f"{cost.num_parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.2f}"
+        table.add_row(name, shape, *costs, f"{cost.step_bytes(batch_size) / 2**30:.2f} GiB", chosen.about)
     console.print(table)

@@ -14,13 +14,11 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from assay.errors import AssayError
-from assay.settings import explaining
+from assay.settings import DEVICE, explaining
 
 Config = TypeVar("Config", bound=BaseModel)
 
-Device = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, or auto for GPUs if there are any.")
-]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 
 
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
@@ -29,9 +27,9 @@ def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> 
     return typer.Option(*names, help=help, callback=_check_output(names[0], suffix), **settings)
 
 
-def output_argument(help: str, suffix: str = "") -> Any:
+def output_argument(help: str) -> Any:
     """The same as an argument."""
-    return typer.Argument(help=help, callback=_check_output(None, suffix))
+    return typer.Argument(help=help, callback=_check_output(None, ""))
 
 
 def _check_output(option: str | None, suffix: str) -> Callable[[Path | None], Path | None]:
@@ -84,8 +82,8 @@ def config_from(model: "type[Config]", given: dict[str, Any]) -> "Config":
         with explaining(model):
             return model.model_validate_strings({name: str(text) for name, text in given.items()}, strict=False)
     except AssayError as error:
-        option = (error.key or "").partition(".")[0]
-        error.key = option if option in model.model_fields else error.key  # not a part of its value
+        parts = (error.key or "").split(".")  # the option, not its section nor a part of its value
+        error.key = next((part for part in parts if part in model.model_fields), error.key)
         raise
 
 
@@ -101,9 +99,8 @@ def _option(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
         rich_help_panel=panel,
         show_default=False,
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, setting]
-    )
+    only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, only, default=None, annotation=Annotated[kind, setting])
 
 
 def _metavar(kind: Any) -> str:
@@ -117,19 +114,6 @@ def _metavar(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return ",".join(parts)
     return "|".join(dict.fromkeys(parts)) or kind.__name__.upper()
-
-
-def parse_pair(text: str | None, name: str) -> tuple[float, float] | None:
-    """`0,4095` -> (0.0, 4095.0)."""
-    if text is None:
-        return None
-    try:
-        low, high = (float(part) for part in text.split(","))
-        if low < high:
-            return low, high
-    except ValueError:
-        pass
-    raise AssayError(f"expected two numbers, the lower first: e.g. 0,4095 or -1,1 (given: {text})", key=name)
 
 
 def open_console(**settings: Any) -> Console:

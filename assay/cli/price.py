@@ -26,30 +26,22 @@ Source = Annotated[
         "price: the folder of a study, or a CSV with sigma, num_clean, num_noisy and fd or held_out_loss.",
     ),
 ]
-Noise = Annotated[
-    list[float] | None,
-    typer.Option("--noise", min=0, help="Quote noisy images of this level, before any training. Repeatable."),
-]
-Paper = Annotated[bool, typer.Option("--paper", help="Use the tables of the paper, which come with Assay.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]
-NumImages = Annotated[
-    float | None, typer.Option(min=1, help="Size of the full data set, for tables that give fractions.")
-]
-Confidence = Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence of the intervals.")]
+NumImages = Annotated[float | None, typer.Option(min=1, help="Full size, for tables that give fractions.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Plot = Annotated[Path | None, output_option("Also draw a figure.", "--plot", suffix=".png", metavar="FILE.png")]
 
 
 def price(
     source: Source = None,
-    noise: Noise = None,
-    paper: Paper = False,
+    noise: Annotated[
+        list[float] | None, typer.Option(min=0, help="Quote noisy images of this level. Repeatable.")
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Use the tables of the paper.")] = False,
     dataset: Dataset = None,
     num_images: NumImages = None,
-    confidence: Confidence = 0.95,
-    details: Annotated[
-        bool, typer.Option("--details", help="Also print cross-checks, the test of the law, and reasons.")
-    ] = False,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    details: Annotated[bool, typer.Option("--details", help="Also print cross-checks and reasons.")] = False,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -67,7 +59,17 @@ def price(
         assay price --paper
     """
     from assay.pricing import PAPER, price_all
-    from assay.pricing.words import price_lines, price_panels, price_rows, quote_lines, quote_panels, quote_rows
+    from assay.pricing.words import (
+        detail_table,
+        doubts,
+        extremes,
+        price_lines,
+        price_panels,
+        price_rows,
+        quote_lines,
+        quote_panels,
+        quote_rows,
+    )
 
     console = Console()
     if noise:
@@ -88,14 +90,13 @@ def price(
     for each in found:
         _say(console, *price_lines(each))
         if details:
-            _print_details(console, each)
+            console.print(_sheet(*detail_table(each)))
+            _say(console, *doubts(each), *extremes(each))
 
 
 def plan(
     source: Source = None,
-    from_quote: Annotated[
-        bool, typer.Option("--quote", help="SOURCE holds clean images: plan from a quote, not from results.")
-    ] = False,
+    from_quote: Annotated[bool, typer.Option("--quote", help="Plan from a quote for clean images.")] = False,
     dataset: Dataset = None,
     num_images: NumImages = None,
     goal: Annotated[
@@ -111,9 +112,7 @@ def plan(
         ),
     ] = None,
     budget: Annotated[float | None, typer.Option(min=0, help="Money to spend on images.")] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Instead of a budget: the result to reach at the lowest cost.")
-    ] = None,
+    target: Annotated[float | None, typer.Option(help="Instead of a budget: the result to reach.")] = None,
     have_clean: Annotated[float, typer.Option(min=0, help="Clean images you already have.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
@@ -177,23 +176,14 @@ def _vendors(text: str) -> "list[Vendor]":
         raise AssayError(f"{text!r} is neither a CSV file nor PRICE or PRICE@SIGMA", key="vendors") from None
 
 
-def _print_details(console: Console, prices: "Prices") -> None:
-    from assay.pricing.words import detail_table, doubts, extremes
-
-    console.print(_sheet(*detail_table(prices)))
-    _say(console, *doubts(prices), *extremes(prices))
-
-
 def _print_json(rows: Sequence[dict[str, Any]]) -> None:
     """In JSON infinity is null."""
-    plain = [
-        {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
-    typer.echo(json.dumps(plain, indent=2, allow_nan=False))
+
+    def plain(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    rows = [{name: plain(value) for name, value in row.items()} for row in rows]
+    typer.echo(json.dumps(rows, indent=2, allow_nan=False))
 
 
 def _save(console: Console, panels: Any, path: Path | None) -> None:

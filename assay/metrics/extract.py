@@ -7,7 +7,6 @@ Only `inception` gives FID. Every other extractor gives FD-<name>, and the two a
 """
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -161,7 +160,7 @@ def fold_norms(network: FeatureNetwork) -> FeatureNetwork:
 def _classifier(reference: ImageSource, cache: Path, progress: CountImages) -> Extractor:
     key = content_hash(VERSION, reference.fingerprint)[:16]
     path = cache / f"classifier-{key}.safetensors"
-    with hold_lock(cache / path.stem, "", math.inf):  # a second process waits, then reads the file
+    with hold_lock(cache / path.stem):  # a second process waits, then reads the file
         if not path.is_file():
             network, accuracy = train_classifier(reference, progress)
             state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
@@ -226,7 +225,7 @@ def reference_from_images(
         index = torch.arange(len(source))
     key = content_hash(extractor.sha256, source.fingerprint)[:16]
     folder = cache / f"features-{extractor.name}-{key}"
-    with hold_lock(cache / f"making-{folder.name}", "", math.inf):  # a second process waits, then reads these
+    with hold_lock(cache / f"making-{folder.name}"):  # a second process waits, then reads these
         if not folder.is_dir():
             features = images_to_features(extractor, source, index, progress)
             with write_whole_directory(folder) as partial:

@@ -4,20 +4,22 @@ A network is described by a frozen config, one per architecture; `kind` says whi
 configs with a name: the paper's for its data sets, and small ones that are fast on CPUs.
 """
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from pydantic import Field
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
 from assay.errors import AssayError
 from assay.nets.dit import DiTConfig, MLPConfig
 from assay.nets.layers import BaseConfig as NetConfig
-from assay.nets.passed import PassedConfig
 from assay.nets.unet import ADMConfig, UNetConfig
 from assay.registry import find
 
@@ -25,16 +27,57 @@ __all__ = ["ADMConfig", "DiTConfig", "MLPConfig", "NetConfig", "PassedConfig", "
 Shape = tuple[int, int, int]
 
 
+# Modules that were passed in, by the name of the class. Their checkpoints hold their weights and that name.
+_passed: dict[str, nn.Module] = {}
+
+
+class PassedConfig(NetConfig):
+    """The config of a module that was passed in."""
+
+    kind: Literal["passed"] = Field("passed", description="A module that is passed in Python.")
+    name: str = Field(description="Its class.")
+
+    def build(self) -> nn.Module:
+        """A copy of the module."""
+        if self.name not in _passed:
+            cure = f"call assay.load(path, net={self.name}(...))"
+            raise AssayError(f"the network is a {self.name} of your own", key="net", cure=cure)
+        return _Adapted(_passed[self.name])
+
+
+def pass_module(module: nn.Module) -> dict[str, str]:
+    """Make a module known in this process; returns the `[net]` that stands for it."""
+    if not any(weight.requires_grad for weight in module.parameters()):
+        raise AssayError(f"{type(module).__name__} has no weights to train", key="net")
+    _passed[type(module).__name__] = module
+    return {"kind": "passed", "name": type(module).__name__}
+
+
+class _Adapted(nn.Module):
+    """Calls a module with as many of (x, c_noise, label, augment_label) as it takes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module).to(torch.empty(0).device)  # that of a surrounding torch.device
+        parameters = inspect.signature(module.forward).parameters.values()
+        self.takes_all = any(each.kind == each.VAR_POSITIONAL for each in parameters)
+        self.num_inputs = len(parameters)
+
+    def forward(self, *inputs: Tensor | None) -> Tensor:
+        """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or None, `augment_label` (B, A) or None."""
+        output: Tensor = self.module(*inputs if self.takes_all else inputs[: self.num_inputs])
+        return output
+
+
 def net_kind(tree: Mapping[str, Any]) -> type[NetConfig]:
     """The class of the config that a tree of plain values describes: ours, or a user's own."""
-    found: type[NetConfig] = find(NetConfig, str(tree.get("kind")), "net.kind")
-    return found
+    return find(NetConfig, str(tree.get("kind")), "net.kind")
 
 
 def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
     """A new network behind EDM's preconditioning, its weights a function of `seed` alone.
 
-    Follows `torch.device` as a context; on the `meta` device no weights are allocated.
+    Follows `torch.device` as a context.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -75,19 +118,15 @@ def measure_cost(config: NetConfig) -> Cost:
         kept_by_one = _bytes_kept(model, config, batch_size=1)
     kept_by_two = _bytes_kept(model, config, batch_size=2)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(
-        num_parameters=num_parameters,
-        flops=counter.get_total_flops(),
-        bytes_fixed=4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two,
-        bytes_per_image=kept_by_two - kept_by_one,
-    )
+    fixed, per_image = 4 * 4 * num_parameters + 2 * kept_by_one - kept_by_two, kept_by_two - kept_by_one
+    return Cost(num_parameters, counter.get_total_flops(), fixed, per_image)
 
 
 def _bytes_kept(model: nn.Module, config: NetConfig, batch_size: int) -> int:
     """The bytes that autograd keeps of a forward pass besides the weights themselves."""
     kept: dict[int, int] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -105,8 +144,7 @@ class Preset:
 
     about: str
     image_shape: Shape
-    num_classes: int
-    make: Callable[..., NetConfig]  # (image_shape=, num_classes=) -> config
+    make: Callable[..., NetConfig]  # (image_shape=, ...) -> config
 
 
 def preset(name: str, image_shape: Shape | None = None, num_classes: int | None = None) -> NetConfig:
@@ -114,11 +152,8 @@ def preset(name: str, image_shape: Shape | None = None, num_classes: int | None 
     if name not in PRESETS:
         cure = f"choose one of {', '.join(PRESETS)}"
         raise AssayError(f"no network preset is called {name!r}", key="net.preset", cure=cure)
-    chosen = PRESETS[name]
-    return chosen.make(
-        image_shape=chosen.image_shape if image_shape is None else image_shape,
-        num_classes=chosen.num_classes if num_classes is None else num_classes,
-    )
+    classes = {} if num_classes is None else {"num_classes": num_classes}
+    return PRESETS[name].make(image_shape=image_shape or PRESETS[name].image_shape, **classes)
 
 
 def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:
@@ -128,14 +163,11 @@ def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNet
     """
     small = max(image_shape[1:]) <= 8
     num_levels = min(2 if small else 3, *(1 + _halvings(side) for side in image_shape[1:]))
+    options |= dict(image_shape=image_shape, num_blocks=1, dropout=0.0, resample_with="pointwise")
     return UNetConfig(
-        image_shape=image_shape,
         model_channels=model_channels,
         channel_mult=((2, 2) if small else (1, 2, 2))[:num_levels],
-        num_blocks=1,
         attn_resolutions=() if small else (max(image_shape[1:]) >> (num_levels - 1),),
-        dropout=0.0,
-        resample_with="pointwise",
         **options,
     )
 
@@ -159,15 +191,15 @@ _NCSN: dict[str, Any] = dict(
 _CIFAR_UNET = partial(UNetConfig, channel_mult=(2, 2, 2), dropout=0.13, augment_dim=9)
 _FACES_UNET = partial(UNetConfig, channel_mult=(1, 2, 2, 2), dropout=0.05, augment_dim=9)
 PRESETS = {
-    "ddpmpp-cifar10": Preset("the paper's for CIFAR-10", _CIFAR, 0, _CIFAR_UNET),
-    "ncsnpp-cifar10": Preset("EDM's for CIFAR-10", _CIFAR, 0, partial(_CIFAR_UNET, **_NCSN)),
-    "ddpmpp-ffhq64": Preset("the paper's for CelebA, EDM's for FFHQ", _FACES, 0, _FACES_UNET),
-    "ncsnpp-ffhq64": Preset("EDM's for FFHQ", _FACES, 0, partial(_FACES_UNET, **_NCSN)),
-    "adm-imagenet64": Preset("the paper's for ImageNet", _FACES, 1000, ADMConfig),
-    "unet-tiny": Preset("CPUs, images of about 16x16", (1, 16, 16), 0, partial(_small_unet, model_channels=16)),
-    "unet-small": Preset("CPUs", _CIFAR, 0, partial(_small_unet, model_channels=32)),
-    "unet-medium": Preset("CPUs, with time", _CIFAR, 0, partial(_small_unet, model_channels=64)),
-    "dit-small": Preset("CPUs, fastest", _CIFAR, 0, partial(_small_dit, width=192, num_blocks=8)),
-    "dit-medium": Preset("CPUs, with time", _CIFAR, 0, partial(_small_dit, width=384, num_blocks=12)),
-    "mlp": Preset("images of about 8x8", (1, 8, 8), 0, partial(MLPConfig, width=256, num_blocks=4)),
+    "ddpmpp-cifar10": Preset("the paper's for CIFAR-10", _CIFAR, _CIFAR_UNET),
+    "ncsnpp-cifar10": Preset("EDM's for CIFAR-10", _CIFAR, partial(_CIFAR_UNET, **_NCSN)),
+    "ddpmpp-ffhq64": Preset("the paper's for CelebA, EDM's for FFHQ", _FACES, _FACES_UNET),
+    "ncsnpp-ffhq64": Preset("EDM's for FFHQ", _FACES, partial(_FACES_UNET, **_NCSN)),
+    "adm-imagenet64": Preset("the paper's for ImageNet", _FACES, partial(ADMConfig, num_classes=1000)),
+    "unet-tiny": Preset("CPUs, images of about 16x16", (1, 16, 16), partial(_small_unet, model_channels=16)),
+    "unet-small": Preset("CPUs", _CIFAR, partial(_small_unet, model_channels=32)),
+    "unet-medium": Preset("CPUs, with time", _CIFAR, partial(_small_unet, model_channels=64)),
+    "dit-small": Preset("CPUs, fastest", _CIFAR, partial(_small_dit, width=192, num_blocks=8)),
+    "dit-medium": Preset("CPUs, with time", _CIFAR, partial(_small_dit, width=384, num_blocks=12)),
+    "mlp": Preset("images of about 8x8", (1, 8, 8), partial(MLPConfig, width=256, num_blocks=4)),
 }

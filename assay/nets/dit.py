@@ -5,8 +5,7 @@
     tokens = tokens + gate mlp(adapt(tokens))
     adapt(h) = layer_norm(h) (1 + scale) + shift
 
-where gate, scale and shift are linear in the embedding of noise level, class and augmentation, and start
-at zero. Nearly all the work is in large matrix products, which is what CPUs do best.
+where gate, scale and shift are linear in the embedding of noise level, class and augmentation, from zero.
 """
 
 import math
@@ -70,8 +69,7 @@ class TokenBlock(nn.Module):
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.dropout = dropout
+        self.num_heads, self.dropout = num_heads, dropout
         self.adapt = nn.Linear(width, width * (6 if num_heads else 3))
         if num_heads:
             self.qkv = nn.Linear(width, width * 3)
@@ -110,9 +108,8 @@ class TokenNetwork(Network):
         self.map_layer0 = nn.Linear(width, width)
         self.map_layer1 = nn.Linear(width, width)
         self.token_in = nn.Linear(channels * math.prod(patch), width)
-        self.blocks = nn.ModuleList(
-            TokenBlock(width, num_heads, config.dropout) for _ in range(config.num_blocks)
-        )
+        blocks = (TokenBlock(width, num_heads, config.dropout) for _ in range(config.num_blocks))
+        self.blocks = nn.ModuleList(blocks)
         self.adapt = nn.Linear(width, width * 2)
         self.token_out = nn.Linear(width, channels * math.prod(patch))
         self.apply(_initialise)
@@ -124,7 +121,6 @@ class TokenNetwork(Network):
         self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x)
         cut = x.reshape(len(x), x.shape[1], self.rows, self.patch[0], self.columns, self.patch[1])
         grid = cut.permute(0, 2, 4, 1, 3, 5)
         tokens = self.token_in(grid.flatten(3).flatten(1, 2))

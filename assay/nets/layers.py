@@ -1,11 +1,7 @@
 """Layers shared by the networks.
 
-Images are stored channels-last: on CPUs and tensor cores convolutions, norms and attention then read
-neighbouring channels from neighbouring memory, and an attention layer sees its tokens (B, H W, C) as a
-view. A network converts once on the way in and once on the way out.
-
-Weight names, channel order inside `qkv`, epsilons and group counts are those of EDM's published
-networks, so that their state dicts load without renaming.
+Images are stored channels-last, which is faster on CPUs and tensor cores. Weight names, channel order inside
+`qkv`, epsilons and group counts are those of EDM's published networks, so that their state dicts load.
 """
 
 import math
@@ -25,6 +21,7 @@ from assay.settings import Strict as Settings
 Direction = Literal["up", "down"]
 MOST_BLOCKS = 200  # in a level of a network: a damaged config is not built for ever
 Size = Annotated[int, Field(ge=1)]
+Shape = Annotated[tuple[Size, Size, Size], Strict(False)]
 Ints = Annotated[tuple[int, ...], Strict(False)]  # lists too, as JSON and TOML have them
 
 
@@ -37,27 +34,13 @@ class BaseConfig(Settings):
     output_weights: ClassVar[tuple[str, ...]] = ()  # ends of the names of those that write the image
     kind: str
 
-    image_shape: Annotated[tuple[Size, Size, Size], Strict(False)] = Field(
-        description="Channels, height and width. Follows from the data."
-    )
-    num_classes: int = Field(
-        0, ge=0, description="Classes, 0 for none. Follows from the data and from train.class_conditional."
-    )
-    augment_dim: int = Field(
-        0, ge=0, description="Inputs that describe the augmentation, 0 for none. Follows from train.augment."
-    )
-    encoder: str = Field(
-        "pixels",
-        description="What the network sees: pixels, dct (the cosine transform of 2 x 2 blocks, which halves "
-        "the sides), or an encoder of your own (`assay.encode`).",
-    )
-    sigma_data: float = Field(
-        0.5, gt=0, le=1e6, description="Standard deviation of the data in EDM's preconditioning."
-    )
+    image_shape: Shape = Field(description="Channels, height and width. Follows from the data.")
+    num_classes: int = Field(0, ge=0, description="Classes, 0 for none. Follows from train.class_conditional.")
+    augment_dim: int = Field(0, ge=0, description="Inputs of the augmentation. Follows from train.augment.")
+    encoder: str = Field("pixels", description="pixels, dct (cosines of 2 x 2 blocks), or your own.")
+    sigma_data: float = Field(0.5, gt=0, le=1e6, description="The data's deviation in EDM's preconditioning.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
-    label_dropout: float = Field(
-        0.0, ge=0, lt=1, description="How often training hides the class; guidance by class needs it."
-    )
+    label_dropout: float = Field(0.0, ge=0, lt=1, description="How often training hides the class, to guide.")
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -65,8 +48,7 @@ class BaseConfig(Settings):
 
     def make_encoder(self) -> Encoder:
         """The encoder that `encoder` names."""
-        found: Encoder = find(Encoder, self.encoder, "net.encoder")()
-        return found
+        return find(Encoder, self.encoder, "net.encoder")()
 
     def for_coefficients(self) -> Self:
         """The same config for images of the shape that the network sees."""
@@ -77,17 +59,11 @@ class BaseConfig(Settings):
 
 
 class Network(nn.Module):
-    """What the networks share: they check their inputs and map labels to class vectors."""
+    """What the networks share: a config, and how labels become class vectors."""
 
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
         self.config = config
-
-    def check(self, x: Tensor) -> None:
-        """Reject images of another shape than the network was built for, which a U-Net would take."""
-        if x.shape[1:] != self.config.image_shape:
-            what = f"has images of shape {tuple(x.shape[1:])}; the network is for {self.config.image_shape}"
-            raise AssayError(what, key="x")
 
     def class_vector(self, label: Tensor | None, like: Tensor) -> Tensor:
         """Labels as vectors (B, num_classes): one-hot for integers, zeros for none (-1 or no label at all).
@@ -113,9 +89,8 @@ class PositionalEmbedding(nn.Module):
 
     def __init__(self, num_channels: int, endpoint: bool = False, max_period: float = 10000) -> None:
         super().__init__()
-        self.num_frequencies = num_channels // 2
+        self.num_frequencies, self.max_period = num_channels // 2, max_period
         self.last = self.num_frequencies - endpoint
-        self.max_period = max_period
 
     def forward(self, c_noise: Tensor) -> Tensor:
         """(B,) -> (B, num_channels)."""
@@ -178,8 +153,7 @@ class Resample(nn.Module):
 
     def __init__(self, direction: Direction, taps: tuple[int, ...]) -> None:
         super().__init__()
-        self.direction: Direction = direction
-        self.box = taps == (1, 1)
+        self.direction, self.box = direction, taps == (1, 1)
         self.register_buffer("resample_filter", resample_kernel(taps))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,8 +164,8 @@ class Resample(nn.Module):
 class ResampleConv(nn.Conv2d):
     """Resamples, then convolves.
 
-    Repeating pixels (a 2x2 mean upwards) needs no image of its own: a 1x1 convolution goes before it, at a
-    quarter of the work; a 3x3 one joins it in one transposed 4x4 convolution of stride 2, at 16/36.
+    Where pixels are repeated (a 2x2 mean upwards) a 1x1 convolution goes before it, at a quarter of the work; a
+    3x3 one joins it in one transposed 4x4 convolution of stride 2, at 16/36.
     """
 
     resample_filter: Tensor
@@ -200,8 +174,7 @@ class ResampleConv(nn.Conv2d):
         self, in_channels: int, out_channels: int, kernel: int, direction: Direction, taps: tuple[int, ...]
     ) -> None:
         super().__init__(in_channels, out_channels, kernel, padding=kernel // 2)
-        self.direction: Direction = direction
-        self.box = taps == (1, 1)
+        self.direction, self.box = direction, taps == (1, 1)
         self.register_buffer("resample_filter", resample_kernel(taps))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,8 +190,7 @@ class ResampleConv(nn.Conv2d):
 class ConvDown(nn.Conv2d):
     """Convolves, then smooths and halves (NCSN++'s residual branch), as one strided convolution.
 
-    The two kernels compose into one of size 3 + K - 1: sum_k f[k] sum_j w[j] x[2 n + k + j], so the
-    wide image at full resolution never exists.
+    The two kernels compose into one of size 3 + K - 1: sum_k f[k] sum_j w[j] x[2 n + k + j].
     """
 
     resample_filter: Tensor
@@ -272,18 +244,14 @@ class Block(nn.Module):
         direction: Direction | None = None,
     ) -> None:
         super().__init__()
-        eps = 1e-6 if song else 1e-5
-        self.out_channels = out_channels
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.skip_scale = math.sqrt(0.5) if song else 1.0
+        eps, self.skip_scale = (1e-6, math.sqrt(0.5)) if song else (1e-5, 1.0)
+        self.out_channels, self.num_heads, self.dropout = out_channels, num_heads, dropout
         self.adaptive_scale = not song
         self.norm0 = GroupNorm(in_channels, eps)
-        self.conv0 = (
-            ResampleConv(in_channels, out_channels, 3, direction, taps)
-            if direction
-            else nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        )
+        if direction:
+            self.conv0: nn.Conv2d = ResampleConv(in_channels, out_channels, 3, direction, taps)
+        else:
+            self.conv0 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
         self.affine = nn.Linear(emb_channels, out_channels * (1 if song else 2))
         self.norm1 = GroupNorm(out_channels, eps)
         self.conv1 = nn.Conv2d(out_channels, out_channels, 3, padding=1)

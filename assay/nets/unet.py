@@ -1,7 +1,6 @@
 """The U-Nets of EDM: DDPM++ and NCSN++ (Song et al., one network with options) and ADM (Dhariwal & Nichol).
 
-Both walk down the levels of resolution and up again, remembering each image on the way down and
-joining it on the way up:
+Both remember each image on the way down the levels of resolution and join it on the way up:
 
     level 0   conv, block 0 .. n-1  ---------------------->  block 0 .. n, output
     level 1     down, block 0 .. n-1  ---------->  block 0 .. n, up
@@ -38,19 +37,17 @@ Multiples = Annotated[
     Ints, Field(min_length=1, max_length=16, description="Multiples of model_channels per level, finest first.")
 ]
 Blocks = Annotated[int, Field(ge=1, le=MOST_BLOCKS, description="Blocks per level.")]
-Attention = Annotated[
-    Ints, Field(description="Levels that get attention, by the longer side of their images in pixels.")
-]
+Attention = Annotated[Ints, Field(description="Levels with attention, by the longer side of their images.")]
 
 
 class PyramidConfig(BaseConfig):
-    """What the two U-Nets have in common; names as in EDM, whose defaults each of them keeps."""
+    """What the two U-Nets have in common; names and defaults as in EDM."""
 
-    model_channels: Channels
-    channel_mult: Multiples
+    model_channels: Channels = 128
+    channel_mult: Multiples = (1, 2, 2, 2)
     channel_mult_emb: int = Field(4, ge=1, description="Channels of the embedding, times model_channels.")
-    num_blocks: Blocks
-    attn_resolutions: Attention
+    num_blocks: Blocks = 4
+    attn_resolutions: Attention = (16,)
     dropout: float = Field(0.10, ge=0, lt=1, description="Probability of dropout.")
 
     def model_post_init(self, context: Any, /) -> None:
@@ -73,17 +70,13 @@ class PyramidConfig(BaseConfig):
         """How many channels the noise level is embedded in."""
         return self.model_channels
 
-    def side(self, level: int) -> tuple[int, int]:
-        """Height and width at a level."""
-        return self.image_shape[1] >> level, self.image_shape[2] >> level
-
     def name(self, level: int) -> str:
-        """The level's prefix in the names of blocks."""
-        return "{}x{}".format(*self.side(level))
+        """The level's prefix in the names of blocks: height and width of its images."""
+        return f"{self.image_shape[1] >> level}x{self.image_shape[2] >> level}"
 
     def attends(self, level: int) -> bool:
         """Whether blocks of this level have attention."""
-        return max(self.side(level)) in self.attn_resolutions
+        return max(self.image_shape[1:]) >> level in self.attn_resolutions
 
 
 class UNetConfig(PyramidConfig):
@@ -91,24 +84,14 @@ class UNetConfig(PyramidConfig):
 
     output_weights = ("aux_conv.weight",)
     kind: Literal["unet"] = Field("unet", description="DDPM++, NCSN++ and the lean U-Nets.")
-    model_channels: Channels = 128
-    channel_mult: Multiples = (1, 2, 2, 2)
-    num_blocks: Blocks = 4
-    attn_resolutions: Attention = (16,)
-    embedding_type: Literal["positional", "fourier"] = Field(
-        "positional", description="How the noise level is embedded."
-    )
-    channel_mult_noise: int = Field(
-        1, ge=1, description="Channels of the noise level's embedding, times model_channels."
-    )
+    embedding_type: Literal["positional", "fourier"] = Field("positional", description="Of the noise level.")
+    channel_mult_noise: int = Field(1, ge=1, description="Channels of that embedding, times model_channels.")
     encoder_type: Literal["standard", "residual"] = Field(
         "standard", description="residual adds a resampled copy of its input, which grows with the levels."
     )
     decoder_type: Literal["standard"] = Field("standard", description="What published networks have.")
     resample_filter: Ints = Field((1, 1), description="Taps of the filter that halves and doubles images.")
-    resample_with: Literal["block", "pointwise"] = Field(
-        "block", description="pointwise makes lean levels, which published networks do not have."
-    )
+    resample_with: Literal["block", "pointwise"] = Field("block", description="pointwise makes lean levels.")
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject filters that do not halve and double exactly."""
@@ -147,17 +130,13 @@ class UNet(Network):
         self.song = isinstance(config, UNetConfig)
         noise_channels, emb_channels = config.noise_channels, config.model_channels * config.channel_mult_emb
         fourier = isinstance(config, UNetConfig) and config.embedding_type == "fourier"
-        self.map_noise = (
-            FourierEmbedding(noise_channels)
-            if fourier
-            else PositionalEmbedding(noise_channels, endpoint=self.song)
-        )
+        positional = PositionalEmbedding(noise_channels, endpoint=self.song)
+        self.map_noise = FourierEmbedding(noise_channels) if fourier else positional
         self.map_label: nn.Linear | None = None  # in the order in which each network draws its initial weights
         if config.num_classes and self.song:
             self.map_label = nn.Linear(config.num_classes, noise_channels)
-        self.map_augment = (
-            nn.Linear(config.augment_dim, noise_channels, bias=False) if config.augment_dim else None
-        )
+        augment_dim = config.augment_dim
+        self.map_augment = nn.Linear(augment_dim, noise_channels, bias=False) if augment_dim else None
         self.map_layer0 = nn.Linear(noise_channels, emb_channels)
         self.map_layer1 = nn.Linear(emb_channels, emb_channels)
         if config.num_classes and not self.song:
@@ -191,9 +170,8 @@ class UNet(Network):
             else:
                 self.enc[f"{name}_down"] = self._block(channels, channels, direction="down")
             if level and isinstance(config, UNetConfig) and config.encoder_type == "residual":
-                carried = (
-                    image_channels if level == 1 else config.model_channels * config.channel_mult[level - 2]
-                )
+                before = config.channel_mult[max(level - 2, 0)]
+                carried = image_channels if level == 1 else config.model_channels * before
                 self.enc[f"{name}_aux_residual"] = ConvDown(carried, channels, config.resample_filter)
             remembered.append(channels)
             for index in range(config.num_blocks):
@@ -252,7 +230,6 @@ class UNet(Network):
         self, x: Tensor, c_noise: Tensor, label: Tensor | None = None, augment_label: Tensor | None = None
     ) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or (B, K), `augment_label` (B, A) -> (B, C, H, W)."""
-        self.check(x)
         emb = self.embed(c_noise, label, augment_label)
         x = x.contiguous(memory_format=torch.channels_last)
         carried, remembered = x, list[Tensor]()

@@ -87,7 +87,7 @@ class Written:
 
 def write_report(opened: OpenStudy) -> Written | None:
     """Write everything that the finished results of a study say; None if there is none. Others wait."""
-    with hold_lock(opened.folder / "report", "", math.inf):
+    with hold_lock(opened.folder / "report"):
         return _write_report(opened, found) if (found := opened.outcomes()) else None
 
 

@@ -222,6 +222,7 @@ def _assumed_images(study: Study) -> ImageSource:
     preset = NETS.get(str(study.net.get("preset")))
     if preset is None:
         raise AssayError("is not known, so neither is the size of the images", key="net.preset")
-    labels = [preset.num_classes - 1] if study.train.class_conditional and preset.num_classes else None
+    num_classes = preset.make(image_shape=preset.image_shape).num_classes
+    labels = [num_classes - 1] if study.train.class_conditional and num_classes else None
     one = from_arrays(np.zeros((1, *preset.image_shape), np.float32), label=labels, name=study.name)
     return View(one, torch.zeros(_NUM_ASSUMED, dtype=torch.long))

@@ -396,8 +396,7 @@ class OpenStudy:
     def unneeded(self) -> list[Path]:
         """What no result needs: weights and logs of finished runs, and results of other settings."""
         works = [self.work(run) for run in self.runs]
-        parts = ("snapshots", "state", "tensorboard")
-        found = {work.run_dir / part for work in works if work.is_finished for part in parts}
+        found = {work.run_dir / part for work in works if work.is_finished for part in ("snapshots", "state")}
         mine = {work.run_dir for work in works}
         found |= {path if path.parent in mine else path.parent for path in self.left_out()}
         return sorted(path for path in found if path.exists())

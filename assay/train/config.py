@@ -1,10 +1,5 @@
 """What a run is: one frozen config, whose fields say what each setting does, its default and its limits.
 
-    [data]   which images to train on, and what noise to add to them
-    [net]    a preset with overrides, or a whole network
-    [train]  Algorithm 1 and its surroundings
-    [sample] how the pictures of a run are sampled
-
 Its hash, with the fingerprint of the data, says whether two runs are the same.
 """
 
@@ -42,12 +37,8 @@ class ConsistencyConfig(Strict):
     there, it is a sum over the images of sub_batch, divided by batch_size.
     """
 
-    coefficient: float = Field(
-        0.0, ge=0, description="Weight of this loss, a mean over images; 0 turns it off."
-    )
-    method: Literal["product", "original_code"] = Field(
-        "product", description="Which form of the loss: ours, or that of the paper's code."
-    )
+    coefficient: float = Field(0.0, ge=0, description="Weight of this loss; 0 turns it off.")
+    method: Literal["product", "original_code"] = Field("product", description="Ours, or the paper's code.")
     sub_batch: float = Field(0.0625, gt=0, le=1, description="Share of each batch that it is computed on.")
     num_steps: int = Field(3, ge=1, description="Steps down to s'; original_code counts levels.")
     num_samples: int = Field(32, ge=1, description="Samples for the expectation at s''; product uses two.")
@@ -61,20 +52,14 @@ class ConsistencyConfig(Strict):
     @property
     def num_draws(self) -> int:
         """How often it draws noise for an image."""
-        match self.method:
-            case "product":
-                return 1 + 2
-            case "original_code":
-                return 1 + (self.num_steps - 1) * self.num_samples
+        return 1 + (2 if self.method == "product" else (self.num_steps - 1) * self.num_samples)
 
     @property
     def num_evaluations(self) -> tuple[int, int]:
         """How often it evaluates the network for an image: without gradient, and with."""
-        match self.method:
-            case "product":
-                return self.num_steps + 2, 1
-            case "original_code":
-                return 0, 1 + self.num_samples * self.num_steps  # on the way, and at its end
+        if self.method == "product":
+            return self.num_steps + 2, 1
+        return 0, 1 + self.num_samples * self.num_steps  # on the way, and at its end
 
 
 class OwnLoss(ABC):
@@ -92,46 +77,28 @@ class TrainConfig(Strict):
 
     num_steps: int = Field(10_000, ge=1, description="Steps of training.")
     batch_size: int = Field(128, ge=1, description="Images per step, over all devices.")
-    max_per_device: int | None = Field(
-        None, ge=1, description="Most images at a time on a device (EDM's batch-gpu). Default: no limit."
-    )
-    strategy: Strategy = Field(
-        "ddp",
-        description="On several devices, ddp keeps all weights on each; fsdp splits weights, averages and the "
-        "optimizer's state over them, for networks that do not fit.",
-    )
+    max_per_device: int | None = Field(None, ge=1, description="Most images at a time on a device (batch-gpu).")
+    strategy: Strategy = Field("ddp", description="ddp keeps all weights on each device; fsdp splits them.")
     seed: Seed = Field(0, description="Decides the initial weights, the batches and the noise of training.")
-    precision: Literal["32", "bf16", "fp16"] = Field(
-        "32", description="Number format of the network; bf16 and fp16 are mixed precision."
-    )
+    precision: Literal["32", "bf16", "fp16"] = Field("32", description="bf16 and fp16 are mixed precision.")
     init_from: Path | None = Field(None, description="A checkpoint to fine-tune.")
-    continue_from: Path | None = Field(
-        None, description="The folder of another run: continue from its last state, with these settings."
-    )
+    continue_from: Path | None = Field(None, description="A run's folder: continue it with these settings.")
 
-    rounds: int = Field(
-        0, ge=0, description="Restore the noisy images with the trained model and train on, this many times."
-    )
+    rounds: int = Field(0, ge=0, description="How often to restore the noisy images and train on.")
     round_length: float = Field(0.5, gt=0, description="Steps of a round, as a share of num_steps.")
 
     optimizer: Literal["adam", "muon"] = Field(
-        "adam",
-        description="muon moves matrices by orthogonal momentum, at ten times the rate, and the rest by Adam: "
-        "dearer steps, but far fewer of them.",
+        "adam", description="muon moves matrices by orthogonal momentum: dearer steps, but far fewer of them."
     )
     lr: float = Field(1e-3, gt=0, le=1e6, description="Learning rate of Adam.")
     lr_ramp_images: int | None = Field(
-        None,
-        ge=0,
-        description="The rate rises linearly over these. Default: 10,000, at most a tenth of the training.",
+        None, ge=0, description="The rate rises over these. Default: 10,000, at most a tenth of the training."
     )
     lr_decay: Literal["none", "cosine"] = Field("none", description="cosine: the rate falls to 0 at the end.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="The two betas of Adam.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay, in the unit of its kind.")
     weight_decay_kind: Literal["decoupled", "l2_sum"] = Field(
-        "decoupled",
-        description="decoupled is AdamW: a share of lr. l2_sum adds weight_decay times the weights to the "
-        "gradient of EDM's loss, a sum over pixels.",
+        "decoupled", description="decoupled is AdamW; l2_sum adds to the gradient of EDM's sum over pixels."
     )
     clip_grad: float | None = Field(None, gt=0, description="Largest norm of the gradient. Default: no limit.")
     ema_half_life_images: int = Field(500_000, ge=0, description="Half-life of the weights' average.")
@@ -146,15 +113,11 @@ class TrainConfig(Strict):
         "the level first; clamped raises levels that are too low, as the original code does.",
     )
     noise: str = Field(
-        "lognormal",
-        description="Distribution of sigma_t in training: lognormal (EDM's), uniform (0 to 80, Algorithm 1), "
-        "or one of your own (`assay.noise.NoiseDistribution`).",
+        "lognormal", description="Distribution of sigma_t: lognormal (EDM's), uniform (0 to 80), or your own."
     )
     sigma_mean: float = Field(-1.2, allow_inf_nan=False, description="Mean of log sigma_t, if lognormal.")
     sigma_std: float = Field(1.2, gt=0, allow_inf_nan=False, description="Deviation of log sigma_t.")
-    weight: Literal["x_tn", "x_0"] = Field(
-        "x_tn", description="Whether EDM's weight applies to the error of x_tn or to that of x_0."
-    )
+    weight: Literal["x_tn", "x_0"] = Field("x_tn", description="Whose error EDM's weight applies to.")
     loss: str = Field("ambient", description="ambient, or a loss of your own (`assay.train.OwnLoss`).")
     class_conditional: bool = Field(False, description="Tell the network the class of each image.")
     augment: Augmentation = Field(Augmentation(), description="Augmentation of the images.")
@@ -187,9 +150,8 @@ class TrainConfig(Strict):
     @property
     def ramp_images(self) -> int:
         """Images over which the learning rate rises."""
-        if self.lr_ramp_images is not None:
-            return self.lr_ramp_images
-        return min(10_000, self.num_steps * self.batch_size // 10)
+        default = min(10_000, self.num_steps * self.batch_size // 10)
+        return default if self.lr_ramp_images is None else self.lr_ramp_images
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
@@ -208,15 +170,9 @@ class RunConfig(Strict):
     """Everything that decides the result of a run, and how its pictures are sampled, which does not."""
 
     data: DataConfig = Field(description="The images to train on.")
-    net: dict[str, Any] = Field(
-        {},
-        description="The network: a preset (`assay model list`) with overrides, or kind and its settings. "
-        "Default: a preset that suits the size of the images.",
-    )
+    net: dict[str, Any] = Field({}, description="A preset with changes, or kind and settings.")
     train: TrainConfig = Field(TrainConfig(), description="How to train.")
-    sample: SampleConfig = Field(
-        SampleConfig(), description="How the pictures of the run are sampled; no influence on the weights."
-    )
+    sample: SampleConfig = Field(SampleConfig(), description="How the pictures of the run are sampled.")
 
     def net_config(self, source: ImageSource) -> NetConfig:
         """The network for these images: preset and overrides, with shapes and classes from the data."""

@@ -10,7 +10,7 @@ With `train.rounds` all but config.json and the final snapshot lies in `round-0/
 the restored images of each round (see `assay.train.restored`).
 
 A state is all that a run needs to continue bit for bit: the loader and all randomness are functions of
-(seed, step). It is one file `state/<step>.safetensors`, whole or absent, with a checksum.
+(seed, step). It is one file with a checksum.
 """
 
 import json
@@ -18,7 +18,6 @@ import re
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +57,12 @@ def read_run(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-@dataclass(frozen=True)
-class Continued:
-    """The state of the run to continue, the fingerprint of that run, and whether it has the same images."""
-
-    state: State
-    fingerprint: dict[str, str]
-    same_data: bool
-
-
-def claim_folder(
-    config: RunConfig, run_dir: Path, source: ImageSource, continued: Continued | None = None
-) -> None:
+def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     """Write config.json, or make sure that the folder belongs to this very run."""
-    path = run_dir / "config.json"
+    path, first = run_dir / "config.json", config.train.continue_from
     identity = {"data": source.fingerprint, "run": config.fingerprint(source)}
+    there_still = first is not None and (first / "config.json").is_file()
+    continued = read_run(first / "config.json")["fingerprint"] if first and there_still else None
     if not path.exists():
         record = {
             "assay": assay.__version__,
@@ -80,7 +70,7 @@ def claim_folder(
             "data": {"name": source.name, "num_images": len(source)},
             "config": config.model_dump(mode="json"),
             "net": config.net_config(source).model_dump(mode="json"),
-            "continued": None if continued is None else continued.fingerprint,
+            "continued": continued,
         }
         with write_whole(path) as partial:
             partial.write_text(json.dumps(record, indent=2))
@@ -88,9 +78,7 @@ def claim_folder(
     found = read_run(path)
     known, there = found["fingerprint"], found["config"]
     what, key = f"was trained on other images: {source.name} has changed since the run began", "data"
-    first, is_another = config.train.continue_from, False
-    if first and found.get("continued") and (first / "config.json").is_file():  # it may be gone
-        is_another = read_run(first / "config.json")["fingerprint"] != found["continued"]
+    is_another = None not in (continued, found.get("continued")) and continued != found["continued"]
     if known["data"] == identity["data"]:
         # Wherever the images lie, however pictures are sampled.
         here = config.model_dump(mode="json") | {same: there.get(same) for same in ("data", "sample")}
@@ -101,11 +89,11 @@ def claim_folder(
         raise AssayError(what, path=run_dir, key=key, cure="train into another folder")
 
 
-def find_continued(config: RunConfig, run_dir: Path, source: ImageSource) -> Continued | None:
-    """The run to continue, if there is one and this run has not started; checked against this one."""
+def take_state(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
+    """Copy the last state of the run to continue, if there is one and this one has not started."""
     folder = config.train.continue_from
     if folder is None or (run_dir / "config.json").exists():
-        return None
+        return
     state = load_state(folder / "state", remove_damaged=False)
     if state is None or not (folder / "config.json").is_file():
         what = "there is no run with a saved state in that folder"
@@ -119,8 +107,8 @@ def find_continued(config: RunConfig, run_dir: Path, source: ImageSource) -> Con
     if different:
         what, cure = f"cannot be continued ({'; '.join(different)})", "change these settings, or start anew"
         raise AssayError(what, path=folder, key="train.continue_from", cure=cure)
-    fingerprint = theirs["fingerprint"]
-    return Continued(state, fingerprint, fingerprint["data"] == source.fingerprint)
+    same_data = theirs["fingerprint"]["data"] == source.fingerprint
+    save_state(run_dir / "state", step, state[0], state[1] | ({} if same_data else {"by_sigma": None}))
 
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
@@ -165,7 +153,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _like(tensor: Tensor, target: Tensor | None) -> Tensor:
+def _like(tensor: Tensor, target: Tensor) -> Tensor:
     """This rank's part of a whole tensor, if `target` is sharded."""
     if not isinstance(target, DTensor) or tensor.shape != target.shape:
         return tensor
@@ -197,16 +185,14 @@ def unpack_tensors(
     tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> None:
     """Put the tensors of `pack_tensors` back; those of other modules are left out."""
-    parts: dict[str, dict[str, Tensor]] = {name: {} for name in (*modules, "optimizer")}
-    for key, value in tensors.items():
-        part, _, name = key.partition("/")
-        parts.setdefault(part, {})[name] = value
-    for name, module in modules.items():
-        targets = module.state_dict()
-        module.load_state_dict({key: _like(value, targets.get(key)) for key, value in parts[name].items()})
+    for part, module in modules.items():
+        targets = module.state_dict().items()
+        module.load_state_dict({key: _like(tensors[f"{part}/{key}"], target) for key, target in targets})
     moments: dict[int, dict[str, Tensor]] = {}
-    weights = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
-    for key, value in parts["optimizer"].items():
-        number, _, name = key.partition("/")
-        moments.setdefault(int(number), {})[name] = _like(value, weights.get(int(number)))
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for key, value in tensors.items():
+        part, _, rest = key.partition("/")
+        if part == "optimizer":
+            number, _, name = rest.partition("/")
+            moments.setdefault(int(number), {})[name] = _like(value, weights[int(number)])
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -66,11 +66,9 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
     denoiser = with_augment_label(model, batch.augment_label)
     if (own := settings.own_loss()) is not None:
         return own(denoiser, batch, label)
-    match settings.weight:
-        case "x_tn":
-            weight = edm_weight(batch.sigma_t, sigma_data)
-        case "x_0":
-            weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
+    weight = edm_weight(batch.sigma_t, sigma_data)
+    if settings.weight == "x_0":
+        weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
     return ambient_loss(denoiser, batch.x_tn, batch.levels, batch.sigma_t, batch.eps, weight, label)
 
 

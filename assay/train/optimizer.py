@@ -1,7 +1,6 @@
 """How weights move: Adam, or Muon (Jordan et al. 2024), the learning rate over time, and EDM's average (EMA).
 
-Muon replaces the momentum of a matrix by the nearest matrix with singular values near 1, so that directions
-with small gradients are learned as fast as the others. Newton-Schulz steps find it by products alone,
+Muon replaces the momentum of a matrix by the nearest with singular values near 1, by Newton-Schulz steps,
 
     X <- a X + (b A + c A^2) X,        A = X X^T,        X = M / |M| at the start,
 
@@ -26,12 +25,8 @@ _RATIO = 10.0  # the rate of the matrices, over that of AdamW
 
 def make_optimizer(denoiser: nn.Module, config: NetConfig, settings: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of a run."""
-    options: dict[str, Any] = {
-        "lr": settings.lr,
-        "betas": settings.betas,
-        "weight_decay": settings.weight_decay,
-        "fused": settings.precision != "fp16",  # fp16 scales gradients between backward and step
-    }
+    options: dict[str, Any] = dict(lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    options["fused"] = settings.precision != "fp16"  # fp16 scales gradients between backward and step
     if settings.optimizer == "muon":
         return Muon(denoiser.named_parameters(), config.output_weights, **options)
     if settings.weight_decay_kind == "decoupled":
@@ -44,11 +39,9 @@ def make_optimizer(denoiser: nn.Module, config: NetConfig, settings: TrainConfig
 def lr_factor(step: int, settings: TrainConfig) -> float:
     """A linear ramp over the first images, times 1 or half a cosine down to 0."""
     ramp = min(1.0, (step + 1) * settings.batch_size / max(settings.ramp_images, 1))
-    match settings.lr_decay:
-        case "none":
-            return ramp
-        case "cosine":
-            return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
+    if settings.lr_decay == "none":
+        return ramp
+    return ramp * (1 + math.cos(math.pi * step / settings.num_steps)) / 2
 
 
 @torch.no_grad()

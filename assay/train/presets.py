@@ -1,8 +1,7 @@
 """Named settings: the paper's three data sets with EDM's hyper-parameters, and small ones for CPUs.
 
 The paper gives training lengths as "steps", but they are EDM's unit, thousands of images (`total_kimg`).
-`max_per_device` is the share of a GPU on EDM's machines: 8 V100 for CIFAR-10 and FFHQ, 32 A100 for ImageNet.
-EDM mirrors images only inside its geometric pipe, which tells the network, so the paper's presets set no flip.
+`max_per_device` is the share of a GPU on EDM's machines. EDM mirrors images only inside its geometric pipe.
 """
 
 import copy

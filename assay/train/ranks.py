@@ -1,7 +1,6 @@
-"""Training on several devices from inside another program: one process per device, watched from here.
+"""Training on several devices inside a worker of a study: a process per device, as `torchrun` would start it.
 
-`assay train --devices 2` starts its own command once per device. A worker of a study is not a command, so here
-each rank is a process with the environment that `torchrun` would give it. A rank that dies ends the others.
+A rank that dies ends the others.
 """
 
 import math

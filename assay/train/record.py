@@ -1,10 +1,10 @@
-"""What a run tells of itself: `metrics.jsonl`, TensorBoard events, and a diagnosis when it diverges."""
+"""What a run tells of itself: `metrics.jsonl`, and a diagnosis when it diverges."""
 
 import json
 import math
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,58 +45,24 @@ class LossBySigma:
 
     def summary(self) -> list[dict[str, float | None]]:
         """Mean loss and count of every bin that has any; the last bin has no upper end (JSON has no inf)."""
-        sums, counts, _ = self.totals.tolist()
-        ends = [*self.edges[:-1], None]
-        return [
-            {"above": ends[i], "up_to": ends[i + 1], "loss": sums[i] / counts[i], "count": int(counts[i])}
-            for i in range(len(counts))
-            if counts[i]
-        ]
+        ends, names = [*self.edges[:-1], None], ("above", "up_to", "loss", "count")
+        rows = zip(ends[:-1], ends[1:], *self.totals[:2].tolist(), strict=True)
+        return [dict(zip(names, (a, b, s / n, int(n)), strict=True)) for a, b, s, n in rows if n]
 
 
-class Recorder:
-    """Appends lines to `metrics.jsonl` and scalars to TensorBoard; on resume it forgets later steps."""
-
-    def __init__(self, run_dir: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
-
-        self.path = run_dir / "metrics.jsonl"
-        kept = read_lines(self.path, first_step) if self.path.exists() else []
-        with write_whole(self.path) as partial:
-            partial.write_text("".join(line + "\n" for line in kept))
-        self.events = run_dir / "tensorboard"
-        threading.excepthook = _leave_to_the_writer
-        with explain_full_disk(self.events):
-            self.board = SummaryWriter(self.events, purge_step=first_step + 1)
-
-    def add(self, numbers: Mapping[str, float | None], by_sigma: Sequence[Mapping[str, float | None]]) -> None:
-        """The numbers of a step, None where there is none, and `LossBySigma.summary`."""
-        with explain_full_disk(self.path), open(self.path, "a") as file:
-            file.write(json.dumps({**numbers, "loss_by_sigma": by_sigma}) + "\n")
-        bins = {f"loss_by_sigma/above_{row['above']:g}": row["loss"] for row in by_sigma}
-        with explain_full_disk(self.events):
-            for key, value in {**numbers, **bins}.items():
-                if value is not None and key != "step":
-                    self.board.add_scalar(key, value, numbers["step"])
-
-    def close(self) -> None:
-        """Flush the events."""
-        with explain_full_disk(self.events):
-            self.board.close()
-
-
-def _leave_to_the_writer(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's thread hands an OSError on to the next call of its writer: no traceback of its own."""
-    if not (isinstance(failed.exc_value, OSError) and "AsyncWriter" in type(failed.thread).__name__):
-        threading.__excepthook__(failed)
-
-
-def read_lines(path: Path, last_step: int) -> list[str]:
-    """The lines of the steps up to `last_step`; the last line of a killed run may be cut short."""
-    *lines, _ = path.read_bytes().split(b"\n")
+def trim_log(path: Path, last_step: int) -> None:
+    """Forget the steps after `last_step`; the last line of a killed run may be cut short."""
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
     kept = []
     for number, line in enumerate(lines, 1):
         with decoding(path, f"remove line {number}"):
             if json.loads(line)["step"] <= last_step:
-                kept.append(line.decode())
-    return kept
+                kept.append(line + b"\n")
+    with write_whole(path) as partial:
+        partial.write_bytes(b"".join(kept))
+
+
+def add_to_log(path: Path, line: Mapping[str, Any]) -> None:
+    """Append the numbers of a step."""
+    with explain_full_disk(path), open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")

@@ -1,7 +1,6 @@
 """Training with rounds: train, restore the noisy images with the model, train on, and again.
 
-Below the noise of the images only clean ones teach a model. A restored image is a guess at the clean one: in
-each round a noisy image is trained on as it is at levels above its own noise, and its restored twin below
+In each round a noisy image is trained on as it is at levels above its own noise, and its restored twin below
 (`assay.data.Restored`). Every round restores the *original* images, with the model of the round before.
 
     <run>/round-0/       the first training, a run like any other

@@ -28,7 +28,7 @@ from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train import folder
 from assay.train.config import RunConfig
 from assay.train.optimizer import make_optimizer
-from assay.train.record import LossBySigma, Recorder
+from assay.train.record import LossBySigma, add_to_log, trim_log
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
@@ -183,10 +183,11 @@ class Run:
         self.snapshot_steps = frozenset(snapshot_steps)
         # Rounds over the same images draw other noise.
         self.seed = stream(settings.seed, "loop", settings.rounds).initial_seed() if start else settings.seed
-        continued = folder.find_continued(config, run_dir, source)
         if fabric.is_global_zero:
             remove_leftovers(run_dir)
-            folder.claim_folder(config, run_dir, source, continued)
+            folder.take_state(config, run_dir, source)
+            folder.claim_folder(config, run_dir, source)
+        fabric.barrier()
         self._build(start or settings.init_from)
         law, ranks = settings.noise_distribution(), (fabric.global_rank, fabric.world_size)
         how = law, settings.pairing, settings.augment
@@ -196,9 +197,11 @@ class Run:
         self.last_loss: float | None = None  # recorded
         self.by_sigma = LossBySigma(source.sigma_tn)
         self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # index, sigma_t, loss, gradient's norm
-        self._resume(continued)
+        self._resume()
         self.first_step, self.started = self.step, time.perf_counter()
-        self.recorder = Recorder(run_dir, self.step) if fabric.is_global_zero else None
+        self.log = run_dir / "metrics.jsonl"
+        if fabric.is_global_zero:
+            trim_log(self.log, self.step)
 
     def _build(self, start: Path | None) -> None:
         """The network, its average and its optimizer, on their devices."""
@@ -251,8 +254,7 @@ class Run:
     def note_step(self, batch: Batch, loss: Tensor, grad_norm: Tensor | None) -> None:
         """Keep what a batch gave on its device, and have the step skipped if the gradient is not finite.
 
-        Where `found_inf` is 1 the fused optimizer changes neither weights nor moments nor its count of
-        steps. With fp16 the gradients' scaler skips by itself, and learns from it.
+        The fused optimizer skips where `found_inf` is 1; with fp16 the gradients' scaler skips by itself.
         """
         nan = torch.tensor(math.nan, device=self.fabric.device)
         norm = nan if grad_norm is None else folder.whole(grad_norm.detach())
@@ -318,8 +320,6 @@ class Run:
         if finished:
             self._check_learnt()
             self._save_checkpoint(final)
-        if self.recorder is not None:
-            self.recorder.close()
         self.fabric.barrier()
         return TrainResult(self.run_dir, self.step, finished, final)
 
@@ -337,9 +337,8 @@ class Run:
             cure = f"{_CALM}, and train into another folder"
             raise AssayError(what, path=self.run_dir, key="train.lr", cure=cure)
 
-    def _resume(self, continued: folder.Continued | None) -> None:
-        state = folder.load_state(self.run_dir / "state") if continued is None else continued.state
-        if state is None:
+    def _resume(self) -> None:
+        if (state := folder.load_state(self.run_dir / "state")) is None:
             if self.config.train.continue_from is not None:
                 raise AssayError("has lost its states", path=self.run_dir, cure="remove it and continue again")
             return
@@ -348,10 +347,8 @@ class Run:
         self.step, self.num_skipped, self.last_loss = info["step"], info["num_skipped"], info["last_loss"]
         self.num_skipped_in_a_row = info["num_skipped_in_a_row"]
         # Rank 0 carries the sums that were gathered before; the others start from zero.
-        if self.fabric.is_global_zero and (continued is None or continued.same_data):
+        if self.fabric.is_global_zero and info["by_sigma"] is not None:  # continued on other images
             self.by_sigma.totals = torch.tensor(info["by_sigma"], dtype=torch.float64)
-        if continued is not None:
-            self._save_state()  # from here on the run needs nothing of the other
 
     def _save_state(self) -> None:
         totals = self._sum_over_ranks(self.by_sigma.totals).tolist()
@@ -379,7 +376,7 @@ class Run:
         self.by_sigma.totals = self._sum_over_ranks(self.by_sigma.totals)
         sums, counts, num_all = self.by_sigma.totals.sum(1).tolist()
         self.last_loss = sums / counts if counts > 0.5 * num_all else None
-        if self.recorder is not None:
+        if self.fabric.is_global_zero:
             line = {
                 "step": self.step,
                 "num_images": self.step * self.config.train.batch_size,
@@ -388,8 +385,9 @@ class Run:
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "num_skipped": self.num_skipped,
                 "images_per_second": images_per_second,
+                "loss_by_sigma": self.by_sigma.summary(),
             }
-            self.recorder.add(line, self.by_sigma.summary())
+            add_to_log(self.log, line)
         self.by_sigma.totals = torch.zeros_like(self.by_sigma.totals)
 
     def _save_checkpoint(self, path: Path) -> None:
