@@ -15,7 +15,7 @@ from assay.data import open_store
 from assay.metrics.distance import features_to_statistics, save_statistics
 from assay.metrics.extract import images_to_features, load_extractor
 from assay.outcome import read_outcomes
-from assay.pricing.paper import PAPER_CONFIGURATIONS
+from assay.pricing.paper import PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.study import open_study, read_study
 from assay.study.report import _beside_paper, write_report
 from assay.study.run import run_local
