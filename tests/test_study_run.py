@@ -268,4 +268,8 @@ def test_a_block_that_would_end_too_late_is_not_begun(
     monkeypatch.setattr("assay.study.run.run_local", runner)
     end, _, failed = drive(opened, minutes=minutes)
     assert end.num_blocks == num_blocks and not failed
+    limited = SimpleNamespace(limited=4.0, low=0.0, high=0.5, worth=0.1, rate=(10, 2, 99), verdict="undecided")
+    limited.sigma, limited.goal = 0.3, "structure"
+    monkeypatch.setattr("assay.study.run.goal_prices", lambda opened: (limited,))
+    assert drive(end, until=2)[0].num_blocks == num_blocks  # more blocks would not decide it
     assert minutes in (None, 1) or now <= 60 * (minutes or 0)

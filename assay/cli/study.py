@@ -149,7 +149,8 @@ def _run(
     for title, reason in failed.items():  # before the report, which a full disk has no room for either
         console.print(f"failed: {title}: {reason}", style="red")
     console.print(write_report(opened) or _NOTHING)
-    if prices:  # an interval shrinks as the square root of the blocks, half of it takes four times as many
+    if prices and not any(price.limited for price in prices):
+        # An interval shrinks as the square root of the blocks: half of it takes four times as many.
         blocks = 3 * max(prices, key=width).law.num_blocks
         runs = blocks * len(opened.runs) // opened.num_blocks
         time = f"{runs} runs, {duration(3 * opened.seconds())} of one core"

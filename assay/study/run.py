@@ -148,8 +148,8 @@ def drive(
 ) -> tuple[OpenStudy, tuple[Price, ...], dict[str, str]]:
     """Run all that is missing, and add blocks to a design until its price is sure enough, or time is over.
 
-    `until` is the factor by which the ends of an interval may differ. A block that would end after `minutes`,
-    by what the last ones took, is not begun. Returns the study with its blocks, the prices of its goal, if it
+    `until` is the factor by which the ends of an interval may differ; no block is added where training, not
+    data, is the limit, nor one that would end after `minutes`, by what the last ones took. Returns the study with its blocks, the prices of its goal, if it
     is complete, and why runs have failed, by their titles. `say` gets a line for each run and block that ends;
     `how` is for `run_local`.
     """
@@ -176,6 +176,7 @@ def drive(
         pace = (now - begun) / num_missing if num_missing else pace
         late = minutes is not None and now - started + pace * runs_per_block > 60 * minutes
         sure = until is not None and bool(prices) and all(width(price) <= until for price in prices)
+        sure = sure or any(price.limited for price in prices)  # training is the limit: more blocks do not help
         unlimited = until is None and minutes is None
         if should_stop() or opened.study.design is None or unlimited or late or sure:
             return opened, prices, {}
