@@ -149,9 +149,9 @@ def drive(
     """Run all that is missing, and add blocks to a design until its price is sure enough, or time is over.
 
     `until` is the factor by which the ends of an interval may differ; no block is added where training, not
-    data, is the limit, nor one that would end after `minutes`, by what the last ones took. Returns the study with its blocks, the prices of its goal, if it
-    is complete, and why runs have failed, by their titles. `say` gets a line for each run and block that ends;
-    `how` is for `run_local`.
+    data, is the limit, nor one that would end after `minutes`, by what the last ones took. Returns the study
+    with its blocks, the prices of its goal, if it is complete, and why runs have failed, by their titles. `say`
+    gets a line for each run and block that ends; `how` is for `run_local`.
     """
     started, reasons = time.monotonic(), dict[str, str]()
     theirs = [name for name in ("results.csv", "report.html") if (opened.folder / name).exists()]
