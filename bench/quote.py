@@ -48,7 +48,7 @@ def compare(name: str, quoted: Quote, sigma: float, measured: dict[float, float]
     pairs = "  ".join(
         f"{level:.2g}: {w:.2f} / {q:.2f}" for (level, w), q in zip(measured.items(), found, strict=True)
     )
-    print(f"{name:<24} noise {sigma:<5g} measured / quoted {pairs}")
+    print(f"{name:<24} noise {sigma:<5.3g} measured / quoted {pairs}")
     return ratios.tolist()
 
 

@@ -119,7 +119,7 @@ def answer() -> str:
     if structure.verdict == "undecided":
         first = "how many noisy images replace a clean one is undecided"
     return (
-        f"Measured on {ABOUT_HEADLINE}, at noise {structure.sigma:g}:\n"
+        f"Measured on {ABOUT_HEADLINE}, at noise {structure.sigma:.3g}:\n"
         f"{first} if you want the right structure,\n"
         f"and **{amount(looks)}** if you want samples that look right "
         f"(95% intervals; {structure.law.num_runs} trainings)."
@@ -142,7 +142,7 @@ def replacement(only: str = "") -> str:
         for sigma in dict.fromkeys(each.sigma for each in prices.prices):
             mine = {each.goal: amount(each) for each in prices.prices if each.sigma == sigma}
             cells = [mine.get(goal, "") for goal in ("structure", "everything", "looks")]
-            rows.append((STUDIES[study], f"{sigma:g}", *cells))
+            rows.append((STUDIES[study], f"{sigma:.3g}", *cells))
     return markdown(("images", "noise", "structure", "everything", "looks"), rows)
 
 
@@ -232,7 +232,7 @@ def claims_of(study: str) -> list[Claim]:
     for sigma in levels.sigmas.tolist():
         above = levels.loss[:, levels.centres > sigma].sum(1)
         mix, alone = by_block(total, few, sigma), by_block(total, few, None)
-        at = f"at noise {sigma:g}"
+        at = f"at noise {sigma:.3g}"
         found.append(Claim(study, f"all clean images beat the mix {at}", mix - by_block(total, most, None)))
         gain = by_block(above, few, None) - by_block(above, few, sigma)
         found.append(Claim(study, f"the mix beats its clean images {at}, above the noise", gain))
@@ -305,7 +305,7 @@ def shares() -> str:
                 priced = price_results([], take(levels, ~noisy | (levels.num_clean == size)))
                 one = priced.of("structure", sigma)
                 cells.append(f"{size:g} clean: {one.worth:.2f} ({one.low:.2f} to {one.high:.2f})")
-            rows.append((STUDIES[study], f"{sigma:g}", *cells))
+            rows.append((STUDIES[study], f"{sigma:.3g}", *cells))
     return markdown(("images", "noise", "few clean images", "three times as many"), rows)
 
 
@@ -327,7 +327,7 @@ def quoted() -> str:
             rows.append(
                 (
                     STUDIES[study],
-                    f"{curve.sigma:g}",
+                    f"{curve.sigma:.3g}",
                     f"{rms:.2f}",
                     f"{error.mean():+.0%}",
                     f"{np.abs(error).max():.0%}",

@@ -24,7 +24,7 @@ from assay.pricing import (
     quote,
     write_levels,
 )
-from assay.pricing.law import Law, interval
+from assay.pricing.law import Law, _Problem, interval
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.price import Prices, price_results
 from assay.pricing.quote import _costs, _information, _worth, spectrum
@@ -194,6 +194,31 @@ def test_a_law_without_noise_is_found_exactly() -> None:
     assert law.scatter == pytest.approx(1e-4, rel=0.5) and (law.lack_of_fit or 0) > 0.001
     middle = np.median(law.values(law.size([200.0], [[100.0, 0.0]], SIGMAS)))
     assert middle == pytest.approx(2.95 + 0.6 * (210 / 60) ** -0.7 + 0.05, abs=2e-3)
+
+
+def test_draws_are_those_of_the_density_where_worths_are_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 clean and 2,000 noisy images, as of galaxies: against integration of the density on a grid."""
+    problems = []
+
+    def sample(self: Any, prior: Any, *options: Any) -> Any:
+        problems.append((self, prior))
+        return draw(self, prior, *options)
+
+    draw = _Problem.sample
+    monkeypatch.setattr(_Problem, "sample", sample)
+    rng, clean = np.random.default_rng(0), np.tile([24.0, 41, 72, 120, 240, 24], 3)
+    noisy = np.where(np.arange(18) % 6 == 5, 2000.0, 0.0)
+    value = 0.9 + 5 * (clean + 0.008 * noisy) ** -0.8 + 0.02 * rng.standard_normal(18)
+    blocks, error = np.arange(18) // 6, np.zeros(18)
+    (found,) = fit_laws(
+        [Measured("toy", "everything", "loss", np.array([0.2]), blocks, clean, noisy[:, None], value, error)]
+    )
+    (problem, prior), grid = problems[-1], np.r_[np.linspace(-0.008, 0, 40)[:-1], np.geomspace(1e-4, 1.3, 300)]
+    theta = np.stack(np.meshgrid(np.log(0.7) + 0.7 * np.linspace(-4, 4, 81), grid, indexing="ij"), -1)
+    density = problem.log_density(theta.reshape(1, -1, 2), prior).reshape(theta.shape[:2])
+    mass = np.exp(density - density.max()).sum(0) * np.gradient(grid)
+    exact = np.interp([0.05, 0.5, 0.95], np.cumsum(mass) / mass.sum(), grid)
+    assert np.quantile(found.worth, [0.05, 0.5, 0.95]) == pytest.approx(exact, rel=0.15)
 
 
 def test_a_law_that_does_not_hold_is_said() -> None:

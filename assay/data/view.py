@@ -57,7 +57,8 @@ class View(ImageSource):
         if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
             at = int(wrong.nonzero()[0])
             levels = f"noise of {before[at].item():g} and cannot be brought to {target[at].item():g}"
-            raise AssayError(f"image {int(index[at])} of {source.name} has {levels}: noise can only be added")
+            what = f"image {int(index[at])} of {source.name} has {levels}: noise can only be added"
+            raise AssayError(what, cure="give a level at least as high as its own")
         self.source: ImageSource = source
         self.index: Tensor = index
         self.sigma_tn = target

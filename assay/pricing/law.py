@@ -40,7 +40,8 @@ _SCALE_DF, _SCALE = 1.0, 0.02  # prior of the error of a run: weak, 2% of the ra
 _BLOCK_RATIOS = (0.0, 0.3, 1.0, 3.0, 10.0)  # variance between blocks, over that between runs
 _MISFIT_RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # variance between configurations, alike
 _GROWTHS = (0.0, 1.0, 4.0)  # of the variance of a run, from the largest clean-only size to the smallest
-_NUM_WALKERS, _NUM_STEPS, _EVERY = 64, 300, 8
+_NUM_WALKERS, _NUM_STEPS, _EVERY = 64, 1000, 24
+_TINY_WORTH = 1e-3  # the smallest that walkers begin with
 
 
 @dataclass(frozen=True)
@@ -278,14 +279,20 @@ class _Problem:
         return np.where(inside, value, -np.inf)
 
     def sample(self, prior: Array, seed: int, num_walkers: int, num_steps: int) -> Array:
-        """Draws (T, R, 1 + S) by stretch moves of `num_walkers`, from the best of many draws of the prior."""
-        rng, shape = np.random.default_rng(seed), (len(self.unit), 10 * num_walkers)
+        """Draws (T, R, 1 + S) by stretch moves of `num_walkers`, which begin at draws by importance.
+
+        Among those are worths of every size: with few clean and many noisy images the likely ones are tiny, and
+        walkers that begin far from them would not find them.
+        """
+        rng, shape = np.random.default_rng(seed), (len(self.unit), 40 * num_walkers)
         start = [np.log(_BETA) + _BETA_SPREAD * rng.standard_normal(shape)]
-        start += [rng.uniform(0, 1, shape) for _ in self.design.least]
+        start += [np.exp(rng.uniform(np.log(_TINY_WORTH), 0, shape)) for _ in self.design.least]
         theta = np.stack(start, -1)
+        chance = self.log_density(theta, prior) + np.log(theta[..., 1:]).sum(-1)  # over their own density
+        chosen = np.argmax(chance[:, None] + rng.gumbel(size=(len(self.unit), num_walkers, shape[1])), -1)
+        theta = np.take_along_axis(theta, chosen[..., None], 1)
+        theta *= np.exp(-0.1 * np.abs(rng.standard_normal(theta.shape)))  # apart, and still within their bounds
         density = self.log_density(theta, prior)
-        order = np.argsort(-0.2 * density - rng.gumbel(size=shape), 1)[:, :num_walkers]
-        theta, density = np.take_along_axis(theta, order[..., None], 1), np.take_along_axis(density, order, 1)
         half, kept = num_walkers // 2, []
         for step in range(num_steps):
             for mine, theirs in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):

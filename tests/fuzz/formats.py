@@ -61,7 +61,7 @@ from assay.study.spec import DEMO, read_study
 from assay.study.stages import read_measures
 from assay.train.config import read_config
 from assay.train.folder import load_state, read_run, save_state
-from assay.train.record import read_lines
+from assay.train.record import trim_log
 from tests.studies import SPEC
 from tests.test_data_pack import idx, png, saved
 from tests.test_data_scientific import WRITERS
@@ -443,6 +443,11 @@ def _read_annotations(path: Path) -> Any:
     return levels
 
 
+def _log(path: Path) -> bytes:
+    trim_log(path, 5)
+    return path.read_bytes()
+
+
 def _read_table(path: Path) -> Any:
     return [price_rows(found) for found in price_all(path)]
 
@@ -517,7 +522,7 @@ FORMATS: list[Format] = [
     Format("study toml", _text("study.toml", SPEC), read_study),
     Format("demo toml", _text("study.toml", DEMO.read_text()), read_study),
     Format("run config", _text("config.json", _RUN), read_run),
-    Format("metrics.jsonl", _text("metrics.jsonl", _LOG), lambda path: read_lines(path, 5)),
+    Format("metrics.jsonl", _text("metrics.jsonl", _LOG), _log),
     Format("levels.csv", _text("levels.csv", _LEVELS), lambda path: [vars(each) for each in read_levels(path)]),
     Format("stage json", _text("samples-1.json", _EVALUATION), read_measures),
     Format("job json", _job, lambda path: _to_go(path.parent).check_job(_JOB), named=_parent),
