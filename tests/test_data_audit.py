@@ -105,6 +105,13 @@ def test_a_shared_level_is_within_one_percent() -> None:
     for i, sigma in enumerate((0.05, 0.2)):
         level = group_level(list(x + sigma * noise(x, 20 + i)))
         assert level.value == pytest.approx(sigma, rel=0.01) and level.low < sigma < level.high
+    small = torch.nn.functional.interpolate(
+        x, size=(12, 12), mode="area"
+    )  # all texture: examples tell how much
+    noisy = list(small[100:] + 0.3 * noise(small[100:], 30))
+    level = group_level(noisy, clean=list(small[:100]))
+    assert level.value == pytest.approx(0.3, rel=0.02) and level.low < 0.3 < level.high
+    assert group_level(noisy).value > 1.01 * level.value
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])

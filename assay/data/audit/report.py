@@ -30,11 +30,13 @@ from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
 Bounds = tuple[float, float]
+_ANY: Bounds = (-math.inf, math.inf)
 
 _SIDE = 6
 _SIDE_SHARED = 4  # for the level of a group, with the windows beside each
 _START = 0.01  # of all windows, the flattest: what the search for flat windows starts from
 _MIN_WINDOWS = 200
+_NUM_COPIES = 600  # of clean examples, with noise
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
@@ -117,19 +119,46 @@ def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) 
     return _Pool(*(np.concatenate(column) for column in columns))
 
 
-def group_level(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf)) -> Measured:
+def group_level(images: Sequence[Tensor], bounds: Bounds = _ANY, clean: Sequence[Tensor] = ()) -> Measured:
     """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
 
-    The texture left in their flattest windows makes it slightly too high, which the interval allows for.
+    The texture left in their flattest windows makes it slightly too high, which the interval allows for. With
+    `clean` examples it is measured, on copies of them with noise of the level found, and divided out.
     """
     pool = _pool(images, bounds)
     chosen, variance = _flat_windows(pool)
     if variance == 0:
         return Measured(0.0, 0.0, 0.0)
-    value = math.sqrt(variance)
-    sums = np.bincount(pool.owner[chosen], pool.detail[chosen] - variance)  # images are independent
-    error = math.sqrt(np.square(sums).sum()) / len(chosen) / (2 * variance)
-    return Measured(value, value * math.exp(-1.96 * error - _TEXTURE), value * math.exp(1.96 * error))
+    value, texture = math.sqrt(variance), 0.0 if clean else _TEXTURE
+    error = _error(pool.detail[chosen] - variance, pool.owner[chosen]) / (2 * variance)
+    if clean:
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(2):  # the second time at a level that is nearly right
+            factor, error_there = _texture(clean, value, generator)
+            value = math.sqrt(variance) / factor
+        error = math.hypot(error, error_there)
+    return Measured(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
+
+
+def _texture(clean: Sequence[Tensor], sigma: float, generator: torch.Generator) -> tuple[float, float]:
+    """How many times too high a level of `sigma` is found in images like `clean`, and the error of that.
+
+    The detail of noisy copies is compared with that of their noise in the same windows: what is left is
+    texture, and not the chance that this noise is a little more or less than it should be.
+    """
+    copies = list(clean) * max(1, _NUM_COPIES // len(clean))
+    noise = [sigma * torch.randn(image.shape, generator=generator) for image in copies]
+    pool = _pool([image + z for image, z in zip(copies, noise, strict=True)], _ANY)
+    chosen, _ = _flat_windows(pool)
+    alone = _pool(noise, _ANY).detail[chosen]
+    ratio = float(pool.detail[chosen].mean() / alone.mean())
+    error = _error(pool.detail[chosen] - ratio * alone, pool.owner[chosen] % len(clean)) / alone.mean()
+    return math.sqrt(ratio), error / (2 * ratio)
+
+
+def _error(residual: np.ndarray, owner: np.ndarray) -> float:
+    """Standard error of a mean whose independent units are images, from the residuals (L,) of its terms."""
+    return math.sqrt(np.square(np.bincount(owner, residual)).sum()) / len(residual)
 
 
 def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
@@ -388,7 +417,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
         "low": low,
         "high": high,
         "method": f"from {len(examples):,} clean examples" if examples else "from each image alone",
-        "group": group_level(images, bounds),
+        "group": group_level(images, bounds, examples),
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
         "sensor": fit_sensor(images, bounds),
