@@ -31,7 +31,6 @@ SHORTER = {
     "pixels[1000:]": "pixels[220:]",
     "(1000, 12, 12)": "(220, 12, 12)",
     "number < 1000": "number < 220",
-    "--sigma 1.25,1.5,2 --out": "--sigma 2 --num-samples 300,1000 --num-repeats 12 --out",
 }
 # What a reader of the page already has, apart from the folders of images.
 GIVEN = {
