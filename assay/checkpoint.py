@@ -22,7 +22,7 @@ from torch import Tensor
 from assay.archives import check_unpacked
 from assay.data.units import PhysicalRange
 from assay.denoise import Denoiser, Preconditioned
-from assay.errors import AssayError, extra
+from assay.errors import AssayError, check_same, choose, extra
 from assay.files import Name, decoding, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
 from assay.sample import Guided, SampleConfig
@@ -74,14 +74,13 @@ class Checkpoint:
         if sample.guide is None:
             if not self.config.num_classes or not self.config.label_dropout:
                 what = "the model was trained without classes, or without label_dropout"
-                cure = "give `guide`, the checkpoint of a weaker model"
-                raise AssayError(what, key="guidance", cure=cure)
+                raise AssayError(what, key="guidance", cure="give `guide`, the checkpoint of a weaker model")
             return Guided(denoiser, sample.guidance)
         guide = load_checkpoint(sample.guide)
-        theirs, ours = guide.config, self.config
-        if theirs.image_shape != ours.image_shape or theirs.num_classes not in (0, ours.num_classes):
-            what = "has another image shape or other classes than the model"
-            raise AssayError(what, path=sample.guide, key="guide", cure="give a model of the same data")
+        ours = self.config.image_shape, self.config.num_classes
+        theirs = guide.config.image_shape, guide.config.num_classes or self.config.num_classes
+        what, cure = "it and the model differ in shape or classes", "give a model of the same data"
+        check_same(theirs, ours, what, path=sample.guide, key="guide", cure=cure)
         return Guided(denoiser, sample.guidance, guide.denoiser.to(device).eval())
 
 
@@ -202,14 +201,11 @@ def config_from_edm(arguments: Mapping[str, Any], where: str | Path) -> UNetConf
     """The config for flat arguments of `EDMPrecond`, with EDM's defaults; errors say `where` they stand."""
     unused = ("use_fp16", "sigma_min", "sigma_max")  # how EDM runs and samples, not what the network is
     given = {key: value for key, value in arguments.items() if key not in unused}
-    model_type = given.pop("model_type", "DhariwalUNet")
-    if str(model_type) not in _MODEL_TYPES:
-        cure = f"give one of {', '.join(_MODEL_TYPES)}"
-        raise AssayError(f"{one_line(repr(model_type))} is not known", path=where, key="model_type", cure=cure)
+    kind = choose(str(given.pop("model_type", "DhariwalUNet")), _MODEL_TYPES, "model_type", where)
     with decoding(where, "write all arguments of the network to it"):
         resolution, given["num_classes"] = given.pop("img_resolution"), given.pop("label_dim", 0)
         given["image_shape"] = (given.pop("img_channels"), resolution, resolution)
-        return _MODEL_TYPES[model_type](**given)
+        return kind(**given)
 
 
 def config_to_edm(config: NetConfig) -> dict[str, Any]:

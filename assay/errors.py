@@ -1,11 +1,12 @@
 """What a user can correct: one error with fields, which the library fills and the command line renders."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 DISTRIBUTION = "assay-diffusion"  # what pip installs; `assay` on the package index is somebody else's
 
 
@@ -37,6 +38,20 @@ def check_enough(number: int, least: int, what: str, key: str) -> None:
     """Reject fewer than `least` of `what`: "clean images of digits"."""
     if number < least:
         raise AssayError(f"{number} {what}; at least {least} are needed", key=key, cure="give more images")
+
+
+def check_same(ours: object, theirs: object, what: str, **where: Any) -> None:
+    """Reject two values that differ, although `what` says that they should not; `where` as for an error."""
+    if ours != theirs:
+        raise AssayError(f"{what}: {ours} and {theirs}", **where)
+
+
+def choose(name: str, known: Mapping[str, T], key: str, path: Path | str | None = None) -> T:
+    """What a name stands for among all that are `known`; `key` is the setting that names it."""
+    if name not in known:
+        cure = f"choose one of {', '.join([*known][:40])}"
+        raise AssayError(f"nothing is called {name!r:.80}", path=path, key=key, cure=cure)
+    return known[name]
 
 
 @contextmanager

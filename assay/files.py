@@ -252,6 +252,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_sha256(path: Path, expected: str, what: str, cure: str, where: Path | str | None = None) -> None:
+    """Reject a file with another hash than `expected`; the error is about `where`, or the file itself."""
+    if sha256(path) != expected:
+        raise AssayError(what, path=where or path, cure=cure)
+
+
 def content_hash(*parts: object) -> str:
     """One SHA-256 over all `parts`: plain values as JSON writes them, bytes, and files and folders (a `Path`).
 

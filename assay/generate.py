@@ -22,7 +22,7 @@ from assay.data.store import PackedImage, Parents, write_store
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
 from assay.devices import NumDevices, find_device, open_fabric
-from assay.errors import AssayError
+from assay.errors import check_same, choose
 from assay.files import sha256
 from assay.noise import per_image
 from assay.sample import (
@@ -82,12 +82,8 @@ def sample_to_files(
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
     num_classes, names = loaded.config.num_classes, loaded.info.label_names
     if label is not None:
-        known = {str(k): k for k in range(num_classes)} | {name: k for k, name in enumerate(names)}
-        if str(label) not in known:
-            what = f"{label} is not one of its {num_classes} classes"
-            cure = f"choose one of {', '.join(names)}" if names else "count from 0, or leave it out for all"
-            raise AssayError(what, path=checkpoint, key="label", cure=cure)
-        label = known[str(label)]
+        known = {name: k for k, name in enumerate(names)}
+        label = choose(str(label), {str(k): k for k in range(num_classes)} | known, "label", checkpoint)
     shape, units = loaded.config.image_shape, files.range or loaded.info.physical_range
     target = open_target(output, shape[0], units, files.format or "png", files.dtype)
     classes = None
@@ -234,8 +230,6 @@ def restore_store(
 ) -> Store:
     """Restore the noisy images of a store with a checkpoint, into a store of their own (see `restore`)."""
     loaded, images = _opened(checkpoint, store)
-    if (Path(output) / "meta.json").exists():
-        raise AssayError("is a store already", path=output, cure="choose another name, or remove it")
     on, source = find_device(compute.device), with_uniform_noise(usable(images, seed), seed)
     how = sha256(find_checkpoint(checkpoint)), lowest_learnt(loaded.info), compute.batch_size, on, progress
     return restore(loaded.denoiser.to(on).eval(), source, output, *how)
@@ -249,9 +243,8 @@ def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
     """A model and images that it is for; a warning if their values may mean something else to it."""
     loaded, images = load_checkpoint(checkpoint), open_store(store)
     shape, trained_on = loaded.config.image_shape, loaded.info.physical_range
-    if images.image_shape != shape:
-        what = f"has images of shape {images.image_shape}, the network is for {shape}"
-        raise AssayError(what, path=store, cure="pack them at that size, or use another checkpoint")
+    what, cure = "its images and the network differ in shape", "pack them at that size"
+    check_same(images.image_shape, shape, what, path=store, cure=cure)
     if trained_on not in (None, images.physical_range):
         units = f"{store} has black and white at {images.physical_range}, the training data at {trained_on}"
         warnings.warn(f"{units}: make sure that they mean the same", stacklevel=1)

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from assay.errors import AssayError
+from assay.errors import choose
 
 
 def registered(base: type) -> dict[str, Any]:
@@ -24,10 +24,7 @@ def registered(base: type) -> dict[str, Any]:
 
 def find(base: type, kind: str, key: str) -> Any:
     """The class of this kind; `key` is the setting that asks for it."""
-    known = registered(base)
-    if kind not in known:
-        raise AssayError(f"nothing is called {kind!r:.80}", key=key, cure=f"choose one of {', '.join(known)}")
-    return known[kind]
+    return choose(kind, registered(base), key)
 
 
 def kind_of(found: type) -> str | None:

@@ -24,7 +24,7 @@ from assay.denoise import Denoiser, check_label, check_label_shape
 from assay.errors import AssayError
 from assay.noise import per_image
 from assay.registry import find
-from assay.settings import Strict
+from assay.settings import Rules, Strict
 
 Precision = Literal["32", "64", "bf16"]
 Level = Annotated[float, Field(gt=0)] | Literal["auto"]  # a noise level, or the training data's
@@ -352,25 +352,22 @@ class SampleConfig(Strict):
             return values | {"refine_at": "auto"}
         return values
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Reject settings that contradict each other."""
-        if find(Solver, self.solver, "solver").has_memory and self.churn:
-            what = f"churn disturbs what {self.solver} remembers"
-            raise AssayError(what, key="churn", cure="use heun or euler")
-        if self.guide is not None and self.guidance == 1:
-            raise AssayError("has no effect at guidance = 1", key="guide", cure="give e.g. guidance = 2")
-        if self.truncate_at is not None and self.refine_at is not None:
-            raise AssayError("continues below the level where truncate_at stops", key="refine_at")
-        if not self.sigma_min < self.sigma_max:
-            raise AssayError(f"is not below sigma_max = {self.sigma_max:g}", key="sigma_min")
-        self._check_levels()
-
-    def _check_levels(self) -> None:
+    def rules(self) -> Rules:
+        """Churn needs a solver without memory, a guide its strength, and levels are in order."""
+        remembers = find(Solver, self.solver, "solver").has_memory and self.churn
+        what = f"churn disturbs what {self.solver} remembers"
+        yield remembers, AssayError(what, key="churn", cure="use heun or euler")
+        what, without_effect = "has no effect at guidance = 1", self.guide is not None and self.guidance == 1
+        yield without_effect, AssayError(what, key="guide", cure="give e.g. guidance = 2")
+        both = self.truncate_at is not None and self.refine_at is not None
+        yield both, AssayError("continues below the level where truncate_at stops", key="refine_at")
+        what = f"is not below sigma_max = {self.sigma_max:g}"
+        yield self.sigma_min >= self.sigma_max, AssayError(what, key="sigma_min")
         for name, lowest in (("truncate_at", 0.0), ("refine_at", self.sigma_min)):
             level = getattr(self, name)
-            if isinstance(level, float) and not lowest < level < self.sigma_max:
-                what = f"{level:g} is not between {lowest:g} and {self.sigma_max:g}, where sampling starts"
-                raise AssayError(what, key=name, cure="give the noise level of the training data, e.g. 0.2")
+            outside = isinstance(level, float) and not lowest < level < self.sigma_max
+            what = f"{level} is not between {lowest:g} and {self.sigma_max:g}, where sampling starts"
+            yield outside, AssayError(what, key=name, cure="give that of the training data, e.g. 0.2")
 
     def for_levels(self, sigma_tn: Iterable[float]) -> "SampleConfig":
         """The same for data with these noise levels: "auto" becomes the lowest (to stop at) or the highest."""
@@ -382,7 +379,7 @@ class SampleConfig(Strict):
                     raise AssayError(what, key=name, cure="give a number")
                 chosen[name] = choose(noisy)
         found = self.model_copy(update=chosen)
-        found._check_levels()
+        found.model_post_init(None)
         return found
 
     def sigmas(self) -> Tensor:

@@ -18,6 +18,7 @@ from assay.errors import AssayError
 from assay.files import one_line, read_text
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
+Rules = Iterator[tuple[Any, AssayError]]  # whether one is broken, and what to say then
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 DEVICE = "cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
 DEVICES = "How many devices to use; auto for all GPUs of the machine."
@@ -33,6 +34,15 @@ class Config(BaseModel):
             super().__init__(**values)
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic itself need not call it
+
+    def rules(self) -> Rules:
+        """What settings may not be together, in the order in which it is checked."""
+        return iter(())
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Reject settings that break a rule."""
+        for error in (error for is_broken, error in self.rules() if is_broken):
+            raise error
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """What differs from the defaults."""

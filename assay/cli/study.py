@@ -65,11 +65,10 @@ def init(
 
     Example: `assay study init stores/scans --have-clean 400 --noisy 0.2 --minutes 30`
     """
-    from assay.files import write_text
+    from assay.files import check_absent, write_text
     from assay.study.sizing import draft_study
 
-    if output.exists():
-        raise AssayError("exists already", path=output, cure="remove it or choose another name with -o")
+    check_absent(output)
     console = open_console(markup=False)
     with console.status("timing a few steps ..."):
         text = draft_study(store, have_clean, noisy, minutes)

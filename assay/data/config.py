@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
 from assay.data.notes import check_overlap
 from assay.data.store import address_of
 from assay.errors import AssayError
-from assay.settings import Level, Seed, Strict
+from assay.settings import Level, Rules, Seed, Strict
 
 MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # by default: a loss needs 20 images, the two halves of a study 40
 
@@ -137,23 +137,19 @@ class DataConfig(Strict):
             check_overlap(source, aside)
         return prepared
 
-    @model_validator(mode="after")
-    def _check(self) -> "DataConfig":
-        """Reject keys that contradict each other."""
+    def rules(self) -> Rules:
+        """A 1 is no share, levels are in order, and simulated noise has a level and images to be added to."""
         for key in ("clean", "noisy", "held_out"):
-            value = getattr(self, key)
-            if isinstance(value, int) and value == 1:
-                raise AssayError("1 would be one image", key=f"data.{key}", cure="write 1.0 for all of them")
-        if self.levels is not None and self.levels[0] > self.levels[1]:
-            raise AssayError("the lowest level comes first, then the highest", key="data.levels")
-        if self.clean_fraction is not None:
-            if self.clean_fraction < 1 and self.keep_noisy and self.sigma is None:
-                what = "below 1 needs the noise of the other images"
-                raise AssayError(what, key="data.clean_fraction", cure="set data.sigma")
-            return self
+            value, cure = getattr(self, key), "write 1.0 for all of them"
+            is_one = isinstance(value, int) and value == 1
+            yield is_one, AssayError("1 would be one image", key=f"data.{key}", cure=cure)
+        what, levels = "the lowest level comes first, then the highest", self.levels or (0, 0)
+        yield levels[0] > levels[1], AssayError(what, key="data.levels")
+        shared, what = self.clean_fraction is not None, "below 1 needs the noise of the other images"
+        unknown = shared and self.clean_fraction != 1 and self.keep_noisy and self.sigma is None
+        yield unknown, AssayError(what, key="data.clean_fraction", cure="set data.sigma")
         counted = isinstance(self.clean, int) and isinstance(self.noisy, int) and isinstance(self.sigma, float)
-        if (self.sigma is not None and not counted) or not self.keep_noisy:
-            cure = "set data.clean_fraction too, or data.clean and data.noisy as numbers"
-            what = "is for simulated noise (data.noisy = 0 drops images that really are noisy)"
-            raise AssayError(what, key="data.sigma" if self.keep_noisy else "data.keep_noisy", cure=cure)
-        return self
+        what = "is for simulated noise (data.noisy = 0 drops images that really are noisy)"
+        cure = "set data.clean_fraction too, or data.clean and data.noisy as numbers"
+        alone = not shared and ((self.sigma is not None and not counted) or not self.keep_noisy)
+        yield alone, AssayError(what, key="data.sigma" if self.keep_noisy else "data.keep_noisy", cure=cure)

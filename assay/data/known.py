@@ -14,7 +14,7 @@ from assay.data.formats.arrays import read_idx, stacked
 from assay.data.formats.pictures import read_cifar10
 from assay.data.pack import PackConfig, PackReport, Progress, pack
 from assay.data.readers import RawImages
-from assay.errors import AssayError
+from assay.errors import AssayError, choose
 from assay.files import hold_lock
 
 KnownName = Literal["digits", "fashion-mnist", "cifar10"]
@@ -118,9 +118,8 @@ def _pack(raw: RawImages, path: Path, size: int | None, progress: Progress | Non
 
 
 def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start: int = 0) -> RawImages:
-    if unknown := set(classes) - set(raw.class_names):
-        what, cure = f"{raw.name} has no class {min(unknown)!r}", f"choose from {', '.join(raw.class_names)}"
-        raise AssayError(what, key="classes", cure=cure)
+    for name in classes:
+        choose(name, dict.fromkeys(raw.class_names), "classes")
     class_names = tuple(classes) or raw.class_names
     renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
     chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()

@@ -20,16 +20,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from assay.data.decode import flatten, is_transparent
 from assay.data.notes import CLIPPED, FAINT, OPACITY, Note, Notes, content_and_noise, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
-from assay.errors import AssayError
+from assay.errors import AssayError, check_same
 from assay.files import check_absent, decoding
-from assay.settings import Config
+from assay.settings import Config, Rules
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
@@ -75,13 +75,12 @@ class PackConfig(Config):
     skip_bad: bool = Field(False, description="Skip images that cannot be packed, and list them.")
     overwrite: bool = Field(False, description="Replace a store of this name, once the new one is written.")
 
-    @model_validator(mode="after")
-    def _agree(self) -> "PackConfig":
-        if self.fit != "exact" and self.size is None:
-            raise AssayError("is needed to crop or resize images", key="size")
-        if self.stride is not None and self.patch is None:
-            raise AssayError("is the distance of patches", key="stride", cure="give patch too")
-        return self
+    def rules(self) -> Rules:
+        """Cropping needs a size, and a stride patches."""
+        error = AssayError("is needed to crop or resize images", key="size")
+        yield self.fit != "exact" and self.size is None, error
+        error = AssayError("is the distance of patches", key="stride", cure="give patch too")
+        yield self.stride is not None and self.patch is None, error
 
 
 class PackReport(NamedTuple):
@@ -342,12 +341,10 @@ def _convert_pixels(
     if layout is None:
         kept = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
         layout = _Layout((values.shape[0], *size), dtype, kept)
-    if len(values) != layout.shape[0]:
-        what = f"has {len(values)} channels, the images before it {layout.shape[0]}"
-        raise AssayError(what, key="colour", cure="choose grey or colour")
-    if dtype != layout.dtype:
-        what = "is not 8-bit like the images before it, or the other way round"
-        raise AssayError(what, key="dtype", cure="use float32")
+    what, cure = "has not as many channels as the images before it", "choose grey or colour"
+    check_same(len(values), layout.shape[0], what, key="colour", cure=cure)
+    what = "is not 8-bit like the images before it, or the other way round"
+    check_same(dtype, layout.dtype, what, key="dtype", cure="use float32")
     return _quantise(values, value_range, noisy, layout), layout
 
 

@@ -25,12 +25,12 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from assay.data.units import Stabilised
 from assay.errors import AssayError, about
 from assay.files import csv_text, decoding, one_line, read_text
-from assay.settings import Config
+from assay.settings import Config, Rules
 
 _NOISE = ("sigma", "levels", "map", "noise")  # settings, of which a source has one
 MIN_LEVEL = 1e-6  # of noise, where black to white is 2
@@ -91,19 +91,18 @@ class SourceSpec(Config):
     )
     split: Literal["train", "test"] = Field("train", description="Which part of CIFAR-10.")
 
-    @model_validator(mode="after")
-    def _agree(self) -> "SourceSpec":
+    def rules(self) -> Rules:
+        """There is one kind of noise, and a sensor is described as a whole."""
         given = [key for key in _NOISE if getattr(self, key) is not None]
         pairs = list(pairwise(given))
         if self.gain is not None:  # with which a sigma of 0 says that images are clean
             pairs += [("gain", key) for key in given if getattr(self, key) != 0]
-        if pairs:
-            raise AssayError(f"cannot be combined with {pairs[0][0]}", key=pairs[0][1], cure="give one")
-        if self.gain is None and (self.read_noise or self.black):
-            raise AssayError("read_noise and black describe a sensor that counts photons", key="gain")
-        if self.gain is not None and (self.range is None or self.black >= self.range[1]):
-            raise AssayError("a sensor's values of black and, above it, white are needed", key="range")
-        return self
+        for first, second in pairs:
+            yield True, AssayError(f"cannot be combined with {first}", key=second, cure="give one")
+        error = AssayError("read_noise and black describe a sensor that counts photons", key="gain")
+        yield self.gain is None and (self.read_noise or self.black), error
+        error = AssayError("a sensor's values of black and, above it, white are needed", key="range")
+        yield self.gain is not None and (self.range is None or self.black >= self.range[1]), error
 
     @property
     def sensor(self) -> Stabilised | None:

@@ -45,11 +45,20 @@ from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
-from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
+from assay.files import (
+    Name,
+    check_sha256,
+    content_hash,
+    decoding,
+    hold_lock,
+    sha256,
+    write_whole,
+    write_whole_directory,
+)
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
-_CURE = "restore it, or pack the store again"
+_CHANGED, _CURE = "has changed since it was packed", "restore it, or pack the store again"
 _CHECKSUM = "checksum"  # of meta.json, the key in it
 _BLOCK_BYTES = 2**16
 _DIGEST_BYTES = 16  # of SHA-256
@@ -146,7 +155,7 @@ class ImageFile:
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
             content = os.pread(self._file, _BLOCK_BYTES, block * _BLOCK_BYTES)
             if _digest(content) != self._expected[block].tobytes():
-                what = f"has changed since it was packed (near byte {block * _BLOCK_BYTES})"
+                what = f"{_CHANGED} (near byte {block * _BLOCK_BYTES})"
                 raise AssayError(what, path=self.path, cure=_CURE)
             self._unchecked[block] = False
 
@@ -210,8 +219,7 @@ class Store(ImageSource):
             self._compare(file)
 
     def _compare(self, file: str) -> None:
-        if sha256(self.path / file) != self.meta.checksums[file]:
-            raise AssayError("has changed since it was packed", path=self.path / file, cure=_CURE)
+        check_sha256(self.path / file, self.meta.checksums[file], _CHANGED, _CURE)
 
     def _column(self, file: str, dtype: str | None = None) -> np.ndarray:
         """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
@@ -290,8 +298,7 @@ def _open_elsewhere(address: str) -> Store:
                 continue
             with write_whole(here / name) as partial:
                 files.get_file(f"{root}/{name}", str(partial))
-                if sha256(partial) != checksum:
-                    raise AssayError("has changed since it was packed", path=f"{address}/{name}", cure=_CURE)
+                check_sha256(partial, checksum, _CHANGED, _CURE, f"{address}/{name}")
         with write_whole(meta) as partial:
             partial.write_bytes(text)
         return _open_folder(here)
@@ -317,7 +324,7 @@ def read_meta(path: Path) -> StoreMeta:
         if missing := needed - meta.checksums.keys():
             raise AssayError(f"lacks the checksums of {', '.join(sorted(missing))}", cure=_CURE)
         if checksum != content_hash(tree):
-            raise AssayError("has changed since it was packed", cure=_CURE)
+            raise AssayError(_CHANGED, cure=_CURE)
     return meta
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from assay.data.source import ImageSource
 from assay.data.store import Store
-from assay.errors import AssayError
+from assay.errors import AssayError, check_same
 from assay.files import content_hash
 from assay.noise import warn_of_units
 
@@ -56,9 +56,8 @@ class View(ImageSource):
         before = source.sigma_tn[index]
         if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
             at = int(wrong.nonzero()[0])
-            levels = f"noise of {before[at].item():g} and cannot be brought to {target[at].item():g}"
-            what = f"image {int(index[at])} of {source.name} has {levels}: noise can only be added"
-            raise AssayError(what, cure="give a level at least as high as its own")
+            what = f"image {int(index[at])} of {source.name} has noise of {before[at].item():g} already"
+            raise AssayError(what, cure=f"give a level at least as high, not {target[at].item():g}")
         self.source: ImageSource = source
         self.index: Tensor = index
         self.sigma_tn = target
@@ -127,14 +126,10 @@ class Joined(ImageSource):
         first = sources[0]
         classes = next((source for source in sources if source.class_names), first)
         for source in sources:
-            if source.image_shape != first.image_shape:
-                shapes = [" x ".join(map(str, each.image_shape)) for each in (first, source)]
-                what = f"{first.name} has images of {shapes[0]} and {source.name} of {shapes[1]} (C x H x W)"
-                raise AssayError(what, key="image_shape", cure="pack both at one size")
-            if source.class_names not in ((), classes.class_names):
-                names = [", ".join(each.class_names) for each in (classes, source)]
-                what = f"{classes.name} has the classes {names[0]} and {source.name} {names[1]}"
-                raise AssayError(what, key="class_names", cure="pack both alike")
+            what, cure = f"{first.name} and {source.name} differ in shape (C, H, W)", "pack both at one size"
+            check_same(first.image_shape, source.image_shape, what, key="image_shape", cure=cure)
+            what, names = f"{classes.name} and {source.name} differ in classes", classes.class_names
+            check_same(names, source.class_names or names, what, key="class_names", cure="pack both alike")
         self.sources = tuple(sources)
         self.name = " + ".join(source.name for source in sources)
         self.image_shape, self.class_names = first.image_shape, classes.class_names

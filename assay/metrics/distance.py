@@ -75,13 +75,10 @@ def load_statistics(path: Path) -> FeatureStatistics:
     """Read an npz of ours, or a reference of EDM's."""
     arrays = read_npz(path)
     with decoding(path, "make it with `assay evaluate reference`"):
-        if not {"mu", "sigma"} <= arrays.keys():
-            raise AssayError(f"holds {sorted(arrays)}, not feature statistics: mu and sigma")
         mean, cov = (arrays[name].astype(np.float64) for name in ("mu", "sigma"))
-        if mean.ndim != 1 or cov.shape != 2 * mean.shape:
-            raise AssayError(f"mu has shape {mean.shape} and sigma {cov.shape}, not (D,) and (D, D)")
-        if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
-            raise AssayError("holds NaN or infinite values")
+        is_finite = np.isfinite(mean).all() and np.isfinite(cov).all()
+        if mean.ndim != 1 or cov.shape != 2 * mean.shape or not is_finite:
+            raise AssayError(f"holds mu {mean.shape} and sigma {cov.shape}, not finite numbers (D,) and (D, D)")
         num_images = int(arrays["num_images"]) if "num_images" in arrays else None
         extractor_sha256 = str(arrays["extractor_sha256"]) if "extractor_sha256" in arrays else None
         return FeatureStatistics(mean, cov, num_images, extractor_sha256)

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field
 
 import assay
 from assay.data import ImageSource
-from assay.errors import AssayError, check_enough
-from assay.files import Name, sha256, write_text
+from assay.errors import check_enough, check_same
+from assay.files import Name, check_sha256, sha256, write_text
 from assay.metrics.distance import features_to_statistics, frechet_distance, kernel_distance, precision_recall
 from assay.metrics.extract import MIN_IMAGES, CountImages, Extractor, Reference, images_to_features
 from assay.metrics.generated import SamplerSettings
@@ -174,13 +174,11 @@ def _check(
     check_enough(num_images, MIN_IMAGES, f"images of {generated.name} in each range", "num_images")
     check_enough(len(generated), num_ranges * num_images, f"images of {generated.name}", "num_images")
     shape = generated.image_shape if reference.source is None else reference.source.image_shape
-    if generated.image_shape != shape:
-        what = f"{generated.name} has images of shape {generated.image_shape}, {reference.name} of {shape}"
-        raise AssayError(what, cure="pack one of them at the size and colours of the other")
+    what, cure = f"{generated.name} and {reference.name} differ in shape", "pack both at one size and colour"
+    check_same(generated.image_shape, shape, what, cure=cure)
     found, wanted = extractor(generated.read(torch.tensor([0]))).shape[1], len(reference.statistics.mean)
-    if found != wanted:
-        what = f"{reference.name} has {wanted} features, {extractor.name} {found}"
-        raise AssayError(what, key="extractor", cure="choose the one that the reference was made with")
+    what, cure = f"{extractor.name} and {reference.name} differ in features", "choose that of the reference"
+    check_same(found, wanted, what, key="extractor", cure=cure)
 
 
 def _measures(found: np.ndarray, reference: Reference, fd_only: bool) -> dict[str, float]:
@@ -227,8 +225,8 @@ def load_arrays(path: Path, evaluation: Evaluation) -> Evaluation:
     arrays = _arrays_path(path)
     if evaluation.held_out_loss_arrays is None or not arrays.exists():
         return evaluation
-    if sha256(arrays) != evaluation.held_out_loss_arrays:
-        raise AssayError(f"does not belong to {path.name}", path=arrays, cure="measure again, or remove it")
+    what, cure = f"does not belong to {path.name}", "measure again, or remove it"
+    check_sha256(arrays, evaluation.held_out_loss_arrays, what, cure)
     return evaluation.model_copy(update={"held_out_loss_record": load_held_out_loss(arrays)})
 
 
@@ -242,9 +240,8 @@ def compare(evaluations: Mapping[str, Evaluation]) -> list[str]:
     here = _protocol(first)
     for other_name, other in others:
         for what, value in _protocol(other).items():
-            if here.get(what, value) != value:
-                message = f"{here[what]} of {name}, {value} of {other_name}: they cannot be compared"
-                raise AssayError(message, key=what, cure="measure both alike")
+            message = f"{name} and {other_name} cannot be compared"
+            check_same(here.get(what, value), value, message, key=what, cure="measure both alike")
         if first.held_out_loss_record and other.held_out_loss_record:
             first.held_out_loss_record.check_alike(other.held_out_loss_record)
     measure = "held_out_loss" if all(each.fd is None for each in evaluations.values()) else "fd"

@@ -25,8 +25,8 @@ from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
 from assay.data.view import View, with_uniform_noise
 from assay.devices import spread
-from assay.errors import AssayError, check_enough
-from assay.files import content_hash, hold_lock, sha256, write_whole_directory
+from assay.errors import AssayError, check_enough, check_same
+from assay.files import check_sha256, content_hash, hold_lock, sha256, write_whole_directory
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.distance import FeatureStatistics, features_to_statistics, load_statistics, save_statistics
 from assay.metrics.inception import Inception
@@ -202,9 +202,9 @@ class Reference:
 def reference_from_statistics(path: Path, extractor: Extractor) -> Reference:
     """A reference of ours or EDM's from an npz. EDM's do not say so, but are of `inception`."""
     found = load_statistics(path)
-    if found.extractor_sha256 not in (None, extractor.sha256):
-        what = f"was made with another extractor than this {extractor.name}"
-        raise AssayError(what, path=path, key="extractor", cure="choose that one, or make it again")
+    what, cure = f"is of another extractor than this {extractor.name}", "choose that one, or make it again"
+    if found.extractor_sha256 is not None:
+        check_same(extractor.sha256, found.extractor_sha256, what, path=path, key="extractor", cure=cure)
     return Reference(path.name, sha256(path), found)
 
 
@@ -234,7 +234,7 @@ def reference_from_images(
                 found = replace(features_to_statistics(features), extractor_sha256=extractor.sha256)
                 save_statistics(partial / "statistics.npz", found)
     features_file = folder / "features.npy"
-    if sha256(features_file) != (folder / "features.sha256").read_text():
-        raise AssayError("is damaged", path=features_file, cure=f"remove {folder}, and it is computed again")
+    expected, cure = (folder / "features.sha256").read_text(), f"remove {folder}, and it is computed again"
+    check_sha256(features_file, expected, "is damaged", cure)
     known = load_statistics(folder / "statistics.npz")
     return Reference(source.name, source.fingerprint, known, read_npy(features_file), source)

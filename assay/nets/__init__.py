@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
-from assay.errors import AssayError
+from assay.errors import AssayError, choose
 from assay.nets.dit import DiTConfig, MLPConfig
 from assay.nets.layers import BaseConfig as NetConfig
 from assay.nets.unet import ADMConfig, UNetConfig
@@ -149,11 +149,9 @@ class Preset:
 
 def preset(name: str, image_shape: Shape | None = None, num_classes: int | None = None) -> NetConfig:
     """The preset's config, for these images and classes or for those it was made for."""
-    if name not in PRESETS:
-        cure = f"choose one of {', '.join(PRESETS)}"
-        raise AssayError(f"no network preset is called {name!r}", key="net.preset", cure=cure)
+    chosen = choose(name, PRESETS, "net.preset")
     classes = {} if num_classes is None else {"num_classes": num_classes}
-    return PRESETS[name].make(image_shape=image_shape or PRESETS[name].image_shape, **classes)
+    return chosen.make(image_shape=image_shape or chosen.image_shape, **classes)
 
 
 def _small_unet(image_shape: Shape, model_channels: int, **options: Any) -> UNetConfig:

@@ -9,7 +9,7 @@ where gate, scale and shift are linear in the embedding of noise level, class an
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from assay.errors import AssayError
 from assay.nets.layers import MOST_BLOCKS, BaseConfig, Network, PositionalEmbedding
+from assay.settings import Rules
 
 
 class TokenConfig(BaseConfig):
@@ -36,13 +37,12 @@ class DiTConfig(TokenConfig):
     patch: int = Field(4, ge=1, description="Side of a patch in pixels; both sides of the image are multiples.")
     channels_per_head: int = Field(64, ge=1, description="Features per attention head.")
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Reject images that patches do not tile, and widths that heads do not share."""
-        if self.image_shape[1] % self.patch or self.image_shape[2] % self.patch:
-            what = f"patches of {self.patch} do not tile images of {self.image_shape[1:]} pixels"
-            raise AssayError(what, key="patch")
-        if self.width % self.channels_per_head or self.width % 4:
-            raise AssayError(f"{self.width} is no multiple of channels_per_head and of 4", key="width")
+    def rules(self) -> Rules:
+        """Patches tile the images, and heads share the width."""
+        what = f"patches of {self.patch} do not tile images of {self.image_shape[1:]} pixels"
+        yield any(side % self.patch for side in self.image_shape[1:]), AssayError(what, key="patch")
+        what = f"{self.width} is no multiple of channels_per_head and of 4"
+        yield self.width % self.channels_per_head or self.width % 4, AssayError(what, key="width")
 
     def build(self) -> "TokenNetwork":
         """The network."""
@@ -54,10 +54,9 @@ class MLPConfig(TokenConfig):
 
     kind: Literal["mlp"] = Field("mlp", description="Residual layers on the flattened image.")
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Reject widths that cosines and sines of the noise level do not share."""
-        if self.width % 2:
-            raise AssayError(f"{self.width} is odd", key="width", cure="give an even number")
+    def rules(self) -> Rules:
+        """Cosines and sines of the noise level share the width."""
+        yield self.width % 2, AssayError(f"{self.width} is odd", key="width", cure="give an even number")
 
     def build(self) -> "TokenNetwork":
         """The network."""

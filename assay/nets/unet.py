@@ -31,6 +31,7 @@ from assay.nets.layers import (
     Resample,
     ResampleConv,
 )
+from assay.settings import Rules
 
 Channels = Annotated[int, Field(ge=1, description="Channels at the finest level.")]
 Multiples = Annotated[
@@ -50,16 +51,15 @@ class PyramidConfig(BaseConfig):
     attn_resolutions: Attention = (16,)
     dropout: float = Field(0.10, ge=0, lt=1, description="Probability of dropout.")
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Reject sides that the levels cannot halve, and noise levels without a cosine for each sine."""
+    def rules(self) -> Rules:
+        """The levels halve the sides, and the noise level has a cosine for each sine."""
         _, height, width = self.image_shape
         step = 2 ** (len(self.channel_mult) - 1)
-        if height % step or width % step:
-            what = f"{len(self.channel_mult)} levels cannot halve images of {height} x {width} pixels"
-            cure = f"pad both sides to multiples of {step}, or use fewer channel_mult or a dit"
-            raise AssayError(what, key="channel_mult", cure=cure)
-        if self.noise_channels % 2:
-            raise AssayError(f"{self.model_channels} is odd", key="model_channels", cure="give an even number")
+        what = f"{len(self.channel_mult)} levels cannot halve images of {height} x {width} pixels"
+        cure = f"pad both sides to multiples of {step}, or use fewer channel_mult or a dit"
+        yield height % step or width % step, AssayError(what, key="channel_mult", cure=cure)
+        what, cure = f"{self.model_channels} is odd", "give an even number"
+        yield self.noise_channels % 2, AssayError(what, key="model_channels", cure=cure)
 
     def build(self) -> "UNet":
         """The network."""
@@ -93,12 +93,12 @@ class UNetConfig(PyramidConfig):
     resample_filter: Ints = Field((1, 1), description="Taps of the filter that halves and doubles images.")
     resample_with: Literal["block", "pointwise"] = Field("block", description="pointwise makes lean levels.")
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Reject filters that do not halve and double exactly."""
-        super().model_post_init(context)
-        if len(self.resample_filter) % 2 or not sum(self.resample_filter):
-            what = f"{self.resample_filter} cannot halve images"
-            raise AssayError(what, key="resample_filter", cure="give an even number")
+    def rules(self) -> Rules:
+        """Filters halve and double exactly, too."""
+        yield from super().rules()
+        odd, what = len(self.resample_filter) % 2, f"{self.resample_filter} cannot halve images"
+        error = AssayError(what, key="resample_filter", cure="give an even number")
+        yield odd or not sum(self.resample_filter), error
 
     @property
     def noise_channels(self) -> int:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from assay.errors import AssayError
 from assay.files import decoding
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
-from assay.settings import Config
+from assay.settings import Config, Rules
 
 if TYPE_CHECKING:
     from assay.pricing.price import Prices
@@ -45,12 +45,10 @@ class Vendor(Config):
     min_images: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_images: float = Field(math.inf, ge=0)
 
-    @model_validator(mode="after")
-    def _agree(self) -> "Vendor":
-        if self.min_images > self.max_images:
-            what = f"{self.min_images:g} is more than the largest order, {self.max_images:g}"
-            raise AssayError(what, key="min_images")
-        return self
+    def rules(self) -> Rules:
+        """The smallest order is not above the largest."""
+        what = f"{self.min_images:g} is more than the largest order, {self.max_images:g}"
+        yield self.min_images > self.max_images, AssayError(what, key="min_images")
 
     @property
     def title(self) -> str:

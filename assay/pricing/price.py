@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.errors import AssayError, about
+from assay.errors import AssayError, about, choose
 from assay.figure import draw
 from assay.outcome import Outcome, read_outcomes
 from assay.pricing.law import Law, fit_laws, interval
@@ -170,8 +170,8 @@ def price_all(
         names = dict.fromkeys(
             [*(each.configuration.dataset for each in outcomes), *(each.dataset for each in levels)]
         )
-        if dataset is not None and dataset not in names:
-            raise AssayError(f"has no data set {dataset!r}; it has {', '.join(names)}", key="dataset")
+        if dataset is not None:
+            choose(dataset, names, "dataset")
         found = []
         for name in [dataset] if dataset is not None else names:
             chosen = [each for each in outcomes if each.configuration.dataset == name]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from assay.data import ImageSource
@@ -34,7 +34,7 @@ from assay.metrics.extract import ExtractorName
 from assay.outcome import Configuration, Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
-from assay.settings import Level, Strict, checked, override, read_toml
+from assay.settings import Level, Rules, Strict, checked, override, read_toml
 from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig, read_config
 from assay.train.presets import PRESETS, preset_tree
 from assay.train.run import check_run
@@ -95,12 +95,11 @@ class Grid(Strict):
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="The seeds of training.")
 
-    @model_validator(mode="after")
-    def _has_noise(self) -> "Grid":
+    def rules(self) -> Rules:
+        """Images that are not clean have a level."""
         needed = any(p == 0 or "clean_only" not in self.baselines for p in self.clean_fractions if p < 1)
-        if needed and not self.sigmas:
-            raise ValueError("sigmas is empty: give the noise levels of the images that are not clean")
-        return self
+        error = AssayError("sigmas is empty", cure="give the noise levels of the images that are not clean")
+        yield needed and not self.sigmas, error
 
 
 class Extra(Strict):
@@ -115,11 +114,10 @@ class Extra(Strict):
     train: TrainConfig = Field(TrainConfig(), description="Settings of training that override the study's.")
     continues: bool = Field(False, description="Continue the grid's training on the same images.")
 
-    @model_validator(mode="after")
-    def _noisy_if_needed(self) -> "Extra":
-        if self.sigma is None and (self.consistency or self.sampling != "full"):
-            raise ValueError("consistency and truncation are for noisy images: give sigma")
-        return self
+    def rules(self) -> Rules:
+        """What is for noisy images has their level."""
+        error = AssayError("consistency and truncation are for noisy images", cure="give sigma")
+        yield self.sigma is None and (self.consistency or self.sampling != "full"), error
 
 
 class Study(Strict):
@@ -171,11 +169,10 @@ class Study(Strict):
         }
         return self.model_copy(update=update)
 
-    @model_validator(mode="after")
-    def _one_plan(self) -> "Study":
-        if (self.design is None) == (self.grid is None) or (self.design and self.extra):
-            raise ValueError("give [design], or [grid] and perhaps [[extra]]")
-        return self
+    def rules(self) -> Rules:
+        """There is one plan."""
+        error = AssayError("has not one plan", cure="give [design], or [grid] and perhaps [[extra]]")
+        yield (self.design is None) == (self.grid is None) or (self.design and self.extra), error
 
 
 # Settings that the design or the grid decides, and what to set instead.

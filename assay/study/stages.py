@@ -29,7 +29,7 @@ from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.picture import image_grid
 from assay.devices import find_devices
-from assay.errors import AssayError, about
+from assay.errors import AssayError, about, check_same
 from assay.files import Busy, decoding, hold_lock, read_text, write_text, write_whole
 from assay.metrics import measure
 from assay.metrics.classifier import has_labels
@@ -458,9 +458,7 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     folder = folder or Path("out") / study.name
     if (folder / "study.toml").exists():
         other = read_study(folder / "study.toml").name
-        if other != study.name:
-            what = f"holds the study {other!r}, not {study.name!r}"
-            raise AssayError(what, path=folder, cure="choose another folder")
+        check_same(study.name, other, "holds another study", path=folder, cure="choose another folder")
     with about(spec):
         data = study.data.prepared(folder / "data", hold_out=True)
         source, held_out = data.open(), data.open_held_out()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from assay.checkpoint import find_checkpoint
@@ -25,7 +25,7 @@ from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
 from assay.sample import SampleConfig
-from assay.settings import Seed, Strict, checked
+from assay.settings import Rules, Seed, Strict, checked
 from assay.train.presets import PRESETS, suited_preset
 
 
@@ -153,17 +153,14 @@ class TrainConfig(Strict):
         default = min(10_000, self.num_steps * self.batch_size // 10)
         return default if self.lr_ramp_images is None else self.lr_ramp_images
 
-    @model_validator(mode="after")
-    def _check(self) -> "TrainConfig":
-        """Reject settings that contradict each other."""
-        if self.optimizer == "muon" and self.weight_decay_kind != "decoupled" and self.weight_decay:
-            what = "adds to Adam's gradient, which muon has not"
-            raise AssayError(what, key="train.weight_decay_kind", cure="decay decoupled, or use adam")
-        if self.strategy == "fsdp" and (self.optimizer == "muon" or self.precision == "fp16"):
-            what = "splits the matrices that muon needs whole, and cannot scale the gradients of fp16"
-            cure = "use adam with precision 32 or bf16, or strategy ddp"
-            raise AssayError(what, key="train.strategy", cure=cure)
-        return self
+    def rules(self) -> Rules:
+        """Muon and fp16 do without what they cannot have."""
+        muon, decay = self.optimizer == "muon", self.weight_decay_kind != "decoupled" and self.weight_decay
+        what, cure = "adds to Adam's gradient, which muon has not", "decay decoupled, or use adam"
+        yield muon and decay, AssayError(what, key="train.weight_decay_kind", cure=cure)
+        what = "splits the matrices that muon needs whole, and cannot scale the gradients of fp16"
+        cannot = self.strategy == "fsdp" and (muon or self.precision == "fp16")
+        yield cannot, AssayError(what, key="train.strategy", cure="use adam with 32 or bf16, or strategy ddp")
 
 
 class RunConfig(Strict):

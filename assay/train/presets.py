@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.errors import AssayError
+from assay.errors import choose
 
 _MILLION = 1_000_000
 
@@ -83,16 +83,14 @@ def preset_tree(name: str, **given: Any) -> dict[str, Any]:
 
     Where these make it shorter, the ramp of the learning rate and the average of the weights do so alike.
     """
-    if name not in PRESETS:
-        cure = f"choose one of {', '.join(PRESETS)}"
-        raise AssayError(f"no training preset is called {name!r}", key="preset", cure=cure)
-    train = copy.deepcopy(PRESETS[name].train)
+    chosen = choose(name, PRESETS, "preset")
+    train = copy.deepcopy(chosen.train)
     amounts = [given.get(key, train[key]) for key in ("num_steps", "batch_size")]
     if all(isinstance(amount, int) for amount in amounts):  # else an error of the config's
         share = min(1.0, math.prod(amounts) / (train["num_steps"] * train["batch_size"]))
         for key in {"lr_ramp_images", "ema_half_life_images"} & train.keys():
             train[key] = max(1, round(train[key] * share))
-    return {"net": dict(PRESETS[name].net), "train": {**train, **given}}
+    return {"net": dict(chosen.net), "train": {**train, **given}}
 
 
 def suited_preset(image_shape: tuple[int, int, int]) -> str:

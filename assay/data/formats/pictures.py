@@ -18,7 +18,7 @@ from assay.data.decode import PICTURES, decode_image, decode_pixels
 from assay.data.formats.arrays import stacked
 from assay.data.readers import Format, RawImages, numbered_classes
 from assay.data.spec import Level, SourceSpec
-from assay.errors import AssayError, extra
+from assay.errors import AssayError, choose, extra
 from assay.files import decoding, one_line
 from assay.unpickle import read_pickle, to_array
 
@@ -122,9 +122,7 @@ def _load_huggingface(datasets: Any, name: str, split: str) -> Any:
         data = datasets.load_from_disk(name)
     if not isinstance(data, datasets.DatasetDict):
         return data
-    if split not in data:
-        raise AssayError(f"has no split {split!r}", path=name, cure=f"name one: hf:NAME:{'|'.join(data)}")
-    return data[split]
+    return choose(split, data, "split", name)
 
 
 def _open_huggingface(path: Path, spec: SourceSpec) -> RawImages:
