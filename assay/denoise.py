@@ -85,6 +85,13 @@ class Preconditioned(nn.Module):
         return per_image(c_skip, x_t) * x_t + per_image(c_out, x_t) * output.to(x_t.dtype)
 
 
+def check_converged(values: Tensor, model: str) -> None:
+    """Reject a model whose predictions, or what is made of them, are not finite."""
+    if not bool(values.isfinite().all()):
+        cure = "train it again with a lower train.lr, or take an earlier snapshot"
+        raise AssayError(f"{model} does not predict finite numbers: its training diverged", cure=cure)
+
+
 def check_label_shape(label: Tensor | None, num_classes: int, num_images: int) -> None:
     """Reject labels that are neither integers (B,) nor class probabilities (B, num_classes)."""
     if label is None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from PIL import Image
 
 from assay.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -56,11 +56,10 @@ def save_png(panels: Sequence[Panel], path: Path) -> None:
         draw(panels).save(partial, format="png")
 
 
-def draw(panels: Sequence[Panel]) -> "Image":
+def draw(panels: Sequence[Panel]) -> Image.Image:
     """Draw the panels, two in a row. A notebook shows the picture."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image
 
     with rc_context(_PLAIN):
         canvas = FigureCanvasAgg(_figure(panels, (6.5, 4.5)))

@@ -21,10 +21,11 @@ torch.Size([1, 1, 8, 8])
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from assay.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -44,9 +45,6 @@ from assay.registry import kind_of
 from assay.sample import SampleConfig
 from assay.settings import checked
 from assay.train import train
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _BATCH = 256  # images sampled at once
 Images = TypeVar("Images", Tensor, np.ndarray)
@@ -158,7 +156,7 @@ class Model:
         samples = self._samples(num_images, 0, settings, real.frequencies)
         return evaluate(samples, real, network, num_images)
 
-    def plot(self, num_images: int = 64, seed: int = 0, **settings: Any) -> "Image":
+    def plot(self, num_images: int = 64, seed: int = 0, **settings: Any) -> Image:
         """A picture of generated images; a notebook shows it."""
         return image_grid(self.sample(num_images, seed, **settings), max(1, round(num_images**0.5)))
 

@@ -197,9 +197,8 @@ def gather(paths: Iterable[Path]) -> list[Outcome]:
     for name, each in _load_all(paths).items():
         with decoding(name, "add a row for it by hand"):
             outcome = each if isinstance(each, Outcome) else _outcome_of(each)
-        groups.setdefault((outcome.configuration.dataset, outcome.evaluation.extractor), {})[name] = (
-            outcome.evaluation
-        )
+        alike = outcome.configuration.dataset, outcome.evaluation.extractor
+        groups.setdefault(alike, {})[name] = outcome.evaluation
         found.append(outcome)
     for group in groups.values():
         compare(group)
@@ -267,10 +266,8 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     needed = [] if {"clean_fraction", "noisy_fraction"} <= set(names) else ["num_clean", "num_noisy"]
     missing = [name for name in ("sigma", *needed) if name not in names]
     if missing := missing + ["fd or held_out_loss"] * (not {"fd", "held_out_loss"} & set(names)):
-        raise AssayError(
-            f"has no column {', '.join(missing)}; its header has {one_line(', '.join(header))}",
-            path=path, key=missing[0], cure="see the table of columns in docs/howto/deciding.md",
-        )  # fmt: skip
+        what = f"has no column {', '.join(missing)}; its header has {one_line(', '.join(header))}"
+        raise AssayError(what, path=path, key=missing[0], cure="see the columns in docs/howto/deciding.md")
     if twice := {name for name in names if names.count(name) > 1}:
         raise AssayError("is named twice", path=path, key=min(twice), cure="remove one of the columns")
     default = {"dataset": "" if "dataset" in names else path.stem, "metric": "FID" if "fid" in header else "FD"}

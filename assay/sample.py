@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from assay.denoise import Denoiser, check_label, check_label_shape
+from assay.denoise import Denoiser, check_converged, check_label, check_label_shape
 from assay.errors import AssayError
 from assay.noise import per_image
 from assay.registry import find
@@ -203,8 +203,6 @@ def generate(
     every batch size on the CPU. With `precision` "64" the flow is integrated in float64 (as EDM does) around
     a network in float32; with "bf16" the network computes in bfloat16 where that is safe.
     """
-    if len(sigmas) < 2 or not bool((sigmas.diff() < 0).all()) or not 0 <= sigmas[-1] <= sigmas[0] < math.inf:
-        raise AssayError(f"levels must fall strictly and stay >= 0; got {sigmas.tolist()!s:.200}", key="sigmas")
     kind = find(Solver, solver, "solver") if isinstance(solver, str) else solver
     num_classes = getattr(denoiser, "num_classes", None)  # a plain function need not tell
     if label is not None and num_classes is not None:
@@ -220,9 +218,7 @@ def generate(
         batch_label = None if label is None else label[padded].to(device)
         start = noise().to(torch.float64 if precision == "64" else torch.float32) * sigmas[0].item()
         images = solve(predict, start, sigmas, kind(), batch_label, churn, noise).float()[: len(index)]
-        if not bool(images.isfinite().all()):
-            what = "the model returns values that are not finite: its training has diverged"
-            raise AssayError(what, cure="train it again with a lower learning rate, or use an earlier snapshot")
+        check_converged(images, "the model")
         yield images
 
 

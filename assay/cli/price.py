@@ -58,40 +58,29 @@ def price(
 
         assay price --paper
     """
-    from assay.pricing import PAPER, price_all
-    from assay.pricing.words import (
-        detail_table,
-        doubts,
-        extremes,
-        price_lines,
-        price_panels,
-        price_rows,
-        quote_lines,
-        quote_panels,
-        quote_rows,
-    )
+    from assay.pricing import PAPER, price_all, words
 
     console = Console()
     if noise:
         quoted = _quote(source, noise)
-        _save(console, quote_panels(quoted), plot)
+        _save(console, words.quote_panels(quoted), plot)
         if as_json:
-            _print_json(quote_rows(quoted))
+            _print_json(words.quote_rows(quoted))
         else:
-            _say(console, *quote_lines(quoted))
+            _say(console, *words.quote_lines(quoted))
         return
     if (source is None) != paper:
         raise AssayError("give results, or images with --noise, or --paper", key="source")
     found = price_all(source or PAPER, dataset, num_images, confidence)
-    _save(console, [panel for each in found for panel in price_panels(each)], plot)
+    _save(console, [panel for each in found for panel in words.price_panels(each)], plot)
     if as_json:
-        _print_json([row for each in found for row in price_rows(each)])
+        _print_json([row for each in found for row in words.price_rows(each)])
         return
     for each in found:
-        _say(console, *price_lines(each))
+        _say(console, *words.price_lines(each))
         if details:
-            console.print(_sheet(*detail_table(each)))
-            _say(console, *doubts(each), *extremes(each))
+            console.print(_sheet(*words.detail_table(each)))
+            _say(console, *words.doubts(each), *words.extremes(each))
 
 
 def plan(

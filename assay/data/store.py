@@ -45,16 +45,7 @@ from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError
-from assay.files import (
-    Name,
-    check_sha256,
-    content_hash,
-    decoding,
-    hold_lock,
-    sha256,
-    write_whole,
-    write_whole_directory,
-)
+from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
@@ -219,7 +210,7 @@ class Store(ImageSource):
             self._compare(file)
 
     def _compare(self, file: str) -> None:
-        check_sha256(self.path / file, self.meta.checksums[file], _CHANGED, _CURE)
+        _check_unchanged(self.path / file, self.meta.checksums[file])
 
     def _column(self, file: str, dtype: str | None = None) -> np.ndarray:
         """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
@@ -247,6 +238,11 @@ class Store(ImageSource):
             if not is_valid or not bool((np.isfinite(maps) & (maps >= 0)).all()):
                 what = "does not fit the images, or has levels that are negative, NaN or infinite"
                 raise AssayError(what, path=self.path / _MAP, cure=_CURE)
+
+
+def _check_unchanged(path: Path, expected: str, where: str | None = None) -> None:
+    if sha256(path) != expected:
+        raise AssayError(_CHANGED, path=where or path, cure=_CURE)
 
 
 def address_of(path: Path | str) -> str | None:
@@ -298,7 +294,7 @@ def _open_elsewhere(address: str) -> Store:
                 continue
             with write_whole(here / name) as partial:
                 files.get_file(f"{root}/{name}", str(partial))
-                check_sha256(partial, checksum, _CHANGED, _CURE, f"{address}/{name}")
+                _check_unchanged(partial, checksum, f"{address}/{name}")
         with write_whole(meta) as partial:
             partial.write_bytes(text)
         return _open_folder(here)

@@ -90,9 +90,7 @@ def train_classifier(
     """
     usable = _labelled(source)
     if not has_labels(source):
-        what = (
-            f"{source.name} has {len(usable)} clean images with labels; a classifier needs 20, of two classes"
-        )
+        what = f"{source.name} has {len(usable)} clean images with labels; 20, of two classes, are needed"
         cure = "choose mobilenet_v2 or pixels, or measure the held-out loss, which needs no labels"
         raise AssayError(what, key="extractor", cure=cure)
     generator = torch.Generator().manual_seed(0)

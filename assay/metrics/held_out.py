@@ -52,7 +52,7 @@ from assay.data import ImageSource, usable
 from assay.data.config import DataConfig
 from assay.data.notes import check_overlap
 from assay.data.view import View, image_seeds, stream, with_uniform_noise
-from assay.denoise import Denoiser, copy_to, x_tn_from_x_0
+from assay.denoise import Denoiser, check_converged, copy_to, x_tn_from_x_0
 from assay.devices import spread
 from assay.errors import AssayError, check_enough, check_same
 from assay.files import Name, decoding, write_whole
@@ -259,9 +259,7 @@ def held_out_loss(
     parts = torch.arange(len(index)).split(max(1, batch_size // config.num_bands))
     for num_done in spread(measure, parts, len(devices)):
         progress(num_done)
-    if not bool(errors.float().isfinite().all()):
-        cure = "train it again with a lower train.lr, or take an earlier snapshot"
-        raise AssayError(f"{model} does not predict finite numbers: its training diverged", cure=cure)
+    check_converged(errors.float(), model)
     arrays = {"index": index.numpy(), "sigma_tn": sigma_tn.numpy(), "errors": errors.float().numpy()}
     about = {"model": model, "held_out": source.name, "fingerprint": source.fingerprint, "config": config}
     return HeldOutLoss.model_validate(about | arrays | {"num_dims": math.prod(source.image_shape)})

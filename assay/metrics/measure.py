@@ -16,18 +16,9 @@ from assay.checkpoint import is_model
 from assay.data import ImageSource, open_store
 from assay.errors import AssayError
 from assay.generate import warn_of_full_sampling
+from assay.metrics import extract
 from assay.metrics.classifier import NUM_IMAGES_SEEN, has_labels
 from assay.metrics.evaluate import Evaluation, evaluate, with_held_out_loss
-from assay.metrics.extract import (
-    MIN_IMAGES,
-    CountImages,
-    Extractor,
-    ExtractorName,
-    Reference,
-    load_extractor,
-    reference_from_images,
-    reference_from_statistics,
-)
 from assay.metrics.generated import Noised, open_images, sample_checkpoint
 from assay.metrics.held_out import check_unseen, checkpoint_loss
 from assay.metrics.tune import load_tuned
@@ -47,14 +38,16 @@ class MeasureConfig(Config):
     held_out: Path | None = Field(
         None, description="A store of real images not trained on: a checkpoint is measured on them, in nats."
     )
-    extractor: ExtractorName | None = Field(
+    extractor: extract.ExtractorName | None = Field(
         None,
         description="Whose features to compare: inception, which alone gives FID, or classifier, mobilenet_v2, "
         "pixels or one of yours, which give FD-NAME. Default: classifier, or pixels without labels.",
     )
     weights: Path | None = Field(None, description="The official weights of inception or mobilenet_v2.")
     num_images: int | None = Field(
-        None, ge=MIN_IMAGES, description="Images in each range. Default: all, or as many as the reference has."
+        None,
+        ge=extract.MIN_IMAGES,
+        description="Images in each range. Default: all, or as many as the reference has.",
     )
     num_ranges: int | None = Field(None, ge=1, description="Disjoint ranges. Default: 3 for a model, else 1.")
     first_seed: int = Field(0, ge=0, le=2**62, description="Seed of the first sampled image.")
@@ -120,19 +113,19 @@ def find_reference(
     cache: Path = DEFAULT_CACHE,
     devices: Sequence[torch.device | str] = ("cpu",),
     on_progress: Phases = lambda phase, done, total: None,
-) -> tuple[Extractor, Reference]:
+) -> tuple[extract.Extractor, extract.Reference]:
     """The extractor of the config, and real images (or the file of their statistics) as it sees them."""
     without_labels = isinstance(real, ImageSource) and not has_labels(real)
     name = config.extractor or ("pixels" if without_labels else "classifier")
     count = counter(on_progress, "training the classifier", NUM_IMAGES_SEEN)
-    extractor = load_extractor(name, cache, config.weights, real, devices, config.batch_size, count)
+    extractor = extract.load_extractor(name, cache, config.weights, real, devices, config.batch_size, count)
     if isinstance(real, Path):
-        return extractor, reference_from_statistics(real, extractor)
+        return extractor, extract.reference_from_statistics(real, extractor)
     count = counter(on_progress, f"features of {real.name}", len(real))
-    return extractor, reference_from_images(real, extractor, cache, count, config.noised)
+    return extractor, extract.reference_from_images(real, extractor, cache, count, config.noised)
 
 
-def counter(on_progress: Phases, phase: str, total: int) -> CountImages:
+def counter(on_progress: Phases, phase: str, total: int) -> extract.CountImages:
     """Adds up images, and tells how many are done."""
     done = 0
 

@@ -56,9 +56,7 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
         if sigma is not None:
             return values, np.full(len(values), sigma)
         if sigma_column not in names or len(names) < 2:
-            what = (
-                f"has no column {sigma_column!r} beside columns of samples, only {one_line(', '.join(names))}"
-            )
+            what = f"has no column {sigma_column!r} beside those of samples, only {one_line(', '.join(names))}"
             raise AssayError(what, key="sigma_column", cure="name it, or give sigma")
         place = names.index(sigma_column)
         return np.delete(values, place, axis=1), values[:, place]

@@ -128,9 +128,7 @@ class _Design:
         if len(sizes) < 2 or not (runs.num_noisy.sum(0) > 0).all() or not self.noisy.size:
             have = f"{len(sizes)} clean-only sizes and noisy images at {len(runs.sigmas)} levels"
             cure = "add runs: clean images alone in two numbers or more, and mixes of them with noisy ones"
-            raise AssayError(
-                f"{runs.dataset} has results for {have}: too few for a price", key="table", cure=cure
-            )
+            raise AssayError(f"{runs.dataset} has {have}: too few for a price", key="table", cure=cure)
         self.ends = sizes[0], sizes[-1]
         with np.errstate(divide="ignore"):
             share = np.where(self.noisy > 0, self.clean[:, None] / self.noisy, np.inf).min(0)

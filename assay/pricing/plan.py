@@ -188,9 +188,7 @@ def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_sha
     total = num_clean + counts[:, ~clean].sum(1)
     allowed = (num_clean >= (least_share - 1e-9) * total) & (total > 0)
     if not allowed.any():
-        what = (
-            f"no mix within {budget:,.2f} has the clean share of at least {least_share:.2g} that was measured"
-        )
+        what = f"no mix within {budget:,.2f} has the least measured share of clean images, {least_share:.2g}"
         raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
     return np.unique(counts[allowed].round(6), axis=0)
 
@@ -230,13 +228,9 @@ def _notes(
     noisy = np.array([offer.sigma > 0 for offer in offers])
     num_clean, total, notes = have_clean + counts[~noisy].sum(), have_clean + counts.sum(), []
     if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
-        notes.append(
-            f"this is the smallest share of clean images that was measured ({forecast.least_share:.2g})"
-        )
+        notes.append(f"this is the smallest measured share of clean images ({forecast.least_share:.2g})")
     if total > 1.5 * forecast.most_images:
-        notes.append(
-            f"an extrapolation: results were measured up to {forecast.most_images:,.0f} effective images"
-        )
+        notes.append(f"an extrapolation: measured were up to {forecast.most_images:,.0f} effective images")
     if num_clean == 0:
         notes.append("a mix without clean images learns nothing finer than its noise")
     return tuple(notes)

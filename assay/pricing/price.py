@@ -11,10 +11,11 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from assay.errors import AssayError, about, choose
 from assay.figure import draw
@@ -23,9 +24,6 @@ from assay.pricing.law import Law, fit_laws, interval
 from assay.pricing.paper import PAPER
 from assay.pricing.quote import Quote, quoted_at
 from assay.pricing.results import Array, Goal, LevelResults, Measured, read_levels
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Verdict = Literal["estimate", "at least", "at most", "undecided"]
 _MOST_FACTOR = 10.0  # between the ends of an interval that is an estimate
@@ -121,7 +119,7 @@ class Prices:
             raise AssayError(f"{self.dataset} has no price for {goal}; it has {have}", key="goal")
         return found[-1]
 
-    def plot(self) -> "Image":
+    def plot(self) -> Image:
         """The worth curve with its bands, the quote beside it; or the results with their law."""
         from assay.pricing.words import price_panels
 

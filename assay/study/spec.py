@@ -304,11 +304,9 @@ def _design_rows(study: Study, data: DataConfig, source: ImageSource, blocks: in
     if design.noisy:
         _check_clean(source, "design.noisy", "leave it out to study these")
     if len(ladder) < 3:
-        raise AssayError(
-            f"{source.name} has {num_clean} clean images to train on, too few for three sizes from "
-            f"{design.have_clean} up", key="design.have_clean",
-            cure="lower it: in trials worth by level hardly depended on the share of clean images",
-        )  # fmt: skip
+        what = f"{source.name} has {num_clean} clean images: no three sizes from {design.have_clean} up"
+        cure = "lower it: in trials worth by level hardly depended on the share of clean images"
+        raise AssayError(what, key="design.have_clean", cure=cure)
     mixes: list[tuple[dict[str, Any], float | None]] = [({"clean": size, "noisy": 0}, None) for size in ladder]
     for clean in (round(design.have_clean * rung) for rung in design.mixes):
         num_noisy = design.num_noisy or max(ladder[-1] - clean, 0)
@@ -399,10 +397,8 @@ def check_against_data(runs: list[Run]) -> None:
     for run in runs:
         images, batch_size = run.config.data.open(), run.config.train.batch_size
         if batch_size > len(images):
-            raise AssayError(
-                f"{run.title}: its {len(images)} images are fewer than a batch of {batch_size}",
-                key="train.batch_size", cure="lower it, or use more images",
-            )  # fmt: skip
+            what = f"{run.title}: its {len(images)} images are fewer than a batch of {batch_size}"
+            raise AssayError(what, key="train.batch_size", cure="lower it, or use more images")
         check_run(run.config, images)
         levels = images.sigma_tn.unique().tolist()
         for sample in run.samples:

@@ -469,10 +469,9 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     opened = _with_added_blocks(OpenStudy(study, folder, data, source, held_out, runs))
     if spec.resolve() != (folder / "study.toml").resolve():
         if lost := len(opened.left_out()):
-            raise AssayError(
-                f"holds {lost} results of other settings, which a report would not show", path=folder,
-                cure="choose another folder with -o, or remove them there (`assay study clean`)",
-            )  # fmt: skip
+            what = f"holds {lost} results of other settings, which a report would not show"
+            cure = "choose another folder with -o, or remove them there (`assay study clean`)"
+            raise AssayError(what, path=folder, cure=cure)
         write_text(folder / "study.toml", read_text(spec))
         if settings:
             write_text(folder / _SETTINGS, "\n".join(settings) + "\n")
