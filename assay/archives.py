@@ -87,8 +87,6 @@ def read_tar(path: Path, names: set[str]) -> dict[str, bytes]:
             name = PurePosixPath(member.name).name
             if name not in names or not member.isreg():
                 continue
-            if name in found:
-                raise ValueError(f"it holds {name} twice")
             check_unpacked(path, member.size, stream.packed)
             file = archive.extractfile(member)
             assert file is not None
@@ -158,9 +156,8 @@ def _npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C
     if version not in headers:
         raise ValueError(f"it has version {version} of the npy format; 1.0 and 2.0 are known")
     shape, is_fortran, dtype = headers[version](file)
-    if dtype.hasobject or dtype.itemsize == 0 or len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
-        raise ValueError(f"it holds {dtype} {shape}, not a plain array")
-    declared, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if declared != there:
-        raise ValueError(f"it declares {dtype} {shape}, {declared} bytes, and holds {there}")
+    is_plain = not dtype.hasobject and dtype.itemsize > 0 and len(shape) <= MAX_DIMENSIONS
+    is_plain = is_plain and min(shape, default=0) >= 0
+    if not is_plain or math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError(f"it declares {dtype} {shape}, not a plain array of {size - file.tell()} bytes")
     return shape, "F" if is_fortran else "C", dtype

@@ -60,10 +60,9 @@ def _read_archive(archive: zipfile.ZipFile, size: int) -> Any:
     """A `torch.save` archive of `size` bytes: `*/data.pkl` beside `*/data/<key>`, all without compression."""
     names = archive.namelist()
     programs = [name for name in names if name.endswith("data.pkl")]
-    if len(programs) != 1:
-        raise ValueError("it is a zip archive without a data.pkl")
-    if sum(entry.file_size for entry in archive.infolist()) > size:
-        raise ValueError("its entries are compressed or overlap, as torch.save never writes them")
+    is_compressed = sum(entry.file_size for entry in archive.infolist()) > size  # or entries overlap
+    if is_compressed or len(programs) != 1:
+        raise ValueError("it is compressed or has not one data.pkl, as torch.save writes it")
     root = programs[0].removesuffix("data.pkl")
     if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
         raise ValueError("its tensors are big-endian")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.data.decode import check_finite
 from assay.data.notes import FAINT, Note, Notes, content_and_noise, measure, odd_axes
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
@@ -121,8 +122,7 @@ def _channels_first(images: Any) -> np.ndarray:
         raise AssayError(what, key="images")
     if values.shape[1] > 4 and values.shape[3] <= 4:
         values = values.transpose(0, 3, 1, 2)
-    if not np.isfinite(values).all():
-        raise AssayError("have values that are not finite numbers", key="images", cure="remove those images")
+    check_finite(values, key="images", cure="remove those images")
     return values
 
 

@@ -10,6 +10,7 @@ import math
 import struct
 import warnings
 import zlib
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -34,9 +35,7 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
         image = _open_image(data, where)
         if image is None:
             return native(_read_tiff(data, where))
-        num_frames = getattr(image, "n_frames", 1)
-        if num_frames > 1:
-            raise AssayError(f"holds {num_frames} pictures", cure="save them as one file each")
+        _check_single(getattr(image, "n_frames", 1))
         if data[:8] == _PNG and data[24] == 16 and data[25] in _DEEP_PNG:
             return native(_deep_png(data))
         pixels = np.asarray(_plain_mode(image))
@@ -45,6 +44,11 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
                 raise AssayError("has 32-bit pixels", cure="save it as 16-bit or float")
             pixels = pixels.astype(np.uint16)
         return native(pixels)
+
+
+def _check_single(num_pictures: int) -> None:
+    if num_pictures != 1:
+        raise AssayError(f"holds {num_pictures} pictures", cure="save them as one file each")
 
 
 def _open_image(data: bytes, where: str) -> Image.Image | None:
@@ -87,6 +91,12 @@ def native(pixels: np.ndarray) -> np.ndarray:
     return pixels.astype(np.float32) if pixels.dtype == np.float64 else pixels
 
 
+def check_finite(pixels: np.ndarray, **where: Any) -> None:
+    """Reject values that are no numbers; `where` as for an error."""
+    if not np.isfinite(pixels).all():
+        raise AssayError("has pixels that are NaN or infinite", **where)
+
+
 def is_transparent(pixels: np.ndarray) -> bool:
     """Whether anything shines through (H, W, C): the last of 2 or 4 channels is the opacity."""
     return pixels.shape[-1] in (2, 4) and not bool((pixels[..., -1] == _opaque(pixels.dtype)).all())
@@ -122,8 +132,7 @@ def _read_tiff(data: bytes, where: str) -> np.ndarray:
 
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters is raised
     with tifffile.TiffFile(io.BytesIO(data)) as file:
-        if len(file.pages) != 1:
-            raise AssayError(f"holds {len(file.pages)} pictures", cure="save them as one file each")
+        _check_single(len(file.pages))
         page, axes = file.pages[0], file.series[0].axes
         check_unpacked(where, math.prod(page.shape) * (page.dtype.itemsize if page.dtype else 1), len(data))
         is_plain = axes in ("YX", "YXS", "SYX") and (len(axes) == 2 or page.shape[axes.index("S")] <= 4)

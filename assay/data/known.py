@@ -14,7 +14,7 @@ from assay.data.formats.arrays import read_idx, stacked
 from assay.data.formats.pictures import read_cifar10
 from assay.data.pack import PackConfig, PackReport, Progress, pack
 from assay.data.readers import RawImages
-from assay.errors import AssayError, choose
+from assay.errors import AssayError, check_enough, choose
 from assay.files import hold_lock
 
 KnownName = Literal["digits", "fashion-mnist", "cifar10"]
@@ -124,9 +124,7 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start:
     renumbered = np.array([class_names.index(name) if name in class_names else -1 for name in raw.class_names])
     chosen: list[int] = np.flatnonzero(renumbered[raw.label] >= 0).tolist()
     num_there = len(chosen) - start
-    if num_images is not None and not 1 <= num_images <= num_there:
-        what = f"{num_images} images asked for, of {num_there} in {', '.join([raw.name, *classes])}"
-        raise AssayError(what, key="num_images", cure="ask for fewer")
+    check_enough(num_there, num_images or 1, f"images in {', '.join([raw.name, *classes])}", "num_images")
     chosen = chosen[start : None if num_images is None else start + num_images]
     assert raw.label is not None
     return replace(

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 from pydantic import BeforeValidator, Field
 
-from assay.data.decode import flatten, is_transparent
+from assay.data.decode import check_finite, flatten, is_transparent
 from assay.data.notes import CLIPPED, FAINT, OPACITY, Note, Notes, content_and_noise, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
@@ -333,8 +333,7 @@ def _convert_pixels(
     layout: _Layout | None,
 ) -> tuple[np.ndarray, _Layout]:
     """Pixels (H, W, C) without opacity, black and white at `value_range` -> values (C, H, W) of the store."""
-    if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-        raise AssayError("has pixels that are NaN or infinite", cure="remove the image or repair it")
+    check_finite(pixels, cure="remove the image or repair it")
     eight_bit = pixels.dtype == np.uint8
     values = _fit(_recolour(pixels, config.colour, noisy), size, config.fit, noisy).transpose(2, 0, 1)
     dtype = config.dtype or ("uint8" if eight_bit else "float32")

@@ -3,23 +3,21 @@
 import warnings
 from collections.abc import Callable
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from PIL.Image import Image
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.mixture.bounds import upper_conditions
 from assay.mixture.estimate import LEAST_NOISE, choose_number, estimate_atoms
 from assay.mixture.likelihood import posterior, standard_errors
 from assay.mixture.moments import Array, Atoms
 from assay.mixture.samples import LARGEST, check_sigma
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 class ConditionWarning(UserWarning):
@@ -98,7 +96,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
                 warnings.warn(f"{condition}; the theorem's guarantee does not apply", ConditionWarning, 2)
         return self
 
-    def plot(self, X: ArrayLike) -> "Image":
+    def plot(self, X: ArrayLike) -> Image:
         """A figure of the atoms, and of some of the samples `X` (n, d), in the first two dimensions."""
         from assay.figure import COLOURS, Panel, Series, draw
 
@@ -192,9 +190,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         for key, (holds, cure) in rules.items():
             if not holds:
                 raise AssayError(f"is {self.get_params()[key]!r}", key=key, cure=cure)
-        if num_samples < 2 * (k or 1):
-            what = f"has {num_samples} samples, too few for {k or 1} atoms"
-            raise AssayError(what, key="X", cure="give two samples per atom, or look for fewer")
+        check_enough(num_samples, 2 * (k or 1), f"samples for {k or 1} atoms", "X")
 
 
 # A scaler of scikit-learn leaves exact traces in every column: these are 0.
@@ -210,10 +206,8 @@ def _reject_scaled(x: NDArray) -> None:
     """Reject samples that a scaler has left: sigma would be in other units than X."""
     few = x[:: max(1, len(x) // 1000)]  # these rule most of it out before all are read
     for name, trace in _TRACES.items():
-        looks = (
-            np.abs(trace(np.asarray(rows, np.float64))).max() < size for rows, size in ((few, 0.5), (x, 1e-6))
-        )
-        if all(looks):
+        sizes = (np.abs(trace(np.asarray(rows, np.float64))).max() for rows in (few, x))
+        if all(size < most for size, most in zip(sizes, (0.5, 1e-6), strict=True)):
             what = f"looks like the output of {name}, so that sigma is in other units than X"
             cure = "leave the scaler out (a fit needs none), or scale sigma too and set check_units=False"
             raise AssayError(what, key="X", cure=cure)

@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from assay.data import ImageSource
 from assay.data.arrays import is_without_dark
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.noise import warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
@@ -142,9 +142,8 @@ def spectrum(x: Array) -> tuple[Array, Array]:
         found.append(np.append(along, np.full(left, rest / max(left, 1))))
     eigenvalues = np.maximum(np.sort(np.mean(found, 0))[::-1], 1e-9)
     first = min(_MAX_MODES // 2, len(eigenvalues))
-    edges = np.unique(
-        np.r_[np.arange(first), np.geomspace(first, len(eigenvalues), _MAX_MODES // 2).astype(int)]
-    )
+    further = np.geomspace(first, len(eigenvalues), _MAX_MODES // 2).astype(int)
+    edges = np.unique(np.r_[np.arange(first), further])
     edges = edges[edges < len(eigenvalues)]
     count = np.diff(np.append(edges, len(eigenvalues)))
     return np.add.reduceat(eigenvalues, edges) / count, count.astype(float)
@@ -158,9 +157,7 @@ def _read(images: ImageSource | NDArray[np.generic]) -> Array:
         x = images.read(chosen).numpy() if len(chosen) else np.empty((0, *images.image_shape))
     else:
         x = np.asarray(images)[:: max(1, len(images) // _MAX_IMAGES)]
-    if len(x) < _LEAST_IMAGES:
-        what = f"{len(x)} clean images are too few for a spectrum"
-        raise AssayError(what, key="images", cure=f"give {_LEAST_IMAGES} or more")
+    check_enough(len(x), _LEAST_IMAGES, "clean images for a spectrum", "images")
     if x.dtype.kind != "f" or not np.isfinite(x).all() or np.abs(x).max() > 4:
         what = f"values of type {x.dtype} from {x.min():g} to {x.max():g}"
         raise AssayError(what, key="images", cure="scale them to [-1, 1] as floats")

@@ -20,12 +20,13 @@ from scipy.special import i0e, i1e
 from torch import Tensor
 
 from assay.data.audit.level import MIN_SIDE, blind_net, lag_one, spread, train_on_examples, unclipped, windows
+from assay.data.decode import check_finite
 from assay.data.readers import RawImages
 from assay.data.spec import Level
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.devices import one_thread
-from assay.errors import AssayError
+from assay.errors import AssayError, check_enough
 from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
@@ -87,12 +88,8 @@ class Sensor:
     def __str__(self) -> str:
         """As settings of a source; of read noise and the value of no light, only their sum can be seen."""
         offset = self.offset.value
-        rest = (
-            f"read_noise = {math.sqrt(offset):.4g}"
-            if offset > 0
-            else f"black = {-offset / self.gain.value:.4g}"
-        )
-        return f"gain = {self.gain.value:.4g} and {rest}"
+        name, value = ("read_noise", math.sqrt(offset)) if offset > 0 else ("black", -offset / self.gain.value)
+        return f"gain = {self.gain.value:.4g} and {name} = {value:.4g}"
 
 
 class _Pool(NamedTuple):
@@ -178,7 +175,7 @@ def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
     return chosen, variance
 
 
-def fit_sensor(images: Sequence[Tensor], bounds: Bounds = (-math.inf, math.inf)) -> Sensor | None:
+def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY) -> Sensor | None:
     """Gain and read noise of the camera that took `images` (C, H, W); None without enough flat windows.
 
     Weighted least squares over the flat windows of each channel. Which are flat depends on the line itself.
@@ -246,9 +243,8 @@ def _fitted(
     Owners are independent of each other, their windows are not: the errors are a sandwich of sums over owners.
     The residuals are orthogonal to the `instrument`, which may be the mean itself.
     """
-    design, chosen = (
-        np.stack([column, np.ones(len(mean))], 1) / variance[:, None] for column in (mean, instrument)
-    )
+    ones, weight = np.ones(len(mean)), variance[:, None]
+    design, chosen = (np.stack([column, ones], 1) / weight for column in (mean, instrument))
     inverse = np.linalg.pinv(chosen.T @ design)
     line = inverse @ chosen.T @ (energy / variance)
     residual = (energy / variance - design @ line)[:, None] * chosen
@@ -338,10 +334,8 @@ class Audit:
             wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
             rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
         if self.sensor is None:
-            return [
-                *rows,
-                ("gain and read noise", "unknown: needs flat parts of different brightness, or `repeats`"),
-            ]
+            unknown = "unknown: needs flat parts of different brightness, or `repeats`"
+            return [*rows, ("gain and read noise", unknown)]
         if self.sensor.gain.low <= 0:
             return [*rows, ("gain", "none found: the noise does not depend on the signal")]
         rows.append(("gain (variance per unit of signal)", f"{self.sensor.gain:.4g}"))
@@ -410,6 +404,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
     values = _values(np.array(ends), images)
     bounds = values["values"][0], values["values"][-1]
     known = (sigma > 0) | (values["clipped"] == 0)  # parts that are clipped look perfectly flat
+    known |= not known.any()
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = np.log(sigma / np.median(sigma[known])) / (np.log(high / low) / (2 * 1.96))
     return {
@@ -427,9 +422,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
 
 def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     """Clean images (C, H, W) in the units of `raw`; an error if their values are of another size."""
-    if len(clean.names) < _MIN_EXAMPLES:
-        what = f"{clean.name} has {len(clean.names)} images"
-        raise AssayError(what, key="clean", cure=f"give {_MIN_EXAMPLES} clean examples or more")
+    check_enough(len(clean.names), _MIN_EXAMPLES, f"clean examples in {clean.name}", "clean")
     examples = [_image(clean, i) for i in spread(len(clean.names), _MAX_EXAMPLES)]
     if raw.value_range and clean.value_range:
         (low, high), (black, white) = raw.value_range, clean.value_range
@@ -544,8 +537,7 @@ def _image(raw: RawImages, i: int) -> Tensor:
     if min(pixels.shape[:2]) < MIN_SIDE:
         what = f"has {pixels.shape[0]} x {pixels.shape[1]} pixels, too few for noise to be measured"
         raise AssayError(what, path=raw.names[i], cure=f"give images of {MIN_SIDE} x {MIN_SIDE} and more")
-    if not np.isfinite(pixels).all():
-        raise AssayError("has pixels that are NaN or infinite", path=raw.names[i], cure="replace them first")
+    check_finite(pixels, path=raw.names[i], cure="replace them first")
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy())
 
 
