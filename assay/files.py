@@ -252,10 +252,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_sha256(path: Path, expected: str, what: str, cure: str, where: Path | str | None = None) -> None:
-    """Reject a file with another hash than `expected`; the error is about `where`, or the file itself."""
-    if sha256(path) != expected:
-        raise AssayError(what, path=where or path, cure=cure)
+def check_sha256(file: Path, expected: str, what: str, **where: Any) -> None:
+    """Reject a file with another hash than `expected`; `where` as for an error, by default about the file."""
+    if sha256(file) != expected:
+        raise AssayError(what, **{"path": file, **where})
 
 
 def content_hash(*parts: object) -> str:

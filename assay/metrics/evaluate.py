@@ -226,7 +226,7 @@ def load_arrays(path: Path, evaluation: Evaluation) -> Evaluation:
     if evaluation.held_out_loss_arrays is None or not arrays.exists():
         return evaluation
     what, cure = f"does not belong to {path.name}", "measure again, or remove it"
-    check_sha256(arrays, evaluation.held_out_loss_arrays, what, cure)
+    check_sha256(arrays, evaluation.held_out_loss_arrays, what, cure=cure)
     return evaluation.model_copy(update={"held_out_loss_record": load_held_out_loss(arrays)})
 
 

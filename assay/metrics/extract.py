@@ -235,6 +235,6 @@ def reference_from_images(
                 save_statistics(partial / "statistics.npz", found)
     features_file = folder / "features.npy"
     expected, cure = (folder / "features.sha256").read_text(), f"remove {folder}, and it is computed again"
-    check_sha256(features_file, expected, "is damaged", cure)
+    check_sha256(features_file, expected, "is damaged", cure=cure)
     known = load_statistics(folder / "statistics.npz")
     return Reference(source.name, source.fingerprint, known, read_npy(features_file), source)

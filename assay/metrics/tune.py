@@ -127,5 +127,5 @@ def load_tuned(checkpoint: Path) -> Tuned:
     with decoding(path, cure):
         tuned = Tuned.model_validate_json(path.read_bytes())
     what = f"was chosen for other weights than those of {checkpoint}"
-    check_sha256(find_checkpoint(checkpoint), tuned.checkpoint_sha256, what, cure, path)
+    check_sha256(find_checkpoint(checkpoint), tuned.checkpoint_sha256, what, path=path, cure=cure)
     return tuned

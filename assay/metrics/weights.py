@@ -62,12 +62,14 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
     places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
     if (found := path or next((place for place in places if place.is_file()), None)) is not None:
         cure = "give the official file, or remove it and run again"
-        check_sha256(found, file.sha256, f"is not the official {file.name}", cure)
+        check_sha256(found, file.sha256, f"is not the official {file.name}", key="weights", cure=cure)
         return found
     try:
         with write_whole(cache / file.name) as partial:
             _fetch(file, partial)
-            check_sha256(partial, file.sha256, f"is not the official {file.name}", "do not trust its source")
+            check_sha256(
+                partial, file.sha256, f"is not the official {file.name}", cure="do not trust its source"
+            )
         return cache / file.name
     except (OSError, ValueError) as error:
         what = f"the weights {file.name} are not on this machine and could not be fetched ({error})"
