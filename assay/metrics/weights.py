@@ -67,9 +67,7 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
     try:
         with write_whole(cache / file.name) as partial:
             _fetch(file, partial)
-            check_sha256(
-                partial, file.sha256, f"is not the official {file.name}", cure="do not trust its source"
-            )
+            check_sha256(partial, file.sha256, "is not the official file", cure="do not trust its source")
         return cache / file.name
     except (OSError, ValueError) as error:
         what = f"the weights {file.name} are not on this machine and could not be fetched ({error})"

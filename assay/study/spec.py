@@ -395,10 +395,7 @@ def _grid_row(study: Study, data: DataConfig, source: ImageSource, seed: int, ro
 def check_against_data(runs: list[Run]) -> None:
     """Reject, before any work, runs that this data cannot give."""
     for run in runs:
-        images, batch_size = run.config.data.open(), run.config.train.batch_size
-        if batch_size > len(images):
-            what = f"{run.title}: its {len(images)} images are fewer than a batch of {batch_size}"
-            raise AssayError(what, key="train.batch_size", cure="lower it, or use more images")
+        images = run.config.data.open()
         check_run(run.config, images)
         levels = images.sigma_tn.unique().tolist()
         for sample in run.samples:
