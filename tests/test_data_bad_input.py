@@ -180,7 +180,7 @@ def test_huggingface_splits_and_empty_cells(tmp_path: Path, monkeypatch: pytest.
     columns = {"img": [Image.new("L", (4, 4)), None], "label": [1, None]}
     data = datasets.DatasetDict(train=datasets.Dataset.from_dict(columns, features))
     data.save_to_disk(tmp_path / "hf")
-    with rejected(path="hf"):
+    with rejected("split", "hf"):
         read_any(f"hf:{tmp_path / 'hf'}:nosplit")
     failing(tmp_path / "hf", tmp_path / "out", "hf[1]")
     config = PackConfig(skip_bad=True, classes=True)
