@@ -257,7 +257,7 @@ def test_units_must_be_known_and_shapes_must_agree(tmp_path: Path) -> None:
     assert "give the range" in str(failing("sample", unknown, "-o", tmp_path / "x.npy"))
     other = gaussian_checkpoint(tmp_path, 3)
     error = failing("denoise", other, store.path, "-o", tmp_path / "y")
-    assert "images of shape (1, 8, 6), the network is for (3, 8, 6)" in error.what
+    assert "(1, 8, 6) and (3, 8, 6)" in error.what
     elsewhere = gaussian_checkpoint(tmp_path, physical_range=(0, 1))
     output = run("denoise", elsewhere, store.path, "-o", tmp_path / "y")
     assert "(0.0, 4095.0)" in output and "mean the same" in output
