@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from assay.errors import AssayError
+from assay.errors import AssayError, check_same
 
 NumDevices = Annotated[int, Field(ge=1)] | Literal["auto"]
 Strategy = Literal["ddp", "fsdp"]
@@ -124,10 +124,8 @@ def open_fabric(
         accelerator=found.type, strategy=how, devices=chosen, num_nodes=num_nodes, precision=precision
     )
     num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
-    if num_started != fabric.world_size:
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
-        what = f"{num_started} processes were started for {fabric.world_size}"
-        cure = f"set devices = {per_node} and num_nodes = {num_started // per_node}, or do without torchrun"
-        raise AssayError(what, key="devices", cure=cure)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
+    cure = f"set devices = {per_node} and num_nodes = {num_started // per_node}, or do without torchrun"
+    check_same(num_started, fabric.world_size, "more or fewer processes started", key="devices", cure=cure)
     fabric.launch()
     return fabric

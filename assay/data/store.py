@@ -44,7 +44,7 @@ from assay.archives import check_member_name, read_npy
 from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
-from assay.errors import AssayError
+from assay.errors import AssayError, check_same
 from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
 from assay.noise import check_sigma
 
@@ -219,9 +219,8 @@ class Store(ImageSource):
         return array
 
     def _check_type(self, file: str, array: np.ndarray | ImageFile, shape: tuple[int, ...], dtype: Any) -> None:
-        if array.shape != shape or array.dtype != dtype:
-            what = f"holds {array.dtype} {array.shape}, meta.json says {dtype} {shape}"
-            raise AssayError(what, path=self.path / file, cure=_CURE)
+        found, what = (array.dtype.str, array.shape), "holds something else than meta.json says"
+        check_same(found, (np.dtype(dtype).str, shape), what, path=self.path / file, cure=_CURE)
 
     def _check_columns(self) -> None:
         """Reject values that make no sense."""

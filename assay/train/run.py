@@ -22,7 +22,7 @@ from assay.data.picture import image_grid
 from assay.data.view import stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, open_fabric, shard
-from assay.errors import AssayError
+from assay.errors import AssayError, check_same
 from assay.files import decoding, hold_lock, reason, remove_leftovers, write_whole
 from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train import folder
@@ -141,8 +141,7 @@ def _check_network(config: NetConfig) -> None:
         x, label = torch.zeros(2, *inner.image_shape), torch.zeros(2, dtype=torch.long)
         with decoding(config.name, "see how assay.denoise.Preconditioned calls a network"), torch.no_grad():
             shape = inner.build()(x, torch.zeros(2), label if config.num_classes else None, None).shape
-        if shape != x.shape:
-            raise AssayError(f"{config.name} gives {tuple(shape)} for images {tuple(x.shape)}", key="net")
+        check_same(tuple(shape), tuple(x.shape), f"{config.name} does not give images as it gets", key="net")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with torch.device("meta"):  # weights, gradients and two moments of each
