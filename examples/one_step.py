@@ -53,7 +53,7 @@ from assay.train.folder import final_path, load_state, pack_tensors, read_run, s
 SIGMA_INIT, ALPHA = 2.5, 1.0
 LOWEST, HIGHEST = 1.33, 20.0  # of the levels at which h and f are compared, in sigma_tn; and in all
 LR, FAKE_LR, BETAS, BATCH_SIZE = 5e-4, 1e-3, (0.0, 0.999), 128
-KEEP = 0.5 ** (BATCH_SIZE / 20_000)  # the share of the average that a step keeps
+HALF_LIFE = 20_000  # of the average of weights, in images; at most a tenth of the distillation
 
 
 def sid_loss(
@@ -73,6 +73,7 @@ def distil(
     seed: int,
     states: Path,
     every: int = 250,
+    batch_size: int = BATCH_SIZE,
 ) -> Iterator[tuple[int, Preconditioned]]:
     """Yield the student, an average of its weights, every `every` steps; resumes from the last of `states`."""
     teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
@@ -84,10 +85,11 @@ def distil(
         tensors, info = found
         unpack_tensors(tensors, modules, optimizer)
         first = info["step"]
-    level, sigma_init = (torch.full((BATCH_SIZE,), value) for value in (sigma_tn, SIGMA_INIT))
+    level, sigma_init = (torch.full((batch_size,), value) for value in (sigma_tn, SIGMA_INIT))
+    share = 1 - 0.5 ** (batch_size / min(HALF_LIFE, num_steps * batch_size / 10))
     for step in range(first, num_steps):
         generator = stream(seed, "one step", step)
-        z, z_tn, *eps = torch.randn(4, BATCH_SIZE, *image_shape, generator=generator)
+        z, z_tn, *eps = torch.randn(4, batch_size, *image_shape, generator=generator)
         x_g = student(SIGMA_INIT * z, sigma_init)
         x_tn = x_g.detach() + sigma_tn * z_tn
         sigma_t = draw_sigma(LogNormal(), level, generator)
@@ -98,7 +100,7 @@ def distil(
         sid_loss(teacher, fake, x_g, sigma_t, eps[1]).mean().backward(inputs=list(student.parameters()))
         optimizer.step()
         optimizer.zero_grad()
-        torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in student.parameters()], 1 - KEEP)
+        torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in student.parameters()], share)
         if (step + 1) % every == 0 or step + 1 == num_steps:
             yield step + 1, average  # and then the state: a caller that was stopped here gets it again
             save_state(states, step + 1, pack_tensors(modules, optimizer), {})

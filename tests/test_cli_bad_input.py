@@ -33,7 +33,6 @@ TRAIN = ("train", "--preset", "digits", "--set", "data.store=digits", "-o", "run
         ((*TRAIN, "--device", "abacus"), None, "device"),
         ((*TRAIN, "--devices", "64000"), None, "devices"),
         ((*TRAIN, "--devices", "0"), None, "devices"),
-        ((*TRAIN, "--set", "sample.truncate_at=auto"), None, "truncate_at"),
         (("train", "bin.toml"), "bin.toml", None),
         (("study", "cost", "bin.toml"), "bin.toml", None),
         (("study", "report", "bin.csv"), "bin.csv", None),

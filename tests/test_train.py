@@ -666,18 +666,3 @@ def test_a_damaged_log_is_named_and_a_last_line_cut_short_is_dropped(tmp_path: P
         with pytest.raises(AssayError) as caught:
             trim_log(log, 2)
         assert (caught.value.path, caught.value.cure) == (str(log), "remove line 2")
-
-
-def test_pictures_are_sampled_as_asked_and_do_not_name_the_run(digits: Path, tmp_path: Path) -> None:
-    settings = {"train.num_steps": 2, "train.picture_every": 2, "train.batch_size": 32}
-    pictures = []
-    for truncation in ("auto", 0.5):
-        run_dir = tmp_path / str(truncation)
-        sampling = {"sample.num_steps": 3, "sample.truncate_at": truncation}
-        run("train", *digits_settings(digits, **settings, **sampling), "-o", run_dir)
-        pictures.append((run_dir / "samples/000000002.png").read_bytes())
-    assert pictures[0] == pictures[1]  # auto is the level of the noisy images
-    runs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("auto", "0.5")]
-    assert runs[0]["fingerprint"] == runs[1]["fingerprint"] and runs[0]["config"] != runs[1]["config"]
-    checkpoint = load_checkpoint(tmp_path / "auto")  # a run folder stands for its final checkpoint
-    assert checkpoint.info.physical_range == (0, 16)

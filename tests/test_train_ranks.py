@@ -85,11 +85,10 @@ def test_a_network_of_convolutions_split_over_two_ranks_trains_the_same(tmp_path
     net = {"preset": "unet-small", "model_channels": 16, "channel_mult": [1, 2], "num_blocks": 1}
     # Adam's first steps are signs, which rounding may turn: hence the low rate.
     settings = {"num_steps": 4, "batch_size": 16, "max_per_device": 4, "lr_ramp_images": 0, "lr": 1e-5}
-    settings |= {"picture_every": 4, "clip_grad": 1.0, "consistency": {"coefficient": 1.0}}
+    settings |= {"clip_grad": 1.0, "consistency": {"coefficient": 1.0}}
     tree = {"data": data.model_dump(mode="json"), "net": net, "train": {**settings, "strategy": "fsdp"}}
     train(read_config(tree), tmp_path / "one", data.open())
     train_on_ranks(2, read_config(tree), tmp_path / "two", data, [2])
-    assert (tmp_path / "two/samples/000000004.png").exists()
     assert (tmp_path / "two/snapshots/000000002.safetensors").exists()
     one, two = (load_file(tmp_path / run / "snapshots/final.safetensors") for run in ("one", "two"))
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)

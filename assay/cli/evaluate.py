@@ -1,7 +1,6 @@
-"""`assay evaluate`, with `compare`, `gather` and `reference` under it, and `assay model tune`."""
+"""`assay evaluate`, with `compare`, `gather` and `reference` under it."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +16,7 @@ from assay.errors import AssayError
 from assay.metrics.distance import save_statistics
 from assay.metrics.evaluate import Evaluation, Measures, save_evaluation, titles
 from assay.metrics.evaluate import compare as compare_evaluations
-from assay.metrics.extract import load_extractor
 from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, find_reference, measure
-from assay.metrics.tune import tune as run_tuning
-from assay.metrics.tune import tuned_path
 from assay.outcome import gather as gather_outcomes
 from assay.outcome import load_evaluations, write_outcomes
 from assay.progress import open_progress
@@ -155,46 +151,11 @@ def reference(
     """
     if config.extractor in (None, "classifier"):
         what = "a classifier is trained on the images of the store, which others do not have"
-        raise AssayError(what, key="extractor", cure="choose inception, mobilenet_v2 or pixels")
+        raise AssayError(what, key="extractor", cure="choose inception or pixels")
     with open_progress() as tell:
         found = find_reference(open_store(store), config, cache, find_devices(device), tell)[1].statistics
     save_statistics(output, found)
     open_console().print(f"{output}: {len(found.mean)} features of {found.num_images:,} images")
-
-
-@takes("sample", SampleConfig, panel="Sampling")
-@takes("config", MeasureConfig, "extractor", "weights", "batch_size")
-def tune(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (.safetensors), or the folder of a run.")],
-    config: MeasureConfig,
-    sample: SampleConfig,
-    held_out: Annotated[Path, typer.Option(help="A store of clean images that were not trained on.")],
-    num_images: Annotated[
-        int, typer.Option(min=20, help="Samples of each setting in the first round; twice as many in the next.")
-    ] = 250,
-    cache: Cache = DEFAULT_CACHE,
-    device: Device = "auto",
-) -> None:
-    """Choose the sampler of a checkpoint by the distance of its samples to held-out images.
-
-    Tries Heun's method with several amounts of churn, the multistep solver with several numbers of steps, and
-    the settings given here. The choice is stored beside the checkpoint; `--tuned` of `assay sample` and `assay
-    evaluate` uses it. Compare models with one sampler, or tune each of them alike.
-
-    Example: `assay model tune runs/mix --held-out stores/test`
-    """
-    store, console, name = open_store(held_out), open_console(), config.extractor or "classifier"
-    with open_progress() as tell:
-        network = load_extractor(name, cache, config.weights, store, find_devices(device), config.batch_size)
-        found = run_tuning(checkpoint, store, network, sample, num_images, partial(tell, "tuning"))
-    table = Table("solver", "steps", "churn", "truncated", network.metric, "samples")
-    for tried, fd, number in sorted(found.trials, key=lambda trial: (-trial[2], trial[1])):
-        churn = f"{tried.churn:g}" + " in the middle" * (tried.churn_low > 0)
-        cut = "" if tried.truncate_at is None else str(tried.truncate_at)
-        table.add_row(tried.solver, str(tried.num_steps), churn, cut, f"{fd:.4g}", str(number))
-    console.print(table)
-    fds = f"{found.fd:.4g} with the chosen sampler, {found.fd_before:.4g} before"
-    console.print(f"On fresh seeds and images: {fds}. wrote {tuned_path(checkpoint)}")
 
 
 def _print(console: Console, found: Evaluation) -> None:

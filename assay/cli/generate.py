@@ -34,7 +34,6 @@ def sample(
     files: FilesConfig,
     compute: ComputeConfig,
     seeds: Annotated[str, typer.Option(help="One image per seed: 0-63, or 3,5,10-19.")] = "0-63",
-    tuned: Annotated[bool, typer.Option("--tuned", help="Use the sampler of `assay model tune`.")] = False,
     label: Annotated[
         str | None, typer.Option("--class", metavar="NAME|N", help="Only this class. Default: all evenly.")
     ] = None,
@@ -47,10 +46,6 @@ def sample(
 
         assay sample runs/mix --seeds 0-99 -o samples.tif --dtype uint16
     """
-    if tuned:
-        from assay.metrics.tune import load_tuned
-
-        sample = load_tuned(checkpoint).sample
     console = open_console()
     with open_progress(not console.quiet) as tell:
         what = parse_seeds(seeds), sample, label, files, compute, partial(tell, "sampling")

