@@ -21,6 +21,7 @@ from typing import Any
 __version__ = "0.2.0"
 
 _MODULE_OF = {
+    "AssayError": "assay.errors",
     "from_arrays": "assay.data.arrays",
     "open_store": "assay.data",
     "part": "assay.data",

@@ -19,6 +19,7 @@ torch.Size([1, 1, 8, 8])
 """
 
 import tempfile
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from assay.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from assay.cost import choose_config
 from assay.data import ImageSource
-from assay.data.arrays import from_arrays
+from assay.data.arrays import from_arrays, is_without_dark
 from assay.data.picture import image_grid
 from assay.errors import AssayError
 from assay.metrics.evaluate import Evaluation, evaluate
@@ -113,6 +114,9 @@ class Model:
         if not ((x_tn.abs() <= 2 + 5 * levels.max()).float().mean() > 0.5) or x_tn.isnan().any():
             what = f"has values from {x_tn.min():.4g} to {x_tn.max():.4g}, where black is -1 and white 1"
             raise AssayError(what, key="x_tn", cure="scale images and levels alike")
+        if is_without_dark(x_tn.numpy(force=True), float(levels.mean())):
+            found = f"images have values from {x_tn.min():.3g} to {x_tn.max():.3g}"
+            warnings.warn(f"{found}: is black -1 and white 1 in them?", stacklevel=2)
         warn_of_units(float(levels.max()))
         with torch.no_grad():
             return self.denoiser(x_tn, levels.expand(len(x_tn)))

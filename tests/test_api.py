@@ -18,6 +18,7 @@ from torch import nn
 import assay
 import assay.model
 from assay.errors import AssayError
+from assay.train import OwnLoss
 from tests.errors import rejected
 
 STUDY = """
@@ -163,3 +164,15 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
         model.sample(2, num_step=3)
     with rejected("path"):
         model.save("model.pt")
+
+
+def test_scales_and_losses_that_are_not_as_stated() -> None:
+    images = np.random.default_rng(0).random((40, 8, 8)) + np.random.default_rng(1).normal(0, 0.1, (40, 8, 8))
+    with pytest.warns(UserWarning, match="value_range"):
+        source = assay.from_arrays(images, 0.1)
+    scalar = type("Scalar", (OwnLoss,), {"kind": "scalar", "__call__": lambda *_: torch.ones(())})
+    with pytest.raises(assay.AssayError, match="one per image"):
+        assay.fit(source, loss=scalar, num_steps=1, batch_size=8, progress=False)
+    model = assay.fit(source, num_steps=1, batch_size=8, progress=False)
+    with pytest.warns(UserWarning, match="black -1"):
+        model.denoise(images[:4], 0.1)

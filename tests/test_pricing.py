@@ -122,6 +122,21 @@ def test_images_that_cannot_be_quoted(images: Any, sigma: float, key: str) -> No
     assert caught.value.key == key
 
 
+def test_copies_and_results_that_rise_are_told() -> None:
+    images = np.repeat(np.random.default_rng(0).normal(0, 0.4, (6, 4, 4)), 10, 0)
+    with pytest.warns(UserWarning, match="54 of the 60"):
+        assay.quote(images, 0.3)
+    clean, noisy = np.array([100, 200, 400, 800, 100, 100] * 2), np.array([0, 0, 0, 0, 300, 700] * 2)
+    rise = 1 - 3 / (clean + noisy / 2) ** 0.5 + 1e-3 * np.sin(np.arange(12))
+    table = {"n_clean": clean, "n_noisy": noisy, "noise": np.where(noisy, 0.2, 0.0)}
+    rising = assay.price(table | {"fid": rise})
+    assert rising.of("looks").verdict == "undecided"
+    offers = [assay.Vendor(price=1), assay.Vendor(price=0.1, sigma=0.2)]
+    assert "Buy" in repr(plan(table | {"fid": 2 - rise}, offers, budget=500))
+    with pytest.raises(AssayError, match="95 is not"):
+        plan(rising, offers, budget=500, confidence=95)
+
+
 def test_bright_images_of_a_known_scale_are_not_told(recwarn: pytest.WarningsRecorder) -> None:
     bright = 0.8 + 0.2 * np.random.default_rng(0).random((40, 4, 4))
     assay.quote(assay.from_arrays(bright, value_range=(0, 1)), 0.3)
@@ -486,6 +501,7 @@ def test_plan_from_a_quote_needs_some_clean_images_for_detail(tmp_path: Path) ->
         "name,sigma,price\na,-1,1\n",
         "name,sigma,price\na,x,1\n",
         "sigma,price,min_images,max_images\n0.1,1,9,8\n",
+        "sigma,price\n0,4,0,2\n",
     ],
 )
 def test_vendor_files_that_cannot_be_used(tmp_path: Path, text: str) -> None:

@@ -190,6 +190,11 @@ def test_a_design_is_a_ladder_and_mixes_in_nested_blocks(tmp_path: Path) -> None
     assert [run.key for run in more.runs[:12]] == [run.key for run in study.runs] and len(more.runs) == 18
 
 
+def test_a_design_in_grey_steps_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="level of 38"):
+        mixes(opened(tmp_path, DESIGN.replace("noisy = [0.3]", "noisy = [38]"), CLEAN), 0)
+
+
 def test_a_design_of_real_noise_lies_below_what_is_in_hand(tmp_path: Path) -> None:
     spec = (
         DESIGN.replace("noisy = [0.3]\n", "").replace("have_clean = 80", "have_clean = 30").replace("64", "16")

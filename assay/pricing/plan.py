@@ -98,7 +98,7 @@ class Forecast:
 
 
 def plan(
-    source: "Prices | Quote",
+    source: "Prices | Quote | Any",
     vendors: Sequence[Vendor] | Path | str,
     budget: float | None = None,
     target: float | None = None,
@@ -106,7 +106,7 @@ def plan(
     goal: Goal | None = None,
     confidence: float = 0.95,
 ) -> Plan:
-    """The mix of images to buy, for a budget or to reach a target, from a price or a quote.
+    """The mix of images to buy, for a budget or a target, from a price, a quote or what `price` takes.
 
     `vendors` are `Vendor`s or a CSV file with columns name, sigma (0 or empty for clean), price and, where they
     apply, min_images and max_images. `goal` is by default what samples look like, if measured, else everything.
@@ -118,12 +118,16 @@ def plan(
     offers = read_vendors(Path(vendors)) if isinstance(vendors, str | Path) else list(vendors)
     if (budget is None) == (target is None):
         raise AssayError("give either a budget or a target", key="budget")
-    if not offers or have_clean < 0 or (budget is not None and not 0 <= budget < math.inf):
+    if not offers or have_clean < 0 or not 0 <= (budget or 0) < math.inf:
         what = "a plan needs vendors, and a budget and numbers of images of at least 0"
         raise AssayError(what, key="vendors")
+    if not 0 < confidence < 1:
+        raise AssayError(f"{confidence:g} is not between 0 and 1", key="confidence", cure="give e.g. 0.95")
     if twice := [offer.title for offer in set(offers) if offers.count(offer) > 1]:
         raise AssayError(f"{twice[0]} is offered twice", key="vendors", cure="list each offer once")
-    forecast = forecast_of(source, goal)
+    from assay.pricing.price import Prices, price
+
+    forecast = forecast_of(source if isinstance(source, Prices | Quote) else price(source), goal)
     if budget is None:
         assert target is not None
         budget = _cheapest(forecast, offers, have_clean, target)
@@ -134,10 +138,11 @@ def read_vendors(path: Path) -> list[Vendor]:
     """The vendors of a CSV file."""
     with decoding(path, "give a CSV file with columns name, sigma, price, min_images, max_images"):
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [
-                {k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()}
-                for row in csv.DictReader(file)
-            ]
+            read = list(csv.DictReader(file))
+            if any(None in row for row in read):
+                cure = "separate cells by commas, and write decimals with a point"
+                raise AssayError("has rows with more cells than its header", cure=cure)
+            rows = [{k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()} for row in read]
         return [Vendor(**row) for row in rows]
 
 

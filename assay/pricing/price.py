@@ -60,10 +60,15 @@ class Price:
         return rate, low, high
 
     @property
+    def rises(self) -> bool:
+        """Whether results surely rise with the number of images, where a price needs them to fall."""
+        return self.law.gain < 0.01
+
+    @property
     def verdict(self) -> Verdict:
         """What kind of answer this is."""
         _, low, high = self.rate
-        if self.limited or self.high == 0:
+        if self.limited or self.high == 0 or self.rises:
             return "undecided"
         if high <= _MOST_FACTOR * low:
             return "estimate"

@@ -164,6 +164,9 @@ def _read(images: ImageSource | NDArray[np.generic]) -> Array:
     flat = x.reshape(len(x), -1).astype(np.float64)
     if np.ptp(flat, axis=0).max() == 0:
         raise AssayError(f"all {len(x)} clean images are the same", key="images", cure="give others")
+    if copies := len(x) - len({row.tobytes() for row in flat}):
+        what = f"{copies:,} of the {len(x):,} clean images are copies, so the quote is too low"
+        warnings.warn(f"{what}: leave them out", stacklevel=3)
     if not isinstance(images, ImageSource) and is_without_dark(flat):  # the scale of a source is known
         what = f"clean images have values from {x.min():.3g} to {x.max():.3g}, where black is -1 and white 1"
         warnings.warn(f"{what}: are they scaled to [-1, 1]?", stacklevel=3)

@@ -44,6 +44,8 @@ def reason(price: Price) -> str:
     """Why a price is undecided, and what would decide it."""
     if price.limited:
         return f"training, not data, is the limit here; about {price.limited:.0f} times the steps would show it"
+    if price.rises:
+        return f"{price.results.metric} rises with the number of images; give a result of which lower is better"
     if price.high == 0:
         return (
             "the mixes did worse than their clean images alone, so noisy images took training from clean ones; "

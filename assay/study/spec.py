@@ -31,6 +31,7 @@ from assay.data.view import count_of
 from assay.errors import AssayError
 from assay.files import sha256
 from assay.metrics.extract import ExtractorName
+from assay.noise import warn_of_units
 from assay.outcome import Configuration, Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
@@ -302,6 +303,7 @@ def _design_rows(study: Study, data: DataConfig, source: ImageSource, blocks: in
         what, cure = f"all images of {source.name} are clean", "give the noise levels to simulate"
         raise AssayError(what, key="design.noisy", cure=cure)
     if design.noisy:
+        warn_of_units(max(design.noisy))
         _check_clean(source, "design.noisy", "leave it out to study these")
     if len(ladder) < 3:
         what = f"{source.name} has {num_clean} clean images: no three sizes from {design.have_clean} up"

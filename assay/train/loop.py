@@ -22,7 +22,7 @@ from assay.loss import (
     edm_weight_x_0,
     released_consistency_loss,
 )
-from assay.noise import add_noise
+from assay.noise import add_noise, check_shape
 from assay.train.config import TrainConfig
 from assay.train.optimizer import lr_factor, update_ema
 from assay.train.run import Progress, Run, TrainResult
@@ -65,7 +65,9 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
     label = batch.label if settings.class_conditional else None
     denoiser = with_augment_label(model, batch.augment_label)
     if (own := settings.own_loss()) is not None:
-        return own(denoiser, batch, label)
+        loss = own(denoiser, batch, label)
+        check_shape("train.loss", loss, len(batch.x_tn))
+        return loss
     weight = edm_weight(batch.sigma_t, sigma_data)
     if settings.weight == "x_0":
         weight = edm_weight_x_0(batch.sigma_t, batch.sigma_tn, sigma_data)
