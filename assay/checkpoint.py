@@ -21,11 +21,10 @@ from torch import Tensor
 
 from assay.archives import check_unpacked
 from assay.data.units import PhysicalRange
-from assay.denoise import Denoiser, Preconditioned
-from assay.errors import AssayError, check_same, choose, extra
+from assay.denoise import Preconditioned
+from assay.errors import AssayError, choose, extra
 from assay.files import Name, decoding, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
-from assay.sample import Guided, SampleConfig
 from assay.settings import Config, checked
 from assay.unpickle import Plain, PlainTensor, read_pickle
 
@@ -65,23 +64,6 @@ class Checkpoint:
     denoiser: Preconditioned
     config: NetConfig
     info: CheckpointInfo
-
-    def sampler(self, sample: SampleConfig, device: torch.device | str) -> Denoiser:
-        """The denoiser on a device, guided if `sample` says so."""
-        denoiser = self.denoiser.to(device).eval()
-        if sample.guidance == 1:
-            return denoiser
-        if sample.guide is None:
-            if not self.config.num_classes or not self.config.label_dropout:
-                what = "the model was trained without classes, or without label_dropout"
-                raise AssayError(what, key="guidance", cure="give `guide`, the checkpoint of a weaker model")
-            return Guided(denoiser, sample.guidance)
-        guide = load_checkpoint(sample.guide)
-        ours = self.config.image_shape, self.config.num_classes
-        theirs = guide.config.image_shape, guide.config.num_classes or self.config.num_classes
-        what, cure = "it and the model differ in shape or classes", "give a model of the same data"
-        check_same(theirs, ours, what, path=sample.guide, key="guide", cure=cure)
-        return Guided(denoiser, sample.guidance, guide.denoiser.to(device).eval())
 
 
 def save_checkpoint(

@@ -91,12 +91,10 @@ def sample_to_files(
         even = spread_labels([1.0] * num_classes, seeds)
         classes = even if label is None else torch.full_like(even, label)
     job = {"checkpoint": _hash(checkpoint), "class": label, **sample.model_dump(mode="json")}
-    if sample.guide is not None:
-        job["guide"] = _hash(sample.guide)
 
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         of_mine = None if classes is None else classes[mine]
-        denoiser, its_seeds = loaded.sampler(sample, on), [seeds[i] for i in mine]
+        denoiser, its_seeds = loaded.denoiser.to(on).eval(), [seeds[i] for i in mine]
         yield from sample.generate(denoiser, its_seeds, shape, of_mine, compute.batch_size, on)
 
     columns = {"seeds": list(seeds)} | ({} if classes is None else {"label": classes.numpy()})

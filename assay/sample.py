@@ -13,12 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.denoise import Denoiser, check_converged, check_label, check_label_shape
 from assay.errors import AssayError
@@ -222,24 +221,6 @@ def generate(
         yield images
 
 
-class Guided(nn.Module):
-    """A denoiser pushed away from a weaker one: D_weak + scale (D - D_weak), for scale > 1.
-
-    The weaker one is `guide` (auto-guidance), or the denoiser itself without the class (classifier-free).
-    """
-
-    def __init__(self, denoiser: Denoiser, scale: float, guide: Denoiser | None = None) -> None:
-        super().__init__()
-        self.denoiser, self.scale, self.guide = denoiser, scale, guide
-        self.num_classes = getattr(denoiser, "num_classes", None)
-
-    def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        """`x_t` (B, ...), `sigma_t` (B,), `label` (B,) -> guided `x_0_hat` (B, ...)."""
-        guide, guide_label = (self.denoiser, None) if self.guide is None else (self.guide, label)
-        weak = guide(x_t, sigma_t, guide_label if getattr(guide, "num_classes", 1) else None)
-        return weak + self.scale * (self.denoiser(x_t, sigma_t, label) - weak)
-
-
 def padded_batches(num_images: int, batch_size: int) -> Iterator[tuple[list[int], list[int]]]:
     """Positions of batches, and the same padded (see `padded_rows`)."""
     for start in range(0, num_images, batch_size):
@@ -337,8 +318,6 @@ class SampleConfig(Strict):
     churn_low: float = Field(0.0, ge=0, description="Lowest level at which noise is added back (S_min).")
     churn_high: float = Field(1000.0, gt=0, description="Highest level at which it is added back (S_max).")
     churn_noise: float = Field(1.0, ge=0, description="Scale of the noise added back (S_noise).")
-    guidance: float = Field(1.0, ge=1, description="Push away from a weaker model: 1 is off, 2 strong.")
-    guide: Path | None = Field(None, description="The weaker model. Default: this one without the class.")
     precision: Precision = Field("32", description="64: steps in float64, as EDM; bf16: network in bfloat16.")
 
     @model_validator(mode="before")
@@ -349,12 +328,10 @@ class SampleConfig(Strict):
         return values
 
     def rules(self) -> Rules:
-        """Churn needs a solver without memory, a guide its strength, and levels are in order."""
+        """Churn needs a solver without memory, and levels are in order."""
         remembers = find(Solver, self.solver, "solver").has_memory and self.churn
         what = f"churn disturbs what {self.solver} remembers"
         yield remembers, AssayError(what, key="churn", cure="use heun or euler")
-        what, without_effect = "has no effect at guidance = 1", self.guide is not None and self.guidance == 1
-        yield without_effect, AssayError(what, key="guide", cure="give e.g. guidance = 2")
         both = self.truncate_at is not None and self.refine_at is not None
         yield both, AssayError("continues below the level where truncate_at stops", key="refine_at")
         what = f"is not below sigma_max = {self.sigma_max:g}"
@@ -399,7 +376,7 @@ class SampleConfig(Strict):
             return x_t
 
         solve(denoiser, torch.zeros(1, 1), self.sigmas(), self.solver)
-        return num_calls * (1 if self.guidance == 1 else 2)
+        return num_calls
 
     def generate(
         self,

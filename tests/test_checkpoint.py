@@ -30,7 +30,6 @@ from assay.checkpoint import (
     save_tensors,
 )
 from assay.nets import ADMConfig, DiTConfig, MLPConfig, NetConfig, UNetConfig, build_denoiser, preset
-from assay.sample import SampleConfig
 from tests.commands import failing, run
 from tests.errors import fault
 
@@ -72,44 +71,6 @@ def test_round_trip_is_exact_and_needs_only_the_file(tmp_path: Path, config: Net
     with torch.no_grad():
         assert torch.equal(loaded.denoiser(x, sigma), denoiser.eval()(x, sigma))
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
-
-
-def test_a_sampler_is_guided_by_a_weaker_checkpoint_or_by_its_own_class(tmp_path: Path) -> None:
-    shape = {"image_shape": (1, 4, 4), "width": 8, "num_blocks": 1}
-    configs = {
-        "classes": MLPConfig(**shape, num_classes=3, label_dropout=0.1),
-        "always_class": MLPConfig(**shape, num_classes=3),
-        "plain": MLPConfig(**shape),
-        "wide": MLPConfig(image_shape=(1, 4, 6)),
-    }
-    for seed, (name, config) in enumerate(configs.items()):
-        save_checkpoint(tmp_path / name, build_denoiser(config, seed), config)
-    loaded = {name: load_checkpoint(tmp_path / name) for name in configs}
-    x, sigma, label = torch.randn(5, 1, 4, 4), torch.rand(5), torch.arange(5) % 3
-    for net in loaded.values():  # zero when they are born
-        for parameter in net.denoiser.parameters():
-            torch.nn.init.normal_(parameter, std=0.2)
-
-    def sample(name: str, guide: str | None = None) -> torch.Tensor:
-        chosen = SampleConfig(guidance=2.0, guide=None if guide is None else tmp_path / guide)
-        return loaded[name].sampler(chosen, "cpu")(x, sigma, label if loaded[name].config.num_classes else None)
-
-    with torch.no_grad():
-        strong = loaded["classes"].denoiser(x, sigma, label)
-        weak = loaded["classes"].denoiser(x, sigma, None)
-        torch.testing.assert_close(sample("classes"), 2 * strong - weak)
-        for guide in ("plain", "always_class"):
-            stored = load_checkpoint(tmp_path / guide).denoiser
-            weak = stored(x, sigma, label if guide == "always_class" else None)
-            torch.testing.assert_close(sample("classes", guide), 2 * strong - weak)
-        assert loaded["plain"].sampler(SampleConfig(), "cpu") is loaded["plain"].denoiser
-    for name, guide, key in [
-        ("plain", None, "guidance"),
-        ("always_class", None, "guidance"),
-        ("plain", "wide", "guide"),
-        ("plain", "classes", "guide"),
-    ]:
-        assert fault(lambda name=name, guide=guide: sample(name, guide)).key == key
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from assay.denoise import Preconditioned
 from assay.sample import (
     Churn,
-    Guided,
     Multistep,
     SampleConfig,
     SeededNoise,
@@ -93,7 +92,6 @@ def test_a_multistep_is_dpm_solver_2m() -> None:
 @pytest.mark.parametrize(("solver", "num_evaluations"), [("euler", 12), ("heun", 23), ("multistep", 12)])
 def test_what_a_solver_costs(solver: str, num_evaluations: int) -> None:
     assert SampleConfig(num_steps=12, solver=solver).num_evaluations() == num_evaluations
-    assert SampleConfig(num_steps=12, solver=solver, guidance=2.0).num_evaluations() == 2 * num_evaluations
 
 
 def test_twelve_multisteps_beat_heun_with_as_many_evaluations() -> None:
@@ -104,42 +102,6 @@ def test_twelve_multisteps_beat_heun_with_as_many_evaluations() -> None:
     exact = solve(oracle, start, edm_sigmas(200))
     multistep, heun = solve(oracle, start, edm_sigmas(12), "multistep"), solve(oracle, start, edm_sigmas(7))
     assert (multistep - exact).abs().mean() < 0.5 * (heun - exact).abs().mean()
-
-
-def test_guidance_pushes_away_from_the_weaker_model() -> None:
-    def strong(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        return x_t + (0 if label is None else label[:, None].to(x_t.dtype))
-
-    def weak(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        return x_t - 1
-
-    x, sigma, label = torch.zeros(3, 2), torch.ones(3), torch.tensor([0, 1, 2])
-    by_class = Guided(strong, 3.0)(x, sigma, label)
-    torch.testing.assert_close(by_class, 3 * label[:, None].float().expand(3, 2))
-    by_model = Guided(strong, 2.0, weak)(x, sigma, label)
-    torch.testing.assert_close(by_model, -1 + 2 * (label[:, None] + 1.0).expand(3, 2))
-
-
-def test_guidance_by_class_sharpens_a_mixture() -> None:
-    """With exact denoisers of a class and of all, guided samples lie deeper in their class."""
-
-    class ByClass(nn.Module):
-        num_classes = 2
-        each = tuple(MixtureDenoiser(torch.tensor([[mean]]), std=0.5) for mean in (-0.5, 0.5))
-        both = MixtureDenoiser(torch.tensor([[-0.5], [0.5]]), std=0.5)
-
-        def forward(self, x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-            if label is None:
-                return self.both(x_t, sigma_t)
-            first, second = (denoiser(x_t, sigma_t) for denoiser in self.each)
-            return torch.where(label[:, None] == 0, first, second)
-
-    def mean_of_class_1(denoiser: object) -> float:
-        sample, label = SampleConfig(num_steps=12, solver="multistep"), torch.ones(2000, dtype=torch.int64)
-        return next(sample.generate(denoiser, range(2000), (1,), label, 2000)).mean().item()
-
-    plain, guided = mean_of_class_1(ByClass()), mean_of_class_1(Guided(ByClass(), 2.0))
-    assert plain == pytest.approx(0.5, abs=0.05) and guided > 0.6
 
 
 def test_precision_of_sampling() -> None:

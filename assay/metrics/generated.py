@@ -68,7 +68,7 @@ def samples_of(
     if num_classes := checkpoint.config.num_classes:
         shares = frequencies if frequencies and len(frequencies) == num_classes else [1.0] * num_classes
         classes = spread_labels(shares, range(first_seed, first_seed + num_images))
-    denoiser = checkpoint.sampler(sample, device)
+    denoiser = checkpoint.denoiser.to(device).eval()
     return Samples(name, denoiser, shape, num_images, first_seed, sample, classes, device)
 
 

@@ -40,7 +40,7 @@ class BaseConfig(Settings):
     encoder: str = Field("pixels", description="pixels, dct (cosines of 2 x 2 blocks), or your own.")
     sigma_data: float = Field(0.5, gt=0, le=1e6, description="The data's deviation in EDM's preconditioning.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
-    label_dropout: float = Field(0.0, ge=0, lt=1, description="How often training hides the class, to guide.")
+    label_dropout: float = Field(0.0, ge=0, lt=1, description="How often training hides the class.")
 
     @abstractmethod
     def build(self) -> nn.Module:

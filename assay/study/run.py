@@ -237,9 +237,8 @@ def run_study(
     `study` is a TOML file, e.g. one that `assay study init` wrote; or images, as the path of a store, an array
     (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which a study is drafted: `have_clean` clean
     images are in hand, and images with noise `noisy` could be had. Results go to `folder`, by default out/NAME.
-    Call it again to resume. `until` adds blocks until the ends of the interval are within
-    this factor, and `minutes` limits the time. `num_workers` processes share the work, by
-    default one for each core.
+    Call it again to resume. `until` adds blocks until the ends of the interval are within this factor, and
+    `minutes` limits the time. `num_workers` processes share the work, by default one for each core.
 
     >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
     >>> found.path
