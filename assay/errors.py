@@ -18,7 +18,7 @@ class AssayError(ValueError):
     key : the argument or setting that it is about, by its name in Python or TOML: "num_images", "train.lr".
     cure : what to do, as a clause: "pack it with colour = grey".
 
-    >>> print(AssayError("has 3 channels, but the store has 1", path="a.png", cure="pack it in grey"))
+    >>> print(assay.AssayError("has 3 channels, but the store has 1", path="a.png", cure="pack it in grey"))
     a.png: has 3 channels, but the store has 1; pack it in grey
     """
 
