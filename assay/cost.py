@@ -23,6 +23,7 @@ from assay.train.presets import PRESETS, preset_tree, suited_preset
 
 WITH_GRADIENT = 3.0  # evaluations that a forward and a backward pass amount to
 _NUM_TIMED = 3  # steps
+_MOST_SECONDS = 20.0  # that these may take, if their batch can be smaller
 _FEWEST_STEPS = 100  # of a training, however little time there is
 
 
@@ -36,21 +37,30 @@ def training_evaluations(settings: TrainConfig, num_images: int) -> float:
 
 
 def seconds_per_evaluation(config: RunConfig, source: ImageSource, device: str = "auto") -> float:
-    """Seconds of an evaluation: the fastest of a few training steps, without consistency loss."""
+    """Seconds of an evaluation: the fastest of a few training steps, without consistency loss.
+
+    A step of one image tells how many images there is time for, if a whole batch would take too long.
+    """
     settings, net, place = config.train, config.net_config(source), find_device(device)
     denoiser = build_denoiser(net).train().to(place)
     optimizer = make_optimizer(denoiser, net, settings)
-    loader = Loader(source, min(settings.batch_size, len(source)), augmentation=settings.augment)
-    batch, fastest = loader.batch(0).to(place), math.inf
-    for _ in range(_NUM_TIMED):
-        started = time.perf_counter()
-        loss = losses(denoiser, batch, settings, net.sigma_data).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()  # waits for the device
-        fastest = min(fastest, time.perf_counter() - started)
-    return fastest / len(batch.index) / WITH_GRADIENT
+
+    def seconds(num_images: int, num_steps: int) -> float:
+        """The fastest of some steps, for each image."""
+        batch = Loader(source, num_images, augmentation=settings.augment).batch(0).to(place)
+        fastest = math.inf
+        for _ in range(num_steps):
+            started = time.perf_counter()
+            loss = losses(denoiser, batch, settings, net.sigma_data).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()  # waits for the device
+            fastest = min(fastest, time.perf_counter() - started)
+        return fastest / num_images
+
+    affordable = max(1, int(_MOST_SECONDS / _NUM_TIMED / seconds(1, 2)))
+    return seconds(min(settings.batch_size, len(source), affordable), _NUM_TIMED) / WITH_GRADIENT
 
 
 def training_seconds(config: RunConfig, source: ImageSource, device: str = "auto") -> float:
