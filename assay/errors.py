@@ -37,7 +37,7 @@ class AssayError(ValueError):
 def check_enough(number: int, least: int, what: str, key: str) -> None:
     """Reject fewer than `least` of `what`: "clean images of digits"."""
     if number < least:
-        raise AssayError(f"{number} {what}; at least {least} are needed", key=key, cure="give more images")
+        raise AssayError(f"{number} {what}; at least {least} are needed", key=key, cure="give more of them")
 
 
 def check_same(ours: object, theirs: object, what: str, **where: Any) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student_t
+from scipy.stats import ttest_rel
 
 from assay.figure import Panel, save_png
 from assay.outcome import Outcome, read_outcomes
@@ -416,6 +417,31 @@ def rates() -> str:
     return markdown(("samples", "n", "measured exponent b, error ~ n^-b", "in theory"), rows)
 
 
+def recipe() -> str:
+    """Held-out loss and FD of both pairings with each way of stopping, and the test that was registered."""
+    with open(HERE / "recipe" / "recipe.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for row in sorted(found, key=lambda row: (row["data"], row["pairing"], row["block"])):
+        mine = values.setdefault((row["data"], row["pairing"], row["stops"]), {"held_out_loss": [], "fd": []})
+        for key, column in mine.items():
+            column.append(float(row[key]))
+    rows = []
+    for (data, pairing, stops), mine in values.items():
+        forms = {"held_out_loss": ".3f", "fd": ".1f"}
+        cells = (
+            f"{np.mean(mine[key]):{form}} ± {np.std(mine[key], ddof=1):{form}}" for key, form in forms.items()
+        )
+        rows.append((STUDIES[data], f"`{pairing}`", stops, *cells))
+    tests = []
+    for stops in dict.fromkeys(stops for _, _, stops in values):
+        for data in dict.fromkeys(data for data, _, _ in values):
+            both = (values[data, pairing, stops]["held_out_loss"] for pairing in ("image_first", "level_first"))
+            tests.append((STUDIES[data], stops, f"{ttest_rel(*both).pvalue:.2g}"))
+    losses = markdown(("images", "stops", "p-value of a difference in held-out loss, uncorrected"), tests)
+    return markdown(("images", "pairing", "stops", "held-out loss", "FD"), rows) + "\n\n" + losses
+
+
 def markdown(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A table; a sentence if it is empty."""
     rows = list(rows)
@@ -433,7 +459,7 @@ def worth_panels() -> list[Panel]:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     block.__name__: block
-    for block in (answer, replacement, pending, registered, evidence, costs, noise, published, rates)
+    for block in (answer, replacement, pending, registered, evidence, costs, noise, published, rates, recipe)
 }
 
 

@@ -56,7 +56,7 @@ def test_number_of_atoms_is_chosen_with_its_evidence(tmp_path: Path) -> None:
     [
         (["fit", "missing.csv"], "missing.csv"),
         (["fit", "good.csv", "--sigma-column", "noise"], "--sigma-column"),
-        (["fit", "good.csv", "--k", "40"], "too few"),
+        (["fit", "good.csv", "--k", "40"], "at least 80"),
         (["fit", "good.csv", "--sigma", "1e300"], "sigma"),
         (["fit", "bad.csv"], "bad.csv"),
         (["bounds", "--delta", "0.3"], "--delta"),
