@@ -158,7 +158,8 @@ class TrainConfig(Strict):
         yield muon and decay, AssayError(what, key="train.weight_decay_kind", cure=cure)
         what = "splits the matrices that muon needs whole, and cannot scale the gradients of fp16"
         cannot = self.strategy == "fsdp" and (muon or self.precision == "fp16")
-        yield cannot, AssayError(what, key="train.strategy", cure="use adam with 32 or bf16, or strategy ddp")
+        cure = "use adam with precision 32 or bf16, or strategy ddp"
+        yield cannot, AssayError(what, key="train.strategy", cure=cure)
 
 
 class RunConfig(Strict):
