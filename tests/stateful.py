@@ -402,7 +402,7 @@ class Folder(RuleBasedStateMachine):
             found = loss_of(self.run(name), self.store(store))
             gone = not self.store(self.trained_from[name]).exists()  # then it is measured, with a warning
             assert (
-                "it cannot be checked" in found.replace("\n", " ")
+                "cannot be opened" in found.replace("\n", " ")
                 if gone
                 else "trained on" in found and "error" in found
             ), found
