@@ -126,6 +126,6 @@ def open_fabric(
     num_started = int(os.environ.get("WORLD_SIZE", fabric.world_size))
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_started))
     cure = f"set devices = {per_node} and num_nodes = {num_started // per_node}, or do without torchrun"
-    check_same(num_started, fabric.world_size, "more or fewer processes started", key="devices", cure=cure)
+    check_same(num_started, fabric.world_size, "processes and devices differ", key="devices", cure=cure)
     fabric.launch()
     return fabric

@@ -52,6 +52,7 @@ def test_little_time_trains_on_fewer_images(tmp_path: Path, monkeypatch: pytest.
         ([0.0] * 50, {}, None),
         ([0.5] * 500, {}, "store"),
         ([0.0] * 500 + [0.5] * 500, {"noisy": (0.2,)}, "noisy"),
+        ([0.0] * 500, {"minutes": 0}, "minutes"),
     ],
 )
 def test_what_cannot_be_priced_is_rejected(

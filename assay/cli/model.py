@@ -13,7 +13,7 @@ from assay.files import check_absent
 from assay.hub import push as publish
 from assay.nets import PRESETS, measure_cost, preset
 
-_HELP = "Weights from and for other code and people; their sampler; the networks."
+_HELP = "Weights from and for other code and people; the networks."
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=_HELP)
 Model = Annotated[Path, typer.Argument(help="A checkpoint, a run folder, or a published model.")]
 

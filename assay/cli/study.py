@@ -56,7 +56,7 @@ def init(
             help="A noise level that you could buy; repeat it for several. Default: 0.2.",
         ),
     ] = [],  # noqa: B006
-    minutes: Annotated[float, typer.Option(min=0, help="How long the first blocks may take here.")] = 30.0,
+    minutes: Annotated[float, typer.Option(help="How long the first blocks may take here.")] = 30.0,
 ) -> None:
     """Write a commented study file that decides what a noisy image is worth, sized for the time you have.
 

@@ -57,6 +57,8 @@ def draft_study(
     `have_clean` are the clean images in hand, by default a tenth of those in the store; `noisy` the levels of
     images that could be had, which are simulated where all images of the store are clean.
     """
+    if not minutes > 0:
+        raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
