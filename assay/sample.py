@@ -202,6 +202,8 @@ def generate(
     every batch size on the CPU. With `precision` "64" the flow is integrated in float64 (as EDM does) around
     a network in float32; with "bf16" the network computes in bfloat16 where that is safe.
     """
+    if len(sigmas) < 2 or not bool((sigmas.diff() < 0).all()) or not 0 <= sigmas[-1] <= sigmas[0] < math.inf:
+        raise AssayError(f"levels must fall strictly and stay >= 0; got {sigmas.tolist()!s:.200}", key="sigmas")
     kind = find(Solver, solver, "solver") if isinstance(solver, str) else solver
     num_classes = getattr(denoiser, "num_classes", None)  # a plain function need not tell
     if label is not None and num_classes is not None:

@@ -306,6 +306,10 @@ def labelled(label: list[int]) -> object:
     return next(generate(denoiser, [0], (1, 8, 8), edm_sigmas(3), label=torch.tensor(label)))
 
 
+def at_levels(*sigmas: float) -> object:
+    return next(generate(nn.Identity(), [0], (1,), torch.tensor(sigmas)))
+
+
 @pytest.mark.parametrize(
     ("call", "key"),
     [
@@ -314,6 +318,10 @@ def labelled(label: list[int]) -> object:
         (lambda: edm_sigmas(10, sigma_min=90), "num_steps"),
         (lambda: edm_sigmas(18, refine_at=0.001), "num_steps"),
         (lambda: edm_sigmas(2, refine_at=0.2), "num_steps"),
+        (lambda: at_levels(1.0, 2.0, 0.0), "sigmas"),
+        (lambda: at_levels(1.0, math.nan, 0.0), "sigmas"),
+        (lambda: at_levels(1.0, -1.0), "sigmas"),
+        (lambda: at_levels(1.0), "sigmas"),
         (lambda: SampleConfig(solver="multistep", churn=1.0), "churn"),
         (lambda: SampleConfig(solver="magic"), "solver"),
         (lambda: SampleConfig(guide=Path("weak.safetensors")), "guide"),

@@ -46,7 +46,7 @@ class MeasureConfig(Config):
     num_images: int | None = Field(
         None,
         ge=extract.MIN_IMAGES,
-        description="Images in each range. Default: all, or as many as the reference has.",
+        description="Images in each range. Default: all, or the reference's number.",
     )
     num_ranges: int | None = Field(None, ge=1, description="Disjoint ranges. Default: 3 for a model, else 1.")
     first_seed: int = Field(0, ge=0, le=2**62, description="Seed of the first sampled image.")
