@@ -39,8 +39,8 @@ from assay.train.presets import PRESETS, suited_preset
 
 _LADDER = (1.0, 1.7, 3.0, 5.0, 10.0)
 _BLOCKS = 3
-_FEWEST = 40  # clean images that a design begins with, unless told otherwise
-_MIN_EPOCHS = 60  # of the largest size: with fewer, training and not data limits the result
+_FEWEST = 24  # clean images that a design begins with, where time is short
+_MIN_EPOCHS = 100  # of the largest size: with fewer, training and not data limits the result
 _MIN_STEPS = 100
 _STATE_BYTES = 2 * 16  # per weight: two states of the weights, their average and two moments, in float32
 _NUM_ASSUMED = 50_000  # images, where they are not here
@@ -73,7 +73,8 @@ def draft_study(
             per_image = WITH_GRADIENT * seconds_per_evaluation(opened.runs[0].config, opened.source)
         measured = num_evaluations(len(opened.held_out)) / WITH_GRADIENT
         num_mixes = len(opened.runs) // _BLOCKS - len(draft["ladder"])
-        note = _fit(draft, 60 * minutes * cores / per_image, measured, num_mixes)
+        num_clean = int((opened.source.sigma_tn == 0).sum())
+        note = _fit(draft, num_clean, 60 * minutes * cores / per_image, measured, num_mixes)
         num_runs, num_images = len(_opened(draft, folder).runs), draft["num_steps"] * draft["batch_size"]
         seconds = per_image * num_runs * (num_images + measured)
     draft["timing"] = (
@@ -93,8 +94,7 @@ def _first_draft(
     if num_noisy and noisy:
         what = f"{num_noisy} images of {source.name} are noisy already"
         raise AssayError(what, key="noisy", cure="leave it out")
-    most = num_clean // 3 if num_clean < 10 * _FEWEST else num_clean // 10
-    have_clean = min(max(have_clean or most, MIN_IMAGES), num_clean // 3)
+    have_clean = min(max(have_clean or num_clean // 10, MIN_IMAGES), num_clean // 3)
     shape = " x ".join(map(str, source.image_shape))
     about = f"A study of {source.name}: {num_clean:,} clean images of {shape} (C x H x W) to train on"
     if num_noisy:
@@ -108,7 +108,7 @@ def _first_draft(
         "preset": preset,
         "have_clean": have_clean,
         "noisy": () if num_noisy else noisy or (0.2,),  # to be simulated
-        "ladder": tuple(rung for rung in _LADDER if rung * have_clean <= num_clean),
+        "ladder": _sizes(_LADDER, have_clean, num_clean),
         "blocks": _BLOCKS,
         "batch_size": _batch(have_clean, preset.train["batch_size"]),
         "num_steps": _MIN_STEPS,
@@ -116,36 +116,44 @@ def _first_draft(
     }
 
 
+def _sizes(rungs: Sequence[float], have_clean: int, num_clean: int) -> tuple[float, ...]:
+    """The rungs that there are images for; if these are few, of the whole ladder, whose first three fit."""
+    found = tuple(rung for rung in rungs if rung * have_clean <= num_clean)
+    return found if len(found) > 2 else _sizes(_LADDER, have_clean, num_clean)
+
+
 def _batch(have_clean: int, largest: int) -> int:
     """The preset's batch, or the largest power of two that the smallest training fills."""
     return 1 << (min(have_clean, largest).bit_length() - 1)
 
 
-def _fit(draft: dict[str, Any], affordable: float, measured: float, num_mixes: int) -> str:
+def _fit(draft: dict[str, Any], num_clean: int, affordable: float, measured: float, num_mixes: int) -> str:
     """Fill the time with steps; with too few for the largest size, train on fewer images, and say so.
 
     `affordable` are the images of training that the time allows, `measured` those that measuring a run takes.
+    A price needs sizes that are far apart: of too many, those in between go.
     """
-    train, have_clean, ladder, note = draft["preset"].train, draft["have_clean"], draft["ladder"], ""
-
-    def each(ladder: Sequence[float]) -> float:
-        """Images that each run may be trained on."""
-        possible = affordable / _BLOCKS / (len(ladder) + num_mixes) - measured
-        return min(possible, train["num_steps"] * train["batch_size"])
-
-    while len(ladder) > 3 and _MIN_EPOCHS * ladder[-1] * have_clean > each(ladder):
-        ladder = ladder[:-1]
-    num_images = each(ladder)
-    if _MIN_EPOCHS * ladder[-1] * have_clean > num_images:
-        fewer = max(min(have_clean, _FEWEST), int(num_images / _MIN_EPOCHS / ladder[-1]))
+    train, have_clean, note = draft["preset"].train, draft["have_clean"], ""
+    fewest = min(have_clean, _FEWEST)
+    most = max(train["num_steps"] * train["batch_size"], _MIN_EPOCHS * _LADDER[-1] * have_clean)
+    for rungs in (_LADDER, _LADDER[::2]):
+        num_images = min(affordable / _BLOCKS / (len(rungs) + num_mixes) - measured, most)
+        fewer = min(have_clean, int(num_images / _MIN_EPOCHS / rungs[-1]))
+        if fewer >= fewest:
+            break
+    fewer = max(fewer, fewest)
+    if fewer < have_clean:
         note = (
             f"\n# That is too short to train on {have_clean:,} or more images, so {fewer:,} stand "
             "for them. In trials,\n# worth by level hardly depended on the share of clean images."
         )
-        have_clean = fewer
-    batch_size = _batch(have_clean, train["batch_size"])
-    num_steps = max(_MIN_STEPS, int(num_images / batch_size))
-    draft |= {"have_clean": have_clean, "ladder": ladder, "batch_size": batch_size, "num_steps": num_steps}
+    batch_size = _batch(fewer, train["batch_size"])
+    draft |= {
+        "have_clean": fewer,
+        "ladder": _sizes(rungs, fewer, num_clean),
+        "batch_size": batch_size,
+        "num_steps": max(_MIN_STEPS, int(num_images / batch_size)),
+    }
     return note
 
 
