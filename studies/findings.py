@@ -12,6 +12,7 @@ import itertools
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -65,6 +66,26 @@ Array = NDArray[np.float64]
 def measured_studies() -> list[str]:
     """The registered studies whose results are committed."""
     return [name for name in STUDIES if name != "demo" and (HERE / name / "levels.csv").exists()]
+
+
+@cache
+def blocks_of(study: str) -> tuple[int, int]:
+    """How many blocks of a registered study have results, and how many were registered."""
+    with open(HERE / study / "study.toml", "rb") as file:
+        return len(np.unique(levels_of(study).block)), tomllib.load(file)["design"]["blocks"]
+
+
+def finished_studies() -> list[str]:
+    """The registered studies with all of their blocks: those whose claims are tested."""
+    return [study for study in measured_studies() if len(set(blocks_of(study))) == 1]
+
+
+def title_of(study: str) -> str:
+    """What a study is about, and how much of it there is."""
+    if study not in measured_studies() or study in finished_studies():
+        return STUDIES[study]
+    have, registered = blocks_of(study)
+    return f"{STUDIES[study]} ({have} of {registered} blocks)"
 
 
 @cache
@@ -143,13 +164,13 @@ def replacement(only: str = "") -> str:
         for sigma in dict.fromkeys(each.sigma for each in prices.prices):
             mine = {each.goal: amount(each) for each in prices.prices if each.sigma == sigma}
             cells = [mine.get(goal, "") for goal in ("structure", "everything", "looks")]
-            rows.append((STUDIES[study], f"{sigma:.3g}", *cells))
+            rows.append((title_of(study), f"{sigma:.3g}", *cells))
     return markdown(("images", "noise", "structure", "everything", "looks"), rows)
 
 
 def pending() -> str:
-    """Which registered studies have no results yet: the one place that says so."""
-    missing = [title for name, title in STUDIES.items() if name != "demo" and name not in measured_studies()]
+    """Which registered studies are not finished: the one place that says so."""
+    missing = [title_of(name) for name in STUDIES if name != "demo" and name not in finished_studies()]
     if not missing:
         return "All registered studies have been run to the end."
     return f"Registered, with results still to come: {'; '.join(missing)}."
@@ -268,7 +289,7 @@ def holm(p_values: Iterable[float]) -> list[bool]:
 @cache
 def judged() -> list[tuple[Claim, str]]:
     """Every claim on every study with its verdict, all corrected as one family."""
-    family = [claim for study in measured_studies() for claim in claims_of(study)]
+    family = [claim for study in finished_studies() for claim in claims_of(study)]
     decided = holm(claim.p_value for claim in family)
     words = [("holds" if claim.gain.mean() > 0 else "fails") for claim in family]
     return [(c, w if d else "undecided") for c, w, d in zip(family, words, decided, strict=True)]
@@ -287,7 +308,7 @@ def claims() -> str:
 def verdicts() -> str:
     """How many claims have each verdict, by study."""
     rows = []
-    for study in measured_studies():
+    for study in finished_studies():
         found = [verdict for claim, verdict in judged() if claim.study == study]
         rows.append((STUDIES[study], *(str(found.count(word)) for word in ("holds", "fails", "undecided"))))
     return markdown(("images", "hold", "fail", "undecided"), rows)
@@ -306,7 +327,7 @@ def shares() -> str:
                 priced = price_results([], take(levels, ~noisy | (levels.num_clean == size)))
                 one = priced.of("structure", sigma)
                 cells.append(f"{size:g} clean: {one.worth:.2f} ({one.low:.2f} to {one.high:.2f})")
-            rows.append((STUDIES[study], f"{sigma:.3g}", *cells))
+            rows.append((title_of(study), f"{sigma:.3g}", *cells))
     return markdown(("images", "noise", "few clean images", "three times as many"), rows)
 
 
@@ -314,6 +335,11 @@ def take(levels: LevelResults, runs: NDArray[np.bool_]) -> LevelResults:
     """Some of the runs."""
     of_runs = ("block", "num_clean", "num_noisy", "loss", "error", "step", "last_step", "loss_last")
     return replace(levels, **{name: getattr(levels, name)[runs] for name in of_runs})
+
+
+def at_level(levels: LevelResults, which: int) -> LevelResults:
+    """Runs on clean images and on noisy ones of a single level, as a study of that level alone."""
+    return replace(levels, sigmas=levels.sigmas[[which]], num_noisy=levels.num_noisy[:, [which]])
 
 
 def quoted() -> str:
@@ -327,7 +353,7 @@ def quoted() -> str:
             error = predicted(study, curve.sigma)
             rows.append(
                 (
-                    STUDIES[study],
+                    title_of(study),
                     f"{curve.sigma:.3g}",
                     f"{rms:.2f}",
                     f"{error.mean():+.0%}",
@@ -467,7 +493,7 @@ def markdown(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def worth_panels() -> list[Panel]:
     """The worth curves of all studies, with their bands and quotes."""
     panels = itertools.chain.from_iterable(price_panels(prices_of(study)) for study in measured_studies())
-    return [replace(panel, title=STUDIES[panel.title.split(":")[0]]) for panel in panels]
+    return [replace(panel, title=title_of(panel.title.split(":")[0])) for panel in panels]
 
 
 BLOCKS: dict[str, Callable[..., str]] = {

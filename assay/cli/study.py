@@ -118,7 +118,7 @@ def demo(
     workers: Workers = None,
     settings: Settings = [],  # noqa: B006
 ) -> None:
-    """Run a small study from start to end: seven models of clothes at 8x8, in minutes on two cores.
+    """Run a small study from start to end: 14 models of clothes at 8x8, in minutes on two cores.
 
     The images ship with Assay, so it needs no network. Repeat the command to resume.
 

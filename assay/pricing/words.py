@@ -70,9 +70,11 @@ def sentence(price: Price) -> str:
 
 
 def headline(prices: Prices) -> str:
-    """One sentence to act on: the decided price at the highest noise, structure before looks."""
+    """What to act on: the decided price at the highest noise, structure first, and how samples look there."""
     order = {"structure": 0, "looks": 1, "everything": 2}
-    return sentence(min(prices.prices, key=lambda p: (p.verdict == "undecided", order[p.goal], -p.sigma)))
+    best = min(prices.prices, key=lambda p: (p.verdict == "undecided", order[p.goal], -p.sigma))
+    looks = (p for p in prices.prices if (p.goal, p.sigma, p.verdict) == ("looks", best.sigma, "estimate"))
+    return " ".join(sentence(p) for p in (best, *looks) if p is best or best.goal != "looks")
 
 
 def price_lines(prices: Prices) -> list[str]:
