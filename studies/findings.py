@@ -150,7 +150,7 @@ def answer() -> str:
 
 @cache
 def demo_prices() -> Prices:
-    """Prices of the demo: FD of three seeds, held-out losses of one."""
+    """Prices of the demo."""
     return price(HERE / "demo")
 
 

@@ -32,6 +32,7 @@ from assay.metrics.evaluate import titles
 from assay.outcome import METRICS, Configuration, Outcome, percent, read_outcomes, write_outcomes
 from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.pricing.price import Prices, price_all
+from assay.pricing.quote import Quote, quote
 from assay.pricing.results import write_levels
 from assay.pricing.words import GOALS, amount, detail_table, doubts, price_panels, sentence
 from assay.pricing.words import headline as price_headline
@@ -107,14 +108,17 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
             is_real = bool((opened.source.sigma_tn > 0).any())
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     followed = [each for each in outcomes if any(point.fd is not None for point in each.evaluation.along)]
-    return report_from_table(opened.folder / "results.csv", opened.folder, followed)
+    quoted = quote(opened.source, levels) if levels and opened.study.design else None
+    return report_from_table(opened.folder / "results.csv", opened.folder, followed, quoted)
 
 
-def report_from_table(table: Path, folder: Path, followed: Sequence[Outcome] = ()) -> Written:
+def report_from_table(
+    table: Path, folder: Path, followed: Sequence[Outcome] = (), quoted: Quote | None = None
+) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures there.
 
     A study.toml beside the table names the images and the network. The curves of the outcomes that were
-    `followed` along training are in no table.
+    `followed` along training are in no table. What was `quoted` is drawn beside the worth curve.
     """
     outcomes, about = list(read_outcomes(table).values()), _about(table.with_name("study.toml"))
     subjects: dict[str, dict[str, Any]] = {}
@@ -123,7 +127,7 @@ def report_from_table(table: Path, folder: Path, followed: Sequence[Outcome] = (
         mine = [outcome for outcome in outcomes if outcome.configuration.dataset == name]
         found = subjects[name] = _subject(name, mine, about)
         prefix = "" if len(names) == 1 else f"{_slug(name)}-"
-        panels = _add_prices(found, table, name) + _along_panels(followed)
+        panels = _add_prices(found, table, name, quoted) + _along_panels(followed)
         for panel in panels:
             save_png([panel], folder / "figures" / f"{prefix}{_slug(panel.title)}.png")
         found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
@@ -156,10 +160,10 @@ def _subject(name: str, outcomes: list[Outcome], about: str) -> dict[str, Any]:
     return empty | found | {"name": name, "tables": tables}
 
 
-def _add_prices(subject: dict[str, Any], table: Path, name: str) -> list[Panel]:
+def _add_prices(subject: dict[str, Any], table: Path, name: str, quoted: Quote | None) -> list[Panel]:
     """Answer with prices, if the results allow any; a card is a goal with (level, rate, sentence) of each."""
     try:
-        (prices,) = price_all(table, name)
+        (prices,) = price_all(table, name, quote=quoted)
     except AssayError as error:
         subject["answer"].append(f"Nothing to price yet: {error}")
         return []
