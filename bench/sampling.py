@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     args = parser.parse_args()
     if not (args.folder / "runs").exists():
-        subprocess.run([sys.executable, "-m", "assay", "demo"], check=True)
+        subprocess.run([Path(sys.executable).with_name("assay"), "demo"], check=True)
     stores = [path for path in (args.folder / "data").iterdir() if "held-out" not in path.name]
     source = open_store(stores[0])
     extractor = load_extractor("classifier", args.folder / "shared", reference=source, batch_size=250)

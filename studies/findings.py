@@ -55,7 +55,9 @@ STUDIES = {
     "fashion-mnist": "Fashion-MNIST, 16x16",
     "cifar10": "CIFAR-10, 32x32",
     "galaxies": "galaxies, 16x16",
+    "emoji": "emoji, 16x16 (by `study init`)",
 }
+UNREGISTERED = ("demo", "emoji")  # no claims are tested on these
 HEADLINE = "digits"  # the study that page one quotes
 ABOUT_HEADLINE = "handwritten digits of 8x8 pixels, 40 to 400 of them, with a small U-Net"
 ERROR_RATE = 0.05  # of the whole family of claims
@@ -65,7 +67,8 @@ Array = NDArray[np.float64]
 
 def measured_studies() -> list[str]:
     """The registered studies whose results are committed."""
-    return [name for name in STUDIES if name != "demo" and (HERE / name / "levels.csv").exists()]
+    found = (name for name in STUDIES if name not in UNREGISTERED)
+    return [name for name in found if (HERE / name / "levels.csv").exists()]
 
 
 @cache
@@ -135,7 +138,7 @@ def write_quotes() -> None:
 
 def answer() -> str:
     """The headline of page one: structure first, how samples look beside it; it reads well with any verdict."""
-    prices = demo_prices() if HEADLINE == "demo" else prices_of(HEADLINE)
+    prices = prices_of(HEADLINE)
     structure, looks = (prices.of(goal) for goal in ("structure", "looks"))
     first = f"**{amount(structure)}** noisy images replace a clean one"
     if structure.verdict == "undecided":
@@ -149,18 +152,18 @@ def answer() -> str:
 
 
 @cache
-def demo_prices() -> Prices:
-    """Prices of the demo."""
-    return price(HERE / "demo")
+def unregistered_prices(study: str) -> Prices:
+    """Prices of a study without a quote beside it."""
+    return price(HERE / study)
 
 
 def replacement(only: str = "") -> str:
     """Noisy images per clean one: every noise level and goal of every study, or of one."""
     rows = []
-    for study in [only] if only else ["demo", *measured_studies()]:
-        if study != "demo" and study not in measured_studies():
+    for study in [only] if only else [*UNREGISTERED, *measured_studies()]:
+        if study not in (*UNREGISTERED, *measured_studies()):
             continue
-        prices = demo_prices() if study == "demo" else prices_of(study)
+        prices = unregistered_prices(study) if study in UNREGISTERED else prices_of(study)
         for sigma in dict.fromkeys(each.sigma for each in prices.prices):
             mine = {each.goal: amount(each) for each in prices.prices if each.sigma == sigma}
             cells = [mine.get(goal, "") for goal in ("structure", "everything", "looks")]
@@ -170,7 +173,7 @@ def replacement(only: str = "") -> str:
 
 def pending() -> str:
     """Which registered studies are not finished: the one place that says so."""
-    missing = [title_of(name) for name in STUDIES if name != "demo" and name not in finished_studies()]
+    missing = [title_of(name) for name in STUDIES if name not in (*UNREGISTERED, *finished_studies())]
     if not missing:
         return "All registered studies have been run to the end."
     return f"Registered, with results still to come: {'; '.join(missing)}."
