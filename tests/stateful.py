@@ -23,6 +23,7 @@ import time
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis
 import numpy as np
@@ -42,7 +43,8 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.data import open_store
-from tests.processes import start_command
+from assay.processes import Workers
+from tests.processes import fork_worker, start_command
 
 NUM_CLEAN, NUM_NOISY, SIDE = 24, 16, 4
 STORES, RUNS = ("a", "b"), ("one", "two")
@@ -181,7 +183,7 @@ def sample_words(run: Path, to: Path, *more: object) -> list[object]:
 
 
 RUN, STORE, STEPS = st.sampled_from(RUNS), st.sampled_from(STORES), st.sampled_from([2, 3])
-MOMENTS = st.one_of(st.integers(1, 40), st.floats(0, 0.3))  # the number of a write, or seconds
+MOMENTS = st.integers(1, 40) | st.floats(0, 0.3)  # the number of a write, or seconds
 
 
 def kill(words: list[object], when: int | float) -> None:
@@ -433,19 +435,24 @@ class Folder(RuleBasedStateMachine):
             assert bool(loss) == gone, said
 
     @precondition(lambda self: self.studies)
-    @rule(store=STORE)
-    def study(self, store: str) -> None:
+    @rule(store=STORE, killed=st.none() | MOMENTS)
+    def study(self, store: str, killed: int | float | None) -> None:
         """The first is trained. Later ones find its results, or are rejected: they are of other images."""
         spec, out, this = self.home / "study.toml", self.home / "out", self.stores.get(store)
         spec.write_text(SPEC.format(store=self.store(store)))
-        code, said = ran("study", "run", spec, "-o", out, "--workers", 1)
+        words = ["study", "run", spec, "-o", out, "--workers", 1]
+        if killed is not None:
+            kill(words, killed)
+        if any(out.glob("runs/*/outcome-*.json")):
+            self.studied = self.studied or this
+        code, said = ran(*words)
         if this is None:
             assert code != 0 and str(self.store(store)) in said.replace("\n", ""), said
         else:
             self.studied = self.studied or this
             assert (code == 0) == (this == self.studied), said
-        if self.studied:
-            assert results_of(out) == fresh("study", self.studied), said
+        if code == 0 or (out / "results.csv").exists():
+            assert self.studied and results_of(out) == fresh("study", self.studied), said
 
 
 def check(num_steps: int, seed: int = 0, studies: bool = False) -> int:
@@ -464,7 +471,8 @@ def check(num_steps: int, seed: int = 0, studies: bool = False) -> int:
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.shrink],
     )
-    run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=chosen)
+    with patch.object(Workers, "start", fork_worker):
+        run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=chosen)
     return machine.num_steps
 
 
