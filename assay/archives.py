@@ -87,6 +87,8 @@ def read_tar(path: Path, names: set[str]) -> dict[str, bytes]:
             name = PurePosixPath(member.name).name
             if name not in names or not member.isreg():
                 continue
+            if name in found:
+                raise ValueError(f"it holds {name} twice")
             check_unpacked(path, member.size, stream.packed)
             file = archive.extractfile(member)
             assert file is not None

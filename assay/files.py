@@ -84,7 +84,7 @@ def _replacing(path: Path, partial: Path, lock: FileLock, flush: bool = True) ->
 
 def check_absent(path: Path) -> None:
     """Raise an error if `path` exists; what a writer that was killed at the very end left is removed."""
-    if path.exists():
+    if path.exists() or path.is_symlink():
         _remove_leftover(_partial(path))
         raise AssayError("exists already", path=path, cure="remove it, or choose another name")
 

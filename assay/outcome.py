@@ -217,8 +217,6 @@ def _outcome_of(evaluation: Evaluation) -> Outcome:
     return Outcome(configuration=configuration, evaluation=evaluation)
 
 
-# --- results.csv -------------------------------------------------------------------------------------------
-
 _CONFIGURATION = ["table", "dataset", "sigma", "clean_fraction", "sampling", "consistency", "rounds"]
 _COUNTS = ["seed", "num_clean", "num_noisy"]
 _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]

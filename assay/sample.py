@@ -311,8 +311,7 @@ class SampleConfig(Strict):
     rho: float = Field(7.0, gt=0, description="Spacing of the grid: higher puts more steps at low levels.")
     truncate_at: Level | None = Field(None, description="Stop at this level; auto is the data's lowest.")
     truncate: Literal["exact", "algorithm"] = Field(
-        "exact",
-        description="Stop on that level, or, as the paper's code does, on the grid's last above it.",
+        "exact", description="Stop on that level, or, as the paper's code does, on the grid's last above it."
     )
     refine_at: Level | None = Field(None, description="Put this level on the grid; auto is the data's highest.")
     num_extra: int = Field(0, ge=0, description="More steps below refine_at, which is auto unless given.")

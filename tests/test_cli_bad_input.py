@@ -18,7 +18,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert CliRunner().invoke(app, ["data", "get", "digits", "-o", str(folder / "digits")]).exit_code == 0
     (folder / "folder").mkdir()
     noise = b"\x89\xff\x00\xfe" + np.random.default_rng(0).bytes(500)
-    for name in ("bin.csv", "bin.toml", "bin.json"):
+    for name in ("bin.csv", "bin.toml", "bin.json", "bin.npy", "bin.png"):
         (folder / name).write_bytes(noise)
     return folder
 
@@ -45,6 +45,10 @@ TRAIN = ("train", "--preset", "digits", "--set", "data.store=digits", "-o", "run
         (("data", "get", "digits", "-o", "/proc/foo"), "/proc/foo", "--output"),
         (("sample", "run", "-o", "/proc/foo/bar.png"), "/proc/foo/bar.png", "--output"),
         (("price", "--paper", "--plot", "bin.csv/a.png"), "bin.csv/a.png", "--plot"),
+        (("sample", "run", "-o", "bin.npy"), "bin.npy", None),
+        (("denoise", "run", "digits", "-o", "bin.png"), "bin.png", None),
+        (("data", "noise", "digits", "--levels", "bin.csv"), "bin.csv", None),
+        (("evaluate", "run", "--held-out", "digits", "-o", "bin.json"), "bin.json", None),
         (("sample", "folder", "-o", "x"), "folder", None),
         (("denoise", "bin.json", "digits", "-o", "x"), "bin.json", None),
     ],

@@ -156,3 +156,9 @@ def test_a_batch_moves_to_a_device_whole() -> None:
     moved = batch.to(torch.device("meta"))
     for field in FIELDS:
         assert getattr(moved, field).is_meta and getattr(moved, field).shape == getattr(batch, field).shape
+
+
+def test_bad_shares() -> None:
+    for batch_size, rank, world_size in ((0, 0, 1), (2, 0, 3), (4, 2, 2), (4, -1, 2)):
+        with rejected("batch_size"):
+            Loader(source(4), batch_size, rank=rank, world_size=world_size)

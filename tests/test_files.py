@@ -54,6 +54,13 @@ def test_a_directory_appears_whole_and_is_never_overwritten(tmp_path: Path) -> N
         pass
 
 
+def test_a_link_to_nothing_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "unplugged")
+    with rejected(path="link"), write_whole_directory(tmp_path / "link"):
+        raise AssertionError("before any work")
+    assert (tmp_path / "link").is_symlink() and not (tmp_path / ".assay-partial").exists()
+
+
 def test_a_second_writer_waits_and_what_a_killed_one_leaves_is_cleared(tmp_path: Path) -> None:
     path = tmp_path / "store"
     code = (

@@ -359,6 +359,10 @@ def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: St
     with rejected("held_out"):
         fitted.held_out_loss(from_arrays(torch.zeros(30, 1, 9, 8)))
     shutil.rmtree(seen.path)
+    shutil.copytree(unseen.path, seen.path)  # other images, of which one cannot say that they were not seen
+    with pytest.warns(UserWarning, match="have changed"), rejected("held_out"):
+        assay.load(tmp_path / "run").held_out_loss(unseen)
+    shutil.rmtree(seen.path)
     with pytest.warns(UserWarning, match="cannot be opened"):
         assay.load(tmp_path / "run").held_out_loss(unseen)
 

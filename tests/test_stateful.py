@@ -12,4 +12,4 @@ def test_300_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 6])
 def test_1_000_steps_with_studies(seed: int) -> None:
-    check(500, seed, studies=1)
+    check(500, seed, studies=True)

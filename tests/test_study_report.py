@@ -135,13 +135,20 @@ def test_commands_on_a_finished_study(design: Path) -> None:
     assert "0 trainings" in run("study", "cost", design)
     assert "held-out loss" in run("study", "compare", design, design)
     before = (design / "results.csv").read_bytes()
-    mine = design / "runs" / "mine.txt"
-    mine.write_text("not of the study")
+    first = next(design.glob("runs/*/outcome-*.json")).parent
+    shutil.copytree(first, other := first.with_name("other"))  # of other settings
+    outcome = next(other.glob("outcome-*.json"))
+    outcome.rename(outcome.with_name("outcome-0123456789abcdef.json"))
+    mine = [folder / "mine.txt" for folder in (first.parent, first / "snapshots", other, other / "snapshots")]
+    for path in mine:
+        path.write_text("not of the study")
     listed = run("study", "clean", design)
-    assert listed.count("snapshots") == 8 and len([*design.glob("runs/*/snapshots")]) == 8
+    assert listed.count("snapshots") == 9 and len([*design.glob("runs/*/snapshots/final.*")]) == 9
     assert "Removed" in run("study", "clean", design, "--yes")
-    assert not [*design.glob("runs/*/snapshots")] and mine.exists()
-    mine.unlink()
+    assert sorted(design.glob("runs/*/snapshots/*")) == sorted([mine[1], mine[3]])
+    assert {*other.rglob("*")} == {other / "snapshots", *mine[2:]} and mine[0].exists()
+    for path in mine:
+        path.unlink()
     run("study", "report", design)
     assert (design / "results.csv").read_bytes() == before
     other = "study", "run", design.parent / "spec.toml", "-o", design, "--set", "train.lr=0.1"

@@ -339,6 +339,40 @@ def test_a_run_to_continue_counts_by_its_contents(tmp_path: Path) -> None:
         train(chosen, parts[1], points)
 
 
+def test_weights_without_a_config_are_nobodys(tmp_path: Path) -> None:
+    points, run = Points(50), tmp_path / "run"
+    train(config(num_steps=2), run, points)
+    (run / "config.json").unlink()
+    with rejected(path="final.safetensors"):  # else they passed for those of a run that asks for more steps
+        train(config(num_steps=4), run, points)
+    shutil.rmtree(run / "snapshots")
+    with rejected(path=".safetensors"):
+        train(config(num_steps=4), run, points)
+    shutil.rmtree(run / "state")
+    assert train(config(num_steps=4), run, points).step == 4
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_run_whose_folder_is_moved_ends(follows: bool, tmp_path: Path) -> None:
+    """What it saved from then on would be of no run, or of the one that follows it there."""
+    points, run, moved, steps = Points(50), tmp_path / "run", tmp_path / "moved", iter(range(100))
+    chosen, other = config(num_steps=4, state_every=1), config(num_steps=2, seed=1)
+
+    def move() -> bool:
+        if next(steps) == 2:
+            run.rename(moved)
+            if follows:
+                train(other, run, points)
+        return False
+
+    with rejected(path="run"):
+        train(chosen, run, points, should_stop=move)
+    assert [path.stem for path in (run / "state").glob("*")] == ["000000002"] * follows
+    assert train(chosen, moved, points).finished
+    whole = train(chosen, tmp_path / "whole", points).checkpoint
+    assert (moved / "snapshots/final.safetensors").read_bytes() == whole.read_bytes()
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_a_continued_run_is_the_long_run_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
     points, net = Points(50, 0.2), {**TINY_NET, "dropout": 0.2}

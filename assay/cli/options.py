@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from assay.errors import AssayError
+from assay.files import check_absent
 from assay.settings import DEVICE, explaining
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -22,7 +23,7 @@ Device = Annotated[str, typer.Option(help=DEVICE)]
 
 
 def output_option(help: str, *names: str, suffix: str = "", **settings: Any) -> Any:
-    """An option that names a file or folder to write; what cannot be written is rejected before any work."""
+    """An option that names a file or folder to write; a file that exists is rejected before any work."""
     names = names or ("--output", "-o")
     return typer.Option(*names, help=help, callback=_check_output(names[0], suffix), **settings)
 
@@ -38,6 +39,8 @@ def _check_output(option: str | None, suffix: str) -> Callable[[Path | None], Pa
             return None
         if suffix and path.suffix.lower() != suffix:
             raise AssayError(f"does not end in {suffix}", path=path, key=option, cure="choose another name")
+        if path.is_file():
+            check_absent(path)
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         try:
             with tempfile.TemporaryFile(dir=folder):

@@ -1,6 +1,8 @@
 """`assay study`: which data should I use, and what is it worth?"""
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,10 +67,9 @@ def init(
 
     Example: `assay study init stores/scans --have-clean 400 --noisy 0.2 --minutes 30`
     """
-    from assay.files import check_absent, write_text
+    from assay.files import write_text
     from assay.study.sizing import draft_study
 
-    check_absent(output)
     console = open_console(markup=False)
     with console.status("timing a few steps ..."):
         text = draft_study(store, have_clean, noisy, minutes)
@@ -275,7 +276,6 @@ def clean(
 
     Example: `assay study clean out/demo`
     """
-    from assay.files import remove
     from assay.study.stages import disk_use
 
     console, found = open_console(markup=False), _open(spec, None).unneeded()
@@ -283,5 +283,7 @@ def clean(
     for size, path in zip(sizes, found, strict=True):
         console.print(f"{size:10,.1f} MB  {path}")
         if yes:
-            remove(path)
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # up to the first that is not empty
+                os.removedirs(path.parent)
     console.print(f"{'Removed' if yes else 'Would free'} {sum(sizes):,.1f} MB.")

@@ -56,8 +56,7 @@ def train(
         typer.Argument(help="The images: a store, or digits, fashion-mnist, cifar10. Or a TOML file with all."),
     ] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting: net.width=64. Repeat."),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: net.width=64. Repeat.")
     ] = None,
     output: Annotated[Path | None, output_option("Folder of the run. Default: runs/HASH.")] = None,
     *,

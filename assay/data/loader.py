@@ -20,6 +20,7 @@ from assay.data.augment import NUM_UNIFORMS, Augmentation, augment
 from assay.data.source import ImageSource
 from assay.data.view import stream
 from assay.denoise import check_label
+from assay.errors import AssayError
 from assay.noise import (
     LevelFirst,
     LogNormal,
@@ -102,6 +103,8 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        if batch_size < world_size or not 0 <= rank < world_size:
+            raise AssayError(f"{batch_size} images for rank {rank} of {world_size}", key="batch_size")
         self.distribution = LogNormal() if distribution is None else distribution
         self._lowest = source.lowest_level
         check_distribution(self.distribution, self._lowest)

@@ -365,7 +365,7 @@ def write_store(
         pixels.close()
         maps.close()
         checksums = {_IMAGES: _write_blocks(partial)}
-        files = [file.name for file in partial.iterdir() if file.name != _IMAGES]
+        files = [file.name for file in sorted(partial.iterdir()) if file.name != _IMAGES]
         meta = StoreMeta(
             name=name,
             num_images=len(rows),

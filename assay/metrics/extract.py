@@ -112,9 +112,6 @@ def images_to_features(
     return whole
 
 
-# --- making extractors -------------------------------------------------------------------------------------
-
-
 def load_extractor(
     name: str,
     cache: Path,
@@ -174,9 +171,6 @@ def read_classifier(path: Path, image_shape: tuple[int, int, int]) -> Extractor:
     network.load_state_dict(state)
     folded = fold_norms(network.eval().requires_grad_(False))
     return Extractor("classifier", folded, sha256(path), header["accuracy"])
-
-
-# --- references --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

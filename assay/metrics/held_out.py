@@ -33,6 +33,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -211,9 +212,6 @@ def load_held_out_loss(path: Path) -> HeldOutLoss:
         return found
 
 
-# --- measuring ---------------------------------------------------------------------------------------------
-
-
 def held_out_loss(
     denoiser: Denoiser,
     source: ImageSource,
@@ -289,13 +287,14 @@ def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -
     if isinstance(trained_on, Path):
         if not (trained_on / "config.json").is_file():
             return
-        tree = read_run(trained_on / "config.json")["config"]["data"]
-        try:
-            trained_on = DataConfig.model_validate_json(json.dumps(tree)).open()
-        except (OSError, ValueError):
-            text = f"the images that {trained_on} was trained on cannot be opened"
-            warnings.warn(f"{text}: {held_out.name} may have some of them.", stacklevel=3)
-            return
+        record, run, trained_on = read_run(trained_on / "config.json"), trained_on, None
+        with suppress(OSError, ValueError):
+            data = DataConfig.model_validate_json(json.dumps(record["config"]["data"]))
+            trained_on = data.open()
+        if trained_on is None or usable(trained_on, data.seed).fingerprint != record["fingerprint"]["data"]:
+            what = "cannot be opened" if trained_on is None else "have changed"
+            text = f"the images that {run} was trained on {what}: {held_out.name} may have some of them."
+            warnings.warn(text, stacklevel=3)
     if trained_on is not None and trained_on.image_shape == held_out.image_shape:
         try:
             check_overlap(_before_noise(trained_on), held_out)
@@ -311,8 +310,6 @@ def _before_noise(source: ImageSource) -> ImageSource:
     inner = _before_noise(source.source)
     return View(inner, source.index, inner.sigma_tn[source.index])
 
-
-# --- a stop per band ---------------------------------------------------------------------------------------
 
 _NUM_STOPS = 8
 # Images that choose the stop of a band: differences on the same noise are precise. In a trial of 120 clean and

@@ -280,9 +280,6 @@ def _slug(text: str) -> str:
     return re.sub(r"[^\w.]+", "-", text).strip("-.").lower() or "unnamed"
 
 
-# --- tables ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Average:
     """A mean over repeats and their standard deviation, if known; `form` is how both are written."""

@@ -74,8 +74,7 @@ class Design(Strict):
     )
     mixes: tuple[Rung, ...] = Field((1.0,), min_length=1, description="Clean images of mixes, in these units.")
     noisy: tuple[Level, ...] = Field(
-        (),
-        description="Noise levels to simulate. Default: the store's, in three bins if there are many.",
+        (), description="Noise levels to simulate. Default: the store's, in three bins if there are many."
     )
     num_noisy: int | None = Field(
         None, ge=1, description="Noisy images of a mix. Default: up to the ladder's top."
@@ -207,9 +206,6 @@ def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
     sample = {**PRESETS[name].sample, **evaluate.get("sample", {})}
     net = net if "preset" in net else {**chosen["net"], **net}
     return {**tree, "net": net, "train": chosen["train"], "evaluate": {**evaluate, "sample": sample}}
-
-
-# --- runs ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

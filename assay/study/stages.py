@@ -14,6 +14,7 @@ file is all that counts: with it nothing is repeated, even if the checkpoint is 
 
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,10 @@ from assay.train.ranks import train_on_ranks
 from assay.train.restored import restored_path, round_ends, snapshot_at
 
 _NUM_PICTURED = 64
+_WEIGHTS = r"(snapshots|state)/(\d{9,}|final)\.safetensors"
+_OURS = (
+    rf"(round-\d+/)?({_WEIGHTS}|(config|metrics)\.jsonl?)|(train|failure)\.\w+|[a-z]+-[\da-f-]{{16,}}\.[\w.]+"
+)
 _SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
 
 
@@ -160,9 +165,6 @@ def execute(work: Work) -> bool:
     return True
 
 
-# --- train -------------------------------------------------------------------------------------------------
-
-
 def compared_steps(work: Work) -> list[int]:
     """The steps whose weights are kept until the run is measured: for a stop per band, and along training."""
     last, steps = work.run.config.train.total_steps, {*along_steps(work)}
@@ -234,9 +236,6 @@ def read_seconds(path: Path) -> float:
         return float(path.read_text()) if path.exists() else 0.0
 
 
-# --- measure -----------------------------------------------------------------------------------------------
-
-
 def can_measure(held_out: ImageSource | None) -> bool:
     """Whether each half of the held-out images is enough for a loss."""
     return held_out is not None and len(held_out) >= 2 * MIN_IMAGES
@@ -266,9 +265,6 @@ def read_measures(path: Path) -> Evaluation:
     """Read what the measuring or the sampling stage wrote, with the losses of each image."""
     with decoding(path, "remove it, and it is measured again"):
         return load_arrays(path, Evaluation.model_validate_json(path.read_bytes()))
-
-
-# --- sample ------------------------------------------------------------------------------------------------
 
 
 def find_reference(study: Study, data: DataConfig, folder: Path) -> tuple[Extractor, Reference] | None:
@@ -316,9 +312,6 @@ def sample_stage(work: Work, sample: SampleConfig) -> Evaluation:
     return read_measures(path)
 
 
-# --- record ------------------------------------------------------------------------------------------------
-
-
 def record_stage(work: Work, sample: SampleConfig, measured: Evaluation, sampled: Evaluation) -> None:
     """Write the outcome of one way of sampling the run: all that was measured, as one record."""
     losses = {point.step: point.held_out_loss for point in measured.along}
@@ -334,9 +327,6 @@ def record_stage(work: Work, sample: SampleConfig, measured: Evaluation, sampled
         held_out_loss_seconds=read_seconds(work.losses_path.with_suffix(".seconds")),
     )
     write_text(work.path("outcome", sample), found.model_dump_json(indent=2) + "\n")
-
-
-# --- the folder --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -394,12 +384,14 @@ class OpenStudy:
         return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
 
     def unneeded(self) -> list[Path]:
-        """What no result needs: weights and logs of finished runs, and results of other settings."""
-        works = [self.work(run) for run in self.runs]
-        found = {work.run_dir / part for work in works if work.is_finished for part in ("snapshots", "state")}
-        mine = {work.run_dir for work in works}
-        found |= {path if path.parent in mine else path.parent for path in self.left_out()}
-        return sorted(path for path in found if path.exists())
+        """Files of ours that no result needs: weights of finished runs, and results of other settings."""
+        works, left, found = [self.work(run) for run in self.runs], self.missing(), {*self.left_out()}
+        finished = {each.run_dir for each in works if each.is_finished and not (left and each.run.is_continued)}
+        for folder in finished | {path.parent for path in found} - {work.run_dir for work in works}:
+            ours = _WEIGHTS if folder in finished else _OURS
+            below = ((path, path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
+            found |= {path for path, name in below if re.fullmatch(ours, name)}
+        return sorted(found)
 
     def missing(self) -> list[Run]:
         """The runs without all of their results."""

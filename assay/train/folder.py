@@ -63,6 +63,7 @@ def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     there_still = first is not None and (first / "config.json").is_file()
     continued = read_run(first / "config.json")["fingerprint"] if first and there_still else None
     if not path.exists():
+        _check_nobodys(run_dir, "snapshots", "round-*/snapshots")
         record = {
             "assay": assay.__version__,
             "fingerprint": identity,
@@ -90,6 +91,8 @@ def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
 def take_state(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     """Copy the last state of the run to continue, if there is one and this one has not started."""
     folder = config.train.continue_from
+    if not (run_dir / "config.json").exists():
+        _check_nobodys(run_dir, "state")
     if folder is None or (run_dir / "config.json").exists():
         return
     state = load_state(folder / "state", remove_damaged=False)
@@ -107,6 +110,18 @@ def take_state(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
         raise AssayError(what, path=folder, key="train.continue_from", cure=cure)
     same_data = theirs["fingerprint"]["data"] == source.fingerprint
     save_state(run_dir / "state", step, state[0], state[1] | ({} if same_data else {"by_sigma": None}))
+
+
+def _check_nobodys(run_dir: Path, *parts: str) -> None:
+    """Reject weights in a folder without config.json: they would pass for those of the run that begins."""
+    for found in (path for part in parts for path in run_dir.glob(f"{part}/*.safetensors")):
+        raise AssayError("has no config.json that says whose", path=found, cure="train into another folder")
+
+
+def check_claim(run_dir: Path, claim: bytes) -> None:
+    """Reject to save into a folder that is not the run's any more; `claim` is what its config.json said."""
+    if not (path := run_dir / "config.json").exists() or path.read_bytes() != claim:
+        raise AssayError("was moved or replaced while it was trained", path=run_dir, cure="use its new name")
 
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:

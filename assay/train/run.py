@@ -183,6 +183,7 @@ class Run:
             remove_leftovers(run_dir)
             folder.take_state(config, run_dir, source)
             folder.claim_folder(config, run_dir, source)
+            self._claim = (run_dir / "config.json").read_bytes()
         fabric.barrier()
         self._build(start or settings.init_from)
         law, ranks = settings.noise_distribution(), (fabric.global_rank, fabric.world_size)
@@ -350,6 +351,7 @@ class Run:
         if self.fabric.is_global_zero:
             counts = {"num_skipped": self.num_skipped, "num_skipped_in_a_row": self.num_skipped_in_a_row}
             info = {**counts, "by_sigma": totals, "last_loss": self.last_loss}
+            folder.check_claim(self.run_dir, self._claim)
             folder.save_state(self.run_dir / "state", self.step, tensors, info)
 
     def _whole_ema(self) -> Preconditioned | None:
@@ -387,6 +389,7 @@ class Run:
     def _save_checkpoint(self, path: Path) -> None:
         if (ema := self._whole_ema()) is None:
             return
+        folder.check_claim(self.run_dir, self._claim)
         info = CheckpointInfo(
             dataset=self.source.name,
             sigma_tn=noise_levels(self.source.sigma_tn),
