@@ -9,8 +9,8 @@ from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
 from assay.data.notes import check_overlap
 from assay.data.store import address_of
-from assay.errors import AssayError
-from assay.settings import Level, Rules, Seed, Strict
+from assay.errors import AssayError, Rules
+from assay.settings import Level, Seed, Strict
 
 MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # by default: a loss needs 20 images, the two halves of a study 40
 
@@ -72,9 +72,6 @@ class DataConfig(Strict):
         return self._split()[1]
 
     def _split(self) -> tuple[ImageSource, ImageSource | None]:
-        if known := self._known:
-            what, cure = "is known but not packed yet", "call prepared()"
-            raise AssayError(what, path=known[0], key="data.store", cure=cure)
         stores = [open_store(path) for path in self.paths]
         source = view.usable(stores[0] if len(stores) == 1 else view.Joined(stores), self.seed)
         if not self.held_out:
