@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -27,9 +26,9 @@ from assay.data.notes import CLIPPED, FAINT, OPACITY, Note, Notes, content_and_n
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
-from assay.errors import AssayError, check_same
+from assay.errors import AssayError, Rules, about, check, check_same
 from assay.files import check_absent, decoding
-from assay.settings import Config, Rules
+from assay.settings import Config
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
@@ -201,15 +200,15 @@ def _with_noise(raw: RawImages, spec: SourceSpec, config: PackConfig) -> RawImag
 def _check_alike(raws: Sequence[RawImages], name: str) -> tuple[str, ...]:
     """The classes of all sources; an error if they cannot be in one store."""
     class_names = next((raw.class_names for raw in raws if raw.class_names), ())
-    if any(raw.class_names not in ((), class_names) for raw in raws):
-        what, cure = "has sources with different classes", "pack without classes"
-        raise AssayError(what, path=name, key="classes", cure=cure)
-    if odd := [label for label in (name, *class_names) if _printable(label) != label]:
-        what = "is the name of a folder, which is not UTF-8"
-        raise AssayError(what, path=_printable(odd[0]), cure="rename it")
-    if len({raw.sensor for raw in raws}) > 1:
-        what = "images that are stabilised and others cannot be in one store"
-        raise AssayError(what, key="gain", cure="give all sources the same gain, read_noise, black and range")
+    differ = any(raw.class_names not in ((), class_names) for raw in raws)
+    what, cure = "has sources with different classes", "pack without classes"
+    rules = [(differ, AssayError(what, path=name, key="classes", cure=cure))]
+    what, cure = "is the name of a folder, which is not UTF-8", "rename it"
+    for label in (name, *class_names):
+        rules += [(_printable(label) != label, AssayError(what, path=_printable(label), cure=cure))]
+    what = "images that are stabilised and others cannot be in one store"
+    cure = "give all sources the same gain, read_noise, black and range"
+    check([*rules, (len({raw.sensor for raw in raws}) > 1, AssayError(what, key="gain", cure=cure))])
     return class_names
 
 
@@ -248,33 +247,28 @@ def _convert_all(
     layout, num_done = None, 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         while some := jobs[num_done : num_done + (1 if layout is None else _NUM_AT_ONCE)]:
-            for job, found in zip(some, pool.map(partial(_attempt, config, layout), some), strict=True):
+            converted = [pool.submit(_convert, job, config, layout) for job in some]
+            for job, future in zip(some, converted, strict=True):
                 num_done += 1
-                if not isinstance(found, AssayError):
+                try:
+                    with about(_printable(job.name)):
+                        found = future.result()
                     layout = found[2]
                     yield found
-                elif config.skip_bad:
-                    skipped[job.name] = found
-                else:
-                    found.cure = "; ".join(filter(None, [found.cure, "or leave it out with skip_bad"]))
-                    raise found
+                except AssayError as error:
+                    skipped[job.name] = error
+                    if not config.skip_bad:
+                        error.cure = "; ".join(filter(None, [error.cure, "or leave it out with skip_bad"]))
+                        raise
                 if progress is not None:
                     progress(num_done, len(jobs))
-
-
-def _attempt(config: PackConfig, layout: _Layout | None, job: _Job) -> _Converted | AssayError:
-    try:
-        if _printable(job.name) != job.name:
-            raise AssayError("has a name that is not UTF-8", cure="rename it")
-        return _convert(job, config, layout)
-    except AssayError as error:
-        error.path = error.path or _printable(job.name)
-        return error
 
 
 def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converted:
     """An image of a file -> an image of a store, with its level where black to white is 2."""
     raw, i, found = job.raw, job.i, dict[str, tuple[float, ...]]()
+    if _printable(job.name) != job.name:
+        raise AssayError("has a name that is not UTF-8", cure="rename it")
     with decoding(raw.names[i], "check the file, or leave it out"):
         pixels = raw.pixels(i)
     given = raw.noise(i)
