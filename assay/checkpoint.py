@@ -23,7 +23,7 @@ from assay.archives import check_unpacked
 from assay.data.units import PhysicalRange
 from assay.denoise import Preconditioned
 from assay.errors import AssayError, choose, extra
-from assay.files import Name, decoding, one_line, read_json, write_whole, write_whole_directory
+from assay.files import Name, decoding, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
 from assay.settings import Config, checked
 from assay.unpickle import Plain, PlainTensor, read_pickle
@@ -231,11 +231,14 @@ def import_hub() -> Any:
 def _download(repository: str, name: str) -> Path:
     """A file of a Hugging Face repository: in the local cache, or fetched into it."""
     hub = import_hub()
-    with decoding(f"hf:{repository}", "it is not in the local cache; check its name and the connection"):
+    try:
         try:
             return Path(hub.hf_hub_download(repository, name, local_files_only=True))
         except hub.errors.LocalEntryNotFoundError:
             return Path(hub.hf_hub_download(repository, name))
+    except (OSError, ValueError) as error:
+        what = f"is neither in the local cache nor reachable on Hugging Face ({reason(error)})"
+        raise AssayError(what, path=f"hf:{repository}", cure="check its name and the connection") from error
 
 
 def _load_pickle(path: Path) -> Checkpoint:

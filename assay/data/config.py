@@ -72,6 +72,9 @@ class DataConfig(Strict):
         return self._split()[1]
 
     def _split(self) -> tuple[ImageSource, ImageSource | None]:
+        if known := self._known:
+            what, cure = "is known but not packed yet", "call prepared()"
+            raise AssayError(what, path=known[0], key="data.store", cure=cure)
         stores = [open_store(path) for path in self.paths]
         source = view.usable(stores[0] if len(stores) == 1 else view.Joined(stores), self.seed)
         if not self.held_out:

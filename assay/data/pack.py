@@ -280,7 +280,10 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
             raise AssayError(what, cure="save it opaque")
         found[OPACITY] = ()
         pixels = flatten(pixels, "")
-    units = value_range = raw.value_range or _range_of(pixels)
+    if raw.value_range is None and pixels.dtype not in (np.uint8, np.uint16):
+        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
+        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
+    units = value_range = raw.value_range or (0.0, float(np.iinfo(pixels.dtype).max))
     files = pixels
     if raw.sensor is not None:
         stabilise = raw.sensor.noisy_to_images if noisy else raw.sensor.clean_to_images
@@ -310,14 +313,6 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     return PackedImage(job.name, values, *columns), note, layout
 
 
-def _range_of(pixels: np.ndarray) -> tuple[float, float]:
-    """The values of black and white in a file."""
-    if pixels.dtype not in (np.uint8, np.uint16):
-        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
-        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
-    return 0.0, float(np.iinfo(pixels.dtype).max)
-
-
 def _convert_pixels(
     pixels: np.ndarray,
     value_range: tuple[float, float],
@@ -338,7 +333,19 @@ def _convert_pixels(
     check_same(len(values), layout.shape[0], what, key="colour", cure=cure)
     what = "is not 8-bit like the images before it, or the other way round"
     check_same(dtype, layout.dtype, what, key="dtype", cure="use float32")
-    return _quantise(values, value_range, noisy, layout), layout
+    if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
+        return values, layout
+    low, high = value_range
+    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+    if layout.dtype == "uint8" and not noisy:
+        black, white = layout.value_range
+        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8), layout
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = x.astype(layout.dtype)
+    if layout.dtype == "uint8" or not np.isfinite(rounded).all():
+        why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
+        raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
+    return rounded, layout
 
 
 def _recolour(pixels: np.ndarray, colour: str, noisy: bool) -> np.ndarray:
@@ -378,23 +385,6 @@ def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np
     if pixels.dtype.kind == "u":
         scaled = np.rint(scaled).clip(0, np.iinfo(pixels.dtype).max)
     return scaled.astype(pixels.dtype)
-
-
-def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool, layout: _Layout) -> np.ndarray:
-    """(C, H, W) pixels -> the store's dtype and value range."""
-    if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
-        return values
-    low, high = value_range
-    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
-    if layout.dtype == "uint8" and not noisy:
-        black, white = layout.value_range
-        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
-    with np.errstate(over="ignore", invalid="ignore"):
-        kept = x.astype(layout.dtype)
-    if layout.dtype == "uint8" or not np.isfinite(kept).all():
-        why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
-        raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
-    return kept
 
 
 def _check_noise(

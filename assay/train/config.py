@@ -189,7 +189,10 @@ class RunConfig(Strict):
         """All settings that decide the result, as plain values; files by their contents, not by their paths."""
         tree = self.model_dump(mode="json", exclude={"train": {"max_per_device", "strategy"}})
         if self.train.init_from is not None:
-            tree["train"]["init_from"] = sha256(find_checkpoint(self.train.init_from))
+            path = find_checkpoint(self.train.init_from)
+            if not path.is_file():
+                raise AssayError("does not exist", path=path, key="train.init_from")
+            tree["train"]["init_from"] = sha256(path)
         if self.train.continue_from is not None:  # wherever it lies; a study names runs by their contents
             tree["train"]["continue_from"] = self.train.continue_from.name
         return tree
