@@ -36,7 +36,7 @@ def copy_to(denoiser: Denoiser, device: torch.device | str) -> Denoiser:
 
 def x_0_from_x_tn(x_tn_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
     """Lemma 2.1: E[x_0|x_t] = (sigma_t^2 E[x_tn|x_t] - sigma_tn^2 x_t) / (sigma_t^2 - sigma_tn^2)."""
-    ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
+    ratio = _ratio(x_t, sigma_tn, sigma_t)
     return (x_tn_hat - ratio * x_t) / (1 - ratio)
 
 
@@ -44,14 +44,14 @@ def x_tn_from_x_0(x_0_hat: Tensor, x_t: Tensor, sigma_tn: Tensor, sigma_t: Tenso
     """Lemma 2.1 the other way: E[x_tn|x_t] = (1 - r) E[x_0|x_t] + r x_t, with r = sigma_tn^2 / sigma_t^2."""
     if x_0_hat.shape != x_t.shape:  # of a network of your own: broadcasting would hide the mistake
         raise AssayError(f"has shape {tuple(x_0_hat.shape)}; expected {tuple(x_t.shape)}", key="x_0_hat")
-    ratio = per_image(variance_ratio(x_t, sigma_tn, sigma_t), x_t)
+    ratio = _ratio(x_t, sigma_tn, sigma_t)
     return (1 - ratio) * x_0_hat + ratio * x_t
 
 
-def variance_ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
-    """r = sigma_tn^2 / sigma_t^2, (B,) or a map: the share of the noise in `x_t` that `x_tn` had."""
+def _ratio(x_t: Tensor, sigma_tn: Tensor, sigma_t: Tensor) -> Tensor:
+    """r = sigma_tn^2 / sigma_t^2 as images `x_t` have it: the share of their noise that `x_tn` had."""
     sigma_tn, sigma_t = same_axes(sigma_tn, sigma_t, x_t)
-    return (sigma_tn / sigma_t) ** 2
+    return per_image((sigma_tn / sigma_t) ** 2, x_t)
 
 
 class Preconditioned(nn.Module):

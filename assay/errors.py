@@ -1,6 +1,6 @@
 """What a user can correct: one error with fields, which the library fills and the command line renders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,15 @@ class AssayError(ValueError):
     def __str__(self) -> str:
         places = [place for place in (self.path, self.key) if place]
         return ": ".join([*places, self.what]) + (f"; {self.cure}" if self.cure else "")
+
+
+Rules = Iterable[tuple[Any, AssayError]]  # whether one is broken, and what to say then
+
+
+def check(rules: Rules) -> None:
+    """Raise the error of the first rule that is broken; a rule may rely on those before it."""
+    for error in (error for is_broken, error in rules if is_broken):
+        raise error
 
 
 def check_enough(number: int, least: int, what: str, key: str) -> None:

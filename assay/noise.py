@@ -177,13 +177,13 @@ def check_shape(name: str, values: Tensor, num_images: int | None = None) -> Non
         raise AssayError(what, key=name)
 
 
-def check_sigma(name: str, sigma: Tensor) -> None:
-    """Reject anything but finite, non-negative levels, one per image. Reads values: for data coming in."""
+def check_sigma(name: str, sigma: Tensor, least: Tensor | float = 0.0) -> None:
+    """Reject anything but finite levels >= `least`, one per image. Reads values: for data coming in."""
     check_shape(name, sigma)
-    bad = ~(sigma.isfinite() & (sigma >= 0))
-    if bool(bad.any()):
+    if bool((bad := ~(sigma.isfinite() & (sigma >= least))).any()):
         first = int(bad.nonzero()[0])
-        raise AssayError(f"a noise level is finite and >= 0, but [{first}] is {sigma[first].item()}", key=name)
+        what = f"a noise level is finite, and not below 0 or the image's noise, but [{first}] is"
+        raise AssayError(f"{what} {sigma[first].item()}", key=name)
 
 
 def check_distribution(distribution: NoiseDistribution, sigma_tn: Tensor) -> None:

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from assay.checkpoint import CheckpointInfo
-from assay.errors import AssayError, about
+from assay.errors import AssayError, Rules, about, check
 from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_text
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
 from assay.noise import warn_of_units
@@ -258,23 +258,12 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
         reader = csv.reader(file)
         header = [name.strip().lower() for name in next(reader, [])]
         rows = {line: row for row in reader if row and (line := reader.line_num)}
-    if not rows:
-        raise AssayError("has no rows", path=path, cure="give a header and results")
     names = [_OTHER_NAMES.get(name, name) for name in header]
-    needed = [] if {"clean_fraction", "noisy_fraction"} <= set(names) else ["num_clean", "num_noisy"]
-    missing = [name for name in ("sigma", *needed) if name not in names]
-    if missing := missing + ["fd or held_out_loss"] * (not {"fd", "held_out_loss"} & set(names)):
-        what = f"has no column {', '.join(missing)}; its header has {one_line(', '.join(header))}"
-        raise AssayError(what, path=path, key=missing[0], cure="see the columns in docs/howto/deciding.md")
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise AssayError("is named twice", path=path, key=min(twice), cure="remove one of the columns")
+    check(_table_rules(path, header, names, rows))
     default = {"dataset": "" if "dataset" in names else path.stem, "metric": "FID" if "fid" in header else "FD"}
     found = {}
     for line, row in rows.items():
         where = f"{path}, line {line}"
-        if len(row) != len(header):
-            what = f"{len(row)} values, but the header names {len(header)}"
-            raise AssayError(what, path=where, cure="correct the line")
         cells = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
         cells |= {name: csv_text(cells[name]) for name in _TEXT if name in cells}
         with about(where):
@@ -286,29 +275,35 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     return found
 
 
+def _table_rules(
+    path: Path, header: Sequence[str], names: Sequence[str], rows: Mapping[int, Sequence[str]]
+) -> Rules:
+    """There are results, below names of columns that say what they are."""
+    yield not rows, AssayError("has no rows", path=path, cure="give a header and results")
+    needed = [] if {"clean_fraction", "noisy_fraction"} <= set(names) else ["num_clean", "num_noisy"]
+    missing = [name for name in ("sigma", *needed) if name not in names]
+    missing += ["fd or held_out_loss"] * (not {"fd", "held_out_loss"} & set(names))
+    what = f"has no column {', '.join(missing)}; its header has {one_line(', '.join(header))}"
+    cure = "see the columns in docs/howto/deciding.md"
+    yield missing, AssayError(what, path=path, key=[*missing, ""][0], cure=cure)
+    twice = min((name for name in names if names.count(name) > 1), default=None)
+    yield twice, AssayError("is named twice", path=path, key=twice, cure="remove one of the columns")
+    for line, row in rows.items():
+        what = f"{len(row)} values, but the header names {len(header)}"
+        yield len(row) != len(header), AssayError(what, path=f"{path}, line {line}", cure="correct the line")
+
+
 def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome:
     size = num_images or NUM_IMAGES.get(cells["dataset"])
     clean, noisy = _numbers(cells, "num_clean"), _numbers(cells, "num_noisy")
     if not clean and size:
         parts = (_numbers(cells, name) for name in ("clean_fraction", "noisy_fraction"))
         clean, noisy = ([float(round(size * each)) for each in part] for part in parts)
-    if len(clean) != 1 or not any((*clean, *noisy)):
-        cure = "give numbers of images, or num_images, the size of the data set"
-        raise AssayError("is not given, or there are no images at all", key="num_clean", cure=cure)
     levels = _numbers(cells, "sigma") if any(noisy) else []
-    if any(noisy) and len(levels) != len(noisy):
-        what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images"
-        raise AssayError(what, key="sigma", cure="give a number for each level")
+    measured = {name: cells[name] for name in _MEASURED if name in cells}
+    check(_row_rules(clean, noisy, levels, measured))
     fields: dict[str, Any] = {name: cells[name] for name in Configuration.model_fields if name in cells}
     fields |= {"num_clean": clean[0], "noisy": tuple(zip(levels, noisy, strict=False))}
-    measured = {name: cells[name] for name in _MEASURED if name in cells}
-    for name, text in measured.items():
-        number, positive = float(text) if is_number(text) else 1.0, name in METRICS
-        least = 0.0 if positive or name.endswith(("_error", "_std")) else -math.inf
-        if not least <= number < math.inf or (positive and not number):
-            raise AssayError(f"{text} is impossible", key=name, cure="correct it, or leave it empty")
-    if not METRICS.keys() & measured.keys():
-        raise AssayError("there is no result", key="fd", cure="give one, or remove the line")
     seconds = {name: cells[name] for name in _SECONDS if name in cells}
     try:
         with explaining(Outcome):
@@ -317,6 +312,23 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
         section, *inside = (error.key or "").split(".")
         error.key = inside[0] if section in ("configuration", "evaluation") else section  # the column
         raise
+
+
+def _row_rules(clean: list[float], noisy: list[float], levels: list[float], measured: dict[str, str]) -> Rules:
+    """A row has images, a level for each number of noisy ones, and a possible result."""
+    cure = "give numbers of images, or num_images, the size of the data set"
+    error = AssayError("is not given, or there are no images at all", key="num_clean", cure=cure)
+    yield len(clean) != 1 or not any((*clean, *noisy)), error
+    what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images"
+    error = AssayError(what, key="sigma", cure="give a number for each level")
+    yield any(noisy) and len(levels) != len(noisy), error
+    for name, text in measured.items():
+        number, positive = float(text) if is_number(text) else 1.0, name in METRICS
+        least = 0.0 if positive or name.endswith(("_error", "_std")) else -math.inf
+        error = AssayError(f"{text} is impossible", key=name, cure="correct it, or leave it empty")
+        yield not least <= number < math.inf or (positive and not number), error
+    error = AssayError("there is no result", key="fd", cure="give one, or remove the line")
+    yield not METRICS.keys() & measured.keys(), error
 
 
 def _numbers(cells: Mapping[str, str], name: str) -> list[float]:

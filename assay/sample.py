@@ -20,10 +20,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from assay.denoise import Denoiser, check_converged, check_label, check_label_shape
-from assay.errors import AssayError
+from assay.errors import AssayError, Rules
 from assay.noise import per_image
 from assay.registry import find
-from assay.settings import Rules, Strict
+from assay.settings import Strict
 
 Precision = Literal["32", "64", "bf16"]
 Level = Annotated[float, Field(gt=0)] | Literal["auto"]  # a noise level, or the training data's

@@ -14,11 +14,10 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from assay.errors import AssayError
-from assay.files import one_line, read_text
+from assay.errors import AssayError, Rules, check
+from assay.files import decoding, one_line, read_text
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
-Rules = Iterator[tuple[Any, AssayError]]  # whether one is broken, and what to say then
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 DEVICE = "cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
 DEVICES = "How many devices to use; auto for all GPUs of the machine."
@@ -37,12 +36,11 @@ class Config(BaseModel):
 
     def rules(self) -> Rules:
         """What settings may not be together, in the order in which it is checked."""
-        return iter(())
+        return ()
 
     def model_post_init(self, context: Any, /) -> None:
         """Reject settings that break a rule."""
-        for error in (error for is_broken, error in self.rules() if is_broken):
-            raise error
+        check(self.rules())
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """What differs from the defaults."""
@@ -115,10 +113,8 @@ def _fault_to_error(fault: Mapping[str, Any], model: type[BaseModel], section: s
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a tree; a mistake in it is reported with file and line."""
-    try:
+    with decoding(path, "correct it there"):
         return tomllib.loads(read_text(path, "give a TOML file").removeprefix("\ufeff"))
-    except tomllib.TOMLDecodeError as error:
-        raise AssayError(f"is not valid TOML: {error}", path=path, cure="correct it there") from None
 
 
 def override(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

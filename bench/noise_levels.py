@@ -20,8 +20,8 @@ from scenes import draw_scene
 from skimage.restoration import estimate_sigma
 from torch import Tensor
 
+from assay.data.audit.group import fit_sensor, group_level
 from assay.data.audit.level import _WEIGHTS, blind_net, fit, noisy_features, train_on_examples
-from assay.data.audit.report import fit_sensor, group_level
 from assay.data.known import get
 
 SIGMAS = (0.05, 0.1, 0.2, 0.4)

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from assay.data import open_store
 from assay.data.audit import audit, report
-from assay.data.audit.level import LevelNet, blind_net, flattest, train_on_examples, windows
-from assay.data.audit.report import (
+from assay.data.audit.group import (
     fit_sensor,
     group_level,
     mean_around,
     neighbour_correlation,
-    rounding_step,
     sensor_from_repeats,
 )
+from assay.data.audit.level import LevelNet, blind_net, flattest, train_on_examples, windows
+from assay.data.audit.report import rounding_step
 from assay.data.known import get
 from assay.data.readers import RawImages, read_any
 from bench.scenes import draw_scene

@@ -100,11 +100,10 @@ def parse_seeds(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
-            raise AssayError(f"{text} is no list of seeds", key="seeds", cure="write e.g. 0-49999 or 3,5,10-19")
-        if int(last) >= 2**53 or int(last) - int(first) >= _MAX_SEEDS - len(found):
-            what = f"{part.strip()} is too much: seeds are below 2^53, at most {_MAX_SEEDS:,} at a time"
-            raise AssayError(what, key="seeds", cure="split it into several jobs")
+        is_range = first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 2**53
+        if not is_range or int(last) - int(first) >= _MAX_SEEDS - len(found):
+            what = f"{part.strip()!r} is no range of seeds below 2^53, or they are more than {_MAX_SEEDS:,}"
+            raise AssayError(what, key="seeds", cure="write e.g. 0-49999 or 3,5,10-19, in several jobs")
         found.extend(range(int(first), int(last) + 1))
     if len(set(found)) < len(found):
         raise AssayError("a seed occurs twice", key="seeds")

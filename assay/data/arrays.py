@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.decode import check_finite
 from assay.data.notes import FAINT, Note, Notes, content_and_noise, measure, odd_axes
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
 from assay.data.store import PackedImage, Store, write_store
-from assay.errors import AssayError
+from assay.errors import AssayError, Rules, check
 from assay.files import content_hash
-from assay.noise import check_sigma
 
 Ends = tuple[float, float]  # black and white
 _MIN_SPAN = 0.02  # of black to white that all images together must have
@@ -70,26 +68,17 @@ def from_arrays(
     >>> assay.from_arrays(np.random.rand(100, 8, 8), sigma=0.1, value_range=(0, 1))
     <arrays: 100 images of 1 x 8 x 8, 0 clean, 100 noisy>
     """
-    values = _channels_first(images)
-    low, high = _black_and_white(values, value_range)
-    levels = _array(sigma, "sigma", np.float64) * 2 / (high - low)
-    if levels.shape not in ((), (len(values),)):
-        what = f"has shape {levels.shape}, not one level for all {len(values)} images or one each"
-        raise AssayError(what, key="sigma")
+    values = _array(images, "images")
+    values = values[:, None] if values.ndim == 3 else values
+    check(_image_rules(images, values, value_range))
+    if values.shape[1] > 4 and values.shape[3] <= 4:
+        values = values.transpose(0, 3, 1, 2)
+    low, high = map(float, value_range or ((0, 255) if values.dtype == np.uint8 else (-1, 1)))
     x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
-    levels = np.broadcast_to(levels, len(values))
-    check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
-    if bool((tiny := (levels > 0) & (levels < MIN_LEVEL)).any()):
-        what = f"image {int(tiny.argmax())} has a level of {levels[tiny][0]:g}, too small to be that of noise"
-        raise AssayError(what, key="sigma", cure="give 0 for clean images")
-    share_outside = float((np.abs(x_tn) > 2 + 5 * levels.max()).mean())
-    if share_outside > 0.5 or 0 < float(np.ptp(x_tn)) / 2 < _MIN_SPAN:
-        ends = f"{float(values.min()):g} to {float(values.max()):g}"
-        what = f"{low:g} to {high:g} cannot be black to white of values from {ends}"
-        raise AssayError(what, key="value_range", cure="give the values of black and white in these images")
+    levels = _array(sigma, "sigma", np.float64) * 2 / (high - low)
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
-    if classes.shape != (len(values),) or not np.issubdtype(classes.dtype, np.integer) or classes.min() < -1:
-        raise AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
+    check(_column_rules(x_tn, levels, classes, (low, high)))
+    levels = np.broadcast_to(levels, len(values))
     told = _warnings(values, x_tn, levels, (low, high), name) if len(values) > 1 else []
     if value_range is None and values.dtype.kind == "f" and is_without_dark(x_tn, levels.mean()):
         found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
@@ -110,30 +99,36 @@ def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
         raise AssayError(f"are not numbers in one array ({error})", key=key) from None
 
 
-def _channels_first(images: Any) -> np.ndarray:
-    """Images as (N, C, H, W), all of them finite numbers."""
-    if isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images):
-        cure = "fill them with plausible values, save files with a map of a high level there, and pack these"
-        raise AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
-    values = _array(images, "images")
-    values = values[:, None] if values.ndim == 3 else values
-    if values.ndim != 4 or 0 in values.shape or values.dtype.kind not in "biuf":
-        what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
-        raise AssayError(what, key="images")
-    if values.shape[1] > 4 and values.shape[3] <= 4:
-        values = values.transpose(0, 3, 1, 2)
-    check_finite(values, key="images", cure="remove those images")
-    return values
+def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> Rules:
+    """Images are finite numbers, whose black and white are known."""
+    masked = isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images)
+    cure = "fill them with plausible values, save files with a map of a high level there, and pack these"
+    yield masked, AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
+    what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
+    are_images = values.ndim == 4 and values.size and values.dtype.kind in "biuf"
+    yield not are_images, AssayError(what, key="images")
+    error = AssayError("have pixels that are NaN or infinite", key="images", cure="remove those images")
+    yield not np.isfinite(values).all(), error
+    ends: Any = value_range or ((0, 1) if values.dtype == np.uint8 or values.dtype.kind == "f" else None)
+    what = f"black and white of images of {values.dtype} are not {value_range}, or not the lower one first"
+    are_ends = np.shape(ends) == (2,) and ends[0] < ends[1]
+    yield not are_ends, AssayError(what, key="value_range", cure="give their values")
 
 
-def _black_and_white(values: np.ndarray, value_range: Ends | None) -> Ends:
-    if value_range is None and values.dtype != np.uint8 and values.dtype.kind != "f":
-        what = f"black and white of images of {values.dtype} are not known"
-        raise AssayError(what, key="value_range", cure="give their values")
-    ends = value_range or ((0.0, 255.0) if values.dtype == np.uint8 else (-1.0, 1.0))
-    if np.shape(ends) != (2,) or not ends[0] < ends[1]:
-        raise AssayError(f"{value_range} are not black and white, the lower one first", key="value_range")
-    return float(ends[0]), float(ends[1])
+def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, ends: Ends) -> Rules:
+    """Levels, black and white, and classes are possible for these images."""
+    what = f"has shape {levels.shape}, not one level for all {len(x_tn)} images or one each"
+    yield levels.shape not in ((), (len(x_tn),)), AssayError(what, key="sigma")
+    bad = np.atleast_1d(~((levels == 0) | ((levels >= MIN_LEVEL) & (levels < np.finfo(np.float32).max))))
+    first = int(bad.argmax())
+    what = f"image {first} has a level of {np.atleast_1d(levels)[first]:g}, which is not that of noise"
+    yield bad.any(), AssayError(what, key="sigma", cure="give numbers >= 0, 0 for clean images")
+    are_far = (np.abs(x_tn) > 2 + 5 * levels.max()).mean() > 0.5 or 0 < np.ptp(x_tn) / 2 < _MIN_SPAN
+    what = f"{ends} cannot be black and white of these values, which become {x_tn.min():g} to {x_tn.max():g}"
+    yield are_far, AssayError(what, key="value_range", cure="give those of these images")
+    is_class = classes.shape == (len(x_tn),) and np.issubdtype(classes.dtype, np.integer)
+    error = AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
+    yield not is_class or classes.min() < -1, error
 
 
 def is_without_dark(x: np.ndarray, sigma: float = 0.0) -> bool:

@@ -9,8 +9,8 @@ from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
 from assay.data.notes import check_overlap
 from assay.data.store import address_of
-from assay.errors import AssayError
-from assay.settings import Level, Rules, Seed, Strict
+from assay.errors import AssayError, Rules
+from assay.settings import Level, Seed, Strict
 
 MIN_HELD_OUT, _MAX_HELD_OUT = 20, 3000  # by default: a loss needs 20 images, the two halves of a study 40
 

@@ -17,12 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from assay.archives import read_npy
 from assay.data.picture import image_grid, to_uint8
-from assay.data.units import PhysicalRange, as_plain, black_and_white, to_physical
-from assay.errors import AssayError, extra
+from assay.data.units import PhysicalRange, black_and_white, to_physical
+from assay.errors import AssayError, Rules, check, extra
 from assay.files import differences, read_json, remove_leftovers, write_whole
 
 Format = Literal["png", "tiff", "npy", "fits"]
@@ -89,7 +90,8 @@ class Target:
             partial.write_text(json.dumps(self._full(job), indent=2))
 
     def _full(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        values = {"dtype": self.dtype, "physical_range": as_plain(self.physical_range)}
+        units = TypeAdapter(PhysicalRange | None).dump_python(self.physical_range, mode="json")
+        values = {"dtype": self.dtype, "physical_range": units}
         return {**job, "format": self.format, **(values if self.dtype != "uint8" else {"dtype": "uint8"})}
 
     def missing(self, names: Sequence[str]) -> list[int]:
@@ -156,25 +158,27 @@ def open_target(
     `format` is the kind of files in a folder. `dtype` is by default uint8 for pictures and npz, else float32.
     """
     suffix = path.suffix.lower()
-    if suffix not in _KIND and re.fullmatch(r"\.[a-z]+\d*", suffix) and not path.is_dir():
-        cure = f"name a folder, or a {', '.join(sorted(_KIND))} file"
-        raise AssayError(f"{suffix} files are not written", path=path, cure=cure)
     kind: Any = _KIND.get(suffix, "folder")
     picture = kind == "grid" or (kind == "folder" and format == "png")
     dtype = dtype or ("uint8" if picture or kind == "npz" else "float32")
-    if picture and (dtype != "uint8" or num_channels not in (1, 3)):
+
+    def rules() -> Rules:
+        is_file = suffix not in _KIND and re.fullmatch(r"\.[a-z]+\d*", suffix) and not path.is_dir()
+        cure = f"name a folder, or a {', '.join(sorted(_KIND))} file"
+        yield is_file, AssayError(f"{suffix} files are not written", path=path, cure=cure)
         what = f"a PNG holds 8-bit grey or colour, not {num_channels} channels of {dtype}"
-        key = "format" if dtype == "uint8" else "dtype"
-        raise AssayError(what, path=path, key=key, cure="use format = tiff, npy or fits")
-    if dtype != "uint8" and physical_range is None:
+        key, cure = "format" if dtype == "uint8" else "dtype", "use format = tiff, npy or fits"
+        wrong = picture and (dtype != "uint8" or num_channels not in (1, 3))
+        yield wrong, AssayError(what, path=path, key=key, cure=cure)
         what = f"{dtype} is in the units of the training data, which the checkpoint does not record"
         cure = "give the range, the values of black and white, or use uint8"
-        raise AssayError(what, key="dtype", cure=cure)
-    if dtype == "uint16" and physical_range is not None:
-        low, high = black_and_white(physical_range)
-        if low < 0 or high > 65535 or high - low < 255:
-            what = f"uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to {high:g}"
-            raise AssayError(what, key="dtype", cure="use float32")
+        yield dtype != "uint8" and physical_range is None, AssayError(what, key="dtype", cure=cure)
+        low, high = black_and_white(physical_range or (0, 65535))
+        what = f"uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to {high:g}"
+        wrong = dtype == "uint16" and (low < 0 or high > 65535 or high - low < 255)
+        yield wrong, AssayError(what, key="dtype", cure="use float32")
+
+    check(rules())
     if "fits" in (kind, format if kind == "folder" else ""):
         extra("astropy.io.fits", "fits", "writing FITS files")
     return Target(path, kind, format if kind == "folder" else "npy", dtype, physical_range)

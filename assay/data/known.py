@@ -101,7 +101,12 @@ def _load(name: KnownName, split: Split | None = None, archive: Path | None = No
             raw = stacked("digits", "digits", pixels.reshape(-1, 8, 8).astype(np.uint8))
             raw = replace(raw, label=label, class_names=tuple("0123456789"), value_range=(0.0, 16.0))
         case "fashion-mnist":
-            raw = _fashion_mnist(split or "test", archive)
+            part, file = (split or "test"), f"{'train' if split == 'train' else 't10k'}-images-idx3-ubyte.gz"
+            folder = archive or (_EMBEDDED if (_EMBEDDED / file).exists() else _DEBIAN)
+            if not (folder / file).exists():
+                cure = "install Debian's package dataset-fashion-mnist, or name the folder that holds it"
+                raise AssayError(f"has no {file}", path=folder, key="source", cure=cure)
+            raw = replace(read_idx(folder / file), name=f"fashion-mnist-{part}", class_names=_FASHION_CLASSES)
         case "cifar10":
             raw = _cifar10(split or "train", archive)
     label = b"" if raw.label is None else raw.label.astype(np.int64).tobytes()
@@ -134,15 +139,6 @@ def _part(raw: RawImages, classes: Sequence[str], num_images: int | None, start:
         class_names=class_names,
         pixels=lambda i: raw.pixels(chosen[i]),
     )
-
-
-def _fashion_mnist(split: Split, folder: Path | None) -> RawImages:
-    file = f"{'train' if split == 'train' else 't10k'}-images-idx3-ubyte.gz"
-    folder = folder or (_EMBEDDED if (_EMBEDDED / file).exists() else _DEBIAN)
-    if not (folder / file).exists():
-        cure = "install Debian's package dataset-fashion-mnist, or name the folder that holds it"
-        raise AssayError(f"has no {file}", path=folder, key="source", cure=cure)
-    return replace(read_idx(folder / file), name=f"fashion-mnist-{split}", class_names=_FASHION_CLASSES)
 
 
 def _cifar10(split: Split, archive: Path | None) -> RawImages:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -27,9 +26,9 @@ from assay.data.notes import CLIPPED, FAINT, OPACITY, Note, Notes, content_and_n
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
-from assay.errors import AssayError, check_same
+from assay.errors import AssayError, Rules, about, check, check_same
 from assay.files import check_absent, decoding
-from assay.settings import Config, Rules
+from assay.settings import Config
 
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
@@ -201,15 +200,15 @@ def _with_noise(raw: RawImages, spec: SourceSpec, config: PackConfig) -> RawImag
 def _check_alike(raws: Sequence[RawImages], name: str) -> tuple[str, ...]:
     """The classes of all sources; an error if they cannot be in one store."""
     class_names = next((raw.class_names for raw in raws if raw.class_names), ())
-    if any(raw.class_names not in ((), class_names) for raw in raws):
-        what, cure = "has sources with different classes", "pack without classes"
-        raise AssayError(what, path=name, key="classes", cure=cure)
-    if odd := [label for label in (name, *class_names) if _printable(label) != label]:
-        what = "is the name of a folder, which is not UTF-8"
-        raise AssayError(what, path=_printable(odd[0]), cure="rename it")
-    if len({raw.sensor for raw in raws}) > 1:
-        what = "images that are stabilised and others cannot be in one store"
-        raise AssayError(what, key="gain", cure="give all sources the same gain, read_noise, black and range")
+    differ = any(raw.class_names not in ((), class_names) for raw in raws)
+    what, cure = "has sources with different classes", "pack without classes"
+    rules = [(differ, AssayError(what, path=name, key="classes", cure=cure))]
+    what, cure = "is the name of a folder, which is not UTF-8", "rename it"
+    for label in (name, *class_names):
+        rules += [(_printable(label) != label, AssayError(what, path=_printable(label), cure=cure))]
+    what = "images that are stabilised and others cannot be in one store"
+    cure = "give all sources the same gain, read_noise, black and range"
+    check([*rules, (len({raw.sensor for raw in raws}) > 1, AssayError(what, key="gain", cure=cure))])
     return class_names
 
 
@@ -248,33 +247,28 @@ def _convert_all(
     layout, num_done = None, 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         while some := jobs[num_done : num_done + (1 if layout is None else _NUM_AT_ONCE)]:
-            for job, found in zip(some, pool.map(partial(_attempt, config, layout), some), strict=True):
+            converted = [pool.submit(_convert, job, config, layout) for job in some]
+            for job, future in zip(some, converted, strict=True):
                 num_done += 1
-                if not isinstance(found, AssayError):
+                try:
+                    with about(_printable(job.name)):
+                        found = future.result()
                     layout = found[2]
                     yield found
-                elif config.skip_bad:
-                    skipped[job.name] = found
-                else:
-                    found.cure = "; ".join(filter(None, [found.cure, "or leave it out with skip_bad"]))
-                    raise found
+                except AssayError as error:
+                    skipped[job.name] = error
+                    if not config.skip_bad:
+                        error.cure = "; ".join(filter(None, [error.cure, "or leave it out with skip_bad"]))
+                        raise
                 if progress is not None:
                     progress(num_done, len(jobs))
-
-
-def _attempt(config: PackConfig, layout: _Layout | None, job: _Job) -> _Converted | AssayError:
-    try:
-        if _printable(job.name) != job.name:
-            raise AssayError("has a name that is not UTF-8", cure="rename it")
-        return _convert(job, config, layout)
-    except AssayError as error:
-        error.path = error.path or _printable(job.name)
-        return error
 
 
 def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converted:
     """An image of a file -> an image of a store, with its level where black to white is 2."""
     raw, i, found = job.raw, job.i, dict[str, tuple[float, ...]]()
+    if _printable(job.name) != job.name:
+        raise AssayError("has a name that is not UTF-8", cure="rename it")
     with decoding(raw.names[i], "check the file, or leave it out"):
         pixels = raw.pixels(i)
     given = raw.noise(i)
@@ -286,7 +280,10 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
             raise AssayError(what, cure="save it opaque")
         found[OPACITY] = ()
         pixels = flatten(pixels, "")
-    units = value_range = raw.value_range or _range_of(pixels)
+    if raw.value_range is None and pixels.dtype not in (np.uint8, np.uint16):
+        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
+        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
+    units = value_range = raw.value_range or (0.0, float(np.iinfo(pixels.dtype).max))
     files = pixels
     if raw.sensor is not None:
         stabilise = raw.sensor.noisy_to_images if noisy else raw.sensor.clean_to_images
@@ -316,14 +313,6 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     return PackedImage(job.name, values, *columns), note, layout
 
 
-def _range_of(pixels: np.ndarray) -> tuple[float, float]:
-    """The values of black and white in a file."""
-    if pixels.dtype not in (np.uint8, np.uint16):
-        what = f"has values from {pixels.min():.4g} to {pixels.max():.4g}, and no known black and white"
-        raise AssayError(what, key="range", cure="name the values of black and white, e.g. range=0,255")
-    return 0.0, float(np.iinfo(pixels.dtype).max)
-
-
 def _convert_pixels(
     pixels: np.ndarray,
     value_range: tuple[float, float],
@@ -344,7 +333,19 @@ def _convert_pixels(
     check_same(len(values), layout.shape[0], what, key="colour", cure=cure)
     what = "is not 8-bit like the images before it, or the other way round"
     check_same(dtype, layout.dtype, what, key="dtype", cure="use float32")
-    return _quantise(values, value_range, noisy, layout), layout
+    if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
+        return values, layout
+    low, high = value_range
+    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
+    if layout.dtype == "uint8" and not noisy:
+        black, white = layout.value_range
+        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8), layout
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = x.astype(layout.dtype)
+    if layout.dtype == "uint8" or not np.isfinite(rounded).all():
+        why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
+        raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
+    return rounded, layout
 
 
 def _recolour(pixels: np.ndarray, colour: str, noisy: bool) -> np.ndarray:
@@ -384,23 +385,6 @@ def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np
     if pixels.dtype.kind == "u":
         scaled = np.rint(scaled).clip(0, np.iinfo(pixels.dtype).max)
     return scaled.astype(pixels.dtype)
-
-
-def _quantise(values: np.ndarray, value_range: tuple[float, float], noisy: bool, layout: _Layout) -> np.ndarray:
-    """(C, H, W) pixels -> the store's dtype and value range."""
-    if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
-        return values
-    low, high = value_range
-    x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
-    if layout.dtype == "uint8" and not noisy:
-        black, white = layout.value_range
-        return np.rint(black + (x + 1) * (white - black) / 2).clip(0, 255).astype(np.uint8)
-    with np.errstate(over="ignore", invalid="ignore"):
-        kept = x.astype(layout.dtype)
-    if layout.dtype == "uint8" or not np.isfinite(kept).all():
-        why = "has noise" if noisy else f"has values up to {np.abs(x).max():.3g} where white is 1"
-        raise AssayError(f"{why}, which {layout.dtype} cannot hold", key="dtype", cure="use float32")
-    return kept
 
 
 def _check_noise(

@@ -28,9 +28,9 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from assay.data.units import Stabilised
-from assay.errors import AssayError, about
+from assay.errors import AssayError, Rules, about
 from assay.files import csv_text, decoding, one_line, read_text
-from assay.settings import Config, Rules
+from assay.settings import Config
 
 _NOISE = ("sigma", "levels", "map", "noise")  # settings, of which a source has one
 MIN_LEVEL = 1e-6  # of noise, where black to white is 2

@@ -45,7 +45,16 @@ from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
 from assay.errors import AssayError, check_same
-from assay.files import Name, content_hash, decoding, hold_lock, sha256, write_whole, write_whole_directory
+from assay.files import (
+    Name,
+    check_sha256,
+    content_hash,
+    decoding,
+    hold_lock,
+    sha256,
+    write_whole,
+    write_whole_directory,
+)
 from assay.noise import check_sigma
 
 DType = Literal["uint8", "float16", "float32"]
@@ -156,10 +165,10 @@ def _digest(block: bytes) -> bytes:
 
 
 class Store(ImageSource):
-    """An open store (see the top of this module)."""
+    """An open store (see the top of this module): the columns of numbers are read, no images."""
 
-    def __init__(self, path: Path, meta: StoreMeta) -> None:
-        self.path, self.meta = path, meta
+    def __init__(self, path: Path) -> None:
+        self.path, self.meta = path, (meta := read_meta(path))
         self.name, self.image_shape, self.class_names = meta.name, meta.image_shape, meta.class_names
         self.physical_range = meta.physical_range or meta.value_range
         for file in meta.checksums:
@@ -210,7 +219,7 @@ class Store(ImageSource):
             self._compare(file)
 
     def _compare(self, file: str) -> None:
-        _check_unchanged(self.path / file, self.meta.checksums[file])
+        check_sha256(self.path / file, self.meta.checksums[file], _CHANGED, cure=_CURE)
 
     def _column(self, file: str, dtype: str | None = None) -> np.ndarray:
         """An array (N,), mapped in mode "c" because torch wants memory that it could write to."""
@@ -225,11 +234,8 @@ class Store(ImageSource):
     def _check_columns(self) -> None:
         """Reject values that make no sense."""
         check_sigma("sigma_tn", self.sigma_tn)
-        check_sigma("usable_from", self.usable_from)
+        check_sigma("usable_from", self.usable_from, self.sigma_tn)
         check_label(self.label, self.num_classes)
-        if bool((wrong := self.usable_from < self.sigma_tn).any()):
-            what = f"image {int(wrong.nonzero()[0])} cannot be usable from a level below its noise"
-            raise AssayError(what, key="usable_from")
         if self.has_map:
             maps, shapes = self._maps, {(1, *self.image_shape[1:]), self.image_shape}
             is_valid = -1 <= int(self._map_index.min()) and 0 <= int(self._map_index.max()) < len(maps)
@@ -237,11 +243,6 @@ class Store(ImageSource):
             if not is_valid or not bool((np.isfinite(maps) & (maps >= 0)).all()):
                 what = "does not fit the images, or has levels that are negative, NaN or infinite"
                 raise AssayError(what, path=self.path / _MAP, cure=_CURE)
-
-
-def _check_unchanged(path: Path, expected: str, where: str | None = None) -> None:
-    if sha256(path) != expected:
-        raise AssayError(_CHANGED, path=where or path, cure=_CURE)
 
 
 def address_of(path: Path | str) -> str | None:
@@ -273,7 +274,7 @@ def open_store(path: Path | str) -> Store:
     torch.Size([2, 1, 8, 8])
     """
     address = address_of(path)
-    return _open_folder(Path(path)) if address is None else _open_elsewhere(address)
+    return Store(Path(path)) if address is None else _open_elsewhere(address)
 
 
 def _open_elsewhere(address: str) -> Store:
@@ -293,15 +294,10 @@ def _open_elsewhere(address: str) -> Store:
                 continue
             with write_whole(here / name) as partial:
                 files.get_file(f"{root}/{name}", str(partial))
-                _check_unchanged(partial, checksum, f"{address}/{name}")
+                check_sha256(partial, checksum, _CHANGED, path=f"{address}/{name}", cure=_CURE)
         with write_whole(meta) as partial:
             partial.write_bytes(text)
-        return _open_folder(here)
-
-
-def _open_folder(path: Path) -> Store:
-    """Open the store in a folder, reading the columns of numbers and no images."""
-    return Store(path, read_meta(path))
+        return Store(here)
 
 
 def read_meta(path: Path) -> StoreMeta:
@@ -381,11 +377,11 @@ def write_store(
         tree = meta.model_dump(mode="json")
         (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: content_hash(tree)}, indent=2) + "\n")
         try:
-            _open_folder(partial)  # checks what was written, before it takes its place
+            Store(partial)  # checks what was written, before it takes its place
         except AssayError as error:
             error.path = str(path)
             raise
-    return _open_folder(path)
+    return Store(path)
 
 
 def _write_blocks(folder: Path) -> str:

@@ -14,9 +14,8 @@ around f of the mean: clean images are mapped by E f, and come back by the inver
 """
 
 import math
-from dataclasses import asdict
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -103,13 +102,6 @@ def black_and_white(physical_range: PhysicalRange) -> tuple[float, float]:
     if isinstance(physical_range, Stabilised):
         return physical_range.low, physical_range.high
     return physical_range
-
-
-def as_plain(physical_range: PhysicalRange | None) -> Any:
-    """As JSON holds it."""
-    if isinstance(physical_range, Stabilised):
-        return asdict(physical_range)
-    return None if physical_range is None else list(physical_range)
 
 
 @cache

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from assay.data.source import ImageSource
 from assay.data.store import Store
-from assay.errors import AssayError, check_same
+from assay.errors import AssayError, check, check_same
 from assay.files import content_hash
-from assay.noise import warn_of_units
+from assay.noise import check_sigma, warn_of_units
 
 _MAX_CACHE_BYTES = 2**30
 
@@ -54,10 +54,7 @@ class View(ImageSource):
         if isinstance(source, View) and not source.num_raised:  # a choice among chosen images
             index, source = source.index[index], source.source
         before = source.sigma_tn[index]
-        if bool((wrong := ~(target.isfinite() & (target >= before))).any()):
-            at = int(wrong.nonzero()[0])
-            what = f"image {int(index[at])} of {source.name} has noise of {before[at].item():g} already"
-            raise AssayError(what, cure=f"give a level at least as high, not {target[at].item():g}")
+        check_sigma("target", target, before)
         self.source: ImageSource = source
         self.index: Tensor = index
         self.sigma_tn = target
@@ -220,15 +217,15 @@ def simulate(
     """
     levels = [(1 - clean_fraction, sigma)] if isinstance(sigma, int | float) else list(sigma)
     fractions = [clean_fraction, *(fraction for fraction, _ in levels)]
-    if not all(0 <= fraction <= 1 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-9:
-        raise AssayError(f"{fractions} are not fractions that sum to 1", key="clean_fraction")
-    if not all(0 < level < math.inf for _, level in levels):
-        raise AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")
+    are_shares = all(0 <= fraction <= 1 for fraction in fractions) and abs(sum(fractions) - 1) <= 1e-9
+    are_levels, noisy = all(0 < level < math.inf for _, level in levels), int((source.usable_from > 0).sum())
+    what = f"{noisy} images of {source.name} are noisy already: noise is simulated on clean images only"
+    check([
+        (not are_shares, AssayError(f"{fractions} are not fractions that sum to 1", key="clean_fraction")),
+        (not are_levels, AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")),
+        (noisy, AssayError(what, key="clean_fraction")),
+    ])  # fmt: skip
     warn_of_units(max((level for _, level in levels), default=0))
-    if bool((noisy := source.usable_from > 0).any()):
-        first = int(noisy.nonzero()[0])
-        what = f"image {first} of {source.name} is noisy already, or usable from {source.usable_from[first]:g}"
-        raise AssayError(f"{what}: noise is simulated on clean images only", key="clean_fraction")
     ends = [count_of(share, len(source)) for share in accumulate(map(float, fractions))]
     levels_text = ", ".join(f"{fraction:.3g} at sigma {level:g}" for fraction, level in levels if fraction > 0)
     rest = (levels_text or "none") if keep_noisy else "none"

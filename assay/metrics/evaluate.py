@@ -139,11 +139,18 @@ def evaluate(
 ) -> Evaluation:
     """Measure `num_ranges` ranges of `num_images` images each (None: all); `sampler` is for the record."""
     num_images = num_images or len(generated) // num_ranges
-    _check(generated, reference, extractor, num_images, num_ranges)
+    check_enough(num_images, MIN_IMAGES, f"images of {generated.name} in each range", "num_images")
+    check_enough(len(generated), num_ranges * num_images, f"images of {generated.name}", "num_images")
+    shape = generated.image_shape if reference.source is None else reference.source.image_shape
+    what, cure = f"{generated.name} and {reference.name} differ in shape", "pack both at one size and colour"
+    check_same(generated.image_shape, shape, what, cure=cure)
+    found, wanted = extractor(generated.read(torch.tensor([0]))).shape[1], len(reference.statistics.mean)
+    what, cure = f"{extractor.name} and {reference.name} differ in features", "choose that of the reference"
+    check_same(found, wanted, what, key="extractor", cure=cure)
     ranges, first_seed = [], 0 if sampler is None else sampler.first_seed
     for start in range(0, num_ranges * num_images, num_images):
-        found = images_to_features(extractor, generated, torch.arange(start, start + num_images), progress)
-        ranges.append(RangeMeasures(first=first_seed + start, **_measures(found, reference, fd_only)))
+        features = images_to_features(extractor, generated, torch.arange(start, start + num_images), progress)
+        ranges.append(RangeMeasures(first=first_seed + start, **_measures(features, reference, fd_only)))
     details = Details(
         extractor_sha256=extractor.sha256,
         extractor_accuracy=extractor.accuracy,
@@ -165,20 +172,6 @@ def evaluate(
         num_images=num_images,
         details=details,
     )
-
-
-def _check(
-    generated: ImageSource, reference: Reference, extractor: Extractor, num_images: int, num_ranges: int
-) -> None:
-    """Before any long work: is this going to be a measurement?"""
-    check_enough(num_images, MIN_IMAGES, f"images of {generated.name} in each range", "num_images")
-    check_enough(len(generated), num_ranges * num_images, f"images of {generated.name}", "num_images")
-    shape = generated.image_shape if reference.source is None else reference.source.image_shape
-    what, cure = f"{generated.name} and {reference.name} differ in shape", "pack both at one size and colour"
-    check_same(generated.image_shape, shape, what, cure=cure)
-    found, wanted = extractor(generated.read(torch.tensor([0]))).shape[1], len(reference.statistics.mean)
-    what, cure = f"{extractor.name} and {reference.name} differ in features", "choose that of the reference"
-    check_same(found, wanted, what, key="extractor", cure=cure)
 
 
 def _measures(found: np.ndarray, reference: Reference, fd_only: bool) -> dict[str, float]:

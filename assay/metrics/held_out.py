@@ -233,7 +233,11 @@ def held_out_loss(
     index = torch.arange(len(source)) if index is None else index
     sigma_tn, levels = source.sigma_tn[index].double(), torch.from_numpy(config.levels(index.numpy()))
     num_classes = getattr(denoiser, "num_classes", 0)
-    _check_images(source, sigma_tn, config, num_classes)
+    top = float(config.edges[-2]) / _MARGIN
+    what = f"images of {source.name} with noise of at most {top:.3g}"
+    check_enough(int((sigma_tn <= top).sum()), MIN_IMAGES, what, "held_out")
+    what, cure = f"the model and {source.name} differ in classes", "give images with the labels it knows"
+    check_same(num_classes or source.num_classes, source.num_classes, what, key="held_out", cure=cure)
     covered = _MARGIN * sigma_tn[:, None] <= torch.from_numpy(config.edges[:-1])
     covered = covered if wanted is None else covered & wanted
     errors = torch.zeros_like(levels)
@@ -261,15 +265,6 @@ def held_out_loss(
     arrays = {"index": index.numpy(), "sigma_tn": sigma_tn.numpy(), "errors": errors.float().numpy()}
     about = {"model": model, "held_out": source.name, "fingerprint": source.fingerprint, "config": config}
     return HeldOutLoss.model_validate(about | arrays | {"num_dims": math.prod(source.image_shape)})
-
-
-def _check_images(source: ImageSource, sigma_tn: Tensor, config: HeldOutConfig, num_classes: int) -> None:
-    """Before any work: are there enough images, and the classes that the model knows?"""
-    top = float(config.edges[-2]) / _MARGIN
-    what = f"images of {source.name} with noise of at most {top:.3g}"
-    check_enough(int((sigma_tn <= top).sum()), MIN_IMAGES, what, "held_out")
-    what, cure = f"the model and {source.name} differ in classes", "give images with the labels it knows"
-    check_same(num_classes or source.num_classes, source.num_classes, what, key="held_out", cure=cure)
 
 
 def checkpoint_loss(checkpoint: Checkpoint | Path, source: ImageSource, **options: Any) -> HeldOutLoss:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 from assay.mixture.moments import Array
 from assay.mixture.samples import check_sigma
 
@@ -141,12 +141,10 @@ def lower_conditions(
 
 def _log_inverse(k: int, num_features: int = 1, delta: float = 0.25, most: float = 0.5) -> float:
     """log(1 / delta), after rejecting values outside the theorems."""
-    for key, value in (("k", k), ("num_features", num_features)):
-        if value < 1:
-            raise AssayError(f"is {value}, but the theorems need at least 1", key=key)
-    if not 0 < delta < 0.5 or delta > most:
-        what = f"{delta:g} is no probability of failure: above 0, below 0.5, and at most 0.25 for a lower bound"
-        raise AssayError(what, key="delta")
+    what = f"{delta:g} is no probability of failure: above 0, below 0.5, and at most 0.25 for a lower bound"
+    sizes, outside = {"k": k, "num_features": num_features}, not 0 < delta < 0.5 or delta > most
+    rules = [(n < 1, AssayError(f"is {n}, but needs at least 1", key=key)) for key, n in sizes.items()]
+    check([*rules, (outside, AssayError(what, key="delta"))])
     return math.log(1 / delta)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 from assay.files import decoding, is_number, one_line
 from assay.mixture.moments import Array, Atoms
 
@@ -44,19 +44,19 @@ def read_samples(path: Path, sigma_column: str = "sigma", sigma: float | None = 
     with decoding(path, cure), open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark
         names = [name.strip() for name in next(csv.reader(file), [])]
         lines = [line for line in file if line.strip()]
-        if not lines:
-            raise AssayError("has no rows")
-        if all(is_number(name) for name in names):
-            raise AssayError("begins with numbers")
-        if len(set(names)) < len(names):
-            raise AssayError(f"names a column twice in {one_line(','.join(names))}")
-        values = np.loadtxt(lines, delimiter=",", ndmin=2)
-        if values.shape[1] != len(names):
-            raise AssayError(f"has {values.shape[1]} columns and {len(names)} names above them")
+        all_names, twice = one_line(", ".join(names)), len(set(names)) < len(names)
+        values = np.loadtxt(lines, delimiter=",", ndmin=2) if lines else np.empty((0, len(names)))
+        what = f"has no column {sigma_column!r} beside those of samples, only {all_names}"
+        missing = sigma is None and (sigma_column not in names or len(names) < 2)
+        columns = f"has {values.shape[1]} columns and {len(names)} names above them"
+        check([
+            (not lines, AssayError("has no rows")),
+            (all(is_number(name) for name in names), AssayError("begins with numbers")),
+            (twice, AssayError(f"names a column twice in {all_names}")),
+            (values.shape[1] != len(names), AssayError(columns)),
+            (missing, AssayError(what, key="sigma_column", cure="name it, or give sigma")),
+        ])  # fmt: skip
         if sigma is not None:
             return values, np.full(len(values), sigma)
-        if sigma_column not in names or len(names) < 2:
-            what = f"has no column {sigma_column!r} beside those of samples, only {one_line(', '.join(names))}"
-            raise AssayError(what, key="sigma_column", cure="name it, or give sigma")
         place = names.index(sigma_column)
         return np.delete(values, place, axis=1), values[:, place]

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from assay.errors import AssayError
+from assay.errors import AssayError, Rules
 from assay.nets.layers import MOST_BLOCKS, BaseConfig, Network, PositionalEmbedding
-from assay.settings import Rules
 
 
 class TokenConfig(BaseConfig):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from assay.errors import AssayError
+from assay.errors import AssayError, Rules
 from assay.nets.layers import (
     MOST_BLOCKS,
     BaseConfig,
@@ -31,7 +31,6 @@ from assay.nets.layers import (
     Resample,
     ResampleConv,
 )
-from assay.settings import Rules
 
 Channels = Annotated[int, Field(ge=1, description="Channels at the finest level.")]
 Multiples = Annotated[

@@ -125,7 +125,9 @@ def report_from_table(
     names = list(dict.fromkeys(outcome.configuration.dataset for outcome in outcomes))
     for name in names:
         mine = [outcome for outcome in outcomes if outcome.configuration.dataset == name]
-        found = subjects[name] = _subject(name, mine, about)
+        found = subjects[name] = {"name": name, "prices": None, "cards": {}, "details": None, "doubts": []}
+        found |= {"facts": _facts(mine, about), "answer": [*filter(None, [headline(mine)])]}
+        found["tables"] = [*study_tables(mine), *filter(None, [_beside_paper(mine)])]
         prefix = "" if len(names) == 1 else f"{_slug(name)}-"
         panels = _add_prices(found, table, name, quoted) + _along_panels(followed)
         for panel in panels:
@@ -150,14 +152,6 @@ def _about(spec: Path) -> str:
         network = study.net.get("kind") or study.net.get("preset")
         return f"{', '.join(map(str, study.data.paths))}; network {network}"
     return ""
-
-
-def _subject(name: str, outcomes: list[Outcome], about: str) -> dict[str, Any]:
-    """What the page shows of one data set: how its numbers came about, tables, and sentences that answer."""
-    tables = [*study_tables(outcomes), *filter(None, [_beside_paper(outcomes)])]
-    empty: dict[str, Any] = {"prices": None, "cards": {}, "details": None, "doubts": []}
-    found = {"facts": _facts(outcomes, about), "answer": [*filter(None, [headline(outcomes)])]}
-    return empty | found | {"name": name, "tables": tables}
 
 
 def _add_prices(subject: dict[str, Any], table: Path, name: str, quoted: Quote | None) -> list[Panel]:

@@ -28,14 +28,14 @@ from torch import Tensor
 from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.view import count_of
-from assay.errors import AssayError
+from assay.errors import AssayError, Rules, check
 from assay.files import sha256
 from assay.metrics.extract import ExtractorName
 from assay.noise import warn_of_units
 from assay.outcome import Configuration, Sampling
 from assay.pricing.results import Goal
 from assay.sample import SampleConfig
-from assay.settings import Level, Rules, Strict, checked, override, read_toml
+from assay.settings import Level, Strict, checked, override, read_toml
 from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig, read_config
 from assay.train.presets import PRESETS, preset_tree
 from assay.train.run import check_run
@@ -295,16 +295,16 @@ def _design_rows(study: Study, data: DataConfig, source: ImageSource, blocks: in
     sizes = {round(design.have_clean * rung) for rung in design.ladder}
     ladder = [size for size in sorted(sizes) if size <= num_clean]
     bins = [] if design.noisy else level_bins(source.sigma_tn)
-    if not design.noisy and not bins:
-        what, cure = f"all images of {source.name} are clean", "give the noise levels to simulate"
-        raise AssayError(what, key="design.noisy", cure=cure)
     if design.noisy:
         warn_of_units(max(design.noisy))
         _check_clean(source, "design.noisy", "leave it out to study these")
-    if len(ladder) < 3:
-        what = f"{source.name} has {num_clean} clean images: no three sizes from {design.have_clean} up"
-        cure = "lower it: in trials worth by level hardly depended on the share of clean images"
-        raise AssayError(what, key="design.have_clean", cure=cure)
+    what, cure = f"all images of {source.name} are clean", "give the noise levels to simulate"
+    few = f"{source.name} has {num_clean} clean images: no three sizes from {design.have_clean} up"
+    lower = "lower it: in trials worth by level hardly depended on the share of clean images"
+    check([
+        (not design.noisy and not bins, AssayError(what, key="design.noisy", cure=cure)),
+        (len(ladder) < 3, AssayError(few, key="design.have_clean", cure=lower)),
+    ])  # fmt: skip
     mixes: list[tuple[dict[str, Any], float | None]] = [({"clean": size, "noisy": 0}, None) for size in ladder]
     for clean in (round(design.have_clean * rung) for rung in design.mixes):
         num_noisy = design.num_noisy or max(ladder[-1] - clean, 0)

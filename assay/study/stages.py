@@ -458,7 +458,12 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
             raise AssayError("a design needs at least 40 held-out images", key="data.held_out", cure="set it")
         runs = study_runs(study, data, source, held_out)
         check_against_data(runs)
-    opened = _with_added_blocks(OpenStudy(study, folder, data, source, held_out, runs))
+    opened = OpenStudy(study, folder, data, source, held_out, runs)
+    while study.design is not None:
+        more = opened.with_blocks(opened.num_blocks + 1)
+        if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
+            break
+        opened = more
     if spec.resolve() != (folder / "study.toml").resolve():
         if lost := len(opened.left_out()):
             what = f"holds {lost} results of other settings, which a report would not show"
@@ -467,16 +472,6 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
         write_text(folder / "study.toml", read_text(spec))
         if settings:
             write_text(folder / _SETTINGS, "\n".join(settings) + "\n")
-    return opened
-
-
-def _with_added_blocks(opened: OpenStudy) -> OpenStudy:
-    """The study with the blocks that were added to its design."""
-    while opened.study.design is not None:
-        more = opened.with_blocks(opened.num_blocks + 1)
-        if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
-            break
-        opened = more
     return opened
 
 

@@ -19,12 +19,12 @@ from assay.data.loader import Pairing
 from assay.denoise import Denoiser
 from assay.devices import Strategy
 from assay.encode import Encoder
-from assay.errors import AssayError
+from assay.errors import AssayError, Rules
 from assay.files import content_hash, sha256
 from assay.nets import NetConfig, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find
-from assay.settings import Rules, Seed, Strict, checked
+from assay.settings import Seed, Strict, checked
 from assay.train.presets import PRESETS, suited_preset
 
 
@@ -43,10 +43,6 @@ class ConsistencyConfig(Strict):
     num_samples: int = Field(32, ge=1, description="Samples for the expectation at s''; product uses two.")
     start: float = Field(0.0, ge=0, lt=1, description="Share of training before it is on; the paper: 0.8333.")
     sigma_min: float = Field(0.002, gt=0, description="The lowest level s'.")
-
-    def is_on(self, step: int, num_steps: int) -> bool:
-        """Whether it is part of the loss at this step of a run."""
-        return self.coefficient > 0 and step >= self.start * num_steps
 
     @property
     def num_draws(self) -> int:

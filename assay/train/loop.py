@@ -103,10 +103,10 @@ def consistency(model: nn.Module, batch: Batch, highest_level: float, settings: 
 
 def with_augment_label(model: nn.Module, augment_label: Tensor | None) -> Denoiser:
     """The model with augmentation labels filled in, repeated if it is called with copies of the batch."""
+    if augment_label is None:
+        return model
 
     def denoiser(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
-        if augment_label is None:
-            return model(x_t, sigma_t, label)
         return model(x_t, sigma_t, label, augment_label.repeat(len(x_t) // len(augment_label), 1))
 
     return denoiser

@@ -118,7 +118,12 @@ def _train_rounds(
                     return TrainResult(run_dir, before, False, final)
                 images = Restored(source, twins)
             steps = {step - before for step in snapshot_steps}
-            run = Run(_config_of(config, number), folder, images, fabric, start, before, steps)
+            # As a run of its own, a round is the same whatever the number of rounds to follow.
+            changes: dict[str, object] = {"rounds": number}
+            if number:
+                changes |= {"num_steps": settings.num_round_steps, "init_from": None, "continue_from": None}
+            own = config.model_copy(update={"train": settings.model_copy(update=changes)})
+            run = Run(own, folder, images, fabric, start, before, steps)
             trained = train_run(run, tell, should_stop)
             if not trained.finished:
                 return TrainResult(run_dir, before + trained.step, False, final)
@@ -131,14 +136,6 @@ def _train_rounds(
             shutil.copyfile(start, partial)
     fabric.barrier()
     return TrainResult(run_dir, before, True, final)
-
-
-def _config_of(config: RunConfig, number: int) -> RunConfig:
-    """The config of one round as a run of its own; it is the same whatever the number of rounds to follow."""
-    changes: dict[str, object] = {"rounds": number}
-    if number:
-        changes |= {"num_steps": config.train.num_round_steps, "init_from": None, "continue_from": None}
-    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
 def _restored(

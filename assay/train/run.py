@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ from assay.data.loader import prepared_ahead
 from assay.data.view import stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, open_fabric, shard
-from assay.errors import AssayError, check_same
+from assay.errors import AssayError, check, check_same
 from assay.files import decoding, hold_lock, reason, remove_leftovers
 from assay.nets import NetConfig, PassedConfig, build_denoiser
 from assay.train import folder
@@ -103,17 +103,13 @@ def _lost_rank_named(run_dir: Path, num_ranks: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         time.sleep(0.5 if num_ranks > 1 else 0)  # for a dying process to be dead
-        if num_ranks == 1 or not (os.getppid() != parent or _has_dead_child()):
+        died = False
+        with suppress(ChildProcessError):  # there is no child
+            died = num_ranks > 1 and (os.getppid() != parent or os.waitpid(-1, os.WNOHANG)[0] != 0)
+        if not died:
             raise
         what = f"another of the {num_ranks} processes of this training died"
         raise AssayError(what, path=run_dir, cure=MEMORY) from error
-
-
-def _has_dead_child() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] != 0
-    except ChildProcessError:  # there is no child
-        return False
 
 
 def check_run(config: RunConfig, source: ImageSource) -> None:
@@ -122,13 +118,14 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
     _check_network(config.net_config(source))
     settings.noise_distribution()
     settings.own_loss()
-    if settings.batch_size > len(source):
-        what = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
-        raise AssayError(what, key="train.batch_size", cure="lower it")
-    lowest = settings.consistency.sigma_min
-    if settings.consistency.coefficient and source.sigma_tn.max().item() <= lowest:
-        what = f"teaches levels below the images' noise, but no image is noisier than sigma_min = {lowest:g}"
-        raise AssayError(what, key="train.consistency.coefficient", cure="set it to 0")
+    lowest, key = settings.consistency.sigma_min, "train.consistency.coefficient"
+    is_clean = settings.consistency.coefficient and source.sigma_tn.max().item() <= lowest
+    many = f"{settings.batch_size} is more than the {len(source)} images of {source.name}"
+    what = f"teaches levels below the images' noise, but no image is noisier than sigma_min = {lowest:g}"
+    check([
+        (settings.batch_size > len(source), AssayError(many, key="train.batch_size", cure="lower it")),
+        (is_clean, AssayError(what, key=key, cure="set it to 0")),
+    ])  # fmt: skip
 
 
 def _check_network(config: NetConfig) -> None:
@@ -237,7 +234,7 @@ class Run:
         settings, walk = self.config.train, self.config.train.consistency
 
         def prepare(step: int) -> Batch:
-            walks = walk.is_on(step, settings.num_steps)
+            walks = walk.coefficient > 0 and step >= walk.start * settings.num_steps
             num_walks = max(1, round(walk.sub_batch * self.loader.num_mine)) if walks else 0
             return self.loader.batch(step, num_walks, walk.num_draws).to(self.fabric.device)
 

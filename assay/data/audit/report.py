@@ -1,9 +1,7 @@
 """`audit`: what noise is in these images, and does the Gaussian model of training hold for them?
 
-What images of one camera have in common is measured in the flattest windows of all of them together. A sensor
-that counts photons has noise whose variance grows with the signal (Poisson-Gaussian):
-
-    variance = gain * mean + read_noise^2,        mean measured from the value of no light.
+Images are measured one by one (`assay.data.audit.level`), together (`assay.data.audit.group`), or, if there are
+several exposures of each scene, by what differs between these.
 """
 
 import csv
@@ -11,15 +9,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from scipy.special import i0e, i1e
 from torch import Tensor
 
-from assay.data.audit.level import MIN_SIDE, blind_net, lag_one, spread, train_on_examples, unclipped, windows
+from assay.data.audit.group import (
+    Measured,
+    Sensor,
+    fit_sensor,
+    group_level,
+    mean_around,
+    neighbour_correlation,
+    sensor_from_repeats,
+)
+from assay.data.audit.level import MIN_SIDE, blind_net, spread, train_on_examples
 from assay.data.decode import check_finite
 from assay.data.readers import RawImages
 from assay.data.spec import Level
@@ -30,267 +35,12 @@ from assay.errors import AssayError, check_enough
 from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
-Bounds = tuple[float, float]
-_ANY: Bounds = (-math.inf, math.inf)
-
-_SIDE = 6
-_SIDE_SHARED = 4  # for the level of a group, with the windows beside each
-_START = 0.01  # of all windows, the flattest: what the search for flat windows starts from
-_MIN_WINDOWS = 200
-_NUM_COPIES = 600  # of clean examples, with noise
-_TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
-_MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
-_NUM_BINS = 16
-_MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 _BATCH = 64
 _MAX_VALUES = 2**26  # of the images kept for what all have in common
 _MIN_EXAMPLES = 20
 _MAX_EXAMPLES = 1000
 _SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
 _AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that may share a level
-
-
-class Measured(NamedTuple):
-    """A number with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def around(cls, value: float, half: float) -> "Measured":
-        """With an interval of that half width."""
-        return cls(value, value - half, value + half)
-
-    def __format__(self, form: str) -> str:
-        return f"{self.value:{form}} (95%: {self.low:{form}} to {self.high:{form}})"
-
-
-@dataclass(frozen=True)
-class Sensor:
-    """A line fitted to the variance of flat windows: `variance = gain * mean + offset`."""
-
-    gain: Measured
-    offset: Measured  # the square of the read noise, if no light is 0
-    mean: np.ndarray  # (bins,) of the signal that the line was fitted to
-
-    def line(self, mean: np.ndarray) -> np.ndarray:
-        """The variance of the noise where the signal has this mean."""
-        return self.gain.value * mean + self.offset.value
-
-    def dependence(self) -> float:
-        """Variance of the noise at the bright end over that at the dark end; 1 if the gain may be zero."""
-        if self.gain.low <= 0:
-            return 1.0
-        dark, bright = self.line(np.array([self.mean.min(), self.mean.max()])).tolist()
-        return bright / dark if dark > 0 else math.inf
-
-    def __str__(self) -> str:
-        """As settings of a source; of read noise and the value of no light, only their sum can be seen."""
-        offset = self.offset.value
-        name, value = ("read_noise", math.sqrt(offset)) if offset > 0 else ("black", -offset / self.gain.value)
-        return f"gain = {self.gain.value:.4g} and {name} = {value:.4g}"
-
-
-class _Pool(NamedTuple):
-    """All windows of all images, each (L,); `owner` is the number of the image."""
-
-    detail: np.ndarray
-    structure: np.ndarray
-    mean: np.ndarray
-    owner: np.ndarray
-
-
-def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) -> _Pool:
-    """The windows without values at the `bounds`; of more images than fit into memory, an even selection."""
-    per_image = min(images[0].shape[-2] * images[0].shape[-1], 2**16)
-    columns: list[list[np.ndarray]] = [[], [], [], []]
-    for number, image in enumerate(images[:: max(1, len(images) * per_image // _MAX_TOTAL)]):
-        x, k = (image[:, None], _SIDE) if each_channel else (image[None], _SIDE_SHARED)
-        found = windows(x, k)
-        whole = unclipped(x, k, bounds)
-        structure = found.structure if each_channel else found.structure_around()
-        for column, values in zip(columns, (found.detail, structure, found.mean), strict=False):
-            column.append(values[whole].double().numpy())
-        columns[3].append(np.full(int(whole.sum()), number))
-    return _Pool(*(np.concatenate(column) for column in columns))
-
-
-def group_level(images: Sequence[Tensor], bounds: Bounds = _ANY, clean: Sequence[Tensor] = ()) -> Measured:
-    """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
-
-    The texture left in their flattest windows makes it slightly too high, which the interval allows for. With
-    `clean` examples it is measured, on copies of them with noise of the level found, and divided out.
-    """
-    pool = _pool(images, bounds)
-    chosen, variance = _flat_windows(pool)
-    if variance == 0:
-        return Measured(0.0, 0.0, 0.0)
-    value, texture = math.sqrt(variance), 0.0 if clean else _TEXTURE
-    error = _error(pool.detail[chosen] - variance, pool.owner[chosen]) / (2 * variance)
-    if clean:
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(2):  # the second time at a level that is nearly right
-            factor, error_there = _texture(clean, value, generator)
-            value = math.sqrt(variance) / factor
-        error = math.hypot(error, error_there)
-    return Measured(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
-
-
-def _texture(clean: Sequence[Tensor], sigma: float, generator: torch.Generator) -> tuple[float, float]:
-    """How many times too high a level of `sigma` is found in images like `clean`, and the error of that.
-
-    The detail of noisy copies is compared with that of their noise in the same windows: what is left is
-    texture, and not the chance that this noise is a little more or less than it should be.
-    """
-    copies = list(clean) * max(1, _NUM_COPIES // len(clean))
-    noise = [sigma * torch.randn(image.shape, generator=generator) for image in copies]
-    pool = _pool([image + z for image, z in zip(copies, noise, strict=True)], _ANY)
-    chosen, _ = _flat_windows(pool)
-    alone = _pool(noise, _ANY).detail[chosen]
-    ratio = float(pool.detail[chosen].mean() / alone.mean())
-    error = _error(pool.detail[chosen] - ratio * alone, pool.owner[chosen] % len(clean)) / alone.mean()
-    return math.sqrt(ratio), error / (2 * ratio)
-
-
-def _error(residual: np.ndarray, owner: np.ndarray) -> float:
-    """Standard error of a mean whose independent units are images, from the residuals (L,) of its terms."""
-    return math.sqrt(np.square(np.bincount(owner, residual)).sum()) / len(residual)
-
-
-def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
-    """The windows whose structure is below the mean of their detail, and that mean, which is sigma^2.
-
-    Half of all windows without texture pass, and few others.
-    """
-    if len(pool.detail) == 0:
-        return np.arange(0), 0.0
-    chosen = np.argsort(pool.structure)[: max(_MIN_WINDOWS, round(_START * len(pool.structure)))]
-    variance = float(pool.detail[chosen].mean())
-    for _ in range(30):
-        passed = np.flatnonzero(pool.structure < variance)
-        if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
-            break
-        chosen, variance = passed, float(pool.detail[passed].mean())
-    return chosen, variance
-
-
-def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY) -> Sensor | None:
-    """Gain and read noise of the camera that took `images` (C, H, W); None without enough flat windows.
-
-    Weighted least squares over the flat windows of each channel. Which are flat depends on the line itself.
-    """
-    pool = _pool(images, bounds, each_channel=True)
-    if len(pool.mean) < _MIN_WINDOWS:
-        return None
-    low, high = np.quantile(pool.mean, [0.001, 0.999])
-    bin_of = _bins(pool.mean, low, high)
-    start = []
-    for number in range(_NUM_BINS):
-        inside = np.flatnonzero(bin_of == number)
-        if len(inside) >= _MIN_WINDOWS:
-            flattest = inside[np.argsort(pool.structure[inside])[: max(20, round(_START * len(inside)))]]
-            if pool.structure[flattest].mean() < pool.detail[flattest].mean():
-                start.append(flattest)
-    if len(start) < 3:
-        return None
-    chosen = np.concatenate(start)
-    variance = np.concatenate([np.full(len(part), pool.detail[part].mean()) for part in start])
-    for _ in range(30):
-        mean = pool.mean[chosen]
-        sensor = _fitted(mean, pool.detail[chosen], variance, pool.owner[chosen], mean)
-        everywhere = np.maximum(sensor.line(pool.mean), 1e-3 * variance.max())
-        passed = np.flatnonzero((pool.structure < everywhere) & (pool.mean >= low) & (pool.mean <= high))
-        if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
-            break
-        chosen, variance = passed, everywhere[passed]
-    return sensor
-
-
-def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor | None:
-    """The same from the mean and the variance over repeated exposures of each pixel, (L,) all.
-
-    The mean of a few exposures is noisy itself, which would make the line too flat. `around`, the mean of the
-    pixels beside each (`mean_around`), follows the brightness and is independent of the pixel's noise. It gives
-    the weights, and the line is fitted with it as the instrument. None if the exposures do not differ.
-    """
-    if not variance.any():
-        return None
-    expected = np.full(len(mean), variance.mean())
-    for _ in range(6):
-        sensor = _fitted(mean, variance, expected, np.arange(len(mean)), around)
-        expected = np.maximum(sensor.line(around), 1e-3 * variance.mean())
-    return sensor
-
-
-def mean_around(image: Tensor) -> Tensor:
-    """The mean of the eight pixels beside each, (C, H, W); at the edge those inside stand for those outside."""
-    kernel = torch.full((1, 1, 3, 3), 1 / 8, dtype=image.dtype)
-    kernel[..., 1, 1] = 0
-    return F.conv2d(F.pad(image[:, None], (1, 1, 1, 1), mode="reflect"), kernel)[:, 0]
-
-
-def _bins(mean: np.ndarray, low: float, high: float) -> np.ndarray:
-    edges = np.linspace(low, high, _NUM_BINS + 1)
-    return np.clip(np.searchsorted(edges, mean, side="right") - 1, 0, _NUM_BINS - 1)
-
-
-def _fitted(
-    mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray, instrument: np.ndarray
-) -> Sensor:
-    """The line of `energy` against `mean`; all (L,), with weights 1 / variance^2.
-
-    Owners are independent of each other, their windows are not: the errors are a sandwich of sums over owners.
-    The residuals are orthogonal to the `instrument`, which may be the mean itself.
-    """
-    ones, weight = np.ones(len(mean)), variance[:, None]
-    design, chosen = (np.stack([column, ones], 1) / weight for column in (mean, instrument))
-    inverse = np.linalg.pinv(chosen.T @ design)
-    line = inverse @ chosen.T @ (energy / variance)
-    residual = (energy / variance - design @ line)[:, None] * chosen
-    unit = np.unique(owner, return_inverse=True)[1]
-    sums = np.stack([np.bincount(unit, column) for column in residual.T], 1)
-    error = 1.96 * np.sqrt(np.diag(inverse @ sums.T @ sums @ inverse.T))
-    gain, offset = map(Measured.around, line.tolist(), error.tolist())
-    bin_of = _bins(instrument, instrument.min(), instrument.max())
-    count = np.bincount(bin_of)
-    filled = count >= 20
-    return Sensor(gain, offset, np.bincount(bin_of, mean)[filled] / count[filled])
-
-
-def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> Measured:
-    """Correlation of the noise of pixels beside each other; 0 for white noise, NaN without flat parts.
-
-    If the noise has the spectrum exp(b (cos u + cos v)), neighbours correlate by I_1(b) / I_0(b), and the log
-    of the variance of a coefficient is a line in the lag-one sum of its cosines (`lag_one`), with slope b.
-    That line is fitted to the fine coefficients of windows with less structure than `sigma`^2.
-    """
-    fine, lag = lag_one(_SIDE)
-    slope_of = np.linalg.pinv(np.stack([np.ones(int(fine.sum())), lag[fine].numpy()], 1))[1]
-    for share in (0.0, 0.05):  # if hardly any window is that flat, the flattest of each image must do
-        spectra = []
-        for image, level in zip(images, sigma, strict=True):
-            found = windows(image[:, None], _SIDE)
-            bound = max(level**2, found.structure.quantile(share).item() if share else 0.0)
-            flat = (found.structure < bound).double()
-            if level > 0 and flat.sum() >= _MIN_FLAT:
-                energy = found.energy[:, fine.flatten()].double()
-                spectra.append((torch.einsum("cfl,cl->f", energy, flat) / level**2).numpy())
-        if len(spectra) >= 0.05 * len(images):
-            break
-    if not spectra:
-        return Measured(math.nan, math.nan, math.nan)
-
-    def correlation(spectrum: np.ndarray) -> float:
-        slope = float(np.log(np.maximum(spectrum, 1e-30)) @ slope_of)
-        return math.copysign(i1e(abs(slope)) / i0e(abs(slope)), slope)
-
-    total = np.stack(spectra)
-    together = correlation(total.sum(0))
-    blocks = [block for block in np.array_split(total, 10) if 0 < len(block) < len(total)]
-    without = np.array([correlation(total.sum(0) - block.sum(0)) for block in blocks])  # the jackknife
-    error = 1.96 * math.sqrt(0.9 * np.square(without - without.mean()).sum()) if blocks else math.inf
-    return Measured(together, max(-1.0, together - error), min(1.0, together + error))
 
 
 @dataclass(frozen=True)

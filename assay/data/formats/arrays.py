@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.archives import MAX_DIMENSIONS, check_unpacked, open_unpacked, read_npy, read_npz
+from assay.archives import check_unpacked, open_unpacked, read_npy, read_npz
 from assay.data.decode import native
 from assay.data.notes import odd_axes
 from assay.data.readers import Format, RawImages, numbered_classes
@@ -142,8 +142,6 @@ def read_idx(path: Path, layout: str | None = None) -> RawImages:
 def _idx_array(path: Path) -> np.ndarray:
     with open_unpacked(path) as file:
         head = file.read(4)
-        if len(head) < 4 or head[2] not in _IDX_TYPES or not 1 <= head[3] <= MAX_DIMENSIONS:
-            raise AssayError("has no header of the IDX format", cure="get it again")
         dtype, num_dimensions = np.dtype(_IDX_TYPES[head[2]]), head[3]
         shape = struct.unpack(f">{num_dimensions}I", file.read(4 * num_dimensions))
         size = math.prod(shape) * dtype.itemsize
@@ -152,7 +150,7 @@ def _idx_array(path: Path) -> np.ndarray:
         if len(data) < size or file.read(1):  # at the end gzip's checksum is compared
             there = "more" if len(data) == size else len(data)
             raise AssayError(f"declares {dtype} {shape}, {size} bytes, and holds {there}", cure="get it again")
-    return np.frombuffer(data, dtype).reshape(shape)
+        return np.frombuffer(data, dtype).reshape(shape)
 
 
 FORMATS = (
