@@ -96,7 +96,7 @@ class Target:
         """The positions in `names` whose image is not in the folder yet, or is empty after a power cut."""
         suffix = _SUFFIX[self.format]
         found = os.scandir(self.folder) if self.folder.exists() else ()
-        present = {file.name for file in found if file.stat().st_size}
+        present = {file.name for file in found if file.is_file() and file.stat().st_size}
         return [position for position, name in enumerate(names) if name + suffix not in present]
 
     def write(self, names: Sequence[str], images: Tensor) -> None:
