@@ -55,7 +55,7 @@ def write_whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; on success it becomes `path`, which must not exist before."""
     path = Path(path)
     check_absent(path)
-    if (lock := _lock(partial := _partial(path))) is None:
+    if (lock := _lock(partial := _partial(path), seconds=1.0)) is None:  # not only looked at for leftovers
         raise AssayError("is being written by another process", path=path, cure="wait, or choose another name")
     with _replacing(path, partial, lock):
         check_absent(path)  # it may have appeared while the lock was waited for
@@ -91,10 +91,9 @@ def check_absent(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left beside its lock below a folder; what is still written stays."""
-    for owned in [*Path(folder).rglob(_PARTIAL)]:
-        if owned.is_dir() and not owned.is_symlink():
-            for lock in [*owned.glob(f"*{_LOCK}")]:
-                _remove_leftover(lock.with_name(lock.name.removesuffix(_LOCK)))
+    for place, _, names in [*os.walk(folder)]:  # not rglob, which fails if another process removes a folder
+        for lock in (name for name in names if name.endswith(_LOCK) and Path(place).name == _PARTIAL):
+            _remove_leftover(Path(place, lock.removesuffix(_LOCK)))
 
 
 def _remove_leftover(partial: Path) -> None:
@@ -115,18 +114,21 @@ def _partial(path: Path) -> Path:
     return path.parent / _PARTIAL / path.name
 
 
-def _lock(partial: Path) -> FileLock | None:
+def _lock(partial: Path, seconds: float = 0.02) -> FileLock | None:
     """Lock a temporary file or directory by a file beside it; None if another writer holds it.
 
     The lock ends with this process: forked children do not inherit it.
     """
-    lock = FileLock(f"{partial}{_LOCK}")
+    lock, tries = FileLock(f"{partial}{_LOCK}"), 100
     while True:
-        with suppress(FileNotFoundError):  # another writer removes the folder as soon as it is empty
+        try:
             partial.parent.mkdir(parents=True, exist_ok=True)
             with suppress(Timeout):  # tried again, if its last holder just removed the file
-                lock.acquire(timeout=0.02, poll_interval=0.01)
+                lock.acquire(timeout=seconds, poll_interval=0.01)
             return lock if lock.is_locked else None
+        except (FileNotFoundError, FileExistsError):  # another writer removes the folder as soon as it is empty
+            if not (tries := tries - 1):
+                raise
 
 
 def _unlock(lock: FileLock) -> None:
@@ -301,8 +303,7 @@ def csv_text(cell: str) -> str:
 
 def is_number(text: str) -> bool:
     """Whether a cell of a CSV file is a number."""
-    try:
+    with suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False

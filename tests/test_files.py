@@ -6,8 +6,10 @@ import sys
 import time
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from assay.errors import AssayError
 from assay.files import (
@@ -24,6 +26,7 @@ from assay.files import (
     write_whole,
     write_whole_directory,
 )
+from assay.study.stages import disk_use
 from tests.errors import fault, rejected
 
 
@@ -100,6 +103,55 @@ def test_leftovers_go_and_work_in_progress_stays(tmp_path: Path) -> None:
     with write_whole(tmp_path / "deep/a.txt") as partial:
         assert partial == deep / "a.txt" and partial.read_text() == ""
     assert os.listdir(tmp_path / "deep") == ["a.txt"]
+
+
+def test_folders_may_vanish_under_those_who_look_for_leftovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+    for name in ("a/.assay-partial/x.lock", "b/file"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("12345")
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path).name == "b":
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert disk_use(tmp_path) == 5
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_a_directory_is_written_though_another_process_looks_for_leftovers(tmp_path: Path) -> None:
+    (tmp_path / ".assay-partial").mkdir()
+    looked_at = FileLock(tmp_path / ".assay-partial" / "store.lock", thread_local=False)
+    looked_at.acquire()
+    Timer(0.2, looked_at.release).start()
+    with write_whole_directory(tmp_path / "store"):
+        pass
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_folder_that_another_writer_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = os.mkdir, list[Path]()
+
+    def mkdir(path: Any, *mode: Any) -> None:
+        seen.append(path)
+        if len(seen) < 4:  # it is there, and gone a moment later
+            raise FileExistsError(path)
+        real(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with write_whole(tmp_path / "a.txt") as partial:
+        partial.write_text("x")
+    assert len(seen) > 3 and os.listdir(tmp_path) == ["a.txt"]
+    (tmp_path / "link").symlink_to(tmp_path / "unplugged")
+    with pytest.raises(FileExistsError), write_whole(tmp_path / "link" / "a.txt"):
+        pass  # and it does not try for ever
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:

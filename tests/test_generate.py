@@ -112,6 +112,11 @@ def test_images_of_another_job_are_neither_returned_nor_replaced(checkpoints: Pa
     (folder / ".job.json").unlink()
     error = failing("sample", path, "-o", folder, "--seeds", "2-9", "--num-steps", 4)
     assert error.path == str(folder / "000000.png") and "exists already" in error.what
+    for image in folder.glob("*.png"):
+        image.unlink()
+    (folder / "images.csv").write_text("a table of the user")
+    error = failing("sample", path, "-o", folder, "--seeds", "2-9", "--num-steps", 4)
+    assert error.path == str(folder / "images.csv")
 
 
 @pytest.mark.parametrize(

@@ -179,12 +179,13 @@ def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> 
     assert not opened.missing() and opened.failure(opened.runs[0]) is None
 
 
-def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["results.csv", "levels.csv", "tables.md", "report.html"])
+def test_results_of_others_are_not_replaced(name: str, tmp_path: Path) -> None:
     opened = prepared(tmp_path, short)
-    (opened.folder / "results.csv").write_text("mine")
+    (opened.folder / name).write_text("mine")
     with rejected(path=opened.folder):
         drive(opened)
-    assert (opened.folder / "results.csv").read_text() == "mine"
+    assert (opened.folder / name).read_text() == "mine"
 
 
 def test_processes_that_share_a_folder_divide_the_runs_and_take_over_from_a_killed_one(

@@ -276,10 +276,8 @@ def clean(
 
     Example: `assay study clean out/demo`
     """
-    from assay.study.stages import disk_use
-
     console, found = open_console(markup=False), _open(spec, None).unneeded()
-    sizes = [disk_use(path) / 1e6 for path in found]
+    sizes = [path.stat().st_size / 1e6 for path in found]
     for size, path in zip(sizes, found, strict=True):
         console.print(f"{size:10,.1f} MB  {path}")
         if yes:

@@ -24,7 +24,7 @@ from assay.archives import read_npy
 from assay.data.picture import image_grid, to_uint8
 from assay.data.units import PhysicalRange, black_and_white, to_physical
 from assay.errors import AssayError, Rules, check, extra
-from assay.files import differences, read_json, remove_leftovers, write_whole
+from assay.files import differences, read_json, remove_leftovers, write_text, write_whole
 
 Format = Literal["png", "tiff", "npy", "fits"]
 ExportDType = Literal["uint8", "uint16", "float32"]
@@ -75,6 +75,7 @@ class Target:
         stems = set(names)
         images = [path for path in sorted(self.folder.glob("*")) if path.suffix in _SUFFIX.values()]
         present = [p for p in images if p.stem in stems or re.fullmatch(r"\d{6,}(-\d+)?", p.stem)]
+        present += self.folder.glob("images.csv")  # which a job writes, too
         if not present:
             return
         record, cure = self.folder / _JOB, "choose another folder, or remove it"
@@ -86,8 +87,7 @@ class Target:
 
     def write_job(self, job: Mapping[str, Any]) -> None:
         """Record which job the images of the folder belong to."""
-        with write_whole(self.folder / _JOB) as partial:
-            partial.write_text(json.dumps(self._full(job), indent=2))
+        write_text(self.folder / _JOB, json.dumps(self._full(job), indent=2))
 
     def _full(self, job: Mapping[str, Any]) -> dict[str, Any]:
         units = TypeAdapter(PhysicalRange | None).dump_python(self.physical_range, mode="json")
@@ -98,7 +98,7 @@ class Target:
         """The positions in `names` whose image is not in the folder yet, or is empty after a power cut."""
         suffix = _SUFFIX[self.format]
         found = os.scandir(self.folder) if self.folder.exists() else ()
-        present = {file.name for file in found if file.stat().st_size}
+        present = {file.name for file in found if file.is_file() and file.stat().st_size}
         return [position for position, name in enumerate(names) if name + suffix not in present]
 
     def write(self, names: Sequence[str], images: Tensor) -> None:

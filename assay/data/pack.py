@@ -119,7 +119,8 @@ def pack(
     target = path
     if config.overwrite and path.exists():
         path = path.resolve()
-        target = path.with_name(f"{path.name}-new")
+        target, old = (path.with_name(f"{path.name}-{word}") for word in ("new", "old"))
+        check_absent(old)
         _check_ours(path)
     check_absent(target)  # before any long work
     many = [sources] if isinstance(sources, SourceSpec | RawImages) else sources
@@ -147,7 +148,6 @@ def pack(
     store = write_store(target, name, noted(), *first[2], class_names)
     if target != path:
         _check_ours(path)  # which may have changed meanwhile
-        check_absent(old := path.with_name(f"{path.name}-old"))
         os.replace(path, old)
         os.replace(target, path)
         shutil.rmtree(old)

@@ -154,9 +154,9 @@ def drive(
     gets a line for each run and block that ends; `how` is for `run_local`.
     """
     started, reasons = time.monotonic(), dict[str, str]()
-    theirs = [name for name in ("results.csv", "report.html") if (opened.folder / name).exists()]
+    theirs = {"results.csv", "levels.csv", "tables.md", "report.html"} & {*os.listdir(opened.folder)}
     if theirs and not (opened.folder / "runs").is_dir():
-        what, cure = f"holds {theirs[0]}, which no run here made", "choose another folder with -o"
+        what, cure = f"holds {min(theirs)}, which no run here made", "choose another folder with -o"
         raise AssayError(what, path=opened.folder, cure=cure)
     remove_leftovers(opened.folder)
     if opened.missing():  # what is wrong with the reference is told before any work

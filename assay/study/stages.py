@@ -14,6 +14,7 @@ file is all that counts: with it nothing is repeated, even if the checkpoint is 
 
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -389,8 +390,7 @@ class OpenStudy:
         finished = {each.run_dir for each in works if each.is_finished and not (left and each.run.is_continued)}
         for folder in finished | {path.parent for path in found} - {work.run_dir for work in works}:
             ours = _WEIGHTS if folder in finished else _OURS
-            below = ((path, path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
-            found |= {path for path, name in below if re.fullmatch(ours, name)}
+            found |= {path for path in folder.rglob("*") if re.fullmatch(ours, str(path.relative_to(folder)))}
         return sorted(found)
 
     def missing(self) -> list[Run]:
@@ -475,9 +475,10 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     return opened
 
 
-def disk_use(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
-    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+def disk_use(folder: Path) -> int:
+    """Bytes of all files below a folder, in which others may be at work."""
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
