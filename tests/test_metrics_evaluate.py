@@ -388,7 +388,7 @@ def test_reference_command_writes_what_evaluate_reads(tmp_path: Path, digits: St
     assert {"mu", "sigma"} <= set(np.load(path).files)
     run("evaluate", digits.path, "--reference", path, *options, "-o", tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["fd"] == pytest.approx(0, abs=1e-9)
-    assert failing("evaluate", "reference", digits.path, "-o", path).key == "extractor"
+    assert failing("evaluate", "reference", digits.path, "-o", tmp_path / "other.npz").key == "extractor"
     no_extractor = failing("evaluate", digits.path, "--reference", path)
     assert no_extractor.key == "extractor" and "inception" in (no_extractor.cure or "")
 

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from assay.errors import AssayError, Rules, check, check_enough
+from assay.errors import AssayError, check, check_enough
 from assay.mixture.bounds import upper_conditions
 from assay.mixture.estimate import LEAST_NOISE, choose_number, estimate_atoms
 from assay.mixture.likelihood import posterior, standard_errors
@@ -165,9 +165,20 @@ class NoisyMixture(DensityMixin, BaseEstimator):
     def _read(self, X: ArrayLike, sigma: ArrayLike | None, reset: bool) -> tuple[NDArray, Array]:
         """Samples as an array (memory-maps stay on disk) and their levels (n,), after checking both."""
         x = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
-        given: Any = self.sigma if sigma is None else sigma
-        check(_rules(x, given))
-        return x, check_sigma(given, len(x))
+        if x.dtype.kind not in "fiu":
+            raise AssayError(f"has type {x.dtype}, not numbers", key="X")
+        given = self.sigma if sigma is None else sigma
+        if given is None:
+            cure = "give it to this method or to NoisyMixture; in a pipeline, call set_fit_request(sigma=True)"
+            raise AssayError("is missing", key="sigma", cure=cure)
+        level, size = check_sigma(given, len(x)), max(float(x.max()), -float(x.min()))
+        if not np.isfinite(size):
+            what = f"sample {int((~np.isfinite(x)).any(1).argmax())} holds NaN or infinity"
+            raise AssayError(what, key="X", cure="remove or correct the sample")
+        if size >= LARGEST or 0 < size <= 1 / LARGEST:
+            what = "has values too large or too small to square"
+            raise AssayError(what, key="X", cure="rescale X and sigma together")
+        return x, level
 
     def _check_parameters(self, num_samples: int) -> None:
         k, count = self.n_components, self.num_restarts
@@ -181,20 +192,6 @@ class NoisyMixture(DensityMixin, BaseEstimator):
             (not holds, AssayError(f"is {given[k]!r}", key=k, cure=cure)) for k, (holds, cure) in rules.items()
         )
         check_enough(num_samples, 2 * (k or 1), f"samples for {k or 1} atoms", "X")
-
-
-def _rules(x: NDArray, sigma: Any) -> Rules:
-    """Samples are numbers that can be squared, and have a noise level."""
-    yield x.dtype.kind not in "fiu", AssayError(f"has type {x.dtype}, not numbers", key="X")
-    cure = "give it to this method or to NoisyMixture; in a pipeline, call set_fit_request(sigma=True)"
-    yield sigma is None, AssayError("is missing", key="sigma", cure=cure)
-    size = max(float(x.max()), -float(x.min()))
-    error = AssayError("holds NaN or infinity", key="X", cure="remove or correct these samples")
-    yield not np.isfinite(size), error
-    error = AssayError(
-        "has values too large or too small to square", key="X", cure="rescale X and sigma together"
-    )
-    yield size >= LARGEST or 0 < size <= 1 / LARGEST, error
 
 
 # A scaler of scikit-learn leaves exact traces in every column: these are 0.
