@@ -10,8 +10,8 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -284,8 +284,25 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
         warnings.warn(f"{what}, which make intervals too narrow: remove them", stacklevel=2)
+    _warn_of_numbers(path.name, found.values())
     warn_of_units(max((level for each in found.values() for level in each.configuration.levels), default=0))
     return found
+
+
+def _warn_of_numbers(name: str, outcomes: Collection[Outcome]) -> None:
+    """Warn of numbers of images that may be thousands, and of results that get worse with more clean images."""
+    parts = [(each.configuration.num_clean, *dict(each.configuration.noisy).values()) for each in outcomes]
+    if (fewest := min(number for part in parts for number in part if number)) < 20:
+        warnings.warn(f"{name} has results of {fewest:g} images: are its numbers in thousands?", stacklevel=3)
+    for metric, dataset in product(METRICS, {each.configuration.dataset for each in outcomes}):
+        alone = [each for each in outcomes if not each.configuration.noisy]
+        alone = [each for each in alone if each.configuration.dataset == dataset and each.value(metric)]
+        values = [(each.configuration.num_clean, each.value(metric) or 0.0) for each in alone] or [(0, 0.0)]
+        if max(values)[1] > 1.3 * min(values)[1]:
+            ends = (f"{value:.4g} with {number:g}" for number, value in (min(values), max(values)))
+            warnings.warn(
+                f"{metric} in {name} is {' and '.join(ends)} clean images: is lower better?", stacklevel=3
+            )
 
 
 def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome:
