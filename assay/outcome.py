@@ -295,9 +295,8 @@ def _warn_of_numbers(name: str, outcomes: Collection[Outcome]) -> None:
     if (fewest := min(number for part in parts for number in part if number)) < 20:
         warnings.warn(f"{name} has results of {fewest:g} images: are its numbers in thousands?", stacklevel=3)
     for metric, dataset in product(METRICS, {each.configuration.dataset for each in outcomes}):
-        alone = [each for each in outcomes if not each.configuration.noisy]
-        alone = [each for each in alone if each.configuration.dataset == dataset and each.value(metric)]
-        values = [(each.configuration.num_clean, each.value(metric) or 0.0) for each in alone] or [(0, 0.0)]
+        of = [o for o in outcomes if o.configuration.dataset == dataset and not o.configuration.noisy]
+        values = [(o.configuration.num_clean, value) for o in of if (value := o.value(metric))] or [(0, 0.0)]
         if max(values)[1] > 1.3 * min(values)[1]:
             ends = (f"{value:.4g} with {number:g}" for number, value in (min(values), max(values)))
             warnings.warn(

@@ -22,7 +22,7 @@ from assay.errors import AssayError
 from assay.files import content_hash
 
 _NUM_MEASURED = 48  # images of each source whose noise is measured
-_USED = 0.26  # of the range from black to white that all images of a source should use: 8 of 10 bits do not
+_USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _LONGEST = 8  # times as long as wide that images may be
@@ -113,7 +113,7 @@ class _Seen:
         stated = f"where black and white are {black:g} and {white:g}: is their range right?"
         if self.num_beyond:
             found.append(f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}")
-        elif self.highest - self.lowest < _USED * (white - black) or is_bright:
+        elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             found.append(f"all pixels of {self.name} lie {between}, {stated}{deep}")
         if self.levels and (levels := self.far_off()):
@@ -189,7 +189,7 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
         warnings.warn(f"{what}: a model that memorises them looks better than it is", stacklevel=2)
     if num_near > _MAX_SHARE * len(held_out):
         near = f"{num_near} of the {len(held_out)} held-out images"
-        warnings.warn(f"{near} are nearly the same as one trained on: hold whole scenes out", stacklevel=2)
+        warnings.warn(f"{near} nearly equal one trained on: hold whole scenes out (`--patch`)", stacklevel=2)
 
 
 def _hash(image: Tensor) -> str:
