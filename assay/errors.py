@@ -16,7 +16,7 @@ class AssayError(ValueError):
     what : what is wrong, as a clause without a full stop: "has 3 channels, but the store has 1".
     path : the file, folder or address that it is about.
     key : the argument or setting that it is about, by its name in Python or TOML: "num_images", "train.lr".
-    cure : what to do, as a clause: "pack it with colour = grey".
+    cure : what to do, as a clause: "pack it with colour = grey"; the command line shows `--colour grey`.
 
     >>> print(assay.AssayError("has 3 channels, but the store has 1", path="a.png", cure="pack it in grey"))
     a.png: has 3 channels, but the store has 1; pack it in grey

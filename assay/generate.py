@@ -126,6 +126,8 @@ def denoise_to_files(
     like those that the images came from (and by draw), as `images.csv` or columns of an npz also tell.
     """
     loaded, images = _opened(checkpoint, store)
+    if not images.sigma_tn.any():
+        warnings.warn(f"all images of {images.name} count as clean, and stay as they are", stacklevel=2)
     noisy = with_uniform_noise(images, config.seed)
     levels = (level for level, _ in loaded.info.sigma_tn)
     stop = SampleConfig(truncate_at=config.truncate_at).for_levels(levels).truncate_at

@@ -19,7 +19,6 @@ torch.Size([1, 1, 8, 8])
 """
 
 import tempfile
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,9 +31,9 @@ from torch import Tensor, nn
 from assay.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from assay.cost import choose_config
 from assay.data import ImageSource
-from assay.data.arrays import from_arrays, is_without_dark
+from assay.data.arrays import from_arrays
 from assay.data.picture import image_grid
-from assay.errors import AssayError, Rules, check
+from assay.errors import AssayError
 from assay.metrics.evaluate import Evaluation, evaluate
 from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import Samples, samples_of
@@ -104,26 +103,13 @@ class Model:
             images = given[:, None] if given.ndim == 3 else given
             denoised: np.ndarray = self.denoise(images, sigma_tn).numpy()
             return denoised.reshape(given.shape)
-        levels = torch.as_tensor(sigma_tn, dtype=x_tn.dtype)
-        check(self._rules(x_tn, levels))
-        if is_without_dark(x_tn.numpy(force=True), float(levels.mean())):
-            found = f"images have values from {x_tn.min():.3g} to {x_tn.max():.3g}"
-            warnings.warn(f"{found}: is black -1 and white 1 in them?", stacklevel=2)
-        warn_of_units(float(levels.max()))
+        if x_tn.shape[1:] != self.checkpoint.config.image_shape:
+            what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
+            raise AssayError(what, key="x_tn")
+        seen = from_arrays(x_tn.numpy(force=True), sigma_tn, value_range=(-1.0, 1.0), name="x_tn")
+        warn_of_units(float(seen.sigma_tn.max()))
         with torch.no_grad():
-            return self.denoiser(x_tn, levels.expand(len(x_tn)))
-
-    def _rules(self, x_tn: Tensor, levels: Tensor) -> Rules:
-        """Images are the model's, and they and their levels in its scale."""
-        shape = self.checkpoint.config.image_shape
-        what = f"has shape {tuple(x_tn.shape)}; expected (B, *{shape})"
-        yield x_tn.shape[1:] != shape, AssayError(what, key="x_tn")
-        what = f"is not one level of at least 0 for all {len(x_tn)} images, or one each"
-        is_level = levels.shape in ((), (1,), (len(x_tn),)) and (levels >= 0).all() and not levels.isinf().any()
-        yield not is_level, AssayError(what, key="sigma_tn")
-        what = f"has values from {x_tn.min():.4g} to {x_tn.max():.4g}, where black is -1 and white 1"
-        is_scaled = (x_tn.abs() <= 2 + 5 * levels.max()).float().mean() > 0.5 and not x_tn.isnan().any()
-        yield not is_scaled, AssayError(what, key="x_tn", cure="scale images and levels alike")
+            return self.denoiser(x_tn, seen.sigma_tn.to(x_tn))
 
     def held_out_loss(self, held_out: ImageSource) -> HeldOutLoss:
         """The held-out loss in nats (see `assay.metrics.held_out`): lower is better, no samples are needed.

@@ -10,8 +10,8 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -271,6 +271,7 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
         warnings.warn(f"{what}, which make intervals too narrow: remove them", stacklevel=2)
+    _warn_of_numbers(path.name, found.values())
     warn_of_units(max((level for each in found.values() for level in each.configuration.levels), default=0))
     return found
 
@@ -291,6 +292,21 @@ def _table_rules(
     for line, row in rows.items():
         what = f"{len(row)} values, but the header names {len(header)}"
         yield len(row) != len(header), AssayError(what, path=f"{path}, line {line}", cure="correct the line")
+
+
+def _warn_of_numbers(name: str, outcomes: Collection[Outcome]) -> None:
+    """Warn of numbers of images that may be thousands, and of results that get worse with more clean images."""
+    parts = [(each.configuration.num_clean, *dict(each.configuration.noisy).values()) for each in outcomes]
+    if (fewest := min(number for part in parts for number in part if number)) < 20:
+        warnings.warn(f"{name} has results of {fewest:g} images: are its numbers in thousands?", stacklevel=3)
+    for metric, dataset in product(METRICS, {each.configuration.dataset for each in outcomes}):
+        of = [o for o in outcomes if o.configuration.dataset == dataset and not o.configuration.noisy]
+        values = [(o.configuration.num_clean, value) for o in of if (value := o.value(metric))] or [(0, 0.0)]
+        if max(values)[1] > 1.3 * min(values)[1]:
+            ends = (f"{value:.4g} with {number:g}" for number, value in (min(values), max(values)))
+            warnings.warn(
+                f"{metric} in {name} is {' and '.join(ends)} clean images: is lower better?", stacklevel=3
+            )
 
 
 def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome:

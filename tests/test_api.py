@@ -150,11 +150,11 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
     assert np.array_equal(clean, model.denoise(torch.tensor(noisy)[:, None], 0.3)[:, 0].numpy())
     with rejected("x_tn"):
         model.denoise(noisy[:, :4], 0.3)
-    for wrong in (noisy[0], 255 * np.abs(noisy), np.full_like(noisy, np.nan)):
-        with rejected("x_tn"):
+    for wrong, key in ((noisy[0], "x_tn"), (255 * np.abs(noisy), "value_range"), (np.nan * noisy, "images")):
+        with rejected(key):
             model.denoise(wrong, 0.3)
     for level in (-1.0, np.nan, [0.3, 0.2]):
-        with rejected("sigma_tn"):
+        with rejected("sigma"):
             model.denoise(noisy, level)
     with pytest.warns(UserWarning, match="level of 20, where black to white is 2"):
         model.denoise(noisy, 20.0)
@@ -168,7 +168,7 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
 
 def test_scales_and_losses_that_are_not_as_stated() -> None:
     images = np.random.default_rng(0).random((40, 8, 8)) + np.random.default_rng(1).normal(0, 0.1, (40, 8, 8))
-    with pytest.warns(UserWarning, match="value_range"):
+    with pytest.warns(UserWarning, match="-1 and 1:"):
         source = assay.from_arrays(images, 0.1)
     scalar = type("Scalar", (OwnLoss,), {"kind": "scalar", "__call__": lambda *_: torch.ones(())})
     with pytest.raises(assay.AssayError, match="one per image"):

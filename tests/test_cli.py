@@ -3,8 +3,10 @@
 import inspect
 import pickle
 import re
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from pydantic import Field
 from typer.testing import CliRunner
@@ -83,3 +85,9 @@ def test_values_of_options_are_named_plainly() -> None:
 def test_keys_are_rendered_as_options() -> None:
     done = CliRunner().invoke(app, ["sample", "nothing", "-o", "x.png", "--num-steps", "1"])
     assert done.exit_code == 1 and done.stderr.startswith("error: --num-steps: ")
+
+
+def test_settings_in_cures_are_rendered_as_options(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 16, 16), np.uint8))
+    done = CliRunner().invoke(app, ["data", "pack", str(tmp_path / "a.npy"), "-o", "x", "--size", "64"])
+    assert done.exit_code == 1 and "--fit crop" in done.stderr and done.stderr.endswith("--skip-bad\n")

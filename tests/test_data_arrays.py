@@ -82,11 +82,12 @@ GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
 @pytest.mark.parametrize(
     ("images", "options", "words"),
     [
-        (SMOOTH, {}, "black is -1 and white 1: give `value_range`"),
+        (SMOOTH, {}, "where black and white are -1 and 1"),
+        (2.8 * SMOOTH - 1.2, {}, "from -1.2 to 0.722, where black is -1"),
         (GRAINY, {"value_range": (0, 1)}, "counts as clean, but its noise measures 0.0[78]"),
         (GRAINY * 255, {"value_range": (0, 255), "sigma": 0.16}, "noise of 0.16, but its noise measures [12]"),
-        (GRAINY, {"value_range": (0, 1), "sigma": 20}, r"content \(0 on average\) than by their noise \(40;"),
-        (SMOOTH / 16, {"value_range": (0, 1)}, "is `range` right"),
+        (GRAINY, {"value_range": (0, 1), "sigma": 20}, "noise of 20, but its noise measures 0.0[78]"),
+        (SMOOTH / 16, {"value_range": (0, 1)}, "where black and white are 0 and 1:"),
         (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 images are copies"),
         (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "If it holds 160 images of 20 x 16"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
@@ -108,6 +109,8 @@ def test_images_on_both_sides_of_a_split_are_found() -> None:
     images = RNG.random((200, 12, 12))
     training, others = (from_arrays(part, value_range=(0, 1)) for part in (images[:150], images[150:]))
     check_overlap(training, others)  # no warning
+    with pytest.warns(UserWarning, match="0.5 ± 0.15, those trained on of -0.0037 ± 0.29"):
+        check_overlap(training, from_arrays(images[150:], value_range=(-1, 1)))  # half as bright
     mixed = np.concatenate([images[150:], images[7:9], images[20:25] + 0.002])
     with pytest.warns(UserWarning, match="2 of the 57"), pytest.warns(UserWarning, match="5 of the 57"):
         check_overlap(training, from_arrays(mixed, value_range=(0, 1)))

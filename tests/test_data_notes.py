@@ -20,6 +20,9 @@ def crops(sigma: float = 0.0) -> np.ndarray:
     return np.stack(parts) + sigma * np.random.default_rng(0).normal(size=(24, 32, 32))
 
 
+BUSY = np.argsort(crops().std((1, 2)))[12:]  # in none of these are levels ruled out by flat parts
+
+
 def told(path: Path, values: np.ndarray, **settings: Any) -> str:
     """The warnings of packing an array."""
     np.save(path / "scans.npy", values)
@@ -43,9 +46,14 @@ def test_right_data_pass_quietly(tmp_path: Path) -> None:
         (crops(20).astype(np.float32), {"range": (0, 1), "sigma": 20}, ["between", " 0 and 1:"]),
         ((crops() / 255).astype(np.float32), {"range": (0, 255)}, ["between", " 0 and 255:"]),
         (np.rint(16 * crops()).astype(np.uint16), {}, [" 0 and 65535:", "0,4095"]),  # 12 bits in 16
-        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 0.157}, ["0.157", "19.7"]),  # scaled units
-        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 5}, ["5", "19.6"]),
-        (crops(20).astype(np.float32), {"range": (0, 255)}, ["clean", "19.7"]),  # the level was forgotten
+        (crops().astype(np.float32), {"range": (0, 1023)}, ["0 and 244", "0 and 1023:"]),  # 8 bits of 10
+        ((crops() / 255).astype(np.float32), {"range": (-1, 1)}, ["between 0 and 0.9569", "-1 and 1:"]),
+        ((crops(20) / 255).astype(np.float32), {"range": (-1, 1), "sigma": 0.078}, ["1.099", "-1 and 1:"]),
+        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 0.157}, ["0.157", "19.8"]),  # scaled units
+        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 10}, ["10", "19.8"]),
+        (crops(20).astype(np.float32), {"range": (0, 255), "sigma": 13}, ["13", "19.8"]),
+        (crops(20)[BUSY].astype(np.float32), {"range": (0, 255), "sigma": 30}, ["30", "measures 20"]),
+        (crops(20).astype(np.float32), {"range": (0, 255)}, ["clean", "19.8"]),  # the level was forgotten
         (np.rint(crops()[:1]).astype(np.uint8).repeat(60, 0), {}, ["59 of the 60"]),
     ],
 )
@@ -54,6 +62,17 @@ def test_mistakes_of_scale_are_told(
 ) -> None:
     text = told(tmp_path, values, **settings)
     assert all(number in text for number in numbers), text
+
+
+def test_levels_of_other_images_are_told(tmp_path: Path) -> None:
+    sigma = np.resize([8.0, 16.0, 32.0], 12)
+    noise = sigma[:, None, None] * np.random.default_rng(0).normal(size=(12, 32, 32))
+    np.save(tmp_path / "scans.npy", (crops()[BUSY] + noise).astype(np.float32))
+    for by in (0, 1):
+        rows = [f"scans.npy[{i}],{level}" for i, level in enumerate(np.roll(sigma, by))]
+        (tmp_path / "levels.csv").write_text("\n".join(["filename,sigma", *rows]))
+        spec = SourceSpec(path=str(tmp_path / "scans.npy"), range=(0, 255), levels=tmp_path / "levels.csv")
+        assert len(pack(spec, tmp_path / f"store{by}").warnings) == by
 
 
 def test_noisy_8_bit_files_are_told_with_the_share_that_is_stored(tmp_path: Path) -> None:

@@ -122,6 +122,22 @@ def test_copies_of_rows_and_levels_in_other_units_are_told(tmp_path: Path) -> No
         read_outcomes(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize(
+    ("rows", "numbers"),
+    [
+        ("0.5,0,,9\n4,0,,5\n0.5,3,0.2,7\n", "results of 0.5 images"),  # thousands
+        ("500,0,,0.6\n4000,0,,0.9\n500,3000,0.2,0.8\n", "0.6 with 500 and 0.9 with 4000"),  # an accuracy
+        ("500,0,,9\n4000,0,,5\n500,3000,0.2,7\n", None),
+    ],
+)
+def test_numbers_in_thousands_and_results_that_rise_are_told(
+    rows: str, numbers: str | None, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "t.csv").write_text("num_clean,num_noisy,sigma,fd\n" + rows)
+    read_outcomes(tmp_path / "t.csv")
+    assert [numbers in str(each.message) for each in recwarn.list] == ([True] if numbers else [])
+
+
 def test_cells_that_a_spreadsheet_would_run_are_text(tmp_path: Path) -> None:
     of = Configuration(dataset="=HYPERLINK(1)", num_clean=1)
     write_outcomes(tmp_path / "t.csv", [Outcome(configuration=of, evaluation=Evaluation(fd=1.0))])

@@ -111,7 +111,7 @@ def test_spectrum_of_few_images_is_not_spread_out() -> None:
     [
         (np.zeros((4, 8, 8)), 0.1, "images"),
         (np.zeros((40, 8, 8), np.uint8), 0.1, "images"),
-        (np.full((40, 8, 8), 200.0), 0.1, "images"),
+        (np.full((40, 8, 8), 200.0), 0.1, "value_range"),
         (np.zeros((40, 8, 8)), 0.1, "images"),
         (np.zeros((40, 8, 8)), 0.0, "sigma"),
     ],
@@ -145,7 +145,7 @@ def test_bright_images_of_a_known_scale_are_not_told(recwarn: pytest.WarningsRec
 
 def test_units_that_look_wrong_are_told() -> None:
     images = np.random.default_rng(0).random((40, 8, 8))
-    with pytest.warns(UserWarning, match="level of 38"), pytest.warns(UserWarning, match="scaled to"):
+    with pytest.warns(UserWarning, match="level of 38"), pytest.warns(UserWarning, match="-1 and 1:"):
         assay.quote(images, 38)
 
 
@@ -452,7 +452,10 @@ def test_plan_buys_the_most_effective_images_per_money() -> None:
 
 
 def test_plan_of_one_offer_and_of_the_same_twice() -> None:
-    assert plan(known(), [Vendor(price=2.0)], budget=1000).mixes[0].counts == (500,)
+    found = plan(known(), [Vendor(price=2.0)], budget=1000)
+    assert found.mixes[0].counts == (500,) and not found.notes
+    (note,) = plan(known(), [Vendor(price=2.0)], budget=100).notes
+    assert "100 to 1,000,000" in note
     with pytest.raises(AssayError, match="offered twice"):
         plan(known(), [Vendor(price=2.0)] * 2, budget=1000)
 

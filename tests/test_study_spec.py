@@ -37,6 +37,7 @@ TWO_EXTRAS = "[[extra]]\nclean_fraction = 0.5\nsigma = 0.2\n[[extra]]\nclean_fra
         ("[1, 0.1, 0]", "[1, 0.0001]", "grid.clean_fractions"),
         ("[0.5]", "[0]", "grid.sigmas.0"),
         ("[0.5]", "[inf]", "grid.sigmas.0"),
+        ("[0.5]", "[0.5, 0.5]", "grid.sigmas"),
         ("[0.5]", "[100]", "truncate_at"),
         ("sigmas = [0.5]", "baselines = []", "grid"),
         ("[1, 0.1, 0]\nsigmas = [0.5]", "[0]", "grid"),
@@ -229,6 +230,7 @@ def test_bins_cover_every_noisy_image_once(levels: list[float], max_bins: int) -
         (DESIGN.replace("noisy = [0.3]\n", ""), CLEAN, "design.noisy"),
         (DESIGN.replace("have_clean = 80", "have_clean = 500"), CLEAN, "design.have_clean"),
         (DESIGN + "num_noisy = 2000\n", CLEAN, "design.num_noisy"),
+        (DESIGN + "mixes = [1, 1]\n", CLEAN, "design.mixes"),
         (DESIGN, CLEAN[:60], "data.held_out"),
     ],
 )

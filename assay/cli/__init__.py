@@ -4,6 +4,7 @@ A command's module, and torch with it, is imported when the command is run, so t
 once. The library raises `AssayError` and warns; here these become sentences. Bugs keep their traceback.
 """
 
+import re
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -109,9 +110,11 @@ def _rendered(error: Exception, command: Any) -> str:
         path, known = error.filename, _ABOUT_PATHS.get(type(error))
         what = known or (error.strerror or str(error)).lower()
         return str(AssayError(what, path=path, cure="check the path" if known else None))
-    if isinstance(error, AssayError) and error.key is not None:
+    if isinstance(error, AssayError):
         options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
         error.key = options.get(error.key, error.key)
+        for name, option in options.items():  # `fit = crop` is `--fit crop`, and `skip_bad = true` `--skip-bad`
+            error.cure = error.cure and re.sub(rf"(?<![\w.]){name} =( true\b)?", option, error.cure)
     return str(error)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.notes import FAINT, Note, Notes, content_and_noise, measure, odd_axes
+from assay.data.notes import Note, Notes, measure, odd_axes
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
 from assay.data.store import PackedImage, Store, write_store
@@ -80,7 +80,7 @@ def from_arrays(
     check(_column_rules(x_tn, levels, classes, (low, high)))
     levels = np.broadcast_to(levels, len(values))
     told = _warnings(values, x_tn, levels, (low, high), name) if len(values) > 1 else []
-    if value_range is None and values.dtype.kind == "f" and is_without_dark(x_tn, levels.mean()):
+    if value_range is None and not told and (np.abs(x_tn) > 1.1 + 5 * levels.max()).mean() > 0.01:
         found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
         told.append(f"{found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
     if classes.max() >= len(values) > 1:
@@ -131,25 +131,15 @@ def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, end
     yield not is_class or classes.min() < -1, error
 
 
-def is_without_dark(x: np.ndarray, sigma: float = 0.0) -> bool:
-    """Whether images in [-1, 1], with noise of `sigma`, have hardly a dark pixel: they may lie in [0, 1]."""
-    sigma = min(sigma, 0.3)  # more would hide the difference
-    return 0 < x.max() <= 1.5 + 5 * sigma and float(np.quantile(x, 0.05)) > -0.1 - 1.65 * sigma
-
-
 def _warnings(
     values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
     notes, axes = Notes([name]), (1, 2, 3)
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
-    variance = x.var(axes)
-    faint = (levels > 0) & (variance < 2 * levels**2)
-    faint &= faint.sum() > (levels > 0).sum() / 2  # a few may be of dark scenes
     for i, seen in enumerate(ends):
-        found = {FAINT: content_and_noise(float(variance[i]), float(levels[i]))} if faint[i] else {}
-        measured = measure(x[i], i, len(x))
-        notes.add(Note(float(levels[i]), seen, black_and_white, hash(x[i].tobytes()), found, measured))
+        content, measured = hash(x[i].tobytes()), measure(x[i], i, len(x))
+        notes.add(Note(float(levels[i]), seen, black_and_white, content, {}, measured))
     told = notes.warnings()
     num, channels, height, width = values.shape
     if axes_told := odd_axes((num, height, width)):

@@ -21,9 +21,10 @@ from assay.data.source import ImageSource
 from assay.errors import AssayError
 from assay.files import content_hash
 
-_NUM_MEASURED = 16  # images of each source whose noise is measured
-_USED = 1 / 8  # of the range from black to white that all images of a source should use
-_NOISE_OF_CLEAN = 0.05  # the noise, where black to white is 2, that an image called clean should not have
+_NUM_MEASURED = 48  # images of each source whose noise is measured
+_USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
+_TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
+_AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _LONGEST = 8  # times as long as wide that images may be
 _SIDE = 8  # of the small copies that near-duplicates are looked for in
 _NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
@@ -32,14 +33,11 @@ _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
-FAINT, CLIPPED, OPACITY = "faint clipped opacity".split()
+CLIPPED, OPACITY = "clipped opacity".split()
 _SENTENCES = {
     CLIPPED: "{num:,} noisy images come from 8-bit files: rounding to 256 steps and clipping at black and "
     "white ({0:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
     "originals if you have them.",
-    FAINT: "{num:,} noisy images vary less by their content ({0:.3g} on average) than by their noise ({1:.3g}; "
-    "standard deviations where black to white is 2): is `sigma` (or are `gain`, `read_noise` and `black`) in "
-    "the units of the files, and `range` right?",
     OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
 }
 
@@ -52,21 +50,15 @@ class Note(NamedTuple):
     black_and_white: tuple[float, float]
     content: int  # a hash
     found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
-    measured: tuple[float, float, float] | None  # its noise and 95% interval, where black to white is 2
+    measured: list[float] | None  # its noise and 95% interval, where black to white is 2
     source: int = 0  # the number of its source
 
 
-def measure(x: np.ndarray, i: int, num_images: int) -> tuple[float, float, float] | None:
+def measure(x: np.ndarray, i: int, num_images: int) -> list[float] | None:
     """The noise of image i (C, H, W) of a source and its 95% interval, quickly; None for most, or if small."""
     if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
         return None
-    sigma, low, high = blind_net().levels(torch.from_numpy(x.astype(np.float32))[None]).flatten().tolist()
-    return sigma, low, high
-
-
-def content_and_noise(variance: float, sigma: float) -> tuple[float, float]:
-    """What an image of this variance varies by without its noise, and its noise: standard deviations."""
-    return math.sqrt(max(0.0, variance - sigma**2)), sigma
+    return blind_net().levels(torch.from_numpy(x.astype(np.float32))[None]).flatten().tolist()
 
 
 def odd_axes(shape: tuple[int, ...]) -> str | None:
@@ -85,45 +77,50 @@ class _Seen:
     name: str
     lowest: float = math.inf
     highest: float = -math.inf
+    noise: float = 0.0  # the highest level
     num_beyond: int = 0
     black_and_white: tuple[float, float] = (0.0, 0.0)
-    levels: list[tuple[float, float, float, float]] = field(default_factory=list)  # stated, measured, interval
+    levels: list[list[float]] = field(default_factory=list)  # stated, measured, interval
+
+    def far_off(self) -> tuple[float, float] | None:
+        """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
+        both, ends = np.hsplit(np.array(self.levels), 2)
+        ratio = np.log(np.hypot(both, _TEXTURE)) @ (1, -1)
+        error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
+        found = both[abs(ratio).argmax()]
+        if abs(np.median(ratio)) > _AGREE + 3.75 * np.median(error) / math.sqrt(len(both)):
+            found = np.median(both, axis=0)
+        elif (abs(ratio) > _AGREE + 2 * error).mean() <= 0.25:
+            return None
+        return float(found[0]), float(found[1])
 
     def add(self, note: Note) -> None:
         """Take in a note; the mean of noisy images and any value of clean ones may lie far beyond the range."""
         (black, white), (lowest, mean, highest) = note.black_and_white, note.values
         self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, highest)
+        self.noise = max(self.noise, note.sigma)
         middle, span = (black + white) / 2, white - black
         far = abs(mean - middle) / 0.75 if note.sigma > 0 else max(highest - middle, middle - lowest)
         self.num_beyond += far > span
         self.black_and_white = note.black_and_white
-        self.levels += [(note.sigma, *note.measured)] if note.measured else []
+        self.levels += [[note.sigma, *note.measured]] if note.measured else []
 
     def warnings(self, in_files: bool) -> list[str]:
         """What of its values and levels looks wrong."""
         black, white = self.black_and_white
+        is_bright = black == -white and self.lowest + 5 * min(self.noise, 0.2) * white >= 0  # 0 may be black
         found, between = [], f"between {self.lowest:.4g} and {self.highest:.4g}"
-        stated = f"where black and white are {black:g} and {white:g}: is `range` right?"
+        stated = f"where black and white are {black:g} and {white:g}: is their range right?"
         if self.num_beyond:
             found.append(f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}")
-        elif self.highest - self.lowest < _USED * (white - black):
+        elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             found.append(f"all pixels of {self.name} lie {between}, {stated}{deep}")
-        clean = [level for level in self.levels if level[0] == 0]
-        noisy = [level for level in self.levels if level[0] > 0]
-        far_off = [level for level in noisy if not level[2] / 2 <= level[0] <= 2 * level[3]]
-        for levels, wrong in (
-            (clean, [level for level in clean if level[2] > _NOISE_OF_CLEAN]),
-            (noisy, far_off),
-        ):
-            if len(wrong) > len(levels) / 2:
-                unit = (white - black) / 2 if in_files else 1
-                sigma, measured = (np.median(wrong, axis=0) * unit)[:2].tolist()
-                words = f"is said to have noise of {sigma:.3g}" if sigma else "counts as clean"
-                found.append(
-                    f"{self.name} {words}, but its noise measures {measured:.3g}: is `sigma` right, and in the "
-                    "units of the files? `assay data noise` measures it"
-                )
+        if self.levels and (levels := self.far_off()):
+            sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
+            words = f"is said to have noise of {sigma:.3g}" if sigma else "counts as clean"
+            cure = "is `sigma` right, and in the units of the files? `assay data noise` measures it"
+            found.append(f"{self.name} {words}, but its noise measures {measured:.3g}: {cure}")
         return found
 
 
@@ -163,7 +160,7 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     distance of small copies. Of a training set that would take long to read, an even selection is compared.
     """
     known: dict[str, int] = {}
-    copies, numbers, distances = [], [], []
+    copies, others, numbers, distances = [], [], [], []
     every = -(-len(training) * 4 * math.prod(training.image_shape) // _MAX_BYTES)
     for part in torch.arange(0, len(training), every).split(_BATCH):
         x = training.read(part)
@@ -174,8 +171,13 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     for part in torch.arange(len(held_out)).split(_BATCH):
         x = held_out.read(part)
         numbers += [known.get(_hash(image), -1) for image in x]
-        nearest = [torch.cdist(_copy(x), each).min(1).values for each in small.split(2**14)]
+        others.append(_copy(x))
+        nearest = [torch.cdist(others[-1], each).min(1).values for each in small.split(2**14)]
         distances.append(torch.stack(nearest).min(0).values / math.sqrt(small.shape[1]))
+    (mean, spread_of), (other, spread_there) = _scale(training, small), _scale(held_out, torch.cat(others))
+    if abs(mean - other) > spread_of / 2 or max(spread_of, spread_there) > 1.5 * min(spread_of, spread_there):
+        values = f"values of {other:.2g} ± {spread_there:.2g}, those trained on of {mean:.2g} ± {spread_of:.2g}"
+        warnings.warn(f"held-out images have {values}: are they scaled alike, and of one kind?", stacklevel=2)
     is_same = torch.tensor(numbers) >= 0
     num_same, num_near = int(is_same.sum()), int(((torch.cat(distances) < _NEAR) & ~is_same).sum())
     what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
@@ -187,12 +189,19 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
         warnings.warn(f"{what}: a model that memorises them looks better than it is", stacklevel=2)
     if num_near > _MAX_SHARE * len(held_out):
         near = f"{num_near} of the {len(held_out)} held-out images"
-        warnings.warn(f"{near} are nearly the same as one trained on: hold whole scenes out", stacklevel=2)
+        warnings.warn(f"{near} nearly equal one trained on: hold whole scenes out (`--patch`)", stacklevel=2)
 
 
 def _hash(image: Tensor) -> str:
     """The same of one picture in stores of 8 bits, 16 bits and float32: their values are on this grid."""
     return content_hash(((image.double() + 1) * (16 * 65535 / 2)).round().long().numpy().tobytes())
+
+
+def _scale(source: ImageSource, copies: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of the values of small copies, without that of noise; NaN if it prevails."""
+    noise = float(source.sigma_tn.square().mean()) * copies.shape[1] / math.prod(source.image_shape)
+    variance = float(copies.double().var()) - noise
+    return (float(copies.mean()), math.sqrt(variance)) if variance > noise else (math.nan, math.nan)
 
 
 def _copy(x: Tensor) -> Tensor:

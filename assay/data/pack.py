@@ -22,7 +22,7 @@ from PIL import Image
 from pydantic import BeforeValidator, Field
 
 from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.notes import CLIPPED, FAINT, OPACITY, Note, Notes, content_and_noise, measure
+from assay.data.notes import CLIPPED, OPACITY, Note, Notes, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
@@ -258,7 +258,8 @@ def _convert_all(
                 except AssayError as error:
                     skipped[job.name] = error
                     if not config.skip_bad:
-                        error.cure = "; ".join(filter(None, [error.cure, "or leave it out with skip_bad"]))
+                        parts = filter(None, [error.cure, "or leave it out with skip_bad = true"])
+                        error.cure = "; ".join(parts)
                         raise
                 if progress is not None:
                     progress(num_done, len(jobs))
@@ -301,7 +302,7 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     low, high = layout.value_range
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
     if noisy:
-        _check_noise(x, sigma, sigma_map, found)
+        _check_noise(x, sigma, sigma_map)
     if noisy and files.dtype == np.uint8:
         ends = [(end - units[0]) * (2 / (units[1] - units[0])) - 1 for end in (0, 255)]
         found[CLIPPED] = (float((np.isclose(x, ends[0]) | np.isclose(x, ends[1])).mean()),)
@@ -329,7 +330,7 @@ def _convert_pixels(
     if layout is None:
         kept = value_range if dtype == "uint8" and eight_bit else _OUR_RANGE[dtype]
         layout = _Layout((values.shape[0], *size), dtype, kept)
-    what, cure = "has not as many channels as the images before it", "choose grey or colour"
+    what, cure = "has not as many channels as the images before it", "choose colour = grey or colour = colour"
     check_same(len(values), layout.shape[0], what, key="colour", cure=cure)
     what = "is not 8-bit like the images before it, or the other way round"
     check_same(dtype, layout.dtype, what, key="dtype", cure="use float32")
@@ -387,10 +388,8 @@ def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np
     return scaled.astype(pixels.dtype)
 
 
-def _check_noise(
-    x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, found: dict[str, tuple[float, ...]]
-) -> None:
-    """Reject noise that the pixels (C, H, W) rule out, and note images that vary less by content than by it.
+def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None) -> None:
+    """Reject noise that the pixels (C, H, W) rule out.
 
     The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
     deviations rules the level out.
@@ -401,5 +400,3 @@ def _check_noise(
     if variance < sigma**2 * (1 - 6 * math.sqrt(2 / x.size)):
         what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {sigma:.3g} (black to white is 2)"
         raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
-    if variance < 2 * sigma**2:
-        found[FAINT] = content_and_noise(variance, sigma)

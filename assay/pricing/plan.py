@@ -94,7 +94,7 @@ class Forecast:
     metric: str
     predict: Callable[[Array, Array, Array], Array]
     least_share: float
-    most_images: float
+    sizes: tuple[float, float]  # the smallest and the largest that was measured, in effective images
 
 
 def plan(
@@ -155,7 +155,7 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
         def closed_form(clean: Array, noisy: Array, sigmas: Array) -> Array:
             return source.excess(clean, noisy, sigmas, chosen, power)
 
-        return Forecast("excess loss", closed_form, 0.0, math.inf)
+        return Forecast("excess loss", closed_form, 0.0, (0.0, math.inf))
     goal = goal or ("looks" if any(price.goal == "looks" for price in source.prices) else "everything")
     price = source.of(goal)
     law, laws = price.law, [price.law]
@@ -167,7 +167,7 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
     def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
-    return Forecast(price.results.metric, by_law, law.seen[0][0], law.seen[1][1])
+    return Forecast(price.results.metric, by_law, law.seen[0][0], law.seen[1])
 
 
 def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_share: float) -> Array:
@@ -234,8 +234,9 @@ def _notes(
     num_clean, total, notes = have_clean + counts[~noisy].sum(), have_clean + counts.sum(), []
     if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
         notes.append(f"this is the smallest measured share of clean images ({forecast.least_share:.2g})")
-    if total > 1.5 * forecast.most_images:
-        notes.append(f"an extrapolation: measured were up to {forecast.most_images:,.0f} effective images")
+    fewest, most = forecast.sizes
+    if not fewest / 1.5 <= total <= 1.5 * most:
+        notes.append(f"an extrapolation: measured were {fewest:,.0f} to {most:,.0f} effective images")
     if num_clean == 0:
         notes.append("a mix without clean images learns nothing finer than its noise")
     return tuple(notes)

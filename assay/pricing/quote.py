@@ -35,7 +35,6 @@ Real images are not Gaussian and networks are not maximum likelihood, so a quote
 `SPREAD`, from the comparison with measured curves in bench/quote.py.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from assay.data import ImageSource
-from assay.data.arrays import is_without_dark
+from assay.data.arrays import from_arrays
 from assay.errors import AssayError, check_enough
 from assay.noise import warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
@@ -104,7 +103,7 @@ class Quote:
 def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: float = 0.1) -> Quote:
     """What noisy images will be worth: from clean images alone, in seconds.
 
-    `images` are a source, of which the clean ones are used, or an array (N, ...) scaled to [-1, 1]; `sigma` is
+    `images` are a source, of which the clean ones are used, or an array as `from_arrays` takes it; `sigma` is
     a noise level or several, e.g. of several vendors. `share` of the images in the mix are clean.
 
     >>> from sklearn.datasets import load_digits
@@ -151,25 +150,13 @@ def spectrum(x: Array) -> tuple[Array, Array]:
 
 def _read(images: ImageSource | NDArray[np.generic]) -> Array:
     """Clean images, or patches of them, as (N, d)."""
-    if isinstance(images, ImageSource):
-        clean = torch.nonzero(images.sigma_tn == 0)[:, 0]
-        chosen = clean[torch.linspace(0, max(len(clean) - 1, 0), min(len(clean), _MAX_IMAGES)).long()]
-        x = images.read(chosen).numpy() if len(chosen) else np.empty((0, *images.image_shape))
-    else:
-        x = np.asarray(images)[:: max(1, len(images) // _MAX_IMAGES)]
-    check_enough(len(x), _LEAST_IMAGES, "clean images for a spectrum", "images")
-    if x.dtype.kind != "f" or not np.isfinite(x).all() or np.abs(x).max() > 4:
-        what = f"values of type {x.dtype} from {x.min():g} to {x.max():g}"
-        raise AssayError(what, key="images", cure="scale them to [-1, 1] as floats")
+    source = images if isinstance(images, ImageSource) else from_arrays(images)
+    clean = (source.sigma_tn == 0).nonzero()[:, 0]
+    check_enough(len(clean), _LEAST_IMAGES, "clean images for a spectrum", "images")
+    x = source.read(clean[torch.linspace(0, len(clean) - 1, min(len(clean), _MAX_IMAGES)).long()]).numpy()
     flat = x.reshape(len(x), -1).astype(np.float64)
     if np.ptp(flat, axis=0).max() == 0:
         raise AssayError(f"all {len(x)} clean images are the same", key="images", cure="give others")
-    if copies := len(x) - len({row.tobytes() for row in flat}):
-        what = f"{copies:,} of the {len(x):,} clean images are copies, so the quote is too low"
-        warnings.warn(f"{what}: leave them out", stacklevel=3)
-    if not isinstance(images, ImageSource) and is_without_dark(flat):  # the scale of a source is known
-        what = f"clean images have values from {x.min():.3g} to {x.max():.3g}, where black is -1 and white 1"
-        warnings.warn(f"{what}: are they scaled to [-1, 1]?", stacklevel=3)
     if flat.shape[1] <= _MAX_VALUES:
         return flat
     channels = x.shape[1] if x.ndim == 4 else 1

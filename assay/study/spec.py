@@ -76,9 +76,7 @@ class Design(Strict):
     noisy: tuple[Level, ...] = Field(
         (), description="Noise levels to simulate. Default: the store's, in three bins if there are many."
     )
-    num_noisy: int | None = Field(
-        None, ge=1, description="Noisy images of a mix. Default: up to the ladder's top."
-    )
+    num_noisy: int | None = Field(None, ge=1, description="Noisy images of a mix. Default: up to the top.")
     blocks: int = Field(3, ge=2, description="Blocks at the start; `assay study run --until` adds more.")
     goal: Goal = Field("structure", description="The goal whose price decides when there are enough blocks.")
 
@@ -173,6 +171,10 @@ class Study(Strict):
         """There is one plan."""
         error = AssayError("has not one plan", cure="give [design], or [grid] and perhaps [[extra]]")
         yield (self.design is None) == (self.grid is None) or (self.design and self.extra), error
+        for name, values in self.design or self.grid or ():
+            key = f"{'design' if self.design else 'grid'}.{name}"
+            error = AssayError(f"{values} has a value twice", key=key, cure="give each once")
+            yield isinstance(values, tuple) and len({*values}) < len(values), error
 
 
 # Settings that the design or the grid decides, and what to set instead.

@@ -8,7 +8,7 @@ whose variance grows with the signal (Poisson-Gaussian):
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -187,7 +187,10 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY) -> Sensor | None
         if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
             break
         chosen, variance = passed, everywhere[passed]
-    return sensor
+    gain, offset = sensor.gain, sensor.offset  # which texture makes too high, as it does the level of a group
+    gain = gain._replace(low=gain.low - 2 * _TEXTURE * abs(gain.value))
+    offset = offset._replace(low=offset.low - 2 * _TEXTURE * float(variance.min()))
+    return replace(sensor, gain=gain, offset=offset)
 
 
 def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor | None:

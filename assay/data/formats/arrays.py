@@ -82,6 +82,8 @@ def stacked(name: str, file: str, images: np.ndarray, layout: str | None = None)
         images = images[..., None]
     elif (layout or _guess_layout(images.shape, file)) == "NCHW":
         images = images.transpose(0, 2, 3, 1)
+    if min(images.shape[1:3]) <= 4 < images.shape[3]:
+        warnings.warn(f"{file} holds images (H, W, C) of {images.shape[1:]}: is `layout` right?", stacklevel=2)
     names = [f"{file}[{i}]" for i in range(len(images))]
     return RawImages(name, names, lambda i: to_pixels(np.asarray(images[i])))
 
