@@ -107,5 +107,5 @@ def parse_seeds(text: str) -> list[int]:
             raise AssayError(what, key="seeds", cure="split it into several jobs")
         found.extend(range(int(first), int(last) + 1))
     if len(set(found)) < len(found):
-        raise AssayError("a seed occurs twice", key="seeds")
+        raise AssayError("a seed occurs twice", key="seeds", cure="list each once")
     return found

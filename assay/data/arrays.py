@@ -75,7 +75,7 @@ def from_arrays(
     levels = _array(sigma, "sigma", np.float64) * 2 / (high - low)
     if levels.shape not in ((), (len(values),)):
         what = f"has shape {levels.shape}, not one level for all {len(values)} images or one each"
-        raise AssayError(what, key="sigma")
+        raise AssayError(what, key="sigma", cure="give one number, or one for each image")
     x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
     levels = np.broadcast_to(levels, len(values))
     check_sigma("sigma", torch.from_numpy(levels.astype(np.float32)))
@@ -107,7 +107,7 @@ def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
     try:
         return np.asarray(values, dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise AssayError(f"are not numbers in one array ({error})", key=key) from None
+        raise AssayError(f"are not numbers in one array ({error})", key=key, cure="give one array") from None
 
 
 def _channels_first(images: Any) -> np.ndarray:
@@ -119,7 +119,7 @@ def _channels_first(images: Any) -> np.ndarray:
     values = values[:, None] if values.ndim == 3 else values
     if values.ndim != 4 or 0 in values.shape or values.dtype.kind not in "biuf":
         what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
-        raise AssayError(what, key="images")
+        raise AssayError(what, key="images", cure="reshape them, the images first")
     if values.shape[1] > 4 and values.shape[3] <= 4:
         values = values.transpose(0, 3, 1, 2)
     check_finite(values, key="images", cure="remove those images")

@@ -223,7 +223,7 @@ def simulate(
     if not all(0 <= fraction <= 1 for fraction in fractions) or abs(sum(fractions) - 1) > 1e-9:
         raise AssayError(f"{fractions} are not fractions that sum to 1", key="clean_fraction")
     if not all(0 < level < math.inf for _, level in levels):
-        raise AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")
+        raise AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma", cure="give e.g. 0.2")
     warn_of_units(max((level for _, level in levels), default=0))
     if bool((noisy := source.usable_from > 0).any()):
         first = int(noisy.nonzero()[0])
