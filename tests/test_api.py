@@ -174,5 +174,5 @@ def test_scales_and_losses_that_are_not_as_stated() -> None:
     with pytest.raises(assay.AssayError, match="one per image"):
         assay.fit(source, loss=scalar, num_steps=1, batch_size=8, progress=False)
     model = assay.fit(source, num_steps=1, batch_size=8, progress=False)
-    with pytest.warns(UserWarning, match="black -1"):
+    with pytest.warns(UserWarning, match="x_tn lie between"):
         model.denoise(images[:4], 0.1)
