@@ -52,7 +52,7 @@ class BlockCosines(Encoder):
         channels, height, width = image_shape
         if height % self.side or width % self.side:
             what = f"images of {height} x {width} pixels have no whole blocks of {self.side} x {self.side}"
-            raise AssayError(what, key="net.encoder")
+            raise AssayError(what, key="net.encoder", cure="crop the images, or leave it out")
         return channels * self.side**2, height // self.side, width // self.side
 
     def encode(self, x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class Model:
         self, num_images: int, seed: int, settings: dict[str, Any], frequencies: list[float] | None = None
     ) -> Samples:
         if num_images < 1:
-            raise AssayError(f"{num_images} is no number of images", key="num_images")
+            raise AssayError(f"{num_images} is no number of images", key="num_images", cure="give 1 or more")
         chosen = checked(SampleConfig, settings)
         return samples_of(self.checkpoint, self.name, num_images, seed, chosen, frequencies)
 
@@ -88,7 +88,7 @@ class Model:
         """Write the model to one .safetensors file, which `assay.load` and every command open."""
         path = Path(path)
         if path.suffix != ".safetensors":
-            raise AssayError("does not end in .safetensors", path=path, key="path")
+            raise AssayError("does not end in .safetensors", path=path, key="path", cure="add the ending")
         save_checkpoint(path, self.checkpoint.denoiser, self.checkpoint.config, self.checkpoint.info)
         return path
 
@@ -105,7 +105,7 @@ class Model:
             return denoised.reshape(given.shape)
         if x_tn.shape[1:] != self.checkpoint.config.image_shape:
             what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
-            raise AssayError(what, key="x_tn")
+            raise AssayError(what, key="x_tn", cure="give images of that shape")
         seen = from_arrays(x_tn.numpy(force=True), sigma_tn, value_range=(-1.0, 1.0), name="x_tn")
         warn_of_units(float(seen.sigma_tn.max()))
         with torch.no_grad():

@@ -336,7 +336,7 @@ class SampleConfig(Strict):
         both = self.truncate_at is not None and self.refine_at is not None
         yield both, AssayError("continues below the level where truncate_at stops", key="refine_at")
         what = f"is not below sigma_max = {self.sigma_max:g}"
-        yield self.sigma_min >= self.sigma_max, AssayError(what, key="sigma_min")
+        yield self.sigma_min >= self.sigma_max, AssayError(what, key="sigma_min", cure="lower it")
         for name, lowest in (("truncate_at", 0.0), ("refine_at", self.sigma_min)):
             level = getattr(self, name)
             outside = isinstance(level, float) and not lowest < level < self.sigma_max

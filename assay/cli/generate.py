@@ -106,5 +106,5 @@ def parse_seeds(text: str) -> list[int]:
             raise AssayError(what, key="seeds", cure="write e.g. 0-49999 or 3,5,10-19, in several jobs")
         found.extend(range(int(first), int(last) + 1))
     if len(set(found)) < len(found):
-        raise AssayError("a seed occurs twice", key="seeds")
+        raise AssayError("a seed occurs twice", key="seeds", cure="list each once")
     return found

@@ -96,7 +96,7 @@ def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
     try:
         return np.asarray(values, dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise AssayError(f"are not numbers in one array ({error})", key=key) from None
+        raise AssayError(f"are not numbers in one array ({error})", key=key, cure="give one array") from None
 
 
 def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> Rules:
@@ -106,7 +106,7 @@ def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> R
     yield masked, AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
     what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
     are_images = values.ndim == 4 and values.size and values.dtype.kind in "biuf"
-    yield not are_images, AssayError(what, key="images")
+    yield not are_images, AssayError(what, key="images", cure="reshape them, the images first")
     error = AssayError("have pixels that are NaN or infinite", key="images", cure="remove those images")
     yield not np.isfinite(values).all(), error
     ends: Any = value_range or ((0, 1) if values.dtype == np.uint8 or values.dtype.kind == "f" else None)
@@ -118,7 +118,8 @@ def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> R
 def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, ends: Ends) -> Rules:
     """Levels, black and white, and classes are possible for these images."""
     what = f"has shape {levels.shape}, not one level for all {len(x_tn)} images or one each"
-    yield levels.shape not in ((), (len(x_tn),)), AssayError(what, key="sigma")
+    error = AssayError(what, key="sigma", cure="give one number, or one for each image")
+    yield levels.shape not in ((), (len(x_tn),)), error
     bad = np.atleast_1d(~((levels == 0) | ((levels >= MIN_LEVEL) & (levels < np.finfo(np.float32).max))))
     first = int(bad.argmax())
     what = f"image {first} has a level of {np.atleast_1d(levels)[first]:g}, which is not that of noise"

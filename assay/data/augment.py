@@ -58,7 +58,7 @@ def augment(
     """
     if augmentation.turn and x.shape[-1] != x.shape[-2]:
         what = f"images of {x.shape[-2]} x {x.shape[-1]} pixels cannot be turned by 90 degrees"
-        raise AssayError(what, key="turn")
+        raise AssayError(what, key="turn", cure="set it to false, or crop images to squares")
     flip_x, flip_y, turn, down, right = uniform[:, :5].unbind(1)
     most = augmentation.shift
     moved = _moved(

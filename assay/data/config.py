@@ -121,7 +121,7 @@ class DataConfig(Strict):
                 held_out = following or held_out
             elif (packed := path) and not path.exists() and address_of(path) is None:
                 what = f"is neither a store here nor one of {', '.join(KNOWN)}"
-                raise AssayError(what, path=path, key="data.store")
+                raise AssayError(what, path=path, key="data.store", cure="check it, or pack one")
             stores.append(packed)
         store = stores[0] if len(stores) == 1 else tuple(stores)
         plain = {"store": store, "size": None, "classes": (), "num_images": None, "held_out": held_out}
@@ -144,7 +144,7 @@ class DataConfig(Strict):
             is_one = isinstance(value, int) and value == 1
             yield is_one, AssayError("1 would be one image", key=f"data.{key}", cure=cure)
         what, levels = "the lowest level comes first, then the highest", self.levels or (0, 0)
-        yield levels[0] > levels[1], AssayError(what, key="data.levels")
+        yield levels[0] > levels[1], AssayError(what, key="data.levels", cure="swap them")
         shared, what = self.clean_fraction is not None, "below 1 needs the noise of the other images"
         unknown = shared and self.clean_fraction != 1 and self.keep_noisy and self.sigma is None
         yield unknown, AssayError(what, key="data.clean_fraction", cure="set data.sigma")

@@ -76,7 +76,7 @@ class PackConfig(Config):
 
     def rules(self) -> Rules:
         """Cropping needs a size, and a stride patches."""
-        error = AssayError("is needed to crop or resize images", key="size")
+        error = AssayError("is needed to crop or resize images", key="size", cure="give size = 64")
         yield self.fit != "exact" and self.size is None, error
         error = AssayError("is the distance of patches", key="stride", cure="give patch too")
         yield self.stride is not None and self.patch is None, error

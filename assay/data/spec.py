@@ -40,7 +40,7 @@ _USABLE = {"usable_from": False, "sigma_min": True, "annotation": True}
 
 def _rising(pair: tuple[float, float]) -> tuple[float, float]:
     if not pair[0] < pair[1]:
-        raise AssayError(f"black ({pair[0]:g}) must be below white ({pair[1]:g})")
+        raise AssayError(f"black ({pair[0]:g}) must be below white ({pair[1]:g})", cure="swap them")
     return pair
 
 

@@ -40,7 +40,7 @@ class Stabilised:
     def _check_ends(self) -> Self:
         if not max(self.low, self.black) < self.high:
             what = f"expected low ({self.low:g}) and black ({self.black:g}) below high ({self.high:g})"
-            raise AssayError(what, key="black")
+            raise AssayError(what, key="black", cure="correct black or the range")
         return self
 
     @property

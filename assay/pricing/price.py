@@ -210,7 +210,7 @@ def price_results(
         (law,) = fit_laws([results], relative=goal == "looks")
         found += [_price(results, law, level, confidence, 0.0) for level in range(len(results.sigmas))]
     if not found:
-        raise AssayError("no result has a held-out loss or an FD", key="table")
+        raise AssayError("no result has a held-out loss or an FD", key="table", cure="add such a column")
     return Prices(found[0].results.dataset, tuple(found), curves, tuple(bands))
 
 
@@ -240,7 +240,7 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: str) -> Measured:
     kept = [each for each, setting in plain if setting.num_clean > 0]
     if not kept:
         what = f"no result with clean images and full sampling has a value by {metric}"
-        raise AssayError(what, key="table")
+        raise AssayError(what, key="table", cure="add such results")
     for what, values in (
         ("num_images", {each.evaluation.num_images for each in kept}),
         ("metric", {each.evaluation.title(metric) for each in kept}),

@@ -112,10 +112,10 @@ def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: fl
     """
     levels = np.unique(np.atleast_1d(np.asarray(sigma, float)))
     if not (np.isfinite(levels) & (levels > 0)).all() or not levels.size:
-        raise AssayError(f"{levels} are not levels above 0", key="sigma")
+        raise AssayError(f"{levels} are not levels above 0", key="sigma", cure="give e.g. 0.2")
     warn_of_units(float(levels.max()))
     if not 0 < share < 1:
-        raise AssayError(f"{share:g} is not a share between 0 and 1", key="share")
+        raise AssayError(f"{share:g} is not a share between 0 and 1", key="share", cure="give e.g. 0.1")
     x = _read(images)
     modes, at = spectrum(x), np.geomspace(GREY_STEP, 20.0, 48)
     costs = [_costs(modes, np.array([level])) for level in at]

@@ -191,7 +191,7 @@ class RunConfig(Strict):
         if self.train.init_from is not None:
             path = find_checkpoint(self.train.init_from)
             if not path.is_file():
-                raise AssayError("does not exist", path=path, key="train.init_from")
+                raise AssayError("does not exist", path=path, key="train.init_from", cure="check the path")
             tree["train"]["init_from"] = sha256(path)
         if self.train.continue_from is not None:  # wherever it lies; a study names runs by their contents
             tree["train"]["continue_from"] = self.train.continue_from.name

@@ -98,7 +98,7 @@ def take_state(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     state = load_state(folder / "state", remove_damaged=False)
     if state is None or not (folder / "config.json").is_file():
         what = "there is no run with a saved state in that folder"
-        raise AssayError(what, path=folder, key="train.continue_from")
+        raise AssayError(what, path=folder, key="train.continue_from", cure="give a run's folder")
     theirs, step, here = read_run(folder / "config.json"), state[1]["step"], config.model_dump(mode="json")
     different = differences(theirs["net"], config.net_config(source).model_dump(mode="json"), "net")
     for same in ("batch_size", "optimizer"):  # steps are counted in batches, moments are its

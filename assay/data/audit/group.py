@@ -187,10 +187,9 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY) -> Sensor | None
         if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
             break
         chosen, variance = passed, everywhere[passed]
-    gain, offset = sensor.gain, sensor.offset  # which texture makes too high, as it does the level of a group
-    gain = gain._replace(low=gain.low - 2 * _TEXTURE * abs(gain.value))
-    offset = offset._replace(low=offset.low - 2 * _TEXTURE * float(variance.min()))
-    return replace(sensor, gain=gain, offset=offset)
+    gain, offset, slack = sensor.gain, sensor.offset, 2 * _TEXTURE * float(np.median(variance))
+    gain = gain._replace(low=gain.low - 2 * _TEXTURE * abs(gain.value))  # for texture, as the level of a group
+    return replace(sensor, gain=gain, offset=Measured(offset.value, offset.low - slack, offset.high + slack))
 
 
 def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor | None:

@@ -182,7 +182,7 @@ def train_on_examples(clean: Sequence[Tensor], seed: int = 0, num_draws: int = 6
     """
     unit = float(torch.cat([image.flatten() for image in clean]).double().std())
     if not unit > 0:
-        raise AssayError("the clean examples are all of one value", key="clean")
+        raise AssayError("the clean examples are all of one value", key="clean", cure="give other examples")
     generator = torch.Generator().manual_seed(seed)
     copies = max(2, num_draws // len(clean))
     inputs, target = noisy_features(clean, (0.01 * unit, 2 * unit), copies, generator, unit)
