@@ -222,7 +222,7 @@ def simulate(
     what = f"{noisy} images of {source.name} are noisy already: noise is simulated on clean images only"
     check([
         (not are_shares, AssayError(f"{fractions} are not fractions that sum to 1", key="clean_fraction")),
-        (not are_levels, AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma", cure="give e.g. 0.2")),
+        (not are_levels, AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")),
         (noisy, AssayError(what, key="clean_fraction")),
     ])  # fmt: skip
     warn_of_units(max((level for _, level in levels), default=0))
