@@ -140,7 +140,7 @@ def _warnings(
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
     for i, seen in enumerate(ends):
         content, measured = hash(x[i].tobytes()), measure(x[i], i, len(x))
-        notes.add(Note(float(levels[i]), seen, black_and_white, content, {}, measured))
+        notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, {}, measured))
     told = notes.warnings()
     num, channels, height, width = values.shape
     if axes_told := odd_axes((num, height, width)):

@@ -45,6 +45,7 @@ _SENTENCES = {
 class Note(NamedTuple):
     """What was seen while an image was packed. Values are in the units of the file."""
 
+    name: str
     sigma: float  # noise, where black to white is 2
     values: tuple[float, float, float]  # lowest, mean and highest
     black_and_white: tuple[float, float]
@@ -130,14 +131,16 @@ class Notes:
     def __init__(self, sources: Sequence[str], in_files: bool = True) -> None:
         self._in_files, self._num_images = in_files, 0
         self._sources = [_Seen(name) for name in sources]
-        self._contents: set[int] = set()
+        self._first: dict[int, str] = {}  # of each content
+        self._copies: list[str] = []
         self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
         self._sources[note.source].add(note)
         self._num_images += 1
-        self._contents.add(note.content)
+        if (first := self._first.setdefault(note.content, note.name)) != note.name:
+            self._copies.append(f"{note.name} of {first}")
         for what, values in note.found.items():
             self._found[what].append(values)
 
@@ -148,8 +151,9 @@ class Notes:
         for what, sentence in _SENTENCES.items():
             if values := self._found[what]:
                 told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
-        if num_copies := self._num_images - len(self._contents):
-            told.append(f"{num_copies:,} of the {self._num_images:,} images are copies: leave them out")
+        if num := len(self._copies):
+            which = ", ".join(self._copies[:3]) + (", ..." if num > 3 else "")
+            told.append(f"{num:,} of the {self._num_images:,} images are copies ({which}): leave them out")
         return told
 
 

@@ -308,7 +308,7 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
         found[CLIPPED] = (float((np.isclose(x, ends[0]) | np.isclose(x, ends[1])).mean()),)
     ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
     measured = measure(x, i, len(raw.names)) if sigma_map is None else None
-    note = Note(sigma, ends_and_mean, units, hash(values.tobytes()), found, measured, job.source)
+    note = Note(job.name, sigma, ends_and_mean, units, hash(values.tobytes()), found, measured, job.source)
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
     return PackedImage(job.name, values, *columns), note, layout
