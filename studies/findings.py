@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -105,6 +105,16 @@ def outcomes_of(study: str) -> tuple[Outcome, ...]:
 
 
 @cache
+def looks_of(study: str) -> tuple[Outcome, ...]:
+    """The results that tell how samples look: with the mixes that studies/looks trained again, if it did."""
+    again, found = HERE / "looks" / f"{study}.csv", outcomes_of(study)
+    if not again.exists():
+        return found
+    clean = (each for each in found if not each.configuration.noisy)
+    return *clean, *read_outcomes(again).values()
+
+
+@cache
 def quote_of(study: str) -> Quote:
     """The quote of a study's images, as committed; it was made from the images to train on, all clean."""
     with np.load(HERE / study / "quote.npz") as file:
@@ -117,7 +127,7 @@ def quote_of(study: str) -> Quote:
 @cache
 def prices_of(study: str) -> Prices:
     """Worth curves and prices of a study, with the quote beside them."""
-    return price_results(outcomes_of(study), levels_of(study), quote=quote_of(study))
+    return price_results(looks_of(study), levels_of(study), quote=quote_of(study))
 
 
 def write_quotes() -> None:
@@ -240,10 +250,6 @@ def claims_of(study: str) -> list[Claim]:
     """The registered claims (studies/README.md) at every noise level of a study."""
     levels, found = levels_of(study), list[Claim]()
     total = levels.loss.sum(1)
-    fd = {
-        (each.configuration.num_clean, each.configuration.noisy, each.configuration.seed): each.evaluation.fd
-        for each in outcomes_of(study)
-    }
     few, most = levels.num_clean.min(), levels.num_clean.max()
     sizes = np.unique(levels.num_clean[levels.num_noisy.sum(1) == 0])
 
@@ -262,13 +268,11 @@ def claims_of(study: str) -> list[Claim]:
         gain = by_block(above, few, None) - by_block(above, few, sigma)
         found.append(Claim(study, f"the mix beats its clean images {at}, above the noise", gain))
         found.append(Claim(study, f"the mix beats its clean images {at}", alone - mix))
-        blocks = sorted({int(block) for block in levels.block})
-        mixes = {key[2]: value for key, value in fd.items() if key[0] == few and dict(key[1]).get(sigma)}
-        clean = {key[2]: value for key, value in fd.items() if key[0] == few and not key[1]}
-        pairs = [(clean.get(block), mixes.get(block)) for block in blocks]
-        if all(a is not None and b is not None for a, b in pairs):
-            gain = np.array([a - b for a, b in pairs if a is not None and b is not None])
-            found.append(Claim(study, f"the mix beats its clean images {at}, by FD", gain))
+        words = f"the mix beats its clean images {at}, by FD"
+        if len(gain := fd_gain(outcomes_of(study), sigma)):
+            found.append(Claim(study, words, gain))
+        if looks_of(study) != outcomes_of(study):
+            found.append(Claim(study, f"{words}, image first", fd_gain(looks_of(study), sigma)))
     early, late = (
         (by_block(total, a, None) - by_block(total, b, None)) / (b - a) for a, b in (sizes[:2], sizes[-2:])
     )
@@ -276,6 +280,17 @@ def claims_of(study: str) -> list[Claim]:
         Claim(study, f"one more clean image helps more at {sizes[0]:g} than at {sizes[-2]:g}", early - late)
     )
     return found
+
+
+def fd_gain(outcomes: Iterable[Outcome], sigma: float) -> Array:
+    """By how much (K,) the FD of the mix with the fewest clean images is below theirs alone, in each block."""
+    known = {(each.configuration, each.evaluation.fd) for each in outcomes if each.evaluation.fd is not None}
+    few = min((of.num_clean for of, _ in known), default=0)
+    mixes, clean = (
+        {of.seed or 0: fd for of, fd in known if of.num_clean == few and of.levels == levels}
+        for levels in ((sigma,), ())
+    )
+    return np.array([clean[block] - mixes[block] for block in sorted(mixes)])
 
 
 def holm(p_values: Iterable[float]) -> list[bool]:
@@ -459,6 +474,40 @@ def rates() -> str:
     return markdown(("samples", "n", "measured exponent b, error ~ n^-b", "in theory"), rows)
 
 
+def looks() -> str:
+    """Replacement rates for looks with mixes trained level first and image first."""
+    rows = []
+    for study in measured_studies():
+        if looks_of(study) == outcomes_of(study):
+            continue
+        before, after = (price_results(each(study)) for each in (outcomes_of, looks_of))
+        for one in (each for each in after.prices if each.goal == "looks"):
+            cells = (amount(before.of("looks", one.sigma)), amount(one))
+            rows.append((title_of(study), f"{one.sigma:.3g}", *cells))
+    return markdown(("images", "noise", "level first", "image first"), rows)
+
+
+def noisy_only() -> str:
+    """FD and held-out loss of the methods that use noisy images alone."""
+    table = HERE / "noisy-only" / "noisy_only.csv"
+    if not table.exists():
+        return NO_RESULTS
+    with open(table, newline="") as file:
+        found = list(csv.DictReader(file))
+    rows = []
+    for data, method, way in dict.fromkeys((row["data"], row["method"], row["sampling"]) for row in found):
+        mine = [row for row in found if (row["data"], row["method"], row["sampling"]) == (data, method, way)]
+        fd, loss = ([float(row[key] or "nan") for row in mine] for key in ("fd", "held_out_loss"))
+        cells = f"{mine[0]['steps']}", f"{np.mean(loss):.3f}".replace("nan", ""), mean_and_spread(fd, ".1f")
+        rows.append((STUDIES[data], method, way, *cells))
+    return markdown(("images", "method", "sampled", "steps", "held-out loss", "FD"), rows)
+
+
+def mean_and_spread(values: Sequence[float], form: str) -> str:
+    """Mean and standard deviation over blocks."""
+    return f"{np.mean(values):{form}} ± {np.std(values, ddof=1):{form}}"
+
+
 def recipe() -> str:
     """Held-out loss and FD of both pairings with each way of stopping, and the test that was registered."""
     with open(HERE / "recipe" / "recipe.csv", newline="") as file:
@@ -471,9 +520,7 @@ def recipe() -> str:
     rows = []
     for (data, pairing, stops), mine in values.items():
         forms = {"held_out_loss": ".3f", "fd": ".1f"}
-        cells = (
-            f"{np.mean(mine[key]):{form}} ± {np.std(mine[key], ddof=1):{form}}" for key, form in forms.items()
-        )
+        cells = (mean_and_spread(mine[key], form) for key, form in forms.items())
         rows.append((STUDIES[data], f"`{pairing}`", stops, *cells))
     tests = []
     for stops in dict.fromkeys(stops for _, _, stops in values):
@@ -512,6 +559,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
         published,
         rates,
         recipe,
+        looks,
+        noisy_only,
         prediction,
     )
 }
