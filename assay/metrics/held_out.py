@@ -68,6 +68,7 @@ MIN_IMAGES = 20  # that cover a band, for its loss to have a standard error
 # A noisy image counts from here times its own level: the standard deviation of the excess that is taken out is
 # sqrt(2 D) r / (1 - r), in nats per unit of log sigma, and grows without bound as sigma_t falls to sigma_tn.
 _MARGIN = 1.25
+_CPU_PIXELS = 2**16  # evaluated at once on a CPU: of 32x32 images 64 at a time go 1.4 times as fast as 1,024
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill [0, 1) evenly, whichever images are measured
 
 
@@ -240,6 +241,8 @@ def held_out_loss(
     check_same(num_classes or source.num_classes, source.num_classes, what, key="held_out", cure=cure)
     covered = _MARGIN * sigma_tn[:, None] <= torch.from_numpy(config.edges[:-1])
     covered = covered if wanted is None else covered & wanted
+    if torch.device(devices[0]).type == "cpu":
+        batch_size = min(batch_size, max(1, _CPU_PIXELS // math.prod(source.image_shape[1:])))
     errors = torch.zeros_like(levels)
     copies = [denoiser] if len(devices) == 1 else [copy_to(denoiser, device) for device in devices]
 
