@@ -294,7 +294,8 @@ def _fill(
     cure = "no network can be built from its config; correct it"
     with decoding(config_path or path, cure), torch.device("meta"):
         denoiser = build_denoiser(config)  # also sizes that overflow fail
-    with decoding(path, f"get it again{f', or {config_path.name}' if config_path else ''}"):
+    cure = "pass the network that it was trained with" if config.kind == "passed" else "get it again"
+    with decoding(path, f"{cure}{f', or {config_path.name}' if config_path else ''}"):
         constants = {key: slot for key, slot in denoiser.state_dict().items() if not slot.is_meta}
         denoiser.load_state_dict({key: value.float() for key, value in weights.items()}, assign=True)
         for key, value in weights.items():

@@ -98,6 +98,9 @@ class Model:
         `sigma_tn` is one level or (B,). Both are in the model's scale, where images lie in [-1, 1]. Of a NumPy
         array (B, C, H, W), or (B, H, W) of one channel, the result is an array of the same shape.
         """
+        if isinstance(x_tn, ImageSource):
+            cure = "give its images, `source.read(torch.arange(len(source)))`, and `source.sigma_tn`"
+            raise AssayError("is a source, not an array of images", key="x_tn", cure=cure)
         if not isinstance(x_tn, Tensor):
             given = torch.as_tensor(np.asarray(x_tn), dtype=torch.float32)
             images = given[:, None] if given.ndim == 3 else given

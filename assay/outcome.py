@@ -1,8 +1,8 @@
 """One record from evaluation to report: a `Configuration`, its measurements, and the time they took.
 
-A study writes one `Outcome` as JSON for each way of sampling each model; `gather` makes the same record from
-a result of `assay evaluate`. All tables, prices and reports are functions of outcomes, which travel between
-commands as `results.csv`, written and read here alone (docs/howto/deciding.md lists its columns).
+A study writes one `Outcome` as JSON for each way of sampling each model. All tables, prices and reports are
+functions of outcomes, which travel between commands as `results.csv`, written and read here alone
+(docs/howto/deciding.md lists its columns).
 """
 
 import csv
@@ -11,18 +11,16 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
-from assay.checkpoint import CheckpointInfo
 from assay.errors import AssayError, Rules, about, check
 from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_text
-from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, compare, load_arrays
+from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, load_arrays
 from assay.noise import warn_of_units
-from assay.sample import SampleConfig
 from assay.settings import Level, explaining
 
 Sampling = Literal["full", "truncated", "refined"]
@@ -109,12 +107,6 @@ class Configuration(BaseModel):
         extra = f"{self.table}: " if self.table not in ("", "clean_mix", "only_noisy") else ""
         return f"{extra}{self}" + ("" if self.seed is None else f" (seed {self.seed})")
 
-    def order(self) -> tuple[Any, ...]:
-        """Sorts clean-only configurations first, then by noise; more clean images first; repeats together."""
-        seed = -1 if self.seed is None else self.seed
-        way = self.sampling, self.consistency, self.rounds
-        return self.dataset, self.table, self.noisy != (), self.noisy, -self.num_clean, *way, seed
-
 
 def percent(part: float) -> str:
     """A part as a percentage with the digits it takes: "10%", "0.1%", "99.95%"; only all of it is "100%"."""
@@ -142,28 +134,6 @@ class Outcome(BaseModel):
 METRICS = {"held_out_loss": ".3f", "fd": ".2f"}  # what results are compared by, and how it is written
 
 
-def trained_configuration(
-    info: CheckpointInfo, dataset: str, sample: SampleConfig | None = None
-) -> Configuration:
-    """The configuration of a checkpoint, from what it records of its training, and of how it was sampled."""
-    sample = sample or SampleConfig()
-    if info.num_images is None or not info.sigma_tn:
-        raise AssayError("its checkpoint does not say how many images of which noise it was trained on")
-    ends = [0, *(round(part * info.num_images) for part in accumulate(part for _, part in info.sigma_tn))]
-    # Levels were float32: 0.3 and not 0.30000001192.
-    levels = [float(f"{level:.7g}") for level, _ in info.sigma_tn]
-    numbers = dict(zip(levels, (stop - start for start, stop in pairwise(ends)), strict=True))
-    return Configuration(
-        dataset=dataset,
-        num_clean=numbers.pop(0.0, 0),
-        noisy=tuple(numbers.items()),
-        consistency=bool(info.consistency),
-        rounds=info.rounds,
-        sampling="truncated" if sample.truncate_at else "refined" if sample.refine_at else "full",
-        seed=info.seed,
-    )
-
-
 def load_outcome(path: Path) -> Outcome | Evaluation:
     """Read an outcome of a study, or a result of `assay evaluate`."""
     with decoding(path, "give a result of `assay evaluate` or of a study"):
@@ -177,44 +147,13 @@ def load_outcome(path: Path) -> Outcome | Evaluation:
 
 def load_evaluations(paths: Iterable[Path]) -> dict[str, Evaluation]:
     """Evaluations from JSON files and tables by where they come from."""
-    found = _load_all(paths).items()
-    return {name: each.evaluation if isinstance(each, Outcome) else each for name, each in found}
-
-
-def _load_all(paths: Iterable[Path]) -> dict[str, Outcome | Evaluation]:
     found: dict[str, Outcome | Evaluation] = {}
     for path in paths:
         if path.suffix == ".csv":
             found |= {f"{path}, line {line}": outcome for line, outcome in read_outcomes(path).items()}
         else:
             found[str(path)] = load_outcome(path)
-    return found
-
-
-def gather(paths: Iterable[Path]) -> list[Outcome]:
-    """Outcomes from JSON files and tables, sorted; those of one data set and extractor must be comparable."""
-    found, groups = list[Outcome](), dict[tuple[str, str], dict[str, Evaluation]]()
-    for name, each in _load_all(paths).items():
-        with decoding(name, "add a row for it by hand"):
-            outcome = each if isinstance(each, Outcome) else _outcome_of(each)
-        alike = outcome.configuration.dataset, outcome.evaluation.extractor
-        groups.setdefault(alike, {})[name] = outcome.evaluation
-        found.append(outcome)
-    for group in groups.values():
-        compare(group)
-    return sorted(found, key=lambda outcome: outcome.configuration.order())
-
-
-def _outcome_of(evaluation: Evaluation) -> Outcome:
-    details, record = evaluation.details, evaluation.held_out_loss_record
-    if details and details.sampler:
-        sampler = details.sampler
-        configuration = trained_configuration(sampler.info, details.reference, sampler.sample)
-    elif record and record.info:
-        configuration = trained_configuration(record.info, record.held_out)
-    else:
-        raise AssayError("does not say what its model was trained on, as a checkpoint would")
-    return Outcome(configuration=configuration, evaluation=evaluation)
+    return {name: each.evaluation if isinstance(each, Outcome) else each for name, each in found.items()}
 
 
 _CONFIGURATION = ["table", "dataset", "sigma", "clean_fraction", "sampling", "consistency", "rounds"]

@@ -13,18 +13,27 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from assay.errors import choose
+from assay.errors import AssayError
+
+
+def find(base: type, kind: str, key: str) -> Any:
+    """The class of this kind; `key` is the setting that asks for it.
+
+    Entry points are imported only for kinds that are not known yet: they import us, and we look for our own
+    while we are imported ourselves.
+    """
+    if kind not in registered(base):
+        _load_entry_points()
+    known = registered(base)
+    if kind not in known:
+        cure = f"choose one of {', '.join(known)}, or install the package that has it (an entry point)"
+        raise AssayError(f"nothing is called {kind!r:.80}", key=key, cure=cure)
+    return known[kind]
 
 
 def registered(base: type) -> dict[str, Any]:
     """`base` and its subclasses that have a `kind` of their own, by it."""
-    _load_entry_points()
     return {kind: found for found in (base, *_subclasses(base)) if (kind := kind_of(found))}
-
-
-def find(base: type, kind: str, key: str) -> Any:
-    """The class of this kind; `key` is the setting that asks for it."""
-    return choose(kind, registered(base), key)
 
 
 def kind_of(found: type) -> str | None:
@@ -43,4 +52,9 @@ def _subclasses(base: Any) -> Iterator[Any]:
 @cache
 def _load_entry_points() -> None:
     for entry in entry_points(group="assay"):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:
+            what = f"its entry point {entry.name} = {entry.value} cannot be imported ({error})"
+            name = entry.dist.name if entry.dist else None
+            raise AssayError(what, path=name, cure="correct or uninstall it") from error

@@ -20,7 +20,6 @@ from assay.data import open_store
 from assay.metrics.distance import features_to_statistics, frechet_distance
 from assay.metrics.extract import images_to_features, load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
-from assay.outcome import trained_configuration
 from assay.sample import SampleConfig
 
 HEUN = "Heun 18 steps (35)"
@@ -58,7 +57,7 @@ def main() -> None:
                     )
                     for index in torch.arange(len(images)).split(args.images)
                 ]
-            cells = [str(trained_configuration(info, args.folder.name, settings.sample))]
+            cells = [f"{info.clean_fraction:.0%} clean" + ", truncated" * bool(settings.sample.truncate_at)]
             for found in distances.values():
                 change = [a - b for a, b in zip(found, distances[HEUN], strict=True)]
                 error = stdev(change) / len(change) ** 0.5

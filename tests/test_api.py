@@ -1,7 +1,9 @@
 """The names for notebooks: their examples run, and arrays become the same images as files."""
 
+import ast
 import doctest
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import assay
 import assay.model
 from assay.errors import AssayError
 from assay.train import OwnLoss
-from tests.errors import rejected
+from tests.errors import fault, rejected
 
 STUDY = """
 name = "mine"
@@ -126,11 +128,13 @@ def test_a_kept_run_is_resumed_and_loaded_again(tmp_path: Path) -> None:
 def test_the_page_on_own_parts_runs(folder: Path) -> None:
     page = (Path(__file__).parent.parent / "docs/howto/own_parts.md").read_text()
     names: dict[str, Any] = {"__name__": "own_parts"}
-    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    for block in blocks:
         exec(block, names)
     assert names["model"].checkpoint.config.kind == "mlp"
     assert assay.load("tiny-kind.safetensors").checkpoint.config.width == 8
     images, tiny = names["images"], names["Tiny"]
+    assert "it was trained with" in str(fault(lambda: assay.load("tiny.safetensors", net=tiny(8))).cure)
     with pytest.raises(AssayError) as caught:  # a module that does not give an image
         assay.fit(images, net=nn.Flatten(), num_steps=2, batch_size=16, progress=False)
     assert caught.value.key == "net" or caught.value.path == "Flatten"
@@ -139,6 +143,23 @@ def test_the_page_on_own_parts_runs(folder: Path) -> None:
     code = "import assay; assay.load('tiny.safetensors')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "the network is a Tiny of your own" in done.stderr
+    # What the page defines, as a package with an entry point: another process samples its network.
+    tree = ast.parse("\n".join(blocks))
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef)]
+    (folder / "mine.py").write_text(ast.unparse(tree))
+    (folder / "mine-1.dist-info").mkdir()
+    (folder / "mine-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (folder / "mine-1.dist-info/entry_points.txt").write_text("[assay]\nmine = mine\n")
+    paths = os.pathsep.join([str(folder), *sys.path])
+    for module, told in (
+        ("", "torch.Size([1, 1, 8, 8])"),
+        ("1 / 0", "mine: its entry point mine = mine"),
+    ):
+        (folder / "mine.py").open("a").write(f"\n{module}\n")
+        code = "import assay; print(assay.load('tiny-kind.safetensors').sample(1).shape)"
+        environment = os.environ | {"PYTHONPATH": paths}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert told in done.stdout + done.stderr, done.stderr
 
 
 def test_arrays_go_in_and_come_out(folder: Path) -> None:

@@ -39,7 +39,6 @@ TRAIN = ("train", "--preset", "digits", "--set", "data.store=digits", "-o", "run
         (("price", "bin.csv"), "bin.csv", None),
         (("plan", "bin.csv", "--budget", "1", "--vendors", "1"), "bin.csv", None),
         (("evaluate", "compare", "bin.json"), "bin.json", None),
-        (("evaluate", "gather", "bin.json", "-o", "all.csv"), "bin.json", None),
         (("mixture", "fit", "bin.csv"), "bin.csv", None),
         (("data", "show", "digits", "--png", "q.txt"), "q.txt", "--png"),
         (("data", "get", "digits", "-o", "/proc/foo"), "/proc/foo", "--output"),

@@ -88,7 +88,11 @@ GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
         (GRAINY * 255, {"value_range": (0, 255), "sigma": 0.16}, "noise of 0.16, but its noise measures [12]"),
         (GRAINY, {"value_range": (0, 1), "sigma": 20}, "noise of 20, but its noise measures 0.0[78]"),
         (SMOOTH / 16, {"value_range": (0, 1)}, "where black and white are 0 and 1:"),
-        (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 images are copies .image 1 of image 0, image 2 of"),
+        (
+            np.repeat(SMOOTH[:1], 9, 0),
+            {"value_range": (0, 1)},
+            "8 of the 9 images are copies .image 1 of image 0, ",
+        ),
         (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "If it holds 160 images of 20 x 16"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),

@@ -1,4 +1,4 @@
-"""Outcomes: words for settings, records through JSON and CSV, old tables, results gathered by hand."""
+"""Outcomes: words for settings, records through JSON and CSV, old tables."""
 
 import csv
 from pathlib import Path
@@ -7,25 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.checkpoint import CheckpointInfo
-from assay.errors import AssayError
-from assay.metrics.evaluate import NOT_COLUMNS, Details, Evaluation, save_evaluation
-from assay.metrics.generated import SamplerSettings
+from assay.metrics.evaluate import NOT_COLUMNS, Evaluation
 from assay.outcome import (
     COLUMNS,
     Configuration,
     Outcome,
-    gather,
     load_outcome,
     percent,
     read_outcomes,
-    trained_configuration,
     write_outcomes,
 )
 from assay.pricing import PAPER
-from assay.sample import SampleConfig
 from assay.study.report import averages
-from tests.commands import run
 from tests.errors import rejected
 
 # --- words -------------------------------------------------------------------------------------------------
@@ -70,8 +63,6 @@ def test_repeats_are_settings_alike_but_for_the_seed() -> None:
     for noisy in (((0.1, 1), (0.1, 2)), ((0.0, 1),), ((0.1, -1),)):
         with pytest.raises(ValueError, match="noisy"):
             Configuration(num_clean=1, noisy=noisy)
-    fewer, clean = Configuration(num_clean=5, noisy=((0.1, 5),), seed=0), Configuration(num_clean=3, seed=0)
-    assert sorted([second, fewer, first, clean], key=Configuration.order) == [clean, first, second, fewer]
 
 
 # --- records -----------------------------------------------------------------------------------------------
@@ -218,73 +209,3 @@ def test_every_metric_is_a_column() -> None:
     assert (evaluation.title("kid"), outcome.value("kid"), evaluation.error("kid")) == ("KID", 0.01, 0.002)
     assert outcome.value("recall") is None and averages([outcome], "recall") == {}
     assert str(averages([outcome], "kid")[outcome.configuration]) == "0.01 ± 0.002"
-
-
-# --- gathering ---------------------------------------------------------------------------------------------
-
-
-def evaluated(fd: float, reference: str = "digits", **info: object) -> Evaluation:
-    """A result of `assay evaluate` of a checkpoint with this info."""
-    sampler = SamplerSettings(
-        sample=SampleConfig(), first_seed=0, checkpoint_sha256="", info=CheckpointInfo.model_validate(info)
-    )
-    details = Details(
-        extractor_sha256="x", extractor_accuracy=None, num_features=64, generated="final.safetensors",
-        reference=reference, reference_fingerprint="r", num_reference=1797, sampler=sampler, ranges=(),
-        assay_version="0",
-    )  # fmt: skip
-    return Evaluation(
-        fd=fd, fd_std=0.1, metric="FD-pixels", extractor="pixels", num_images=100, details=details
-    )
-
-
-def save(path: Path, evaluation: Evaluation) -> Path:
-    save_evaluation(path, evaluation)
-    return path
-
-
-def test_a_checkpoint_knows_its_setting() -> None:
-    levels = ((0.0, 180 / 1797), (0.30000001192092896, 1617 / 1797))
-    info = CheckpointInfo(sigma_tn=levels, num_images=1797, seed=2, consistency=True)
-    for sample, sampling in (
-        (SampleConfig(), "full"),
-        (SampleConfig(truncate_at=0.3), "truncated"),
-        (SampleConfig(refine_at=0.3), "refined"),
-    ):
-        assert trained_configuration(info, "digits", sample) == Configuration(
-            dataset="digits", num_clean=180, noisy=((0.3, 1617),), consistency=True, sampling=sampling, seed=2
-        )
-
-
-def test_gathered_results_make_a_table(tmp_path: Path) -> None:
-    results = {
-        "all": evaluated(2.0, sigma_tn=((0.0, 1.0),), num_images=1000, seed=0),
-        "half": evaluated(4.0, sigma_tn=((0.0, 1.0),), num_images=500, seed=0),
-        "few": evaluated(9.0, sigma_tn=((0.0, 1.0),), num_images=100, seed=0),
-        "mix": evaluated(3.0, sigma_tn=((0.0, 0.1), (0.5, 0.9)), num_images=1000, seed=0),
-    }
-    paths = [save(tmp_path / f"{name}.json", found) for name, found in results.items()]
-    output = tmp_path / "results.csv"
-    write_outcomes(output, gather(paths))
-    assert [str(each.configuration) for each in read_outcomes(output).values()] == [
-        "1,000 clean", "500 clean", "100 clean", "100 clean + 900 noisy at 0.5",
-    ]  # fmt: skip
-    # A table can be gathered again, with one more result.
-    more = save(tmp_path / "more.json", evaluated(3.1, sigma_tn=((0.5, 1.0),), num_images=900, seed=0))
-    assert len(gather([output, more])) == 5
-    run("study", "report", output)
-    assert (tmp_path / "report.html").exists()
-
-
-def test_results_that_cannot_be_gathered_say_why(tmp_path: Path) -> None:
-    levels = ((0.0, 1.0),)
-    good = save(tmp_path / "good.json", evaluated(2.0, sigma_tn=levels, num_images=10))
-    images = evaluated(2.0).model_copy(update={"details": None})
-    fewer = evaluated(2.0, sigma_tn=levels, num_images=10).model_copy(update={"num_images": 50})
-    (tmp_path / "bad.json").write_text('{"value": 1}')
-    old = evaluated(2.0, sigma_tn=levels)
-    for name, bad in (("old", old), ("images", images), ("fewer", fewer), ("bad", None)):
-        path = tmp_path / f"{name}.json"
-        with pytest.raises(AssayError) as caught:
-            gather([good, path if bad is None else save(path, bad)])
-        assert str(path) in str(caught.value)

@@ -1,4 +1,4 @@
-"""`assay evaluate`, with `compare`, `gather` and `reference` under it."""
+"""`assay evaluate`, with `compare` and `reference` under it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +17,7 @@ from assay.metrics.distance import save_statistics
 from assay.metrics.evaluate import Evaluation, Measures, save_evaluation, titles
 from assay.metrics.evaluate import compare as compare_evaluations
 from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, find_reference, measure
-from assay.outcome import gather as gather_outcomes
-from assay.outcome import load_evaluations, write_outcomes
+from assay.outcome import load_evaluations
 from assay.progress import open_progress
 from assay.sample import SampleConfig
 
@@ -115,23 +114,6 @@ def compare(results: Results) -> None:
     if best.num_images:
         against = f", against {best.details.reference}" if best.details else ""
         console.print(f"{best.num_images:,} images each{against}")
-
-
-@app.command()
-def gather(
-    results: Results, output: Annotated[Path, output_option("The CSV file to write.", suffix=".csv")]
-) -> None:
-    """Collect results in one table for `assay price`, `plan` and `study report`.
-
-    Numbers of images, noise levels and seeds are read from the evaluated checkpoints.
-
-    Example: `assay evaluate gather clean.json mixed.json -o results.csv`
-    """
-    outcomes = gather_outcomes(results)
-    write_outcomes(output, outcomes)
-    console = open_console()
-    console.print(_table("configuration", [(each.configuration.title, each.evaluation) for each in outcomes]))
-    console.print(f"wrote {output}")
 
 
 @app.command()

@@ -99,6 +99,12 @@ class Law:
         )
 
 
+def check_confidence(confidence: float) -> None:
+    """Of an interval, a share."""
+    if not 0 < confidence < 1:
+        raise AssayError(f"{confidence:g} is not between 0 and 1", key="confidence", cure="give e.g. 0.95")
+
+
 def interval(draws: Array, confidence: float = 0.95) -> tuple[Array, Array, Array]:
     """Median and interval of worths from draws (R, ...): within [0, 1], one-sided where it reaches an end."""
     tail = (1 - confidence) / 2

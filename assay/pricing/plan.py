@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 from assay.files import decoding
+from assay.pricing.law import check_confidence
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
 from assay.settings import Config, Rules
@@ -115,14 +116,15 @@ def plan(
     >>> assay.plan(assay.price(), offers, budget=10_000)
     Buy ...
     """
-    offers = read_vendors(Path(vendors)) if isinstance(vendors, str | Path) else list(vendors)
-    if (budget is None) == (target is None):
-        raise AssayError("give either a budget or a target", key="budget")
-    if not offers or have_clean < 0 or not 0 <= (budget or 0) < math.inf:
-        what = "a plan needs vendors, and a budget and numbers of images of at least 0"
-        raise AssayError(what, key="vendors")
-    if not 0 < confidence < 1:
-        raise AssayError(f"{confidence:g} is not between 0 and 1", key="confidence", cure="give e.g. 0.95")
+    offers = read_vendors(Path(vendors)) if isinstance(vendors, str | Path) else vendors
+    if not (isinstance(offers, Sequence) and offers and all(isinstance(offer, Vendor) for offer in offers)):
+        raise AssayError("are not offers", key="vendors", cure="give a list of `Vendor`s, or their CSV file")
+    check([
+        ((budget is None) == (target is None), AssayError("give either a budget or a target", key="budget")),
+        (not 0 <= (budget or 0) < math.inf, AssayError(f"{budget} is no sum of money", key="budget")),
+        (not have_clean >= 0, AssayError(f"{have_clean:g} is no number of images", key="have_clean")),
+    ])  # fmt: skip
+    check_confidence(confidence)
     if twice := [offer.title for offer in set(offers) if offers.count(offer) > 1]:
         raise AssayError(f"{twice[0]} is offered twice", key="vendors", cure="list each offer once")
     from assay.pricing.price import Prices, price
@@ -143,7 +145,12 @@ def read_vendors(path: Path) -> list[Vendor]:
                 cure = "separate cells by commas, and write decimals with a point"
                 raise AssayError("has rows with more cells than its header", cure=cure)
             rows = [{k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()} for row in read]
-        return [Vendor(**row) for row in rows]
+        return [_vendor(path, line, row) for line, row in enumerate(rows, 2)]
+
+
+def _vendor(path: Path, line: int, row: dict[str, Any]) -> Vendor:
+    with decoding(f"{path}, line {line}", "correct the line"):
+        return Vendor(**row)
 
 
 def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
@@ -188,6 +195,10 @@ def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_sha
         room = (counts > 0) & (counts < most)
         extra = room * left[:, None] / np.maximum(room.sum(1, keepdims=True), 1) / price
         counts = np.minimum(counts + extra, most)
+    chosen_there, counts = counts > 0, np.floor(counts + 1e-6)  # whole images, for no more than the budget
+    for vendor in np.argsort(-price, kind="stable"):  # what is left buys a few more, the dearest first
+        more = np.floor((budget - counts @ price) / price[vendor] + 1e-9)
+        counts[:, vendor] += chosen_there[:, vendor] * np.minimum(more, most[vendor] - counts[:, vendor])
     counts = counts[((counts == 0) | (counts >= least)).all(1)]
     num_clean = have_clean + counts[:, clean].sum(1)
     total = num_clean + counts[:, ~clean].sum(1)
@@ -195,7 +206,7 @@ def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_sha
     if not allowed.any():
         what = f"no mix within {budget:,.2f} has the least measured share of clean images, {least_share:.2g}"
         raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
-    return np.unique(counts[allowed].round(6), axis=0)
+    return np.unique(counts[allowed], axis=0)
 
 
 def _predict(forecast: Forecast, offers: Sequence[Vendor], have_clean: float, counts: Array) -> Array:
@@ -233,10 +244,12 @@ def _notes(
     noisy = np.array([offer.sigma > 0 for offer in offers])
     num_clean, total, notes = have_clean + counts[~noisy].sum(), have_clean + counts.sum(), []
     if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
-        notes.append(f"this is the smallest measured share of clean images ({forecast.least_share:.2g})")
+        share = f"the smallest measured share of clean images ({forecast.least_share:.2g})"
+        notes.append(f"this is {share}, which decides the mix: a smaller one might be better, or not")
     fewest, most = forecast.sizes
     if not fewest / 1.5 <= total <= 1.5 * most:
-        notes.append(f"an extrapolation: measured were {fewest:,.0f} to {most:,.0f} effective images")
+        units = ". Are budget and prices in the same unit, and prices per image?" * bool(total < fewest / 10)
+        notes.append(f"an extrapolation: measured were {fewest:,.0f} to {most:,.0f} effective images{units}")
     if num_clean == 0:
         notes.append("a mix without clean images learns nothing finer than its noise")
     return tuple(notes)
@@ -252,6 +265,10 @@ def _cheapest(forecast: Forecast, offers: Sequence[Vendor], have_clean: float, t
             return False
         return bool(np.median(_predict(forecast, offers, have_clean, counts), 0).min() <= target)
 
+    none = np.zeros((1, len(offers)))
+    if have_clean and np.median(_predict(forecast, offers, have_clean, none)) <= target:
+        what = f"{have_clean:,.0f} clean images reach {target:g} already: nothing needs to be bought"
+        raise AssayError(what, key="target", cure="lower it")
     high = min(offer.price for offer in offers)
     while not reached(high):
         high *= 2

@@ -20,7 +20,7 @@ from PIL.Image import Image
 from assay.errors import AssayError, about, choose
 from assay.figure import draw
 from assay.outcome import Outcome, read_outcomes
-from assay.pricing.law import Law, fit_laws, interval
+from assay.pricing.law import Law, check_confidence, fit_laws, interval
 from assay.pricing.paper import PAPER
 from assay.pricing.quote import Quote, quoted_at
 from assay.pricing.results import Array, Goal, LevelResults, Measured, read_levels
@@ -167,6 +167,7 @@ def price_all(
     quote: Quote | None = None,
 ) -> list[Prices]:
     """The same for each data set of a table."""
+    check_confidence(confidence)
     with about(table if isinstance(table, str | Path) else None):
         outcomes, levels = read_results(table, num_images)
         is_paper = isinstance(table, str | Path) and Path(table).resolve() == PAPER.resolve()
@@ -271,6 +272,8 @@ def read_results(
     """Outcomes and results by level of a folder, a file, a DataFrame or columns."""
     if not isinstance(table, str | Path):
         columns = {str(name): list(values) for name, values in dict(table).items()}
+        if len({len(values) for values in columns.values()}) > 1:
+            raise AssayError("has columns of unequal length", path="the table", cure="fill the shorter ones")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "table.csv"
             rows = [
@@ -278,7 +281,11 @@ def read_results(
                 *(",".join(map(_cell, row)) for row in zip(*columns.values(), strict=True)),
             ]
             path.write_text("\n".join(rows) + "\n")
-            return list(read_outcomes(path, num_images).values()), []
+            try:
+                return list(read_outcomes(path, num_images).values()), []
+            except AssayError as error:
+                error.path = str(error.path).replace(str(path), "the table")
+                raise
     path = Path(table)
     folder_of = path if path.is_dir() else path.parent
     results, levels = folder_of / "results.csv", folder_of / "levels.csv"
@@ -298,7 +305,8 @@ def _first_line(path: Path) -> str:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None or value != value else str(value).replace(",", " ")
+    text = "" if value is None or value != value else str(value)
+    return f'"{text}"' if "," in text else text
 
 
 def _price(results: Measured, law: Law, level: int, confidence: float, limited: float) -> Price:

@@ -51,10 +51,26 @@ def reason(price: Price) -> str:
             "the mixes did worse than their clean images alone, so noisy images took training from clean ones; "
             "train longer, with the same number of draws at every level"
         )
+    if odd := _odd_one(price):
+        return odd
     more = price.blocks_for(4.0)
     runs = math.ceil(more * price.law.num_runs / max(price.law.num_blocks, 1))
     ends = _ends(*price.rate[1:])
     return f"{ends} of them may replace a clean one; about {more} more blocks ({runs:,} runs) would decide"
+
+
+def _odd_one(price: Price) -> str:
+    """The result that lies farthest from the law, if far enough to be a slip; else nothing."""
+    results, law = price.results, price.law
+    law_says = np.median(law.values(law.size(results.num_clean, results.num_noisy, results.sigmas)), 0)
+    off = np.log(results.value / law_says)
+    off = abs(off - np.median(off))
+    worst = int(off.argmax())
+    if off[worst] < max(math.log(2), 6 * np.median(off)):
+        return ""
+    images = f"{results.num_clean[worst]:,.0f} clean and {results.num_noisy[worst].sum():,.0f} noisy images"
+    value = f"{results.metric} of {results.value[worst]:.4g} with {images}"
+    return f"the {value} is far from the other results, which suggest about {law_says[worst]:.3g}: is it right?"
 
 
 def sentence(price: Price) -> str:
@@ -74,7 +90,7 @@ def headline(prices: Prices) -> str:
     order = {"structure": 0, "looks": 1, "everything": 2}
     best = min(prices.prices, key=lambda p: (p.verdict == "undecided", order[p.goal], -p.sigma))
     looks = (p for p in prices.prices if (p.goal, p.sigma, p.verdict) == ("looks", best.sigma, "estimate"))
-    return " ".join(sentence(p) for p in (best, *looks) if p is best or best.goal != "looks")
+    return " ".join(map(sentence, (best, *(p for p in looks if p is not best))))
 
 
 def price_lines(prices: Prices) -> list[str]:

@@ -60,7 +60,7 @@ class ConsistencyConfig(Strict):
 class OwnLoss(ABC):
     """A loss of your own: a subclass with a `kind`, by which `train.loss` names it (see `assay.registry`)."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "ambient"  # the paper's own; those of subclasses are found by theirs
 
     @abstractmethod
     def __call__(self, denoiser: Denoiser, batch: Batch, label: Tensor | None) -> Tensor:
