@@ -139,9 +139,12 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
     return 10 * math.log10(1 + signal_power / sigma**2) if sigma > 0 else math.inf
 
 
+MOST_NOISE = 4.0  # twice the range from black to white
+
+
 def warn_of_units(sigma: float) -> None:
     """Warn of a level that is more than twice the range from black to white."""
-    if sigma > 4:
+    if sigma > MOST_NOISE:
         what = f"a noise level of {sigma:.4g}, where black to white is 2"
         warnings.warn(f"{what}: is it in the units of the files?", stacklevel=3)
 

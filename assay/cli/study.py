@@ -259,10 +259,12 @@ def compare(
     from assay.outcome import read_outcomes
     from assay.study.report import compared_table
 
-    mine, theirs = (
-        list(read_outcomes(path / "results.csv" if path.is_dir() else path).values())
-        for path in (first, second)
-    )
+    tables = [path / "results.csv" if path.is_dir() else path for path in (first, second)]
+    for path in tables:
+        if not path.exists():
+            cure = f"`assay study report {path.parent}` writes it once a training is finished"
+            raise AssayError("does not exist", path=path, cure=cure)
+    mine, theirs = (list(read_outcomes(path).values()) for path in tables)
     open_console(markup=False).print(str(compared_table(mine, theirs, (str(first), str(second)))))
 
 

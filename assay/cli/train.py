@@ -28,7 +28,9 @@ class Launch(Strict):
     """How a training is started; none of it changes what is learnt, but for `preset` and `minutes`."""
 
     preset: str | None = Field(None, description="Settings to start from; `list` shows them. Default: by size.")
-    minutes: float | None = Field(None, ge=0.01, description="Train for about this long on this machine.")
+    minutes: float | None = Field(
+        None, ge=0.01, description="Train for about this long on this machine, if it is idle."
+    )
     dry_run: bool = Field(False, description="Show the settings, what they cost and how long they take.")
     device: str = Field("auto", description=DEVICE)
     devices: NumDevices = Field(1, description=DEVICES, examples=["N", "auto"])

@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike, NDArray
 from assay.data import ImageSource
 from assay.data.arrays import from_arrays
 from assay.errors import AssayError, check_enough
-from assay.noise import warn_of_units
+from assay.noise import MOST_NOISE
 from assay.pricing.results import GREY_STEP, Array, Goal
 
 SPREAD = 0.39  # root mean square of log(log w measured / log w quoted), over 59 measured worths
@@ -111,9 +111,9 @@ def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: fl
     >>> worth, low, high = quoted.goal("structure", 0.2)
     """
     levels = np.unique(np.atleast_1d(np.asarray(sigma, float)))
-    if not (np.isfinite(levels) & (levels > 0)).all() or not levels.size:
-        raise AssayError(f"{levels} are not levels above 0", key="sigma", cure="give e.g. 0.2")
-    warn_of_units(float(levels.max()))
+    if not ((levels > 0) & (levels <= MOST_NOISE)).all() or not levels.size:
+        cure = "give e.g. 0.2, where black to white is 2; of 8-bit grey levels, divide them by 127.5"
+        raise AssayError(f"{levels} are not levels above 0 and up to {MOST_NOISE:g}", key="sigma", cure=cure)
     if not 0 < share < 1:
         raise AssayError(f"{share:g} is not a share between 0 and 1", key="share", cure="give e.g. 0.1")
     x = _read(images)

@@ -238,7 +238,8 @@ def run_study(
     (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which a study is drafted: `have_clean` clean
     images are in hand, and images with noise `noisy` could be had. Results go to `folder`, by default out/NAME.
     Call it again to resume. `until` adds blocks until the ends of the interval are within this factor, and
-    `minutes` limits the time. `num_workers` processes share the work, by default one for each core.
+    none begins after `minutes`; a drafted study is planned to take about as long. `num_workers` processes share
+    the work, by default one for each core.
 
     >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
     >>> found.path

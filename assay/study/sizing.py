@@ -13,6 +13,7 @@ import json
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +77,15 @@ def draft_study(
         num_clean = int((opened.source.sigma_tn == 0).sum())
         note = _fit(draft, num_clean, 60 * minutes * cores / per_image, measured, num_mixes)
         num_runs, num_images = len(_opened(draft, folder).runs), draft["num_steps"] * draft["batch_size"]
-        seconds = per_image * num_runs * (num_images + measured)
+        taken = per_image * num_runs * (num_images + measured) / 60 / cores
+    if taken > 1.5 * minutes:
+        told = (
+            f"the smallest study that can decide a price takes about {taken:.2g} minutes here, not {minutes:g}"
+        )
+        warnings.warn(told, stacklevel=2)
     draft["timing"] = (
         f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
-        f"on {num_images:,} images\n# each take about {seconds / 60 / cores:.2g} minutes on {cores} core(s).{note}"  # noqa: E501
+        f"on {num_images:,} images\n# each take about {taken:.2g} minutes on {cores} core(s).{note}"
     )
     return _text(draft)
 
@@ -94,7 +100,11 @@ def _first_draft(
     if num_noisy and noisy:
         what = f"{num_noisy} images of {source.name} are noisy already"
         raise AssayError(what, key="noisy", cure="leave it out")
-    have_clean = min(max(have_clean or num_clean // 10, MIN_IMAGES), num_clean // 3)
+    if have_clean and not MIN_IMAGES <= have_clean <= num_clean // 3:
+        what = f"{have_clean} is not between {MIN_IMAGES} and {num_clean // 3}, a third of the {num_clean} "
+        cure = "choose one: a study compares it with three times as many"
+        raise AssayError(f"{what}clean images to train on", key="have_clean", cure=cure)
+    have_clean = have_clean or min(max(num_clean // 10, MIN_IMAGES), num_clean // 3)
     shape = " x ".join(map(str, source.image_shape))
     about = f"A study of {source.name}: {num_clean:,} clean images of {shape} (C x H x W) to train on"
     if num_noisy:

@@ -484,12 +484,14 @@ def disk_use(folder: Path) -> int:
 def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
     """Title, state, held-out loss, FD and time left of every run, as text; by what the finished ones took."""
     outcomes, found = {run.key: outcome for run, outcome in opened.outcomes()}, []
-    taken = [each.train_seconds for each in outcomes.values() if each.train_seconds]
+    parts = ("train_seconds", "held_out_loss_seconds", "sample_seconds")
+    timed = [[getattr(each, part) for part in parts] for each in outcomes.values()] or [[0.0] * 3]
+    training, *after = (np.mean([seconds or 0 for seconds in column]) for column in zip(*timed, strict=True))
     for run in opened.runs:
         work, last, numbers = opened.work(run), run.config.train.total_steps, ["", ""]
         step = _last_step(work)
-        state = "to do" if not step else f"training {step / last:.0%}" if step < last else "measuring"
-        left = sum(taken) / len(taken) * (1 - step / last) if taken else 0.0
+        state = "to do" if not step else f"training {step / last:.0%}" if step < last else "to be measured"
+        left = training * (1 - step / last) + sum(after)
         if work.is_finished:
             evaluation = outcomes[run.key].evaluation
             numbers = [f"{each:.4g}" if each else "" for each in (evaluation.held_out_loss, evaluation.fd)]
