@@ -62,29 +62,29 @@ def draw(panels: Sequence[Panel]) -> Image.Image:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with rc_context(_PLAIN):
-        canvas = FigureCanvasAgg(_figure(panels, (6.5, 4.5)))
+        canvas = FigureCanvasAgg(_figure(panels))
         canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def draw_svg(panel: Panel) -> bytes:
-    """One panel as SVG, in letters that can be read where the picture is 360 pixels wide."""
+    """One panel as SVG."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
     with rc_context(_PLAIN | {"svg.hashsalt": panel.title, "svg.fonttype": "none"}):
-        _figure([panel], (5.0, 3.8)).savefig(buffer, format="svg", metadata={"Date": None})
+        _figure([panel]).savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 
-def _figure(panels: Sequence[Panel], size: tuple[float, float]) -> "Figure":
-    """The panels of `size` each (in inches), two in a row."""
+def _figure(panels: Sequence[Panel]) -> "Figure":
+    """The panels, two in a row, in letters that can be read where one of them is 360 pixels wide."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
     columns = min(2, len(panels))
     num_rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * num_rows), layout="constrained")
+    figure = Figure(figsize=(5.0 * columns, 3.8 * num_rows), dpi=130, layout="constrained")
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, columns, i + 1)
         for s in panel.series:
