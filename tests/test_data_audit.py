@@ -219,11 +219,7 @@ def test_the_pixels_beside_each() -> None:
 
 def test_rounding() -> None:
     x = 50 * noise(torch.empty(1, 32, 32))
-    assert (
-        rounding_step(x) == 0
-        and rounding_step((9 * x).round()) == 1
-        and rounding_step((x / 4).round() * 4) == 4
-    )
+    assert [rounding_step(y) for y in (x, (9 * x).round(), (x / 4).round() * 4)] == [0, 1, 4]
     assert rounding_step((x / 0.5).round() * 0.5) == 0.5 and rounding_step(torch.ones(1, 9, 9)) == math.inf
 
 

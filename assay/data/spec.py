@@ -99,7 +99,8 @@ class SourceSpec(Config):
             pairs += [("gain", key) for key in given if getattr(self, key) != 0]
         for first, second in pairs:
             yield True, AssayError(f"cannot be combined with {first}", key=second, cure="give one")
-        error = AssayError("is needed with read_noise or black", key="gain", cure="see `assay data noise`")
+        cure = "give it, or leave these out to measure it"
+        error = AssayError("is missing, without which read_noise and black say nothing", key="gain", cure=cure)
         yield self.gain is None and (self.read_noise or self.black), error
         error = AssayError("a sensor's values of black and, above it, white are needed", key="range")
         yield self.gain is not None and (self.range is None or self.black >= self.range[1]), error

@@ -112,7 +112,7 @@ class Audit:
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
                 f"as in dark ones. Pack with `:range={low:g},{high:g},{self.sensor}`, one number for black and "
-                "read noise; if you know black, also give read_noise = sqrt(variance at 0 + gain * black)"
+                "read noise; if you know black, give it and read_noise = sqrt(variance at 0 + gain * black)"
             )
         return found
 
