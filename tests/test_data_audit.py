@@ -105,9 +105,7 @@ def test_a_shared_level_is_within_one_percent() -> None:
     for i, sigma in enumerate((0.05, 0.2)):
         level = group_level(list(x + sigma * noise(x, 20 + i)))
         assert level.value == pytest.approx(sigma, rel=0.01) and level.low < sigma < level.high
-    small = torch.nn.functional.interpolate(
-        x, size=(12, 12), mode="area"
-    )  # all texture: examples tell how much
+    small = torch.nn.functional.interpolate(x, size=(12, 12), mode="area")  # all texture: examples tell
     noisy = list(small[100:] + 0.3 * noise(small[100:], 30))
     level = group_level(noisy, clean=list(small[:100]))
     assert level.value == pytest.approx(0.3, rel=0.02) and level.low < 0.3 < level.high
@@ -140,8 +138,7 @@ def test_correlated_noise_is_recognised() -> None:
 
 
 def test_repeated_exposures_are_exact(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    truth = {"a": [1.0, 2.0, 5.0], "b": [3.0, 3.0]}
+    rng, truth = np.random.default_rng(0), {"a": [1.0, 2.0, 5.0], "b": [3.0, 3.0]}
     for folder, sigmas in truth.items():
         (tmp_path / "in" / folder).mkdir(parents=True)
         scene = 100 * rng.random((40, 30))
@@ -197,14 +194,12 @@ def test_odd_images_get_no_odd_numbers() -> None:
 
 def test_two_exposures_of_faint_galaxies_give_the_gain_without_bias() -> None:
     """Whose mean is as noisy as the images: a line through the noisy means finds 17% too little."""
-    rng = np.random.default_rng(0)
-    row, column = np.mgrid[:16, :16] - 8.0
+    rng, (row, column) = np.random.default_rng(0), np.mgrid[:16, :16] - 8.0
     pixels: list[list[np.ndarray]] = [[], [], []]
     for width, peak in zip(rng.uniform(1.2, 3, 2000), rng.uniform(5, 40, 2000), strict=True):
         light = 7 + peak * np.exp(-(row**2 + column**2) / (2 * width**2))
-        images = torch.from_numpy(
-            0.6 * rng.poisson(light / 0.6, (2, 16, 16)) + 2 * rng.normal(size=(2, 16, 16))
-        )
+        counts = rng.poisson(light / 0.6, (2, 16, 16))
+        images = torch.from_numpy(0.6 * counts + 2 * rng.normal(size=(2, 16, 16)))
         mean = images.mean(0)[None]
         for part, found in zip(pixels, (mean, images.var(0), mean_around(mean)), strict=True):
             part.append(found.flatten().numpy())
@@ -224,7 +219,7 @@ def test_the_pixels_beside_each() -> None:
 
 def test_rounding() -> None:
     x = 50 * noise(torch.empty(1, 32, 32))
-    assert rounding_step(x) == 0 and rounding_step(x.round()) == 1 and rounding_step((x / 4).round() * 4) == 4
+    assert [rounding_step(y) for y in (x, (9 * x).round(), (x / 4).round() * 4)] == [0, 1, 4]
     assert rounding_step((x / 0.5).round() * 0.5) == 0.5 and rounding_step(torch.ones(1, 9, 9)) == math.inf
 
 
@@ -261,8 +256,7 @@ def test_clean_examples_in_other_units_are_converted(tmp_path: Path, monkeypatch
 
 def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     """Gain and read noise as options of pack, the values for --range, and the store's own noise."""
-    rng = np.random.default_rng(0)
-    row, column = np.mgrid[:16, :16] - 8.0
+    rng, (row, column) = np.random.default_rng(0), np.mgrid[:16, :16] - 8.0
     for number in range(30):
         light = 10 + 60 * np.exp(-(row**2 + column**2) / (2 * rng.uniform(1.5, 3) ** 2))
         for folder, count in ((f"repeats/{number}", 6), ("clean", 0)):
@@ -271,7 +265,7 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
             for i, image in enumerate(images if count else [light]):
                 fits.writeto(tmp_path / folder / f"{number}-{i}.fits", image.astype(np.float32))
     text = run("data", "noise", tmp_path / "repeats", "--repeats")
-    found = re.search(r"gain = ([\d.]+) and read_noise = ([\d.]+)", text)
+    found = re.search(r":range=-?\d+,\d+,gain=([\d.]+),read_noise=([\d.]+)`", text)
     assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
     assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98% of them\)", text)
     assert "`repeats`" in run("data", "noise", tmp_path / "clean")  # no flat parts: how to measure the gain
@@ -284,11 +278,11 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
 
 
 def test_images_that_break_the_model(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    light = 100 * (fashion()[:100, 0].numpy() + 1.2)
+    rng, light = np.random.default_rng(0), 100 * (fashion()[:100, 0].numpy() + 1.2)
     np.save(tmp_path / "a.npy", rng.poisson(light).clip(0, 210).astype(np.uint16))
     text = run("data", "noise", tmp_path / "a.npy", "--shared", "--levels", tmp_path / "l.csv")
-    assert "are clipped" in text and "depends on the signal" in text
+    assert "are clipped" in text and re.search("rounded to steps of +1 ", text)
+    assert "depends on the signal" in text and re.search(r"Pack with `:range=\d+,210,gain=[\d.]+,", text)
     rows = list(csv.DictReader((tmp_path / "l.csv").open()))
     assert len({row["sigma"] for row in rows}) == 1
     small = np.zeros((3, 7, 7), np.uint8)

@@ -24,6 +24,7 @@ from assay.data.readers import read_any
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.errors import AssayError
 from assay.files import csv_cell
+from tests.commands import run
 from tests.errors import rejected
 from tests.stores import grey
 
@@ -106,8 +107,12 @@ def test_nothing_to_pack(tmp_path: Path) -> None:
     (tmp_path / "in/readme.txt").write_text("no images here")
     for name in ("in", "gone", "in/readme.txt"):
         failing(tmp_path / name, tmp_path / "out", name)
-    (tmp_path / "in/a.png").write_text("x")
+    for i in range(12):
+        (tmp_path / f"in/{i}.png").write_text("x")
     failing(tmp_path / "in", tmp_path / "out", "in", config={"skip_bad": True})
+    grey(tmp_path / "in/good.png")
+    text = run("data", "pack", tmp_path / "in", "--skip-bad", "-o", tmp_path / "some")
+    assert text.count("skipped: ") == 11 and "skipped: 2 more" in text
     np.save(tmp_path / "in/b.npy", np.zeros((4, 4)))
     failing(tmp_path / "in", tmp_path / "out", "in")  # of two kinds
 
@@ -220,8 +225,7 @@ def test_bad_arrays(tmp_path: Path, values: np.ndarray, path: str, key: str | No
 
 
 def test_bad_values_and_levels_of_arrays(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    ones = np.ones((5, 5), np.float32)
+    out, ones = tmp_path / "out", np.ones((5, 5), np.float32)
     np.save(tmp_path / "a.npy", np.array([0, np.nan, np.inf], np.float32)[:, None, None] * ones)
     failing(tmp_path / "a.npy", out, "a.npy[1]", range=(0, 1))
     np.save(tmp_path / "a.npy", np.array([1, 70_000], np.float32)[:, None, None] * ones)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from skimage.data import astronaut
 
+from assay.data import split_held_out
 from assay.data.export import names_like
 from assay.data.pack import PackConfig, pack
 from assay.data.spec import SourceSpec, read_sources
 from assay.errors import AssayError
 
 
-def crops(sigma: float = 0.0) -> np.ndarray:
+def crops(sigma: float | np.ndarray = 0.0) -> np.ndarray:
     """Parts (24, 32, 32) of a photograph, 0 to 255, with noise."""
     grey = astronaut().mean(2)
     parts = [grey[y : y + 32, x : x + 32] for y in range(0, 384, 96) for x in range(0, 384, 64)]
@@ -26,6 +27,8 @@ BUSY = np.argsort(crops().std((1, 2)))[12:]  # in none of these are levels ruled
 def told(path: Path, values: np.ndarray, **settings: Any) -> str:
     """The warnings of packing an array."""
     np.save(path / "scans.npy", values)
+    np.save(path / "map.npy", settings.get("map", 0))
+    settings |= {"map": path / "map.npy"} if "map" in settings else {}
     spec = SourceSpec(path=str(path / "scans.npy"), **settings)
     return "\n".join(pack(spec, path / f"store{len(list(path.iterdir()))}").warnings)
 
@@ -33,6 +36,8 @@ def told(path: Path, values: np.ndarray, **settings: Any) -> str:
 def test_right_data_pass_quietly(tmp_path: Path) -> None:
     assert told(tmp_path, crops().astype(np.float32), range=(0, 255)) == ""
     assert told(tmp_path, np.rint(crops()).astype(np.uint8)) == ""
+    level = np.linspace(10, 30, 32) * np.ones((32, 1))
+    assert "noise" not in told(tmp_path, crops(level).astype(np.float32), range=(0, 255), map=level)
     for sigma in (4.0, 20.0, 60.0):
         for unit in (1.0, 255.0):
             values = (crops(sigma) / unit).astype(np.float32)
@@ -55,13 +60,26 @@ def test_right_data_pass_quietly(tmp_path: Path) -> None:
         (crops(20)[BUSY].astype(np.float32), {"range": (0, 255), "sigma": 30}, ["30", "measures 20"]),
         (crops(20).astype(np.float32), {"range": (0, 255)}, ["clean", "19.8"]),  # the level was forgotten
         (np.rint(crops()[:1]).astype(np.uint8).repeat(60, 0), {}, ["59 of the 60"]),
+        (crops(20).astype("f4") / 255, {"range": (0, 1), "map": np.full((32, 32), 6e-3)}, ["0.006,", "0.07"]),
+        ((crops() / 122 - 1).astype(np.float32)[BUSY], {"range": (-1, 1), "sigma": 0.2}, ["0.2", "measures 0"]),
     ],
 )
-def test_mistakes_of_scale_are_told(
-    tmp_path: Path, values: np.ndarray, settings: Any, numbers: list[str]
-) -> None:
+def test_mistakes_of_scale_are_told(tmp_path: Path, values: Any, settings: Any, numbers: list[str]) -> None:
     text = told(tmp_path, values, **settings)
     assert all(number in text for number in numbers), text
+
+
+def test_noisy_versions_are_held_out_with_the_clean_images(tmp_path: Path) -> None:
+    for name, images in {"clean": crops(), "twins": crops(20), "others": crops(20)[::-1]}.items():
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "a.npy", images.astype(np.float32))
+    words = [[f"{tmp_path}/clean/a.npy", f"{tmp_path}/{name}/a.npy:sigma=20"] for name in ("twins", "others")]
+    twins, others = (
+        pack(read_sources(each, "range=0,255"), tmp_path / Path(each[1]).parts[-2] / "store") for each in words
+    )
+    assert "24 images show scenes of" in twins.warnings[-1] and others.store.group is None
+    rest, held_out = split_held_out(twins.store, 6)
+    assert len(rest) == 36 and not {i % 24 for i in rest.index.tolist()} & {*held_out.index.tolist()}
 
 
 def test_levels_of_other_images_are_told(tmp_path: Path) -> None:

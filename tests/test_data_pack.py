@@ -156,10 +156,15 @@ def test_transparency_is_flattened_on_white() -> None:
 def test_other_modes_and_layouts() -> None:
     generator = np.random.default_rng(2)
     colour = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-    for image, form in ((colour, "JPEG"), (colour.convert("CMYK"), "JPEG"), (colour.convert("1"), "PNG")):
+    one_bit, palette = colour.convert("1"), colour.convert("L").convert("P")
+    for image, form in ((colour, "JPEG"), (colour.convert("CMYK"), "JPEG"), (one_bit, "PNG"), (palette, "PNG")):
         data = saved(image, form)
-        wanted = np.asarray(Image.open(io.BytesIO(data)).convert("L" if image.mode == "1" else "RGB"))
+        wanted = np.asarray(Image.open(io.BytesIO(data)).convert("L" if image.mode in "1P" else "RGB"))
         np.testing.assert_array_equal(decode_image(data, "a").squeeze(), wanted)
+    exif = Image.Exif()
+    exif[0x112] = 6  # to be turned to the right
+    turned, plain = (decode_image(saved(colour, "JPEG", **kind), "a") for kind in ({"exif": exif}, {}))
+    np.testing.assert_array_equal(turned, np.rot90(plain, -1))
     wide = np.array([[0, 65535], [7, 300]], dtype=np.int32)
     assert decode_image(saved(wide, "TIFF"), "a").dtype == np.uint16
     pixels, buffer = generator.normal(size=(3, 6, 5)).astype(np.float32), io.BytesIO()
@@ -370,6 +375,9 @@ def test_deep_and_shallow_files_share_a_float_store(tmp_path: Path) -> None:
     for dtype in ("float32", "uint8"):
         store = packed(tmp_path / "in", tmp_path / dtype, dtype=dtype)
         assert store.read(torch.arange(2)).unique().tolist() == [pytest.approx(-0.6)]  # 0.2 of both ranges
+    grey(tmp_path / "in/c.png", 255)
+    told, _ = pack(read_any(str(tmp_path / "in")), tmp_path / "told", PackConfig(dtype="float32")).warnings
+    assert "all uint16 pixels of in lie between 1.311e+04 and" in told and "0,4095" in told
 
 
 def test_fingerprint_follows_the_content(tmp_path: Path) -> None:

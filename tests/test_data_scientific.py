@@ -23,7 +23,7 @@ from assay.data.pack import PackConfig, pack
 from assay.data.readers import read_any
 from assay.data.spec import SourceSpec
 from tests.commands import run
-from tests.errors import rejected
+from tests.errors import fault, rejected
 
 IMAGES = np.random.default_rng(0).uniform(0, 1000, (5, 6, 7)).astype(np.float32)  # (N, H, W)
 
@@ -183,8 +183,11 @@ def test_levels_that_the_pixels_rule_out_are_rejected(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(100, 2, (3, 16, 16)).astype(np.float32)
     np.save(tmp_path / "a.npy", images)
     noisy = SourceSpec(path=str(tmp_path / "a.npy"), range=(0, 200), sigma=4)
-    with rejected("sigma", "a.npy[0]"):
-        pack(noisy, tmp_path / "store")
+    assert fault(lambda: pack(noisy, tmp_path / "store")).what == "varies by 2.02, less than its noise of 4"
+    odd = np.random.default_rng(0).normal([[[250]], [[100]]], 25, (2, 32, 32)).clip(0, 255)
+    odd[1, :16] = 100  # the first is clipped, the second has a border
+    np.save(tmp_path / "odd.npy", odd.round().astype(np.uint8))
+    assert len(pack(SourceSpec(path=f"{tmp_path}/odd.npy", sigma=25), tmp_path / "odd").store) == 2
     told = pack(noisy.model_copy(update={"sigma": 1.9}), tmp_path / "store").warnings[-1]  # all noise: possible
     assert re.search(r"between 92.2 and 106.1, where black and white are 0 and 200:", told)
 

@@ -46,11 +46,11 @@ def test_captioned_rows_keep_the_images() -> None:
 
 def test_noise_histogram() -> None:
     few = noise_histogram(torch.tensor([0.0, 0.2, 0.2, 0.0, 0.1]))
-    assert [(round(b.low, 6), b.num_images) for b in few] == [(0, 2), (0.1, 1), (0.2, 2)]
+    assert [(round(low, 6), num) for low, _, num in few] == [(0, 2), (0.1, 1), (0.2, 2)]
     many = torch.cat([torch.zeros(7), torch.logspace(-3, 1, 500)])
     bins = noise_histogram(many)
-    assert len(bins) == 12 and bins[0].num_images == 7 and sum(b.num_images for b in bins) == 507
-    assert all(a.high < b.low for a, b in zip(bins, bins[1:], strict=False))
+    assert len(bins) == 12 and bins[0][2] == 7 and sum(num for _, _, num in bins) == 507
+    assert all(a[1] < b[0] for a, b in zip(bins, bins[1:], strict=False))
 
 
 def test_get_and_show(in_folder: Path) -> None:

@@ -241,7 +241,9 @@ def _open_measured(text: str) -> RawImages:
 
 def _print_report(report: PackReport) -> None:
     """Print what was skipped and what looks wrong, then the store."""
-    problems = [f"skipped: {problem}" for problem in report.skipped.values()][:_NUM_SHOWN]
+    problems = [f"skipped: {problem}" for problem in report.skipped.values()]
+    if (num_more := len(problems) - _NUM_SHOWN) > 0:
+        problems[_NUM_SHOWN:] = [f"skipped: {num_more:,} more (in Python, `pack(...).skipped` has all)"]
     for text in [*problems, *(f"warning: {warning}" for warning in report.warnings)]:
         open_console().print(text, style="yellow", markup=False)
     num_skipped = f" ({len(report.skipped):,} skipped)" if report.skipped else ""

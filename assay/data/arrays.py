@@ -101,18 +101,21 @@ def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
 
 def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> Rules:
     """Images are finite numbers, whose black and white are known."""
+    yield isinstance(images, str | Path), AssayError("are a path", key="images", cure="use open_store(path)")
+    yield not values.size, AssayError("are none", key="images", cure="give one or more")
     masked = isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images)
     cure = "fill them with plausible values, save files with a map of a high level there, and pack these"
     yield masked, AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
     what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
-    are_images = values.ndim == 4 and values.size and values.dtype.kind in "biuf"
-    yield not are_images, AssayError(what, key="images", cure="reshape them, the images first")
+    is_wrong = values.ndim != 4 or values.dtype.kind not in "biuf"
+    yield is_wrong, AssayError(what, key="images", cure="reshape them, the images first")
     error = AssayError("have pixels that are NaN or infinite", key="images", cure="remove those images")
     yield not np.isfinite(values).all(), error
     ends: Any = value_range or ((0, 1) if values.dtype == np.uint8 or values.dtype.kind == "f" else None)
-    what = f"black and white of images of {values.dtype} are not {value_range}, or not the lower one first"
+    what = f"{ends} is not black and, above it, white"
+    what = what if ends else f"is missing: {values.dtype} does not say which values are black and white"
     are_ends = np.shape(ends) == (2,) and ends[0] < ends[1]
-    yield not are_ends, AssayError(what, key="value_range", cure="give their values")
+    yield not are_ends, AssayError(what, key="value_range", cure="give both, e.g. value_range=(0, 4095)")
 
 
 def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, ends: Ends) -> Rules:
@@ -136,13 +139,12 @@ def _warnings(
     values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
-    notes, axes = Notes([name]), (1, 2, 3)
+    notes, axes, kind = Notes([name]), (1, 2, 3), (0, values.dtype.name)
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
     for i, seen in enumerate(ends):
-        content, measured = hash(x[i].tobytes()), measure(x[i], i, len(x))
-        notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, {}, measured))
-    told = notes.warnings()
-    num, channels, height, width = values.shape
+        content, found = hash(x[i].tobytes()), measure(x[i], levels[i], i, len(x))
+        notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, {}, found, kind))
+    told, (num, channels, height, width) = notes.warnings(), values.shape
     if axes_told := odd_axes((num, height, width)):
         told.append(f"{name} {axes_told}")
     if channels in (2, 4) and np.ptp(values[:, -1]) == 0:

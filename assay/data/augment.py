@@ -141,15 +141,9 @@ def _geometric(x: Tensor, uniform: Tensor, probability: float) -> tuple[Tensor, 
 
     # From output to input coordinates, in pixels from the centre: undo the last operation first.
     height, width = x.shape[-2:]
-    stretch = 2 ** (0.2 * a5)
-    matrix = (
-        _diagonal(1 - 2 * a0, 1 - 2 * a1)
-        @ _diagonal(2 ** (-0.2 * a2), 2 ** (-0.2 * a2))
-        @ _rotation(a3)
-        @ _rotation(-a4)
-        @ _diagonal(1 / stretch, stretch)
-        @ _rotation(a4)
-    )
+    scale, stretch = 2 ** (-0.2 * a2), 2 ** (0.2 * a5)
+    matrix = _diagonal(1 - 2 * a0, 1 - 2 * a1) @ _diagonal(scale, scale) @ _rotation(a3)
+    matrix = matrix @ _rotation(-a4) @ _diagonal(1 / stretch, stretch) @ _rotation(a4)
     offset = -matrix @ torch.stack([a6 * width / 8, a7 * height / 8], 1)[:, :, None]
     moved = _moved(x.clone(), a0 > 0, a1 > 0)
     resampled = (label[:, 2:] != 0).any(1).nonzero()[:, 0]  # flips alone need no interpolation

@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from assay.archives import check_unpacked
 from assay.errors import AssayError
@@ -63,6 +63,7 @@ def _open_image(data: bytes, where: str) -> Image.Image | None:
                 return None
             check_unpacked(where, math.prod(image.size) * len(image.getbands()), len(data))
             image.load()
+            ImageOps.exif_transpose(image, in_place=True)  # phones note how they were held
     except Image.UnidentifiedImageError as error:
         if data[:2] in (b"II", b"MM"):
             return None
@@ -77,7 +78,9 @@ def _plain_mode(image: Image.Image) -> Image.Image:
     if image.mode in ("L", "RGB") and "transparency" in image.info:
         return image.convert("LA" if image.mode == "L" else "RGBA")
     if image.mode in ("P", "PA"):
-        return image.convert("RGBA")
+        colours = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        is_grey = colours.mode == "RGB" and not np.ptp(np.asarray(colours), axis=2).any()
+        return colours.convert("L") if is_grey else colours
     if image.mode in ("L", "LA", "RGB", "RGBA", "F", "I") or image.mode.startswith("I;16"):
         return image
     return image.convert("RGB")

@@ -109,10 +109,7 @@ class Loader:
         self._lowest = source.lowest_level
         check_distribution(self.distribution, self._lowest)
         check_label(source.label, source.num_classes)
-        self.source = source
-        self.batch_size = batch_size
-        self.seed = seed
-        self.pairing = pairing
+        self.source, self.batch_size, self.seed, self.pairing = source, batch_size, seed, pairing
         self.augmentation = Augmentation() if augmentation is None else augmentation
         self._mine = slice(rank, None, world_size)  # of the positions in the global batch
         self._world_size = world_size
@@ -200,11 +197,9 @@ class Loader:
 def prepared_ahead(prepare: Callable[[int], T], steps: Iterable[int]) -> Generator[T, None, None]:
     """`prepare(step)` for each step in turn, the next one in a thread while the caller works on this one."""
     with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
-        pending: Future[T] | None = None
+        pending: list[Future[T]] = []
         for step in steps:
-            following = pool.submit(prepare, step)
-            if pending is not None:
-                yield pending.result()
-            pending = following
-        if pending is not None:
-            yield pending.result()
+            pending.append(pool.submit(prepare, step))
+            if len(pending) > 1:
+                yield pending.pop(0).result()
+        yield from (last.result() for last in pending)

@@ -51,15 +51,16 @@ class Note(NamedTuple):
     black_and_white: tuple[float, float]
     content: int  # a hash
     found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
-    measured: list[float] | None  # its noise and 95% interval, where black to white is 2
-    source: int = 0  # the number of its source
+    levels: list[float] | None  # its noise as stated and as measured, 95% interval, where black to white is 2
+    kind: tuple[int, str]  # the number of its source, and the type of its file's values
 
 
-def measure(x: np.ndarray, i: int, num_images: int) -> list[float] | None:
-    """The noise of image i (C, H, W) of a source and its 95% interval, quickly; None for most, or if small."""
+def measure(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int) -> list[float] | None:
+    """`levels` of image i (C, H, W) of a source, quickly; None for most. Of a map the nearest level counts."""
     if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
         return None
-    return blind_net().levels(torch.from_numpy(x.astype(np.float32))[None]).flatten().tolist()
+    measured = blind_net().levels(torch.from_numpy(x.astype(np.float32))[None]).flatten().tolist()
+    return [float(np.clip(measured[0], *np.quantile(sigma, (0.05, 0.95)))), *measured]
 
 
 def odd_axes(shape: tuple[int, ...]) -> str | None:
@@ -73,9 +74,10 @@ def odd_axes(shape: tuple[int, ...]) -> str | None:
 
 @dataclass
 class _Seen:
-    """The notes of one source."""
+    """The notes of one source, of files of one type: 8-bit and 12-bit pictures differ in range."""
 
     name: str
+    dtype: str
     lowest: float = math.inf
     highest: float = -math.inf
     noise: float = 0.0  # the highest level
@@ -88,12 +90,12 @@ class _Seen:
         both, ends = np.hsplit(np.array(self.levels), 2)
         ratio = np.log(np.hypot(both, _TEXTURE)) @ (1, -1)
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
-        found = both[abs(ratio).argmax()]
+        found = both[[abs(ratio).argmax()]]
         if abs(np.median(ratio)) > _AGREE + 3.75 * np.median(error) / math.sqrt(len(both)):
-            found = np.median(both, axis=0)
+            found = both
         elif (abs(ratio) > _AGREE + 2 * error).mean() <= 0.25:
             return None
-        return float(found[0]), float(found[1])
+        return float(np.quantile(found[:, 0], 0.5, method="lower")), float(np.median(found[:, 1]))
 
     def add(self, note: Note) -> None:
         """Take in a note; the mean of noisy images and any value of clean ones may lie far beyond the range."""
@@ -104,24 +106,25 @@ class _Seen:
         far = abs(mean - middle) / 0.75 if note.sigma > 0 else max(highest - middle, middle - lowest)
         self.num_beyond += far > span
         self.black_and_white = note.black_and_white
-        self.levels += [[note.sigma, *note.measured]] if note.measured else []
+        self.levels += [note.levels] if note.levels else []
 
     def warnings(self, in_files: bool) -> list[str]:
         """What of its values and levels looks wrong."""
         black, white = self.black_and_white
         is_bright = black == -white and self.lowest + 5 * min(self.noise, 0.2) * white >= 0  # 0 may be black
+        is_bright &= self.lowest + self.highest > white / 4  # and not the middle
         found, between = [], f"between {self.lowest:.4g} and {self.highest:.4g}"
         stated = f"where black and white are {black:g} and {white:g}: is their range right?"
         if self.num_beyond:
             found.append(f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}")
         elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
-            found.append(f"all pixels of {self.name} lie {between}, {stated}{deep}")
+            found.append(f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}")
         if self.levels and (levels := self.far_off()):
             sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
-            words = f"is said to have noise of {sigma:.3g}" if sigma else "counts as clean"
+            words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
             cure = "is `sigma` right, and in the units of the files? `assay data noise` measures it"
-            found.append(f"{self.name} {words}, but its noise measures {measured:.3g}: {cure}")
+            found.append(f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}")
         return found
 
 
@@ -130,14 +133,14 @@ class Notes:
 
     def __init__(self, sources: Sequence[str], in_files: bool = True) -> None:
         self._in_files, self._num_images = in_files, 0
-        self._sources = [_Seen(name) for name in sources]
+        self._names, self._seen = sources, dict[tuple[int, str], _Seen]()
         self._first: dict[int, str] = {}  # of each content
         self._copies: list[str] = []
         self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
-        self._sources[note.source].add(note)
+        self._seen.setdefault(note.kind, _Seen(self._names[note.kind[0]], note.kind[1])).add(note)
         self._num_images += 1
         if (first := self._first.setdefault(note.content, note.name)) != note.name:
             self._copies.append(f"{note.name} of {first}")
@@ -146,8 +149,7 @@ class Notes:
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
-        seen = [source for source in self._sources if source.lowest < math.inf]
-        told = [text for source in seen for text in source.warnings(self._in_files)]
+        told = [text for seen in self._seen.values() for text in seen.warnings(self._in_files)]
         for what, sentence in _SENTENCES.items():
             if values := self._found[what]:
                 told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))

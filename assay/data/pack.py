@@ -8,6 +8,7 @@ with the value range, sigma_tn = 2 sigma / (high - low); a level that the pixels
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import numpy as np
 from PIL import Image
 from pydantic import BeforeValidator, Field
 
+from assay.data.audit.level import spread
 from assay.data.decode import check_finite, flatten, is_transparent
 from assay.data.notes import CLIPPED, OPACITY, Note, Notes, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
@@ -130,7 +132,7 @@ def pack(
     name, class_names = "+".join(titles), _check_alike(raws, "+".join(titles))
     if config.dtype is None and len(raws) > 1 and not all(map(_begins_with_bytes, raws)):
         config = config.model_copy(update={"dtype": "float32"})
-    jobs, skipped = _jobs(raws, titles), dict[str, AssayError]()
+    (jobs, twins), skipped = _join_twins(_jobs(raws, titles)), dict[str, AssayError]()
     notes = Notes(titles, in_files=raws[0].sensor is None)
     converted = _convert_all(jobs, config, skipped, progress)
     first = next(converted, None)
@@ -152,7 +154,7 @@ def pack(
         os.replace(target, path)
         shutil.rmtree(old)
         store = open_store(path)
-    return PackReport(store, skipped, tuple(notes.warnings()))
+    return PackReport(store, skipped, (*notes.warnings(), *twins))
 
 
 def _check_ours(path: Path) -> None:
@@ -229,6 +231,25 @@ def _jobs(raws: Sequence[RawImages], titles: Sequence[str]) -> list[_Job]:
     return jobs
 
 
+def _join_twins(jobs: list[_Job]) -> tuple[list[_Job], list[str]]:
+    """Hold images of several sources with one name and brightness out together: a noisy version tells a lot."""
+    first, means = dict[str, _Job](), list[list[float]]()
+    named = [(first.setdefault(re.sub(r"\.\w+(?=\[|$)", "", job.raw.names[job.i]), job), job) for job in jobs]
+    pairs = [pair for pair in named if pair[0].source != pair[1].source]
+    for k in spread(len(pairs), _NUM_AT_ONCE):
+        with suppress(ValueError, OSError):  # reported when its turn comes
+            means.append([float(job.raw.load(job.i).mean()) for job in pairs[k]])
+    if len(means) < 8 or np.ptp(means, 0).min() == 0 or not np.corrcoef(np.transpose(means))[0, 1] > 0.8:
+        return jobs, []  # of names alone nothing follows: files may be numbered
+    group = {twin.group: job.group for job, twin in pairs}
+    twin = f"{pairs[0][1].name} of {pairs[0][0].name}"
+    told = (
+        f"{len(pairs):,} images show scenes of other sources ({twin}): twins are held out together, but noisy "
+    )
+    told += "ones teach no new scene: for a price, have noisy images of other scenes than the clean ones"
+    return [job._replace(group=group.get(job.group, job.group)) for job in jobs], [told]
+
+
 def _begins_with_bytes(raw: RawImages) -> bool:
     """Whether the first image that can be read has 8 bits."""
     for i in range(len(raw.names)):
@@ -290,10 +311,11 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
         stabilise = raw.sensor.noisy_to_images if noisy else raw.sensor.clean_to_images
         pixels, value_range = stabilise(pixels).astype(np.float32), (-1.0, 1.0)
     sigma, usable_from = level.in_range(*value_range)
+    unit = 1.0 if level.scaled else (value_range[1] - value_range[0]) / 2  # of what is stated
     size = config.size or (layout.shape[1:] if layout else (pixels.shape[0], pixels.shape[1]))
     sigma_map = None
     if isinstance(given.sigma, np.ndarray):
-        levels = given.sigma.astype(np.float64) * (1 if level.scaled else 2 / (value_range[1] - value_range[0]))
+        levels = given.sigma.astype(np.float64) / unit
         if levels.shape[:2] != pixels.shape[:2] or levels.shape[2] not in (1, pixels.shape[2]):
             what = f"has pixels {pixels.shape} (H, W, C) and a map of the noise {levels.shape}"
             raise AssayError(what, key="map", cure="give a level for each pixel")
@@ -302,13 +324,14 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     low, high = layout.value_range
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
     if noisy:
-        _check_noise(x, sigma, sigma_map)
+        _check_noise(x, sigma, sigma_map, unit)
     if noisy and files.dtype == np.uint8:
         ends = [(end - units[0]) * (2 / (units[1] - units[0])) - 1 for end in (0, 255)]
         found[CLIPPED] = (float((np.isclose(x, ends[0]) | np.isclose(x, ends[1])).mean()),)
     ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
-    measured = measure(x, i, len(raw.names)) if sigma_map is None else None
-    note = Note(job.name, sigma, ends_and_mean, units, hash(values.tobytes()), found, measured, job.source)
+    measured = measure(x, sigma if sigma_map is None else sigma_map, i, len(raw.names))
+    kind, content = (job.source, files.dtype.name), hash(values.tobytes())
+    note = Note(job.name, sigma, ends_and_mean, units, content, found, measured, kind)
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
     return PackedImage(job.name, values, *columns), note, layout
@@ -333,7 +356,8 @@ def _convert_pixels(
     what, cure = "has not as many channels as the images before it", "choose colour = grey or colour = colour"
     check_same(len(values), layout.shape[0], what, key="colour", cure=cure)
     what = "is not 8-bit like the images before it, or the other way round"
-    check_same(dtype, layout.dtype, what, key="dtype", cure="use float32")
+    cure = "make each kind a source (12 bits: with range=0,4095), or use float32 if all bits are used"
+    check_same(dtype, layout.dtype, what, key="dtype", cure=cure)
     if layout.dtype == "uint8" and values.dtype == np.uint8 and value_range == layout.value_range:
         return values, layout
     low, high = value_range
@@ -388,15 +412,16 @@ def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np
     return scaled.astype(pixels.dtype)
 
 
-def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None) -> None:
-    """Reject noise that the pixels (C, H, W) rule out.
+def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, unit: float) -> None:
+    """Reject noise that the pixels (C, H, W) rule out; its own `unit` is this large.
 
     The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
-    deviations rules the level out.
+    deviations rules the level out. Clipping or a border of a share s takes away up to 2 s of the variance.
     """
     if sigma_map is not None:
         sigma = math.sqrt(float(np.square(np.minimum(sigma_map, sigma)).mean()))
-    variance = float(np.var(x))
-    if variance < sigma**2 * (1 - 6 * math.sqrt(2 / x.size)):
-        what = f"varies by {math.sqrt(variance):.3g}, less than its noise of {sigma:.3g} (black to white is 2)"
+    deviation, counts = float(np.std(x)), np.unique(x, return_counts=True)[1]
+    repeated = counts[list({0, int(counts.argmax()), len(counts) - 1})].sum() if len(counts) > 1 else 0
+    if deviation**2 < sigma**2 * (1 - (2 * repeated) / x.size - 6 * math.sqrt(2 / x.size)):
+        what = f"varies by {unit * deviation:.3g}, less than its noise of {unit * sigma:.3g}"
         raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")

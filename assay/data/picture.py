@@ -1,7 +1,6 @@
 """Pictures of images: grids, and rows with a caption each; the noise levels of a source, counted and shown."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,16 +56,8 @@ def captioned_rows(rows: Sequence[tuple[str, Tensor]]) -> Image.Image:
     return canvas
 
 
-class NoiseBin(NamedTuple):
-    """How many images have a noise level in [low, high]."""
-
-    low: float
-    high: float
-    num_images: int
-
-
-def noise_histogram(sigma_tn: Tensor) -> list[NoiseBin]:
-    """One bin per distinct level if there are few; else one for clean images and logarithmic bins above."""
+def noise_histogram(sigma_tn: Tensor) -> list[tuple[float, float, int]]:
+    """Lowest level, highest and number of images of each level if there are few, else of logarithmic bins."""
     levels, counts = sigma_tn.double().unique(return_counts=True)
     bin_of = torch.arange(len(levels))
     if len(levels) > _MAX_BINS:
@@ -74,7 +65,7 @@ def noise_histogram(sigma_tn: Tensor) -> list[NoiseBin]:
         edges = torch.logspace(low, high, _MAX_BINS, dtype=torch.float64)
         bin_of = torch.where(levels > 0, torch.bucketize(levels, edges[1:-1], right=True) + 1, 0)
     inside = [bin_of == number for number in bin_of.unique()]
-    return [NoiseBin(levels[at][0].item(), levels[at][-1].item(), int(counts[at].sum())) for at in inside]
+    return [(levels[at][0].item(), levels[at][-1].item(), int(counts[at].sum())) for at in inside]
 
 
 def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_columns: int = 8) -> Image.Image:
@@ -88,10 +79,9 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
         rows += [(sigma, simulate(source, 0, sigma).read(index)) for sigma in sorted(add_noise)]
     else:
         rows = []
-        for noise in noise_histogram(source.sigma_tn):
-            inside = ((source.sigma_tn >= noise.low) & (source.sigma_tn <= noise.high)).nonzero()[:, 0]
-            images = source.read(inside[spread(len(inside), num_columns)])
-            rows.append(((noise.low * noise.high) ** 0.5, images))
+        for low, high, _ in noise_histogram(source.sigma_tn):
+            inside = ((source.sigma_tn >= low) & (source.sigma_tn <= high)).nonzero()[:, 0]
+            rows.append(((low * high) ** 0.5, source.read(inside[spread(len(inside), num_columns)])))
     return captioned_rows([(f"sigma {sigma:.3g}\n{snr_text(sigma)}", images) for sigma, images in rows])
 
 

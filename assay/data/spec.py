@@ -58,7 +58,7 @@ class SourceSpec(Config):
         "NIfTI or MRC file, or hf:NAME[:SPLIT]."
     )
     range: Range | None = Field(
-        None, description="The pixel values of black and white, e.g. 0,4095; 8-bit and 16-bit files need none."
+        None, description="Pixel values of black and white, e.g. 0,4095; 8-bit and full 16-bit files need none."
     )
     sigma: _Level | None = Field(None, description="Noise: its standard deviation, in the units of the files.")
     levels: Path | None = Field(
@@ -99,7 +99,8 @@ class SourceSpec(Config):
             pairs += [("gain", key) for key in given if getattr(self, key) != 0]
         for first, second in pairs:
             yield True, AssayError(f"cannot be combined with {first}", key=second, cure="give one")
-        error = AssayError("read_noise and black describe a sensor that counts photons", key="gain")
+        cure = "give it, or leave these out to measure it"
+        error = AssayError("is missing, without which read_noise and black say nothing", key="gain", cure=cure)
         yield self.gain is None and (self.read_noise or self.black), error
         error = AssayError("a sensor's values of black and, above it, white are needed", key="range")
         yield self.gain is not None and (self.range is None or self.black >= self.range[1]), error

@@ -131,8 +131,7 @@ def _expected(counts: np.ndarray, spread: float) -> np.ndarray:
 
 def _expand(counts: np.ndarray, spread: float) -> np.ndarray:
     """E f = f + f'' m_2 / 2 + f''' m_3 / 6 + f'''' m_4 / 24 at the mean, with m_i the central moments of y."""
-    y = counts + 3 / 8 + spread**2
-    variance = counts + spread**2
+    y, variance = counts + 3 / 8 + spread**2, counts + spread**2
     second, third, fourth = -0.5 * y**-1.5, 0.75 * y**-2.5, -1.875 * y**-3.5
     return (
         2 * np.sqrt(y) + second * variance / 2 + third * counts / 6 + fourth * (counts + 3 * variance**2) / 24

@@ -57,8 +57,7 @@ class View(ImageSource):
         check_sigma("target", target, before)
         self.source: ImageSource = source
         self.index: Tensor = index
-        self.sigma_tn = target
-        self.label = source.label[index]
+        self.sigma_tn, self.label = target, source.label[index]
         self.group = None if source.group is None else source.group[index]
         # In double precision: then sqrt(target^2) is target, bit for bit.
         self._added = (target.double() ** 2 - before.double() ** 2).sqrt()
@@ -351,9 +350,8 @@ def count_of(size: float | int, num_there: int) -> int:
 
 def _size(key: str, size: float | int, num_there: int, what: str) -> int:
     """`count_of` with checks, for a number that a user gave; `what` describes the images."""
-    count = count_of(size, num_there)
-    is_share = isinstance(size, float)
-    if not 0 <= count <= num_there or (is_share and not 0 <= size <= 1) or (count == 0 < size < 1):
+    count, limit = count_of(size, num_there), 1 if isinstance(size, float) else num_there
+    if not 0 <= count <= num_there or not 0 <= size <= limit or count == 0 < size < 1:
         cure = "give a share between 0.0 and 1.0, or a whole number of images"
         raise AssayError(f"{size} cannot be had: there are only {num_there} {what}", key=key, cure=cure)
     return count

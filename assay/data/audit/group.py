@@ -72,7 +72,7 @@ class Sensor:
         """As settings of a source; of read noise and the value of no light, only their sum can be seen."""
         offset = self.offset.value
         name, value = ("read_noise", math.sqrt(offset)) if offset > 0 else ("black", -offset / self.gain.value)
-        return f"gain = {self.gain.value:.4g} and {name} = {value:.4g}"
+        return f"gain={self.gain.value:.4g},{name}={value:.4g}"
 
 
 class _Pool(NamedTuple):
@@ -90,8 +90,7 @@ def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) 
     columns: list[list[np.ndarray]] = [[], [], [], []]
     for number, image in enumerate(images[:: max(1, len(images) * per_image // _MAX_TOTAL)]):
         x, k = (image[:, None], _SIDE) if each_channel else (image[None], _SIDE_SHARED)
-        found = windows(x, k)
-        whole = unclipped(x, k, bounds)
+        found, whole = windows(x, k), unclipped(x, k, bounds)
         structure = found.structure if each_channel else found.structure_around()
         for column, values in zip(columns, (found.detail, structure, found.mean), strict=False):
             column.append(values[whole].double().numpy())

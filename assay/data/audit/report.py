@@ -89,7 +89,7 @@ class Audit:
         if self.sensor.gain.low <= 0:
             return [*rows, ("gain", "none found: the noise does not depend on the signal")]
         rows.append(("gain (variance per unit of signal)", f"{self.sensor.gain:.4g}"))
-        return [*rows, ("variance at value 0 (read noise squared)", f"{self.sensor.offset:.4g}")]
+        return [*rows, ("variance at value 0 (read noise squared if 0 is black)", f"{self.sensor.offset:.4g}")]
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
@@ -107,9 +107,12 @@ class Audit:
                 "noise, and the true levels are higher than these: use unprocessed images if you can"
             )
         if self.sensor is not None and (ratio := self.sensor.dependence()) > 1.5:
+            step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
+            low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                f"as in dark ones. Pack these images as those of a sensor with {self.sensor}"
+                f"as in dark ones. Pack with `:range={low:g},{high:g},{self.sensor}`, one number for black and "
+                "read noise; if you know black, give it and read_noise = sqrt(variance at 0 + gain * black)"
             )
         return found
 
@@ -274,7 +277,7 @@ def rounding_step(image: Tensor) -> float:
     values = image.double().unique()
     if len(values) == 1:
         return math.inf
-    if len(values) > image.numel() / 2 and len(values) > 256:
+    if len(values) > max(256, image.numel() / 2) and bool((values % 1 != 0).any()):
         return 0.0
     gaps = values.diff()
     step = gaps.min()
