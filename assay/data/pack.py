@@ -243,10 +243,8 @@ def _join_twins(jobs: list[_Job]) -> tuple[list[_Job], list[str]]:
         return jobs, []  # of names alone nothing follows: files may be numbered
     group = {twin.group: job.group for job, twin in pairs}
     twin = f"{pairs[0][1].name} of {pairs[0][0].name}"
-    told = (
-        f"{len(pairs):,} images show scenes of other sources ({twin}): twins are held out together, but noisy "
-    )
-    told += "ones teach no new scene: for a price, have noisy images of other scenes than the clean ones"
+    told = f"{len(pairs):,} images show scenes of other sources ({twin}): they are held out together, but "
+    told += "noisy ones teach no new scene; for a price, have noisy images of other scenes than the clean ones"
     return [job._replace(group=group.get(job.group, job.group)) for job in jobs], [told]
 
 

@@ -138,19 +138,18 @@ def plan(
 
 def read_vendors(path: Path) -> list[Vendor]:
     """The vendors of a CSV file."""
-    with decoding(path, "give a CSV file with columns name, sigma, price, min_images, max_images"):
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            read = list(csv.DictReader(file))
-            if any(None in row for row in read):
-                cure = "separate cells by commas, and write decimals with a point"
-                raise AssayError("has rows with more cells than its header", cure=cure)
-            rows = [{k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()} for row in read]
-        return [_vendor(path, line, row) for line, row in enumerate(rows, 2)]
-
-
-def _vendor(path: Path, line: int, row: dict[str, Any]) -> Vendor:
-    with decoding(f"{path}, line {line}", "correct the line"):
-        return Vendor(**row)
+    cure = "give a CSV file with columns name, sigma, price, min_images, max_images"
+    with decoding(path, cure), open(path, newline="", encoding="utf-8-sig") as file:
+        read = list(csv.DictReader(file))
+        if any(None in row for row in read):
+            cure = "separate cells by commas, and write decimals with a point"
+            raise AssayError("has rows with more cells than its header", cure=cure)
+        rows = [{k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()} for row in read]
+    offers = []
+    for line, row in enumerate(rows, 2):
+        with decoding(f"{path}, line {line}", "correct the line"):
+            offers.append(Vendor(**row))
+    return offers
 
 
 def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:

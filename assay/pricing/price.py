@@ -275,12 +275,8 @@ def read_results(
         if len({len(values) for values in columns.values()}) > 1:
             raise AssayError("has columns of unequal length", path="the table", cure="fill the shorter ones")
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "table.csv"
-            rows = [
-                ",".join(columns),
-                *(",".join(map(_cell, row)) for row in zip(*columns.values(), strict=True)),
-            ]
-            path.write_text("\n".join(rows) + "\n")
+            path, rows = Path(folder) / "table.csv", [columns, *zip(*columns.values(), strict=True)]
+            path.write_text("".join(",".join(map(_cell, row)) + "\n" for row in rows))
             try:
                 return list(read_outcomes(path, num_images).values()), []
             except AssayError as error:

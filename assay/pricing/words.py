@@ -64,8 +64,7 @@ def _odd_one(price: Price) -> str:
     results, law = price.results, price.law
     law_says = np.median(law.values(law.size(results.num_clean, results.num_noisy, results.sigmas)), 0)
     off = np.log(results.value / law_says)
-    off = abs(off - np.median(off))
-    worst = int(off.argmax())
+    worst = int((off := abs(off - np.median(off))).argmax())
     if off[worst] < max(math.log(2), 6 * np.median(off)):
         return ""
     images = f"{results.num_clean[worst]:,.0f} clean and {results.num_noisy[worst].sum():,.0f} noisy images"
