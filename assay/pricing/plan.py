@@ -247,8 +247,8 @@ def _notes(
         notes.append(f"this is {share}, which decides the mix: a smaller one might be better, or not")
     fewest, most = forecast.sizes
     if not fewest / 1.5 <= total <= 1.5 * most:
-        units = ". Are budget and prices in the same unit, and prices per image?" * bool(total < fewest / 10)
-        notes.append(f"an extrapolation: measured were {fewest:,.0f} to {most:,.0f} effective images{units}")
+        units = " (are budget and prices in the same unit, and per image?)" * bool(total < fewest / 10)
+        notes.append(f"an extrapolation{units}: measured were {fewest:,.0f} to {most:,.0f} effective images")
     if num_clean == 0:
         notes.append("a mix without clean images learns nothing finer than its noise")
     return tuple(notes)

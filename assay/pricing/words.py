@@ -98,6 +98,7 @@ def price_lines(prices: Prices) -> list[str]:
     for goal in GOALS:
         if found := [price for price in prices.prices if price.goal == goal]:
             each = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in found)
+            each += "".join(f"; {reason(price)}" for price in found if price.verdict == "undecided")
             metric = found[0].results.metric if goal == "looks" else "held-out loss"
             lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
     return lines
