@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from one_step import OneStep, distil
 
 from assay.checkpoint import load_checkpoint
