@@ -46,6 +46,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs/findings.md",
     ROOT / "docs/galaxies.md",
+    ROOT / "docs/howto/restore.md",
     HERE / "README.md",
     *sorted(HERE.glob("*/README.md")),
 ]
@@ -505,13 +506,16 @@ def noisy_only() -> str:
         return NO_RESULTS
     with open(table, newline="") as file:
         found = list(csv.DictReader(file))
-    rows = []
-    for data, method, way in dict.fromkeys((row["data"], row["method"], row["sampling"]) for row in found):
-        mine = [row for row in found if (row["data"], row["method"], row["sampling"]) == (data, method, way)]
-        fd, loss = ([float(row[key] or "nan") for row in mine] for key in ("fd", "held_out_loss"))
-        cells = f"{mine[0]['steps']}", f"{np.mean(loss):.3f}".replace("nan", ""), mean_and_spread(fd, ".1f")
+    rows, values = [], dict[tuple[str, ...], list[dict[str, str]]]()
+    for row in sorted(found, key=lambda row: (row["data"], row["block"])):
+        values.setdefault((row["data"], row["method"], row["sampling"]), []).append(row)
+    for (data, method, way), mine in values.items():
+        fd, loss = (np.array([float(row[key] or "nan") for row in mine]) for key in ("fd", "held_out_loss"))
+        usual = np.array([float(row["fd"]) for row in values[data, "plain", "truncated"]])
+        known = "" if np.isnan(loss).any() else f"{loss.mean():.3f}"
+        cells = known, mean_and_spread(fd, ".1f"), f"{(fd / usual).mean():.2f}"
         rows.append((STUDIES[data], method, way, *cells))
-    return markdown(("images", "method", "sampled", "steps", "held-out loss", "FD"), rows)
+    return markdown(("images", "method", "sampled", "held-out loss", "FD", "of plain, truncated"), rows)
 
 
 def mean_and_spread(values: Sequence[float], form: str) -> str:
