@@ -252,10 +252,10 @@ def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
 
 
 def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:
-    """Warn where truncated sampling would likely be better: nothing taught the model the lowest levels."""
+    """Warn where nothing taught the model the lowest levels; which way samples better depends on the model."""
     if (lowest := lowest_learnt(info)) > SIGMA_MIN and sample.truncate_at is None:
         seen = f"this model saw no clean image (the lowest noise was {lowest:g})"
-        warnings.warn(f"{seen}: truncate_at = auto is likely better than full sampling", stacklevel=1)
+        warnings.warn(f"{seen}: detail below that is a guess, and truncate_at = auto stops there", stacklevel=1)
 
 
 def _run(
