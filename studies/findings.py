@@ -190,6 +190,8 @@ def replacement(only: str = "") -> str:
 def pending() -> str:
     """Which registered studies are not finished: the one place that says so."""
     missing = [title_of(name) for name in STUDIES if name not in (*UNREGISTERED, *finished_studies())]
+    unseen = (name for name in ("digits", "fashion-mnist") if not (HERE / "looks" / f"{name}.csv").exists())
+    missing += [f"looks, image first, of {STUDIES[name]}" for name in unseen]
     if not missing:
         return "All registered studies have been run to the end."
     return f"Registered, with results still to come: {'; '.join(missing)}."
