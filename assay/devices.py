@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import ModelParallelStrategy
 from pydantic import Field
 from threadpoolctl import threadpool_limits
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from assay.errors import AssayError, check_same
+
+if TYPE_CHECKING:  # Fabric takes as long to import as torch: only a training does
+    from lightning_fabric import Fabric
+    from torch.distributed.device_mesh import DeviceMesh
 
 NumDevices = Annotated[int, Field(ge=1)] | Literal["auto"]
 Strategy = Literal["ddp", "fsdp"]
@@ -83,8 +83,10 @@ def find_device(device: str = "auto") -> torch.device:
     return found
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def shard(module: nn.Module, mesh: "DeviceMesh") -> nn.Module:
     """Spread the weights of a module over devices (FSDP), to be gathered block by block when they are used."""
+    from torch.distributed.fsdp import fully_shard
+
     module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that FSDP takes
     lists = [part for part in module.modules() if isinstance(part, (nn.ModuleList, nn.ModuleDict))]
     blocks = [block for part in reversed(lists) for block in part.children()]  # inner ones first
@@ -93,18 +95,28 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
+def mesh_of(fabric: "Fabric") -> "DeviceMesh | None":
+    """The devices over which weights are spread; None if each has them all."""
+    from lightning_fabric.strategies import ModelParallelStrategy
+
+    return fabric.strategy.device_mesh if isinstance(fabric.strategy, ModelParallelStrategy) else None
+
+
 def open_fabric(
     device: str = "auto",
     devices: NumDevices = 1,
     num_nodes: int = 1,
     precision: Any = "32-true",
     strategy: Strategy = "ddp",
-) -> Fabric:
+) -> "Fabric":
     """Start one process per device; `devices` = "auto" takes every GPU of the machine, or the CPU once.
 
     On a CPU `devices` counts processes, at most one per core. Modules that are set up with "fsdp" share out
     their weights over the devices, if there are several.
     """
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import ModelParallelStrategy
+
     found = find_device(device)
     num_here = (
         torch.cuda.device_count() if found.type == "cuda" else 1 if found.type == "mps" else os.cpu_count()

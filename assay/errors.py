@@ -1,5 +1,7 @@
 """What a user can correct: one error with fields, which the library fills and the command line renders."""
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -32,6 +34,18 @@ class AssayError(ValueError):
     def __str__(self) -> str:
         places = [place for place in (self.path, self.key) if place]
         return ": ".join([*places, self.what]) + (f"; {self.cure}" if self.cure else "")
+
+
+class AssayWarning(UserWarning):
+    """Something that looks wrong: check it, and go on if it is not."""
+
+
+def warn(text: str, category: type[AssayWarning] = AssayWarning) -> None:
+    """Warn at the line outside of Assay that led here: the user's own."""
+    depth, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals["__name__"].split(".")[0] in ("assay", "contextlib"):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=depth)
 
 
 Rules = Iterable[tuple[Any, AssayError]]  # whether one is broken, and what to say then

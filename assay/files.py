@@ -14,7 +14,6 @@ import secrets
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Annotated, Any
 from filelock import FileLock, Timeout
 from pydantic import AfterValidator, ValidationError
 
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 
 _PARTIAL = ".assay-partial"
 _LOCK = ".lock"
@@ -157,7 +156,7 @@ def hold_lock(path: Path, busy: str = "") -> Iterator[None]:
             raise Busy(busy.format(holder=_holder(file)))
         if time.monotonic() > announce_at:
             announce_at = math.inf
-            warnings.warn(f"waiting for {_holder(file)}, which holds {file}", stacklevel=3)
+            warn(f"waiting for {_holder(file)}, which holds {file}")
         time.sleep(0.05)
     try:
         with explain_full_disk(path):

@@ -4,7 +4,6 @@ An image depends on its seed alone, so a job gives the same files on any number 
 size, and one that was interrupted makes only what is missing.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from assay.data.store import PackedImage, Parents, write_store
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
 from assay.devices import NumDevices, find_device, open_fabric
-from assay.errors import check_same, choose
+from assay.errors import check_same, choose, warn
 from assay.files import sha256
 from assay.noise import per_image
 from assay.sample import (
@@ -127,7 +126,7 @@ def denoise_to_files(
     """
     loaded, images = _opened(checkpoint, store)
     if not images.sigma_tn.any():
-        warnings.warn(f"all images of {images.name} count as clean, and stay as they are", stacklevel=2)
+        warn(f"all images of {images.name} count as clean, and stay as they are")
     noisy = with_uniform_noise(images, config.seed)
     levels = (level for level, _ in loaded.info.sigma_tn)
     stop = SampleConfig(truncate_at=config.truncate_at).for_levels(levels).truncate_at
@@ -247,7 +246,7 @@ def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
     check_same(images.image_shape, shape, what, path=store, cure=cure)
     if trained_on not in (None, images.physical_range):
         units = f"{store} has black and white at {images.physical_range}, the training data at {trained_on}"
-        warnings.warn(f"{units}: make sure that they mean the same", stacklevel=1)
+        warn(f"{units}: make sure that they mean the same")
     return loaded, images
 
 
@@ -255,7 +254,7 @@ def warn_of_full_sampling(sample: SampleConfig, info: CheckpointInfo) -> None:
     """Warn where nothing taught the model the lowest levels; which way samples better depends on the model."""
     if (lowest := lowest_learnt(info)) > SIGMA_MIN and sample.truncate_at is None:
         seen = f"this model saw no clean image (the lowest noise was {lowest:g})"
-        warnings.warn(f"{seen}: detail below that is a guess, and truncate_at = auto stops there", stacklevel=1)
+        warn(f"{seen}: detail below that is a guess, and truncate_at = auto stops there")
 
 
 def _run(

@@ -18,7 +18,6 @@ comes in.
 """
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 
 
 class NoiseDistribution(ABC):
@@ -146,7 +145,7 @@ def warn_of_units(sigma: float) -> None:
     """Warn of a level that is more than twice the range from black to white."""
     if sigma > MOST_NOISE:
         what = f"a noise level of {sigma:.4g}, where black to white is 2"
-        warnings.warn(f"{what}: is it in the units of the files?", stacklevel=3)
+        warn(f"{what}: is it in the units of the files?")
 
 
 def same_axes(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

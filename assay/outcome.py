@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
-from assay.errors import AssayError, Rules, about, check
+from assay.errors import AssayError, Rules, about, check, warn
 from assay.files import Name, csv_cell, csv_text, decoding, is_number, one_line, write_text
 from assay.metrics.evaluate import NOT_COLUMNS, Evaluation, load_arrays
 from assay.noise import warn_of_units
@@ -209,7 +208,7 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
             found[line] = _read_outcome(default | cells, num_images)
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
-        warnings.warn(f"{what}, which make intervals too narrow: remove them", stacklevel=2)
+        warn(f"{what}, which make intervals too narrow: remove them")
     _warn_of_numbers(path.name, found.values())
     warn_of_units(max((level for each in found.values() for level in each.configuration.levels), default=0))
     return found
@@ -237,15 +236,13 @@ def _warn_of_numbers(name: str, outcomes: Collection[Outcome]) -> None:
     """Warn of numbers of images that may be thousands, and of results that get worse with more clean images."""
     parts = [(each.configuration.num_clean, *dict(each.configuration.noisy).values()) for each in outcomes]
     if (fewest := min(number for part in parts for number in part if number)) < 20:
-        warnings.warn(f"{name} has results of {fewest:g} images: are its numbers in thousands?", stacklevel=3)
+        warn(f"{name} has results of {fewest:g} images: are its numbers in thousands?")
     for metric, dataset in product(METRICS, {each.configuration.dataset for each in outcomes}):
         of = [o for o in outcomes if o.configuration.dataset == dataset and not o.configuration.noisy]
         values = [(o.configuration.num_clean, value) for o in of if (value := o.value(metric))] or [(0, 0.0)]
         if max(values)[1] > 1.3 * min(values)[1]:
             ends = (f"{value:.4g} with {number:g}" for number, value in (min(values), max(values)))
-            warnings.warn(
-                f"{metric} in {name} is {' and '.join(ends)} clean images: is lower better?", stacklevel=3
-            )
+            warn(f"{metric} in {name} is {' and '.join(ends)} clean images: is lower better?")
 
 
 def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome:

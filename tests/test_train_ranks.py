@@ -96,7 +96,7 @@ def test_a_network_of_convolutions_split_over_two_ranks_trains_the_same(tmp_path
 
 def test_fsdp_gives_each_rank_its_share_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
-    monkeypatch.setattr("assay.devices.Fabric", lambda **options: asked.update(options) or 1 / 0)
+    monkeypatch.setattr("lightning_fabric.Fabric", lambda **options: asked.update(options) or 1 / 0)
     for num_devices, expected in ((1, str), (2, ModelParallelStrategy)):
         with pytest.raises(ZeroDivisionError):
             open_fabric("cpu", num_devices, strategy="fsdp")

@@ -7,7 +7,6 @@ once. The library raises `AssayError` and warns; here these become sentences. Bu
 import re
 import warnings
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import assay
-from assay.errors import AssayError
+from assay.errors import AssayError, AssayWarning
 
 # The commands as people look for them: where each lives, and its line in `assay --help`.
 COMMANDS = {
@@ -61,7 +60,7 @@ class AssayGroup(TyperGroup):
         show_others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-            if Path(filename).is_relative_to(Path(assay.__file__).parent):
+            if issubclass(category, AssayWarning):
                 _print("warning:", str(message), "yellow")
             else:
                 show_others(message, category, filename, *rest, **more)

@@ -1,6 +1,5 @@
 """Images from memory: an array and a noise level are enough, no files are needed."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from assay.data.notes import Note, Notes, measure, odd_axes
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
 from assay.data.store import PackedImage, Store, write_store
-from assay.errors import AssayError, Rules, check
+from assay.errors import AssayError, Rules, check, warn
 from assay.files import content_hash
 
 Ends = tuple[float, float]  # black and white
@@ -86,7 +85,7 @@ def from_arrays(
     if classes.max() >= len(values) > 1:
         told.append(f"{classes.max() + 1:,} classes for {len(values):,} images: are classes numbered from 0?")
     for text in told:
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
     return Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))

@@ -5,7 +5,6 @@ was found.
 """
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch.nn import functional
 
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.source import ImageSource
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 from assay.files import content_hash
 
 _NUM_MEASURED = 48  # images of each source whose noise is measured
@@ -183,7 +182,7 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     (mean, spread_of), (other, spread_there) = _scale(training, small), _scale(held_out, torch.cat(others))
     if abs(mean - other) > spread_of / 2 or max(spread_of, spread_there) > 1.5 * min(spread_of, spread_there):
         values = f"values of {other:.2g} ± {spread_there:.2g}, those trained on of {mean:.2g} ± {spread_of:.2g}"
-        warnings.warn(f"held-out images have {values}: are they scaled alike, and of one kind?", stacklevel=2)
+        warn(f"held-out images have {values}: are they scaled alike, and of one kind?")
     is_same = torch.tensor(numbers) >= 0
     num_same, num_near = int(is_same.sum()), int(((torch.cat(distances) < _NEAR) & ~is_same).sum())
     what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
@@ -192,10 +191,10 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
         what += f": image {first} of {held_out.name} is image {numbers[first]} of {training.name}"
         raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
     if num_same:
-        warnings.warn(f"{what}: a model that memorises them looks better than it is", stacklevel=2)
+        warn(f"{what}: a model that memorises them looks better than it is")
     if num_near > _MAX_SHARE * len(held_out):
         near = f"{num_near} of the {len(held_out)} held-out images"
-        warnings.warn(f"{near} nearly equal one trained on: hold whole scenes out (`--patch`)", stacklevel=2)
+        warn(f"{near} nearly equal one trained on: hold whole scenes out (`--patch`)")
 
 
 def _hash(image: Tensor) -> str:

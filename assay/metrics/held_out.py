@@ -31,7 +31,6 @@ each band the stop that is best for it, chosen on one half of the held-out image
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -55,7 +54,7 @@ from assay.data.notes import check_overlap
 from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, check_converged, copy_to, x_tn_from_x_0
 from assay.devices import spread
-from assay.errors import AssayError, check_enough, check_same
+from assay.errors import AssayError, check_enough, check_same, warn
 from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
@@ -292,7 +291,7 @@ def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -
         if trained_on is None or usable(trained_on, data.seed).fingerprint != record["fingerprint"]["data"]:
             what = "cannot be opened" if trained_on is None else "have changed"
             text = f"the images that {run} was trained on {what}: {held_out.name} may have some of them."
-            warnings.warn(text, stacklevel=3)
+            warn(text)
     if trained_on is not None and trained_on.image_shape == held_out.image_shape:
         try:
             check_overlap(_before_noise(trained_on), held_out)

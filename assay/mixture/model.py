@@ -1,6 +1,5 @@
 """Mixtures from noisy samples, with the interface of scikit-learn."""
 
-import warnings
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
@@ -12,7 +11,7 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from assay.errors import AssayError, check, check_enough
+from assay.errors import AssayError, AssayWarning, check, check_enough, warn
 from assay.mixture.bounds import upper_conditions
 from assay.mixture.estimate import LEAST_NOISE, choose_number, estimate_atoms
 from assay.mixture.likelihood import posterior, standard_errors
@@ -20,7 +19,7 @@ from assay.mixture.moments import Array, Atoms
 from assay.mixture.samples import LARGEST, check_sigma
 
 
-class ConditionWarning(UserWarning):
+class ConditionWarning(AssayWarning):
     """A hypothesis of the theorem fails: there is an estimate, but no guarantee for it."""
 
 
@@ -93,7 +92,7 @@ class NoisyMixture(DensityMixin, BaseEstimator):
         self.conditions_ = upper_conditions(level, self.n_features_in_, k, self.delta, self.radius_)
         for condition in self.conditions_[:2]:  # the last, sigma >= R, is not needed for the guarantee
             if not condition.holds:
-                warnings.warn(f"{condition}; the theorem's guarantee does not apply", ConditionWarning, 2)
+                warn(f"{condition}; the theorem's guarantee does not apply", ConditionWarning)
         return self
 
     def plot(self, X: ArrayLike) -> Image:

@@ -2,22 +2,25 @@
 
 A forecast gives each mix as many predicted results as there are draws from what is known: of the scaling law
 (summed over bands of levels where results by level were measured, so that fine detail asks for clean images),
-or of a quote within its stated accuracy. Mixes on a grid over the budget are compared draw by draw: that says
-which is best on average, how often each of them is, and how far the best one moves. Mixes stay within the
-shares of clean images that were measured: beyond them the law was never tested.
+or of a quote within its stated accuracy. By one law the best mix of a draw has the most effective images,
+sum_v w_v n_v, for the money: a linear programme with orders that are none or within their limits. Elsewhere it
+is that for the gains of one more image at the best mix so far, again and again, and mixes between those found.
+All are then compared draw by draw: that says which is best on average, how often each of them is, and how far
+the best one moves. Mixes stay within the shares of clean images that were measured: beyond them the law was
+never tested.
 """
 
 import csv
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from assay.errors import AssayError, check
 from assay.files import decoding
@@ -29,8 +32,8 @@ from assay.settings import Config, Rules
 if TYPE_CHECKING:
     from assay.pricing.price import Prices
 
-_STEPS = {1: 1, 2: 40, 3: 20, 4: 12, 5: 8}  # parts of the budget on the grid, by number of vendors
-_NUM_SHOWN, _MAX_DRAWS = 4, 200
+_NUM_SHOWN, _MAX_DRAWS, _MAX_ROUNDS = 4, 200, 6
+_MAX_CORNERS, _PARTS = 8, 20  # mixes between which others are tried, and into how many parts a way is divided
 
 
 class Vendor(Config):
@@ -94,13 +97,16 @@ class Forecast:
 
     metric: str
     predict: Callable[[Array, Array, Array], Array]
-    least_share: float
-    sizes: tuple[float, float]  # the smallest and the largest that was measured, in effective images
+    least_share: float = 0.0
+    size: Callable[[Array, Array, Array], Array] | None = None  # effective images (R, m) of mixes
+    sizes: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest size that was measured
+    levels: tuple[float, ...] = ()  # of noise that were measured
+    doubts: tuple[str, ...] = ()  # about the results
 
 
 def plan(
     source: "Prices | Quote | Any",
-    vendors: Sequence[Vendor] | Path | str,
+    vendors: "Sequence[Vendor] | Path | str | Any",
     budget: float | None = None,
     target: float | None = None,
     have_clean: float = 0.0,
@@ -109,14 +115,17 @@ def plan(
 ) -> Plan:
     """The mix of images to buy, for a budget or a target, from a price, a quote or what `price` takes.
 
-    `vendors` are `Vendor`s or a CSV file with columns name, sigma (0 or empty for clean), price and, where they
-    apply, min_images and max_images. `goal` is by default what samples look like, if measured, else everything.
+    `vendors` are `Vendor`s, or a CSV file or DataFrame with columns name, sigma (0 or empty for clean), price
+    and, where they apply, min_images and max_images. `goal` is by default what samples look like, if measured,
+    else everything.
 
     >>> offers = [assay.Vendor(price=1.0), assay.Vendor(sigma=0.2, price=0.1)]
     >>> assay.plan(assay.price(), offers, budget=10_000)
     Buy ...
     """
-    offers = read_vendors(Path(vendors)) if isinstance(vendors, str | Path) else vendors
+    offers = vendors
+    if isinstance(vendors, str | Path) or hasattr(vendors, "to_csv"):
+        offers = read_vendors(Path(vendors) if isinstance(vendors, str | Path) else vendors)
     if not (isinstance(offers, Sequence) and offers and all(isinstance(offer, Vendor) for offer in offers)):
         raise AssayError("are not offers", key="vendors", cure="give a list of `Vendor`s, or their CSV file")
     check([
@@ -130,25 +139,32 @@ def plan(
     from assay.pricing.price import Prices, price
 
     forecast = forecast_of(source if isinstance(source, Prices | Quote) else price(source), goal)
+    market = _Market(forecast, offers, have_clean)
     if budget is None:
         assert target is not None
-        budget = _cheapest(forecast, offers, have_clean, target)
-    return _best(forecast, offers, have_clean, budget, confidence)
+        budget = market.cheapest(target)
+    return market.plan(budget, confidence)
 
 
-def read_vendors(path: Path) -> list[Vendor]:
-    """The vendors of a CSV file."""
+def read_vendors(table: "Path | Any") -> list[Vendor]:
+    """The vendors of a CSV file or a DataFrame."""
+    path = table if isinstance(table, Path) else "the table of vendors"
     cure = "give a CSV file with columns name, sigma, price, min_images, max_images"
-    with decoding(path, cure), open(path, newline="", encoding="utf-8-sig") as file:
-        read = list(csv.DictReader(file))
+    with decoding(path, cure):
+        text = path.read_text("utf-8-sig") if isinstance(path, Path) else table.to_csv(index=False)
+        read = list(csv.DictReader(text.splitlines()))
         if any(None in row for row in read):
             cure = "separate cells by commas, and write decimals with a point"
             raise AssayError("has rows with more cells than its header", cure=cure)
-        rows = [{k.strip().lower(): v.strip() for k, v in row.items() if v and v.strip()} for row in read]
+        rows = [{k.strip().lower(): (v or "").strip() for k, v in row.items()} for row in read]
+        rows = [{"sigma" if key == "noise" else key: cell for key, cell in row.items()} for row in rows]
+        if rows and "sigma" not in rows[0]:
+            cure = "add it, and leave it empty for clean images"
+            raise AssayError("has no column for the noise level of each offer", key="sigma", cure=cure)
     offers = []
     for line, row in enumerate(rows, 2):
         with decoding(f"{path}, line {line}", "correct the line"):
-            offers.append(Vendor(**row))
+            offers.append(Vendor(**{key: cell for key, cell in row.items() if cell}))
     return offers
 
 
@@ -161,7 +177,9 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
         def closed_form(clean: Array, noisy: Array, sigmas: Array) -> Array:
             return source.excess(clean, noisy, sigmas, chosen, power)
 
-        return Forecast("excess loss", closed_form, 0.0, (0.0, math.inf))
+        return Forecast("excess loss", closed_form)
+    from assay.pricing.words import cautions
+
     goal = goal or ("looks" if any(price.goal == "looks" for price in source.prices) else "everything")
     price = source.of(goal)
     law, laws = price.law, [price.law]
@@ -173,108 +191,144 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
     def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
-    return Forecast(price.results.metric, by_law, law.seen[0][0], law.seen[1])
+    doubts = cautions([each for each in source.prices if each.goal == goal])
+    (share, _), sizes = law.seen
+    return Forecast(price.results.metric, by_law, share, law.size, sizes, tuple(law.sigmas), tuple(doubts))
 
 
-def _mixes(offers: Sequence[Vendor], budget: float, have_clean: float, least_share: float) -> Array:
-    """Numbers of images (m, V) of mixes on a grid over the budget, within supplies and measured shares."""
-    num = len(offers)
-    parts = _STEPS.get(num, 6)
-    chosen = list(itertools.combinations(range(parts + num - 1), num - 1))
-    bars = np.array(chosen, int).reshape(len(chosen), num - 1)
-    edges = np.column_stack([np.full(len(bars), -1), bars, np.full(len(bars), parts + num - 1)])
-    shares = (np.diff(edges, axis=1) - 1) / parts
-    price, most, least = (
-        np.array([getattr(o, k) for o in offers]) for k in ("price", "max_images", "min_images")
-    )
-    clean = np.array([offer.sigma == 0 for offer in offers])
-    counts = np.minimum(shares * budget / price, most)
-    for _ in range(num):  # what one vendor cannot supply goes to the others that were chosen
-        left = budget - counts @ price
-        room = (counts > 0) & (counts < most)
-        extra = room * left[:, None] / np.maximum(room.sum(1, keepdims=True), 1) / price
-        counts = np.minimum(counts + extra, most)
-    chosen_there, counts = counts > 0, np.floor(counts + 1e-6)  # whole images, for no more than the budget
-    for vendor in np.argsort(-price, kind="stable"):  # what is left buys a few more, the dearest first
-        more = np.floor((budget - counts @ price) / price[vendor] + 1e-9)
-        counts[:, vendor] += chosen_there[:, vendor] * np.minimum(more, most[vendor] - counts[:, vendor])
-    counts = counts[((counts == 0) | (counts >= least)).all(1)]
-    num_clean = have_clean + counts[:, clean].sum(1)
-    total = num_clean + counts[:, ~clean].sum(1)
-    allowed = (num_clean >= (least_share - 1e-9) * total) & (total > 0)
-    if not allowed.any():
-        what = f"no mix within {budget:,.2f} has the least measured share of clean images, {least_share:.2g}"
-        raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
-    return np.unique(counts[allowed], axis=0)
+class _Market:
+    """What can be bought beside the clean images in hand: arrays (V,) of the offers, and a forecast of mixes."""
 
+    def __init__(self, forecast: Forecast, offers: Sequence[Vendor], have_clean: float) -> None:
+        self.forecast, self.offers, self.have_clean = forecast, offers, have_clean
+        columns = zip(*((o.price, o.min_images, o.max_images, o.sigma) for o in offers), strict=True)
+        self.price, self.least, self.most, self.sigma = (np.array(column, float) for column in columns)
+        self.clean = self.sigma == 0
 
-def _predict(forecast: Forecast, offers: Sequence[Vendor], have_clean: float, counts: Array) -> Array:
-    levels = np.array([offer.sigma for offer in offers])
-    clean = levels == 0
-    return forecast.predict(have_clean + counts[:, clean].sum(1), counts[:, ~clean], levels[~clean])
+    def split(self, counts: Array) -> tuple[Array, Array, Array]:
+        """Clean images (m,), noisy ones (m, S) and their levels (S,) of mixes (m, V)."""
+        numbers = self.have_clean + counts[:, self.clean].sum(1), counts[:, ~self.clean]
+        return *numbers, self.sigma[~self.clean]
 
+    def predict(self, counts: Array) -> Array:
+        """Draws (R, m) of the results of mixes (m, V)."""
+        return self.forecast.predict(*self.split(counts))
 
-def _best(
-    forecast: Forecast, offers: Sequence[Vendor], have_clean: float, budget: float, confidence: float
-) -> Plan:
-    counts = _mixes(offers, budget, have_clean, forecast.least_share)
-    values = _predict(forecast, offers, have_clean, counts)  # (R, m)
-    middle, winners = np.median(values, 0), values.argmin(1)
-    tail = 50 * (1 - confidence)
-    ends = np.percentile(counts[winners], [tail, 100 - tail], axis=0, method="nearest")
-    low, high = np.percentile(values, [tail, 100 - tail], axis=0)
-    chance = np.bincount(winners, minlength=len(counts)) / len(winners)
-    price = np.array([offer.price for offer in offers])
-    first = int(middle.argmin())
-    others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i] > 0]
-    numbers = np.column_stack([counts @ price, middle, low, high, chance])
-    mixes = [Mix(tuple(counts[i].tolist()), *numbers[i].tolist()) for i in [first, *others[: _NUM_SHOWN - 1]]]
-    return Plan(
-        tuple(offer.title for offer in offers), forecast.metric, tuple(mixes),
-        tuple((float(a), float(b)) for a, b in ends.T), confidence, have_clean,
-        _notes(forecast, offers, have_clean, counts[first]),
-    )  # fmt: skip
+    def best_for(self, gain: Array, budget: float) -> Array:
+        """Numbers of images (V,) with the largest sum of gains (V,) that the budget buys; perhaps none."""
+        num, share = len(self.price), self.forecast.least_share
+        most = np.floor(np.minimum(self.most, budget / self.price) + 1e-9)
+        unit = max(float((gain * most).max()), 1e-300)
+        limits = [self.price / budget, (share - self.clean) / most.max(initial=1)], np.eye(num)
+        rows = np.block([[np.array(limits[0]), np.zeros((2, num))], [limits[1], -np.diag(most)],
+                         [-limits[1], np.diag(np.ceil(self.least))]])  # fmt: skip
+        ends = [1.0, (1 - share) * self.have_clean / most.max(initial=1), *[0.0] * (2 * num)]
+        found = milp(
+            np.append(-gain / unit, np.zeros(num)), integrality=np.ones(2 * num),
+            bounds=Bounds(0, np.append(most, np.ones(num))), constraints=LinearConstraint(rows, ub=ends),
+        )  # fmt: skip
+        return np.zeros(num) if found.x is None else np.round(found.x[:num])
 
+    def between(self, corners: Array, budget: float) -> Array:
+        """Mixes of whole images on the ways between others (c, V), those first; what can be bought of them."""
+        found = [corners]
+        for one, other in itertools.combinations(corners[:_MAX_CORNERS], 2):
+            found.append(np.floor(one + np.linspace(0, 1, _PARTS + 1)[1:-1, None] * (other - one)))
+        counts = np.concatenate(found)
+        clean, noisy, _ = self.split(counts)
+        is_order = (counts == 0) | ((counts >= self.least) & (counts <= self.most))
+        share = clean + 1e-6 >= self.forecast.least_share * (clean + noisy.sum(1))
+        return counts[is_order.all(1) & share & (counts @ self.price <= budget * (1 + 1e-6))]
 
-def _notes(
-    forecast: Forecast, offers: Sequence[Vendor], have_clean: float, counts: NDArray[Any]
-) -> tuple[str, ...]:
-    """What the reader of a plan must know of the best mix."""
-    noisy = np.array([offer.sigma > 0 for offer in offers])
-    num_clean, total, notes = have_clean + counts[~noisy].sum(), have_clean + counts.sum(), []
-    if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
-        share = f"the smallest measured share of clean images ({forecast.least_share:.2g})"
-        notes.append(f"this is {share}, which decides the mix: a smaller one might be better, or not")
-    fewest, most = forecast.sizes
-    if not fewest / 1.5 <= total <= 1.5 * most:
-        units = " (are budget and prices in the same unit, and per image?)" * bool(total < fewest / 10)
-        notes.append(f"an extrapolation{units}: measured were {fewest:,.0f} to {most:,.0f} effective images")
-    if num_clean == 0:
-        notes.append("a mix without clean images learns nothing finer than its noise")
-    return tuple(notes)
+    def mixes(self, budget: float, draws: slice = slice(None)) -> tuple[Array, Array]:
+        """The mixes (m, V) that may be best for the budget, and draws (R, m) of their results."""
+        at, corners = budget / len(self.price) / self.price, dict[tuple[float, ...], None]()
+        for _ in range(_MAX_ROUNDS):
+            step = np.diag(np.maximum(1.0, 0.01 * at))
+            here, *ahead = self.predict(np.stack([at, *(at + step)])).T
+            gains = np.array([(here - there) / size for there, size in zip(ahead, np.diag(step), strict=True)])
+            wanted = [gains.mean(1), *gains.T[draws]]
+            if not (new := {tuple(self.best_for(gain, budget)) for gain in wanted} - corners.keys()):
+                break
+            corners |= dict.fromkeys(sorted(new))
+            counts = self.between(np.array([*corners]), budget)
+            values = self.predict(counts)
+            at = counts[np.median(values, 0).argmin()]
+        return counts, values
 
+    def plan(self, budget: float, confidence: float) -> Plan:
+        """The best mixes for a budget, and how sure that is."""
+        cost = self.price * np.maximum(self.least, 1)
+        if not (cost <= budget * (1 + 1e-9)).any():
+            first = int(cost.argmin())
+            order = f"the cheapest order, {max(self.least[first], 1):,.0f} {self.offers[first].title}"
+            what, cure = (
+                f"{order}, costs {cost[first]:,.2f}",
+                "raise the budget; are prices those of one image?",
+            )
+            raise AssayError(f"{what}, more than {budget:,.2f}", key="budget", cure=cure)
+        counts, values = self.mixes(budget)
+        if not counts.any():
+            what = f"no mix within {budget:,.2f} has the least measured share of clean images, "
+            what += f"{self.forecast.least_share:.2g}"
+            raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
+        middle, winners = np.median(values, 0), values.argmin(1)
+        tail = 50 * (1 - confidence)
+        ends = np.percentile(counts[winners], [tail, 100 - tail], axis=0, method="nearest")
+        low, high = np.percentile(values, [tail, 100 - tail], axis=0)
+        chance = np.bincount(winners, minlength=len(counts)) / len(winners)
+        first = int(middle.argmin())
+        others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i] > 0]
+        shown = [first, *others[: _NUM_SHOWN - 1]]
+        numbers = np.column_stack([counts @ self.price, middle, low, high, chance])
+        return Plan(
+            tuple(offer.title for offer in self.offers), self.forecast.metric,
+            tuple(Mix(tuple(counts[i].tolist()), *numbers[i].tolist()) for i in shown),
+            tuple((float(a), float(b)) for a, b in ends.T), confidence, self.have_clean,
+            (*self.forecast.doubts, *self.notes(counts[first])),
+        )  # fmt: skip
 
-def _cheapest(forecast: Forecast, offers: Sequence[Vendor], have_clean: float, target: float) -> float:
-    """The least budget whose best mix is predicted to reach the target."""
+    def notes(self, counts: Array) -> Iterable[str]:
+        """What the reader of a plan must know of a mix (V,) and of the offers."""
+        forecast, (clean, noisy, levels) = self.forecast, self.split(counts[None])
+        num_clean, total = float(clean[0]), float(clean[0] + noisy.sum())
+        if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
+            share = f"the smallest measured share of clean images ({forecast.least_share:.2g})"
+            yield f"this is {share}, which decides the mix: a smaller one might be better, or not"
+        size = float(np.median(forecast.size(clean, noisy, levels))) if forecast.size else total
+        fewest, most = forecast.sizes
+        if not fewest / 1.5 <= size <= 1.5 * most:
+            units = " (are budget and prices in the same unit, and per image?)" * bool(size < fewest / 10)
+            seen = f"measured were {fewest:,.0f} to {most:,.0f}"
+            yield f"an extrapolation{units}: this mix counts as {size:,.0f} clean images, and {seen}"
+        if num_clean == 0:
+            yield "a mix without clean images learns nothing finer than its noise"
+        for level in dict.fromkeys(self.sigma[(counts > 0) & ~self.clean].tolist()):
+            if forecast.levels and np.abs(np.array(forecast.levels) / level - 1).min() > 0.01:
+                yield f"no result has noise {level:.3g}: its worth is read between the levels that have"
+        cheapest = self.price[self.clean].min(initial=math.inf)
+        for offer in self.offers:
+            if offer.sigma and offer.price > cheapest:
+                yield f"{offer.title} costs {offer.price:g}, and a clean image {cheapest:g}: is that per image?"
 
-    def reached(budget: float) -> bool:
-        try:
-            counts = _mixes(offers, budget, have_clean, forecast.least_share)
-        except AssayError:
-            return False
-        return bool(np.median(_predict(forecast, offers, have_clean, counts), 0).min() <= target)
+    def cheapest(self, target: float) -> float:
+        """The least budget whose best mix is predicted to reach the target."""
 
-    none = np.zeros((1, len(offers)))
-    if have_clean and np.median(_predict(forecast, offers, have_clean, none)) <= target:
-        what = f"{have_clean:,.0f} clean images reach {target:g} already: nothing needs to be bought"
-        raise AssayError(what, key="target", cure="lower it")
-    high = min(offer.price for offer in offers)
-    while not reached(high):
-        high *= 2
-        if high > 1e15:
-            raise AssayError(f"a target of {target:g} is out of reach of these vendors", key="target")
-    low = high / 2
-    for _ in range(20):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+        def result(budget: float) -> float:
+            return float(np.median(self.mixes(budget, slice(0))[1], 0).min())
+
+        have = float(np.median(self.predict(np.zeros((1, len(self.price))))))
+        if self.have_clean and have <= target:
+            what = f"{self.have_clean:,.0f} clean images reach {target:g} already: nothing needs to be bought"
+            raise AssayError(what, key="target", cure="lower it")
+        high, reached, most = min(self.price), math.inf, 1e15
+        while (reached := result(high)) > target:
+            high *= 2
+            if high > most:
+                what = f"a target of {target:g} is out of reach of these vendors, who allow {reached:.4g}"
+                raise AssayError(what, key="target", cure="raise it, or find more offers")
+        low = high / 2
+        for _ in range(20):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if result(middle) <= target else (middle, high)
+        return high

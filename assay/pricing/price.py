@@ -121,7 +121,9 @@ class Prices:
         found = [price for price in self.prices if price.goal == goal and sigma in (None, price.sigma)]
         if not found:
             have = ", ".join(f"{price.goal} at {price.sigma:.3g}" for price in self.prices)
-            raise AssayError(f"{self.dataset} has no price for {goal}; it has {have}", key="goal")
+            wanted = goal if sigma is None else f"{goal} at noise {sigma:.3g}"
+            key = "sigma" if goal in {price.goal for price in self.prices} else "goal"
+            raise AssayError(f"{self.dataset} has no price for {wanted}; it has {have}", key=key)
         return found[-1]
 
     def plot(self) -> Image:

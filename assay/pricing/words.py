@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,29 @@ def reason(price: Price) -> str:
 
 
 def _odd_one(price: Price) -> str:
-    """The result that lies farthest from the law, if far enough to be a slip; else nothing."""
+    """The result that is farthest from its repeats, or else from the law, if far enough to be a slip."""
     results, law = price.results, price.law
-    law_says = np.median(law.values(law.size(results.num_clean, results.num_noisy, results.sigmas)), 0)
-    off = np.log(results.value / law_says)
+    expected = np.median(law.values(law.size(results.num_clean, results.num_noisy, results.sigmas)), 0)
+    images = np.column_stack([results.num_clean, results.num_noisy])
+    for which in map(np.flatnonzero, (images[:, None] == images).all(2)):
+        if len(which) > 2:  # of two, either may be wrong
+            expected[which] = np.median(results.value[which])
+    off = np.log(results.value / expected)
     worst = int((off := abs(off - np.median(off))).argmax())
-    if off[worst] < max(math.log(2), 6 * np.median(off)):
+    if not off[worst] >= max(math.log(2), 6 * np.median(off)):
         return ""
-    images = f"{results.num_clean[worst]:,.0f} clean and {results.num_noisy[worst].sum():,.0f} noisy images"
-    value = f"{results.metric} of {results.value[worst]:.4g} with {images}"
-    return f"the {value} is far from the other results, which suggest about {law_says[worst]:.3g}: is it right?"
+    words = f"{results.num_clean[worst]:,.0f} clean and {results.num_noisy[worst].sum():,.0f} noisy images"
+    value = f"{results.metric} of {results.value[worst]:.4g} with {words}"
+    return f"the {value} is far from the other results, which suggest about {expected[worst]:.3g}: is it right?"
+
+
+def cautions(prices: Sequence[Price]) -> list[str]:
+    """What to check before acting on prices of one goal: a result that may be a slip, or why none is sure."""
+    law = prices[0].law
+    said = [odd] if (odd := _odd_one(prices[0])) else []
+    if not said and law.lack_of_fit is not None and law.lack_of_fit < _UNLIKELY:
+        said = [f"the scaling law does not fit the results (p = {law.lack_of_fit:.2g}): is every row right?"]
+    return said or [reason(price) for price in prices if price.verdict == "undecided"]
 
 
 def sentence(price: Price) -> str:
@@ -98,7 +112,7 @@ def price_lines(prices: Prices) -> list[str]:
     for goal in GOALS:
         if found := [price for price in prices.prices if price.goal == goal]:
             each = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in found)
-            each += "".join(f"; {reason(price)}" for price in found if price.verdict == "undecided")
+            each += "".join(f"; {caution}" for caution in dict.fromkeys(cautions(found)))
             metric = found[0].results.metric if goal == "looks" else "held-out loss"
             lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
     return lines
@@ -256,26 +270,24 @@ def plan_lines(plan: Plan) -> list[str]:
     """What to buy, and how sure that is."""
     best = plan.mixes[0]
     counts = zip(plan.names, best.counts, plan.count_intervals, strict=True)
-    bought = [
-        (f"{count:,.0f} {name}", f"{a:,.0f} to {b:,.0f} {name}") for name, count, (a, b) in counts if b >= 0.5
-    ]
+    bought = [(count, name, f"{a:,.0f} to {b:,.0f} {name}") for name, count, (a, b) in counts if count or b]
     result = f"{plan.metric} {best.value:.4g} ({best.low:.4g} to {best.high:.4g})"
     return [
-        f"Buy {', '.join(what for what, _ in bought)} for {best.cost:,.2f}: {result}.",
-        f"The best mix lies within {', '.join(ends for _, ends in bought)} ({plan.confidence:.0%}).",
+        f"Buy {', '.join(f'{n:,.0f} {name}' for n, name, _ in bought if n)} for {best.cost:,.2f}: {result}.",
+        f"The best mix lies within {', '.join(ends for _, _, ends in bought)} ({plan.confidence:.0%}).",
         *(f"Note: {note}." for note in plan.notes),
     ]
 
 
 def plan_table(plan: Plan) -> Sheet:
-    """The best few mixes, their predicted results, and the chance that each is best."""
-    header = (*plan.names, "cost", plan.metric, f"{plan.confidence:.0%}", "chance to be best")
-    rows = [
+    """The best few mixes side by side, their predicted results, and the chance that each is best."""
+    names = *plan.names, "cost", plan.metric, f"its {plan.confidence:.0%} interval", "chance to be best"
+    columns = [
         (*(f"{count:,.0f}" for count in mix.counts), f"{mix.cost:,.2f}", f"{mix.value:.4g}",
          f"{mix.low:.4g} to {mix.high:.4g}", f"{mix.chance:.0%}")
         for mix in plan.mixes
     ]  # fmt: skip
-    return header, rows
+    return ("", "best", "2nd", "3rd", "4th")[: len(columns) + 1], list(zip(names, *columns, strict=True))
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from assay.data.arrays import from_arrays
 from assay.data.config import DataConfig
 from assay.data.picture import levels_text
 from assay.devices import one_thread
-from assay.errors import AssayError, check_enough
+from assay.errors import AssayError, check_enough, warn
 from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations
 from assay.nets import PRESETS as NETS
@@ -82,7 +81,7 @@ def draft_study(
         told = (
             f"the smallest study that can decide a price takes about {taken:.2g} minutes here, not {minutes:g}"
         )
-        warnings.warn(told, stacklevel=2)
+        warn(told)
     draft["timing"] = (
         f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
         f"on {num_images:,} images\n# each take about {taken:.2g} minutes on {cores} core(s).{note}"

@@ -14,7 +14,6 @@ A state is all that a run needs to continue bit for bit: the loader and all rand
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,12 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 import assay
 from assay.checkpoint import load_tensors, save_tensors
 from assay.data import ImageSource
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 from assay.files import decoding, differences, write_whole
 from assay.train.config import RunConfig
 
@@ -143,7 +141,7 @@ def load_state(folder: Path, remove_damaged: bool = True) -> State | None:
                 raise ValueError(f"it is the state of step {info.get('step')}")
             return tensors, info
         except (OSError, ValueError) as error:
-            warnings.warn(f"{path} is damaged ({error}): resuming from the state before", stacklevel=2)
+            warn(f"{path} is damaged ({error}): resuming from the state before")
             if remove_damaged:
                 path.unlink()
     return None
@@ -163,11 +161,15 @@ def _states(folder: Path) -> list[Path]:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor, gathered from all ranks if it is sharded: then every rank must call this."""
+    from torch.distributed.tensor import DTensor  # which takes long to import
+
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(tensor: Tensor, target: Tensor) -> Tensor:
     """This rank's part of a whole tensor, if `target` is sharded."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(target, DTensor) or tensor.shape != target.shape:
         return tensor
     place = target.device_mesh, target.placements

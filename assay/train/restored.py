@@ -16,8 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-
-from lightning_fabric import Fabric
+from typing import TYPE_CHECKING
 
 from assay.checkpoint import load_checkpoint
 from assay.data import ImageSource, Restored, Store, open_store, usable
@@ -29,6 +28,9 @@ from assay.train.config import RunConfig, TrainConfig
 from assay.train.folder import claim_folder, final_path, remove_states, snapshot_path
 from assay.train.loop import train_run
 from assay.train.run import Progress, Run, TrainResult, open_run
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 _BATCH_SIZE = 256  # images restored at once
 OnProgress = Callable[[Progress], None]
@@ -95,7 +97,7 @@ def _train_rounds(
     config: RunConfig,
     run_dir: Path,
     source: ImageSource,
-    fabric: Fabric,
+    fabric: "Fabric",
     snapshot_steps: Collection[int],
     on_progress: OnProgress,
     should_stop: ShouldStop,
@@ -139,7 +141,7 @@ def _train_rounds(
 
 
 def _restored(
-    source: ImageSource, path: Path, checkpoint: Path, fabric: Fabric, should_stop: ShouldStop
+    source: ImageSource, path: Path, checkpoint: Path, fabric: "Fabric", should_stop: ShouldStop
 ) -> Store | None:
     """The images as the model of the round before restores them; None if asked to stop meanwhile.
 

@@ -8,11 +8,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from assay.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
@@ -20,7 +18,7 @@ from assay.data import Batch, ImageSource, Loader
 from assay.data.loader import prepared_ahead
 from assay.data.view import stream
 from assay.denoise import Preconditioned
-from assay.devices import NumDevices, open_fabric, shard
+from assay.devices import NumDevices, mesh_of, open_fabric, shard
 from assay.errors import AssayError, check, check_same
 from assay.files import decoding, hold_lock, reason, remove_leftovers
 from assay.nets import NetConfig, PassedConfig, build_denoiser
@@ -28,6 +26,9 @@ from assay.train import folder
 from assay.train.config import RunConfig
 from assay.train.optimizer import make_optimizer
 from assay.train.record import LossBySigma, add_to_log, trim_log
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _MAX_SKIPPED_IN_A_ROW = 10
@@ -66,7 +67,7 @@ class TrainResult:
 @contextmanager
 def open_run(
     config: RunConfig, run_dir: Path, source: ImageSource, device: str, devices: NumDevices, num_nodes: int
-) -> Iterator[Fabric]:
+) -> Iterator["Fabric"]:
     """Check what is asked, start the ranks and have the run's folder to oneself until the end."""
     check_run(config, source)
     fabric = open_fabric(device, devices, num_nodes, _PRECISION[config.train.precision], config.train.strategy)
@@ -165,7 +166,7 @@ class Run:
         config: RunConfig,
         run_dir: Path,
         source: ImageSource,
-        fabric: Fabric,
+        fabric: "Fabric",
         start: Path | None = None,
         steps_before: int = 0,
         snapshot_steps: Collection[int] = (),
@@ -209,8 +210,8 @@ class Run:
             self.denoiser.compile()
         self.model = fabric.setup_module(self.denoiser)
         self.model.train()
-        if isinstance(fabric.strategy, ModelParallelStrategy):
-            shard(self.ema, fabric.strategy.device_mesh)
+        if mesh := mesh_of(fabric):
+            shard(self.ema, mesh)
         optimizer = make_optimizer(self.denoiser, self.net_config, settings)  # of weights that were shared out
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
@@ -353,7 +354,7 @@ class Run:
 
     def _whole_ema(self) -> Preconditioned | None:
         """The average with all of its weights, on the first rank; None on others, which give their parts."""
-        if not isinstance(self.fabric.strategy, ModelParallelStrategy):
+        if not mesh_of(self.fabric):
             return self.ema if self.fabric.is_global_zero else None
         found = folder.pack_tensors({"ema": self.ema}, keep=self.fabric.is_global_zero)
         if not found:

@@ -7,7 +7,6 @@ array, and besides it `label(s)` and `sigma_tn`, one for each image. IDX is MNIS
 
 import math
 import struct
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from assay.data.decode import native
 from assay.data.notes import odd_axes
 from assay.data.readers import Format, RawImages, numbered_classes
 from assay.data.spec import Level, SourceSpec
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 from assay.files import decoding
 
 _MAX_CHANNELS = 64
@@ -78,12 +77,12 @@ def stacked(name: str, file: str, images: np.ndarray, layout: str | None = None)
         raise AssayError(f"holds {images.dtype} {images.shape}", path=file, cure=cure)
     if images.ndim == 3:
         if told := odd_axes(images.shape):
-            warnings.warn(f"{file} {told}", stacklevel=2)
+            warn(f"{file} {told}")
         images = images[..., None]
     elif (layout or _guess_layout(images.shape, file)) == "NCHW":
         images = images.transpose(0, 2, 3, 1)
     if min(images.shape[1:3]) <= 4 < images.shape[3]:
-        warnings.warn(f"{file} holds images (H, W, C) of {images.shape[1:]}: is `layout` right?", stacklevel=2)
+        warn(f"{file} holds images (H, W, C) of {images.shape[1:]}: is `layout` right?")
     names = [f"{file}[{i}]" for i in range(len(images))]
     return RawImages(name, names, lambda i: to_pixels(np.asarray(images[i])))
 
