@@ -209,6 +209,13 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
         warn(f"{what}, which make intervals too narrow: remove them")
+    repeats: dict[Configuration, list[int]] = {}
+    for line, outcome in found.items():
+        repeats.setdefault(outcome.configuration, []).append(line)
+    for of, lines in repeats.items():  # rows that name no seed are repeats in their order
+        for seed, line in enumerate(lines if of.seed is None and len(lines) > 1 else ()):
+            numbered = of.model_copy(update={"seed": seed})
+            found[line] = found[line].model_copy(update={"configuration": numbered})
     _warn_of_numbers(path.name, found.values())
     warn_of_units(max((level for each in found.values() for level in each.configuration.levels), default=0))
     return found

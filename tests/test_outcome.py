@@ -93,7 +93,7 @@ outcomes = st.builds(
 )
 
 
-@given(st.lists(outcomes, min_size=1, max_size=4))
+@given(st.lists(outcomes, min_size=1, max_size=4, unique_by=lambda outcome: outcome.configuration))
 def test_records_survive_json_and_csv(tmp_path_factory: pytest.TempPathFactory, written: list[Outcome]) -> None:
     folder = tmp_path_factory.mktemp("records")
     (folder / "one.json").write_text(written[0].model_dump_json())

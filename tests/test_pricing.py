@@ -1,6 +1,7 @@
 """Prices against exact Gaussian learners, known laws, simulated coverage, and the paper's own numbers."""
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -457,7 +458,7 @@ def test_quote_on_the_command_line(tmp_path: Path) -> None:
 
 def known(worth: tuple[float, ...] = (0.5, 0.1), spread: float = 0.0, share: float = 0.0) -> Prices:
     """Prices by a law that is known but for the worths."""
-    price = replace(a_price(worth[0], 0.0, 1.0, "looks"), law=a_law(worth, spread, share), sigma=0.1)
+    price = replace(a_price(worth[0], 0.3, 0.7, "looks"), law=a_law(worth, spread, share), sigma=0.1)
     return Prices("toy", (price,))
 
 
@@ -472,11 +473,41 @@ def test_plan_buys_the_most_effective_images_per_money() -> None:
     assert plan(known(), least, budget=1000).mixes[0].counts == pytest.approx((0, 0, 12500))
 
 
+@given(
+    st.lists(st.tuples(st.floats(0.02, 2), st.floats(1e-3, 1), st.integers(0, 900), st.integers(0, 9000)),
+             min_size=1, max_size=4),
+    st.floats(50, 5000), st.floats(0, 0.3), st.integers(0, 500),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_no_mix_has_more_effective_images_than_the_plan(
+    noisy: list[tuple[float, float, int, int]], budget: float, share: float, have: int
+) -> None:
+    offers = [Vendor(price=1.0)]
+    offers += [
+        Vendor(name=str(i), sigma=0.1, price=price * worth, min_images=least, max_images=least + more)
+        for i, (price, worth, least, more) in enumerate(noisy)
+    ]
+    prices = known((0.5, 0.1), share=share)
+    best = plan(prices, offers, budget=budget, have_clean=have).mixes[0]
+    rng, unit = np.random.default_rng(0), np.array([1.0] + [0.5] * len(noisy))
+    cost, least, most = np.array([(o.price, o.min_images, min(o.max_images, 1e9)) for o in offers]).T
+    spent = rng.dirichlet(np.full(len(offers), 0.3), 4000) * budget * rng.random((4000, 1)) ** 0.2
+    counts = np.minimum(np.floor(spent / cost), most)
+    counts[counts < least] = 0
+    allowed = have + counts[:, 0] >= share * (have + counts.sum(1))
+    assert np.dot(best.counts, unit) >= (counts[allowed] @ unit).max(initial=0) - len(offers)  # whole images
+
+
 def test_plan_of_one_offer_and_of_the_same_twice() -> None:
     found = plan(known(), [Vendor(price=2.0)], budget=1000)
     assert found.mixes[0].counts == (500,) and not found.notes
     (note,) = plan(known(), [Vendor(price=2.0)], budget=100).notes
-    assert "100 to 1,000,000" in note
+    assert "counts as 50 clean images, and measured were 100 to 1,000,000" in note
+    dear = [Vendor(price=2.0), Vendor(sigma=0.2, price=20.0), Vendor(sigma=0.2, price=0.2, name="lab")]
+    between, odd = plan(known(), dear, budget=1000).notes[-2:]
+    assert "no result has noise 0.2" in between and "noisy at 0.2 costs 20, and a clean image 2" in odd
+    with rejected("budget"):
+        plan(known(), [Vendor(price=2.0, min_images=300)], budget=500)
     with pytest.raises(AssayError, match="offered twice"):
         plan(known(), [Vendor(price=2.0)] * 2, budget=1000)
 
@@ -550,6 +581,7 @@ def test_plan_from_a_quote_needs_some_clean_images_for_detail(tmp_path: Path) ->
         "name,sigma,price\na,x,1\n",
         "sigma,price,min_images,max_images\n0.1,1,9,8\n",
         "sigma,price\n0,4,0,2\n",
+        "name,price\nlab,4\n",
     ],
 )
 def test_vendor_files_that_cannot_be_used(tmp_path: Path, text: str) -> None:
@@ -563,3 +595,33 @@ def test_plan_on_the_command_line() -> None:
     done = run("plan", "--budget", 10000, "--vendors", 1, "--vendors", "0.2@0.1", "--vendors", "0.05@0.2")
     assert done.exit_code == 0 and "Buy" in done.output, done.output
     assert run("plan", "--vendors", "cheap", "--budget", 1).exit_code != 0
+
+
+def test_a_table_of_ones_own_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(1), ["n_clean,n_noisy,noise,fid"]
+    for clean, noisy in [(1000, 0), (2000, 0), (4000, 0), (8000, 0), (1000, 4000), (1000, 9000)]:
+        size = clean + noisy / 4
+        rows += [
+            f"{clean},{noisy},{0.2 if noisy else ''},{5 + 900 / size**0.5 + rng.normal(0, 0.1):.4f}"
+            for _ in "abc"
+        ]
+    (tmp_path / "results.csv").write_text("\n".join(rows) + "\n")
+    done = run("study", "report", tmp_path / "results.csv", "-o", tmp_path / "report")
+    mean = statistics.fmean(float(row.split(",")[-1]) for row in rows[1:4])
+    assert f"{mean:.2f} ± " in done.output, done.output  # all three repeats, though no column numbers them
+    prices = price(tmp_path / "results.csv")
+    assert (
+        prices.of("looks").law.num_blocks == 3
+        and not prices.of("looks").rate[1] > 4 > prices.of("looks").rate[2]
+    )
+    (panel,) = price_panels(prices)
+    points = {each.name: each.x for each in panel.series if each.kind == "points"}
+    assert points["with noise 0.2"].max() == pytest.approx(1000 + 9000 / 4, rel=0.05)
+    wrong = [*rows[:5], rows[5].rsplit(",", 1)[0] + ",250", *rows[6:]]  # one of three repeats, typed wrong
+    (tmp_path / "results.csv").write_text("\n".join(wrong) + "\n")
+    offers = [Vendor(price=1.0), Vendor(sigma=0.2, price=0.1)]
+    for said in (
+        repr(price(tmp_path / "results.csv")),
+        plan(tmp_path / "results.csv", offers, budget=4000).notes[0],
+    ):
+        assert "FID of 250 with 2,000 clean" in said and "suggest about 25" in said

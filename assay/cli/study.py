@@ -229,7 +229,8 @@ def status(spec: Spec, output: Folder = None) -> None:
 def report(spec: Spec, output: Folder = None) -> None:
     """Write results.csv, tables, figures and report.html from the finished runs.
 
-    A CSV file of results can be given instead of a study: your own, or the paper's tables.
+    A CSV file of results can be given instead of a study: your own, or the paper's tables. Its report goes to
+    out/NAME, too.
 
     Examples:
 
@@ -240,7 +241,7 @@ def report(spec: Spec, output: Folder = None) -> None:
     from assay.study.report import report_from_table, write_report
 
     if spec.suffix == ".csv":
-        folder = output or (spec.parent if spec.name == "results.csv" else Path("out") / spec.stem)
+        folder = output or (spec.parent if spec.with_name("study.toml").exists() else Path("out") / spec.stem)
         written = report_from_table(spec, folder) or None
     else:
         written = write_report(_open(spec, output))

@@ -3,11 +3,11 @@
 A forecast gives each mix as many predicted results as there are draws from what is known: of the scaling law
 (summed over bands of levels where results by level were measured, so that fine detail asks for clean images),
 or of a quote within its stated accuracy. By one law the best mix of a draw has the most effective images,
-sum_v w_v n_v, for the money: a linear programme with orders that are none or within their limits. Elsewhere it
-is that for the gains of one more image at the best mix so far, again and again, and mixes between those found.
-All are then compared draw by draw: that says which is best on average, how often each of them is, and how far
-the best one moves. Mixes stay within the shares of clean images that were measured: beyond them the law was
-never tested.
+sum_v w_v n_v, for the money. That is a linear programme, so it is a corner of what can be bought: all offers
+but two are at none, their smallest or their largest order, and the budget and the share of clean images decide
+those two. Sums over bands may also be best between corners. All of these are compared draw by draw: that says
+which is best on average, how often each of them is, and how far the best one moves. Mixes stay within the
+shares of clean images that were measured: beyond them the law was never tested.
 """
 
 import csv
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from assay.errors import AssayError, check
 from assay.files import decoding
@@ -32,8 +31,8 @@ from assay.settings import Config, Rules
 if TYPE_CHECKING:
     from assay.pricing.price import Prices
 
-_NUM_SHOWN, _MAX_DRAWS, _MAX_ROUNDS = 4, 200, 6
-_MAX_CORNERS, _PARTS = 8, 20  # mixes between which others are tried, and into how many parts a way is divided
+_NUM_SHOWN, _MAX_DRAWS, _MAX_CORNERS = 4, 200, 10_000
+_MAX_ENDS, _PARTS = 6, 20  # mixes between which others are tried, and into how many parts a way is divided
 
 
 class Vendor(Config):
@@ -197,7 +196,7 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
 
 
 class _Market:
-    """What can be bought beside the clean images in hand: arrays (V,) of the offers, and a forecast of mixes."""
+    """What can be bought beside the clean images in hand: arrays (V,) of the offers, and a forecast."""
 
     def __init__(self, forecast: Forecast, offers: Sequence[Vendor], have_clean: float) -> None:
         self.forecast, self.offers, self.have_clean = forecast, offers, have_clean
@@ -214,46 +213,63 @@ class _Market:
         """Draws (R, m) of the results of mixes (m, V)."""
         return self.forecast.predict(*self.split(counts))
 
-    def best_for(self, gain: Array, budget: float) -> Array:
-        """Numbers of images (V,) with the largest sum of gains (V,) that the budget buys; perhaps none."""
+    def corners(self, budget: float) -> Array:
+        """The corners (m, V) of what the budget buys, in whole images; what is left buys some more."""
         num, share = len(self.price), self.forecast.least_share
-        most = np.floor(np.minimum(self.most, budget / self.price) + 1e-9)
-        unit = max(float((gain * most).max()), 1e-300)
-        limits = [self.price / budget, (share - self.clean) / most.max(initial=1)], np.eye(num)
-        rows = np.block([[np.array(limits[0]), np.zeros((2, num))], [limits[1], -np.diag(most)],
-                         [-limits[1], np.diag(np.ceil(self.least))]])  # fmt: skip
-        ends = [1.0, (1 - share) * self.have_clean / most.max(initial=1), *[0.0] * (2 * num)]
-        found = milp(
-            np.append(-gain / unit, np.zeros(num)), integrality=np.ones(2 * num),
-            bounds=Bounds(0, np.append(most, np.ones(num))), constraints=LinearConstraint(rows, ub=ends),
-        )  # fmt: skip
-        return np.zeros(num) if found.x is None else np.round(found.x[:num])
+        limits = np.stack([self.price, share - self.clean])  # times counts, at most these
+        ends = np.array([budget, (1 - share) * self.have_clean])
+        known = zip(self.least, np.where(self.most * self.price <= budget, self.most, 0), strict=True)
+        orders = [sorted({0.0, *each}) for each in known]
+        if math.prod(map(len, orders)) * num**2 > 50 * _MAX_CORNERS:
+            what, cure = (
+                f"{num} offers have too many mixes",
+                "leave out those that are dearer at the same noise",
+            )
+            raise AssayError(what, key="vendors", cure=cure)
+        grid = np.stack(np.meshgrid(*orders, indexing="ij"), -1).reshape(-1, num)
+        grid = grid[grid @ self.price <= budget * (1 + 1e-9)]
+        found = [grid]
+        for some in itertools.chain(*(itertools.combinations(range(num), size) for size in (1, 2))):
+            rest = grid[(grid[:, some] == 0).all(1)]
+            for which in ((0, 1),) if len(some) == 2 else ((0,), (1,)):
+                inside = limits[np.ix_(which, some)]
+                if np.linalg.cond(inside) < 1e12:
+                    left = (ends - rest @ limits.T)[:, which]
+                    rest[:, some] = np.linalg.solve(inside, left[..., None])[..., 0]
+                    found.append(rest.copy())
+        counts = np.floor(np.concatenate(found).clip(0, self.most) + 1e-6)
+        if share and not self.clean.all():  # a part of a clean image less is some noisy ones too many
+            most = np.argmax(np.where(self.clean, -1, counts), axis=1)
+            over = np.ceil((counts @ limits[1] - ends[1]) / share - 1e-6).clip(0)
+            counts[np.arange(len(counts)), most] -= np.minimum(over, counts[np.arange(len(counts)), most])
+        for vendor in np.argsort(-self.price, kind="stable"):
+            need = limits[:, vendor]
+            room = ((ends - counts @ limits.T)[:, need > 0] / need[need > 0]).min(1)
+            more = np.minimum(np.floor(room + 1e-9), self.most[vendor] - counts[:, vendor]).clip(0)
+            is_order = (counts[:, vendor] > 0) | (more * self.price[vendor] > 0.01 * budget)  # not one image
+            counts[:, vendor] += more * (is_order & (counts[:, vendor] + more >= self.least[vendor]))
+        return np.unique(self.allowed(counts, budget), axis=0)
 
-    def between(self, corners: Array, budget: float) -> Array:
-        """Mixes of whole images on the ways between others (c, V), those first; what can be bought of them."""
-        found = [corners]
-        for one, other in itertools.combinations(corners[:_MAX_CORNERS], 2):
-            found.append(np.floor(one + np.linspace(0, 1, _PARTS + 1)[1:-1, None] * (other - one)))
-        counts = np.concatenate(found)
+    def allowed(self, counts: Array, budget: float) -> Array:
+        """Those of mixes (m, V) that can be bought, within the measured shares."""
         clean, noisy, _ = self.split(counts)
         is_order = (counts == 0) | ((counts >= self.least) & (counts <= self.most))
         share = clean + 1e-6 >= self.forecast.least_share * (clean + noisy.sum(1))
-        return counts[is_order.all(1) & share & (counts @ self.price <= budget * (1 + 1e-6))]
+        return counts[is_order.all(1) & share & (counts @ self.price <= budget * (1 + 1e-9))]
 
-    def mixes(self, budget: float, draws: slice = slice(None)) -> tuple[Array, Array]:
+    def mixes(self, budget: float) -> tuple[Array, Array]:
         """The mixes (m, V) that may be best for the budget, and draws (R, m) of their results."""
-        at, corners = budget / len(self.price) / self.price, dict[tuple[float, ...], None]()
-        for _ in range(_MAX_ROUNDS):
-            step = np.diag(np.maximum(1.0, 0.01 * at))
-            here, *ahead = self.predict(np.stack([at, *(at + step)])).T
-            gains = np.array([(here - there) / size for there, size in zip(ahead, np.diag(step), strict=True)])
-            wanted = [gains.mean(1), *gains.T[draws]]
-            if not (new := {tuple(self.best_for(gain, budget)) for gain in wanted} - corners.keys()):
-                break
-            corners |= dict.fromkeys(sorted(new))
-            counts = self.between(np.array([*corners]), budget)
-            values = self.predict(counts)
-            at = counts[np.median(values, 0).argmin()]
+        counts = self.corners(budget)
+        values = self.predict(counts)
+        for _ in range(2):
+            often = np.bincount(values.argmin(1), minlength=len(counts)) / len(values)
+            often[np.median(values, 0).argmin()] += 1
+            ends = counts[np.argsort(-often, kind="stable")[: min(_MAX_ENDS, np.count_nonzero(often))]]
+            parts = np.linspace(0, 1, _PARTS + 1)[1:-1, None]
+            ways = [one + parts * (other - one) for one, other in itertools.combinations(ends, 2)]
+            if ways:
+                counts = np.concatenate([counts, self.allowed(np.floor(np.concatenate(ways)), budget)])
+                values = self.predict(counts)
         return counts, values
 
     def plan(self, budget: float, confidence: float) -> Plan:
@@ -315,7 +331,7 @@ class _Market:
         """The least budget whose best mix is predicted to reach the target."""
 
         def result(budget: float) -> float:
-            return float(np.median(self.mixes(budget, slice(0))[1], 0).min())
+            return float(np.median(self.mixes(budget)[1], 0).min())
 
         have = float(np.median(self.predict(np.zeros((1, len(self.price))))))
         if self.have_clean and have <= target:

@@ -253,11 +253,7 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: str) -> Measured:
             raise AssayError(listed, key=what, cure="keep those measured alike")
     settings = [each.configuration for each in kept]
     sigmas = sorted({level for setting in settings for level in setting.levels})
-    repeats: dict[object, int] = {}
-    blocks = []
-    for setting in settings:
-        repeats[setting.without_seed] = repeats.get(setting.without_seed, -1) + 1
-        blocks.append(repeats[setting.without_seed] if setting.seed is None else setting.seed)
+    blocks = [setting.seed or 0 for setting in settings]
     return Measured(
         settings[0].dataset, goal, kept[0].evaluation.title(metric), np.array(sigmas), np.array(blocks),
         np.array([setting.num_clean for setting in settings]),

@@ -103,7 +103,13 @@ def headline(prices: Prices) -> str:
     order = {"structure": 0, "looks": 1, "everything": 2}
     best = min(prices.prices, key=lambda p: (p.verdict == "undecided", order[p.goal], -p.sigma))
     looks = (p for p in prices.prices if (p.goal, p.sigma, p.verdict) == ("looks", best.sigma, "estimate"))
-    return " ".join(map(sentence, (best, *(p for p in looks if p is not best))))
+    said = [*map(sentence, (best, *(p for p in looks if p is not best)))]
+    others = [p for p in prices.prices if p.goal == best.goal and p is not best]
+    if others:
+        said.append(
+            f"{', '.join(f'At noise {p.sigma:.3g}: {amount(p)}' for p in others)}.".replace(", At", ", at")
+        )
+    return " ".join(said)
 
 
 def price_lines(prices: Prices) -> list[str]:
@@ -237,11 +243,13 @@ def price_panels(prices: Prices) -> list[Panel]:
 
 
 def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
-    """The paper's Figure 1: results against the part of the images that is not clean; lines are the law."""
-    unit = "images that are noisy, or (clean only) left out, in %"
-    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_y=True)
+    """Results and the law: the paper's Figure 1 if all mixes have one size, else against effective images."""
     total = measured.num_noisy.sum(1)
     size = (measured.num_clean + total).max()
+    if np.ptp((measured.num_clean + total)[total > 0]) > 0.01 * size:
+        return _size_panel(dataset, measured, law)
+    unit = "images that are noisy, or (clean only) left out, in %"
+    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_y=True)
     for which, sigma in enumerate([0.0, *measured.sigmas]):
         rows = total == 0 if not sigma else (total > 0) & (measured.num_noisy[:, which - 1] == total)
         order = np.flatnonzero(rows)[np.argsort(-measured.num_clean[rows])]
@@ -252,6 +260,24 @@ def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
         name = f"noise {sigma:.3g}" if sigma else "clean only"
         panel.series.append(Series(name, "points", *points, colour=colour))
         panel.series.append(Series("", "line", x, np.median(law.values(sizes), 0), colour=colour))
+    return panel
+
+
+def _size_panel(dataset: str, measured: Measured, law: Law) -> Panel:
+    """Results against the clean images that their training images count as, and the law with its band."""
+    unit = "training images, noisy ones counted by their worth"
+    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_x=True, log_y=True)
+    size = np.median(law.size(measured.num_clean, measured.num_noisy, measured.sigmas), 0)
+    grid = np.geomspace(size.min(), size.max(), 60)
+    low, middle, high = np.quantile(law.values(grid[None]), [0.025, 0.5, 0.975], axis=0)
+    panel.series.append(Series("", "band", grid, middle, low, high, COLOURS[0]))
+    panel.series.append(Series("the law", "line", grid, middle, colour=COLOURS[0]))
+    for which, sigma in enumerate([0.0, *measured.sigmas]):
+        rows = measured.num_noisy.sum(1) == 0 if not sigma else measured.num_noisy[:, which - 1] > 0
+        name = f"with noise {sigma:.3g}" if sigma else "clean only"
+        panel.series.append(
+            Series(name, "points", size[rows], measured.value[rows], colour=COLOURS[which % len(COLOURS)])
+        )
     return panel
 
 
