@@ -164,9 +164,7 @@ def _read(images: ImageSource | NDArray[np.generic]) -> Array:
         raise AssayError(f"all {len(x)} clean images are the same", key="images", cure="give others")
     if flat.shape[1] <= _MAX_VALUES:
         return flat
-    channels = x.shape[1] if x.ndim == 4 else 1
-    x = x.reshape(len(x), channels, *x.shape[-2:])
-    side = min(int(np.sqrt(_MAX_VALUES / channels)), *x.shape[-2:])
+    side = min(int(np.sqrt(_MAX_VALUES / x.shape[1])), *x.shape[-2:])
     rng, parts = np.random.default_rng(0), []
     for image in x:
         top, left = (rng.integers(size - side + 1) for size in x.shape[-2:])

@@ -235,13 +235,12 @@ def run_study(
 ) -> Written:
     """Find out what a noisy image is worth: train and measure every configuration, and write the report.
 
-    `study` is a TOML file, e.g. one that `assay study init` wrote, or the folder of a study; or images, as the
-    path of a store, an array (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which a study is
-    drafted: `have_clean` clean images are in hand, and images with noise `noisy` could be had. Results go to
-    `folder`, by default out/NAME. Call it again to resume; other images or arguments than before are rejected.
-    `until` adds blocks until the ends of the interval are within this factor, and none begins after `minutes`;
-    a drafted study is planned to take about as long. `num_workers` processes share the work, by default one for
-    each core.
+    `study` is a TOML file, as of `assay study init`, or a study's folder; or images, as the path of a store, an
+    array (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which one is drafted: `have_clean` clean
+    images are in hand, and images with noise `noisy` could be had. Results go to `folder`, by default out/NAME.
+    Call it again to resume; other images or arguments are rejected. `until` adds blocks until the ends of the
+    interval are within this factor, and none begins after `minutes`; a drafted study is planned to take about
+    as long. `num_workers` processes share the work, by default one for each core.
 
     >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
     >>> found.path
@@ -268,7 +267,7 @@ def run_study(
 def _drafted(images: Path | str | Any, folder: Path | str | None, asked: dict[str, Any]) -> tuple[Path, Path]:
     """The file of a study of images, drafted once as it is `asked` for, and its folder."""
     given = Path(images) if isinstance(images, str | Path) else None
-    source = images if given or isinstance(images, Arrays) else from_arrays(images)
+    source: Any = images if given or isinstance(images, Arrays) else from_arrays(images)
     place = Path(folder or Path("out", given.name if given else source.name))
     spec, record, store = place / "drafted.toml", place / "drafted.json", given or place / "images"
     asked = {key: value for key, value in asked.items() if value}

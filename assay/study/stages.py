@@ -441,8 +441,6 @@ def open_study(spec: Path | str, folder: Path | str | None = None, settings: Seq
     `assay train --set` does; the folder remembers them. Blocks that were added to a design are found again.
 
     >>> opened = assay.open_study("study.toml")
-    >>> opened
-    <mine in out/mine: 0 of 3 runs finished>
     >>> opened.source
     <mine: 160 images of 1 x 8 x 8, 160 clean, 0 noisy>
     >>> [run.title for run in opened.runs]
