@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.archives import check_unpacked
+from assay.data.picture import levels_text
 from assay.data.units import PhysicalRange
 from assay.denoise import Preconditioned
 from assay.errors import AssayError, choose, extra
@@ -31,6 +32,7 @@ from assay.unpickle import Plain, PlainTensor, read_pickle
 FORMAT_VERSION = 2
 WEIGHTS_NAME = "model.safetensors"  # of a published model
 _PICKLES = (".pkl", ".pt")  # of EDM
+_MAX_TOLD = 12  # noise levels, one by one
 _HEADER = "assay"  # the key of our JSON in a safetensors header
 _CHECKSUM = "sha256"  # the key of the checksum in that JSON
 
@@ -55,6 +57,14 @@ class CheckpointInfo(Config):
     def lowest_sigma_tn(self) -> float | None:
         """The lowest noise level of the training images, if known."""
         return self.sigma_tn[0][0] if self.sigma_tn else None
+
+    def noise(self, form: str = ".3g") -> list[tuple[str, float]]:
+        """Noise levels as text, and the fraction of the images at each; many levels are told as one range."""
+        noisy = [(level, part) for level, part in self.sigma_tn if level > 0]
+        if len(noisy) <= _MAX_TOLD:
+            return [(f"{level:{form}}", part) for level, part in self.sigma_tn]
+        clean = [("0", part) for level, part in self.sigma_tn if level == 0]
+        return [*clean, (levels_text(noisy[0][0], noisy[-1][0], form), sum(part for _, part in noisy))]
 
 
 @dataclass(frozen=True)

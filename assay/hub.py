@@ -21,7 +21,11 @@ from assay.pricing.words import sentence
 
 
 def push(
-    checkpoint: Path, destination: str, license: str, results: Sequence[Path] = (), prices: Path | None = None
+    checkpoint: Path | str,
+    destination: str,
+    license: str,
+    results: Sequence[Path] = (),
+    prices: Path | None = None,
 ) -> Path | str:
     """Publish a checkpoint or a finished run to a new folder, or to `hf:OWNER/NAME`; returns where it is.
 
@@ -30,7 +34,7 @@ def push(
     if re.match(r"(?!hf:)\w+:|\w+://", destination):
         cure = "give hf:OWNER/NAME, or a folder"
         raise AssayError("is an address", path=destination, key="destination", cure=cure)
-    loaded, repository = load_checkpoint(checkpoint), hub_name(destination)
+    loaded, repository = load_checkpoint(Path(checkpoint)), hub_name(destination)
     name = repository or Path(destination).resolve().name
     where = f"hf:{repository}" if repository else destination
     measured = list(load_evaluations(results).values())
@@ -90,7 +94,7 @@ def model_card(
     known = [(fact, value) for fact, value in facts.items() if value is not None]
     parts += ["", "## Data", "", *_table(("what", "value"), known)]
     if info.sigma_tn:
-        levels = [("clean" if level == 0 else f"{level:.4g}", f"{share:.4g}") for level, share in info.sigma_tn]
+        levels = [("clean" if level == "0" else level, f"{part:.4g}") for level, part in info.noise(".4g")]
         parts += ["", "Noise levels, for images scaled to [-1, 1]:", ""]
         parts += _table(("noise level", "share of the images"), levels)
     if evaluations:

@@ -31,9 +31,11 @@ from torch import Tensor, nn
 from assay.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from assay.cost import choose_config
 from assay.data import ImageSource
-from assay.data.arrays import from_arrays
+from assay.data.arrays import Ends, from_arrays
 from assay.data.picture import image_grid
-from assay.errors import AssayError
+from assay.data.source import as_source
+from assay.data.units import to_physical
+from assay.errors import AssayError, check_same
 from assay.metrics.evaluate import Evaluation, evaluate
 from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import Samples, samples_of
@@ -64,7 +66,7 @@ class Model:
         config, info = self.checkpoint.config, self.checkpoint.info
         shape = " x ".join(map(str, config.image_shape))
         num_weights = sum(weight.numel() for weight in self.denoiser.parameters())
-        levels = ", ".join(f"{100 * part:.3g}% at {level:.3g}" for level, part in info.sigma_tn) or "unknown"
+        levels = ", ".join(f"{100 * part:.3g}% at {level}" for level, part in info.noise()) or "unknown"
         return f"<{self.name}: {config.kind} for {shape}, {num_weights:,} weights; noise: {levels}>"
 
     def sample(self, num_images: int = 16, seed: int = 0, **settings: Any) -> Tensor:
@@ -74,15 +76,15 @@ class Model:
         only noisy images.
         """
         samples = self._samples(num_images, seed, settings)
-        return torch.cat([samples.read(index) for index in torch.arange(num_images).split(_BATCH)])
+        return torch.cat([samples.read(index) for index in torch.arange(len(samples)).split(_BATCH)])
 
     def _samples(
         self, num_images: int, seed: int, settings: dict[str, Any], frequencies: list[float] | None = None
     ) -> Samples:
-        if num_images < 1:
+        if num_images < 1 or num_images % 1:
             raise AssayError(f"{num_images} is no number of images", key="num_images", cure="give 1 or more")
         chosen = checked(SampleConfig, settings)
-        return samples_of(self.checkpoint, self.name, num_images, seed, chosen, frequencies)
+        return samples_of(self.checkpoint, self.name, int(num_images), seed, chosen, frequencies)
 
     def save(self, path: Path | str) -> Path:
         """Write the model to one .safetensors file, which `assay.load` and every command open."""
@@ -92,29 +94,33 @@ class Model:
         save_checkpoint(path, self.checkpoint.denoiser, self.checkpoint.config, self.checkpoint.info)
         return path
 
-    def denoise(self, x_tn: Images, sigma_tn: Any) -> Images:
-        """Clean images (B, C, H, W) from noisy ones at the levels `sigma_tn`: the posterior mean E[x_0 | x_tn].
+    def denoise(self, x_tn: Images, sigma_tn: Any, value_range: Ends | None = None) -> Images:
+        """Clean images from noisy ones at the levels `sigma_tn`: the posterior mean E[x_0 | x_tn].
 
-        `sigma_tn` is one level or (B,). Both are in the model's scale, where images lie in [-1, 1]. Of a NumPy
-        array (B, C, H, W), or (B, H, W) of one channel, the result is an array of the same shape.
+        `x_tn` is an array or a tensor with its axes as for `from_arrays`; `sigma_tn` is one level or (B,), and
+        images at 0 stay as they are. `value_range` are the values of black and white (by default 0 and 255 of
+        uint8, -1 and 1 of floats), and `sigma_tn` and the result, float32 of the same shape, are in its units.
         """
         if isinstance(x_tn, ImageSource):
             cure = "give its images, `source.read(torch.arange(len(source)))`, and `source.sigma_tn`"
             raise AssayError("is a source, not an array of images", key="x_tn", cure=cure)
-        if not isinstance(x_tn, Tensor):
-            given = torch.as_tensor(np.asarray(x_tn), dtype=torch.float32)
-            images = given[:, None] if given.ndim == 3 else given
-            denoised: np.ndarray = self.denoise(images, sigma_tn).numpy()
-            return denoised.reshape(given.shape)
-        if x_tn.shape[1:] != self.checkpoint.config.image_shape:
-            what = f"has shape {tuple(x_tn.shape)}; expected (B, *{self.checkpoint.config.image_shape})"
-            raise AssayError(what, key="x_tn", cure="give images of that shape")
-        seen = from_arrays(x_tn.numpy(force=True), sigma_tn, value_range=(-1.0, 1.0), name="x_tn")
+        given = x_tn.numpy(force=True) if isinstance(x_tn, Tensor) else np.asarray(x_tn)
+        seen, shape = from_arrays(given, sigma_tn, value_range=value_range, name="x_tn"), given.shape
+        what, cure = "the model and x_tn differ in shape (C, H, W)", "give images like those it was trained on"
+        check_same(self.checkpoint.config.image_shape, seen.image_shape, what, key="x_tn", cure=cure)
         warn_of_units(float(seen.sigma_tn.max()))
+        device = x_tn.device if isinstance(x_tn, Tensor) else torch.device("cpu")
+        level = seen.sigma_tn.where(seen.sigma_tn > 0, 1.0)  # at 0 the network is not defined
         with torch.no_grad():
-            return self.denoiser(x_tn, seen.sigma_tn.to(x_tn))
+            x_0_hat = self.denoiser(seen.x_tn.to(device), level.to(device)).double().numpy(force=True)
+        if len(shape) == 4 and shape[1:] != seen.image_shape:
+            x_0_hat = np.moveaxis(x_0_hat, 1, -1)
+        found = to_physical(x_0_hat.reshape(shape), seen.physical_range)
+        is_noisy = (seen.sigma_tn > 0).numpy().reshape(-1, *[1] * (len(shape) - 1))
+        denoised: np.ndarray = np.where(is_noisy, found, given).astype(np.float32)
+        return torch.from_numpy(denoised).to(device) if isinstance(x_tn, Tensor) else denoised
 
-    def held_out_loss(self, held_out: ImageSource) -> HeldOutLoss:
+    def held_out_loss(self, held_out: ImageSource | np.ndarray) -> HeldOutLoss:
         """The held-out loss in nats (see `assay.metrics.held_out`): lower is better, no samples are needed.
 
         Images that the model was trained on are rejected, if its run or its training images are known.
@@ -126,12 +132,13 @@ class Model:
         >>> found
         <held-out loss of arrays on 30 images of arrays (held out): ... ± ... nats per dimension>
         """
-        check_unseen(self.trained_on, held_out)
-        return checkpoint_loss(self.checkpoint, held_out, model=self.name)
+        source = as_source(held_out)
+        check_unseen(self.trained_on, source)
+        return checkpoint_loss(self.checkpoint, source, model=self.name)
 
     def evaluate(
         self,
-        reference: ImageSource,
+        reference: ImageSource | np.ndarray,
         num_images: int = 1000,
         extractor: str = "classifier",
         cache: Path | str = "cache",
@@ -148,8 +155,9 @@ class Model:
         >>> found
         <FD-pixels ..., precision ..., 50 images>
         """
-        network = load_extractor(extractor, Path(cache), reference=reference)
-        real = reference_from_images(reference, network, Path(cache))
+        source = as_source(reference)
+        network = load_extractor(extractor, Path(cache), reference=source)
+        real = reference_from_images(source, network, Path(cache))
         samples = self._samples(num_images, 0, settings, real.frequencies)
         return evaluate(samples, real, network, num_images)
 
@@ -191,7 +199,7 @@ def fit(
     >>> assay.fit(images, num_steps=2, batch_size=16, progress=False)
     <arrays: mlp for 1 x 8 x 8, 3,188,032 weights; noise: 100% at 0>
     """
-    source = images if isinstance(images, ImageSource) else from_arrays(images)
+    source = as_source(images)
     if isinstance(net, nn.Module):
         net = pass_module(net)
     elif isinstance(net, type):

@@ -286,7 +286,7 @@ def _row_rules(clean: list[float], noisy: list[float], levels: list[float], meas
         least = 0.0 if positive or name.endswith(("_error", "_std")) else -math.inf
         error = AssayError(f"{text} is impossible", key=name, cure="correct it, or leave it empty")
         yield not least <= number < math.inf or (positive and not number), error
-    error = AssayError("there is no result", key="fd", cure="give one, or remove the line")
+    error = AssayError("there is no result", key="fd or held_out_loss", cure="give one, or remove the line")
     yield not METRICS.keys() & measured.keys(), error
 
 

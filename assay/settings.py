@@ -23,7 +23,14 @@ DEVICE = "cpu, cuda, cuda:1, mps, or auto for GPUs if there are any."
 DEVICES = "How many devices to use; auto for all GPUs of the machine."
 
 
-class Config(BaseModel):
+class Record(BaseModel):
+    """A pydantic model that completes to its own names alone."""
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - {*dir(BaseModel)})
+
+
+class Config(Record):
     """Settings: frozen, no unknown keys; a wrong value raises an `AssayError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -171,7 +171,7 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
     assert np.array_equal(clean, model.denoise(torch.tensor(noisy)[:, None], 0.3)[:, 0].numpy())
     with rejected("x_tn"):
         model.denoise(noisy[:, :4], 0.3)
-    for wrong, key in ((noisy[0], "x_tn"), (255 * np.abs(noisy), "value_range"), (np.nan * noisy, "images")):
+    for wrong, key in ((noisy[0], "images"), (255 * np.abs(noisy), "value_range"), (np.nan * noisy, "images")):
         with rejected(key):
             model.denoise(wrong, 0.3)
     for level in (-1.0, np.nan, [0.3, 0.2]):
@@ -179,12 +179,74 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
             model.denoise(noisy, level)
     with pytest.warns(UserWarning, match="level of 20, where black to white is 2"):
         model.denoise(noisy, 20.0)
-    with rejected("num_images"):
-        model.sample(0)
+    for number in (0, 2.5):
+        with rejected("num_images"):
+            model.sample(number)
     with rejected("num_step"):
         model.sample(2, num_step=3)
     with rejected("path"):
         model.save("model.pt")
+
+
+def test_arrays_are_denoised_in_their_own_axes_and_units() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.uniform(0, 255, (40, 8, 8, 3)).astype(np.float32)
+    source = assay.from_arrays(images, value_range=(0, 255))
+    model = assay.fit(source, num_steps=2, batch_size=16, net={"width": 16, "num_blocks": 1}, progress=False)
+    sigma = np.where(np.arange(40) < 5, 0.0, 25.5)
+    found = model.denoise(images, sigma, value_range=(0, 255))
+    assert found.shape == images.shape and np.array_equal(found[:5], images[:5])  # clean images stay
+    expected = model.denoiser(source.x_tn[5:], torch.full((35,), 0.2)).detach().permute(0, 2, 3, 1).numpy()
+    np.testing.assert_allclose(found[5:], (expected + 1) * 127.5, atol=1e-3)
+    whole = images.astype(np.uint8)
+    in_bytes = model.denoise(whole, sigma)
+    np.testing.assert_allclose(in_bytes, model.denoise(whole / 1.0, sigma, value_range=(0, 255)), atol=1e-3)
+    double = source.x_tn.double()
+    assert torch.equal(model.denoise(double, 0.2), model.denoise(source.x_tn, 0.2))
+    assert not model.denoise(double, sigma / 127.5).isnan().any()
+
+
+def test_arrays_stand_for_sources_everywhere(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, others = rng.uniform(-1, 1, (2, 40, 8, 8))
+    assert len(assay.part(images, clean=0.5)) == 20 and len(assay.simulate(images, 0.5, 0.3)) == 40
+    assert [len(part) for part in assay.split_held_out(images, 10)] == [30, 10]
+    sigma = np.linspace(0.1, 0.3, 40)
+    model = assay.fit(assay.from_arrays(images, sigma), num_steps=2, batch_size=16, progress=False)
+    assert repr(model).endswith("noise: 100% at 0.1 to 0.3>")
+    loss = model.held_out_loss(others)
+    assert float(loss.nats_per_dim) == loss.nats_per_dim.value
+    for record in (loss, assay.Vendor(price=1), model.evaluate(others, 30, "pixels", num_steps=2)):
+        assert not [name for name in dir(record) if name.startswith(("model_", "parse", "schema", "_abc"))]
+        assert {"nats_per_dim", "title", "fd"} & {*dir(record)}
+
+
+def test_a_study_of_arrays_is_the_one_that_was_asked_for(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("assay.study.sizing.seconds_per_evaluation", lambda *arguments: 1e-6)
+    monkeypatch.setattr("assay.study.run.drive", lambda opened, *arguments, **options: (opened, (), {}))
+    monkeypatch.setattr("assay.study.run.write_report", lambda opened: opened)
+    patches, others = (assay.from_arrays(x, name="patches") for x in 2 * np.random.rand(2, 700, 4, 4) - 1)
+    with rejected("have_clean"):
+        assay.run_study(patches, have_clean=500)
+    assert not (folder / "out/patches").exists()
+    opened = assay.run_study(patches, have_clean=60, noisy=0.3)
+    assert opened.folder == Path("out/patches") and opened.study.name == "patches"
+    assert opened.study.design.noisy == (0.3,)
+    assert assay.run_study(patches).study == opened.study == assay.run_study("out/patches").study
+    for key, value in {"have_clean": 100, "noisy": [0.2], "minutes": 3}.items():
+        with rejected(key, "patches"):
+            assay.run_study(patches, **{key: value})
+    with rejected("images", "patches"):
+        assay.run_study(others)
+    with rejected("noisy", "study.toml"):
+        assay.run_study("out/patches/study.toml", noisy=0.2)
+    again = assay.open_study("out/patches")
+    assert again.folder == assay.open_study("out/patches/study.toml", "out/patches").folder == opened.folder
+    assert repr(again) == f"<patches in out/patches: 0 of {len(again.runs)} runs finished>"
+    with rejected(path="out/patches"):
+        assay.price("out/patches")
+    with rejected("table"):
+        assay.price([{"sigma": 0.2}])
 
 
 def test_scales_and_losses_that_are_not_as_stated() -> None:

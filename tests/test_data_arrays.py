@@ -9,7 +9,7 @@ import torch
 from assay.data import split_held_out
 from assay.data.arrays import from_arrays
 from assay.data.notes import check_overlap
-from tests.errors import rejected
+from tests.errors import fault, rejected
 
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (20, 16, 16), dtype=np.uint8)
@@ -78,6 +78,7 @@ def test_what_may_be_right_is_accepted(images: np.ndarray, options: dict[str, An
 
 SMOOTH = np.linspace(0, 1, 16)[:, None] * RNG.random((20, 16, 16)).cumsum(2) / 16
 GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
+MIXED = np.where(np.arange(20)[:, None, None] % 2, GRAINY, SMOOTH)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,15 @@ GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
         (SMOOTH / 16, {"value_range": (0, 1)}, "where black and white are 0 and 1:"),
         (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 .* .image 1 of image 0, image 2 of"),
         (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "If it holds 160 images of 20 x 16"),
+        (SMOOTH[0][..., None].repeat(3, 2), {"value_range": (0, 1)}, "If it is one colour image"),
+        (np.stack([SMOOTH] * 3, 2), {"value_range": (0, 1)}, "20 images with 16 channels of 3 x 16 pixels"),
+        (np.stack([SMOOTH] * 3), {"value_range": (0, 1)}, "3 images with 20 channels of 16 x 16 pixels"),
+        (
+            MIXED,
+            {"value_range": (0, 1), "sigma": [0, 0.16] * 10},
+            "have noise of 0.16, but the noise measures 0.0[78]",
+        ),
+        (SMOOTH, {}, r"from_arrays\(images, value_range=\(0, 1\)\)"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
     ],
@@ -99,6 +109,15 @@ GRAINY = SMOOTH + 0.08 * RNG.normal(size=SMOOTH.shape)
 def test_what_looks_wrong_is_told(images: np.ndarray, options: dict[str, Any], words: str) -> None:
     with pytest.warns(UserWarning, match=words):
         from_arrays(images, **options)
+
+
+def test_faults_are_told_with_the_image_and_in_the_units_that_were_given() -> None:
+    sigma, broken = (
+        np.where(np.arange(20) == 4, -15.5, 1.0),
+        np.where(np.arange(20)[:, None, None] == 7, np.nan, UNIT),
+    )
+    assert "image 4 has a level of -15.5," in fault(lambda: from_arrays(BYTES, sigma)).what
+    assert "image 7, of 1 in all" in fault(lambda: from_arrays(broken)).what
 
 
 def test_ordinary_images_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:

@@ -224,6 +224,9 @@ def test_words_of_a_card_are_words(checkpoint: Path) -> None:
     card = model_card(replace(loaded, info=info), "x\n## y *z*", "my model; rm -rf x", 'mit"\n- [a](b)')
     assert "imported into Assay" in card and "trained with Assay" not in card
     assert "trained with Assay" in model_card(loaded, "x", "x", "mit")
+    many = tuple((level / 1000, 0.02) for level in range(50))
+    levels = model_card(replace(loaded, info=info.model_copy(update={"sigma_tn": many})), "x", "x", "mit")
+    assert "| clean | 0.02 |\n| 0.001 to 0.049 | 0.98 |\n\n" in levels
     assert "| data set | a \\| b # c \\<script\\> |" in card and "| imported from | edm_x.pkl |" in card
     assert "# x ## y \\*z\\*\n" in card and "assay sample 'my model; rm -rf x' -o" in card
     assert 'license: "mit\\"\\n- [a](b)"' in card and 'under mit" - \\[a\\](b). ' in card

@@ -178,7 +178,7 @@ def test_fractions_need_the_size_of_the_data_set(tmp_path: Path) -> None:
         (",0,0,2.5,full,0,0", "num_clean"),
         (",1,0,inf,full,0,0", "fd"),
         (",1,0,-2,full,0,0", "fd"),
-        (",1,0,,full,0,0", "fd"),
+        (",1,0,,full,0,0", "fd or held_out_loss"),
     ],
 )
 def test_bad_cells_are_named(tmp_path: Path, row: str, key: str) -> None:

@@ -99,6 +99,9 @@ def test_worth_of_a_quote_rises_with_the_level_and_falls_with_the_noise() -> Non
         worth, low, high = quoted.goal(goal, 0.3)
         assert 0 < low < worth < high < 1
     assert quoted.goal("structure", 0.3)[0] > quoted.goal("everything", 0.3)[0]
+    for unknown in ("Structure", "looks"):
+        with rejected("goal"):
+            quoted.goal(unknown, 0.3)
 
 
 def test_spectrum_of_few_images_is_not_spread_out() -> None:
@@ -119,6 +122,7 @@ def test_spectrum_of_few_images_is_not_spread_out() -> None:
         (np.zeros((40, 8, 8)), 0.1, "images"),
         (np.zeros((40, 8, 8)), 0.0, "sigma"),
         (np.zeros((40, 8, 8)), 25, "sigma"),
+        (np.random.rand(40, 8, 8), np.linspace(0.1, 0.3, 597), "sigma"),
     ],
 )
 def test_images_that_cannot_be_quoted(images: Any, sigma: float, key: str) -> None:

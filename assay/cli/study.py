@@ -40,7 +40,7 @@ _NOTHING = "No run is finished yet."
 def _open(spec: Path, output: Path | None, settings: Sequence[str] = ()) -> "OpenStudy":
     from assay.study import open_study
 
-    return open_study(spec / "study.toml", spec) if spec.is_dir() else open_study(spec, output, settings)
+    return open_study(spec) if spec.is_dir() else open_study(spec, output, settings)
 
 
 @app.command()

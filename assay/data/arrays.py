@@ -22,6 +22,8 @@ _MIN_SPAN = 0.02  # of black to white that all images together must have
 class Arrays(ImageSource):
     """Images in memory (see `from_arrays`)."""
 
+    physical_range: Ends
+
     def __init__(
         self, x_tn: Tensor, sigma_tn: Tensor, label: Tensor, class_names: tuple[str, ...], name: str, ends: Ends
     ) -> None:
@@ -108,8 +110,9 @@ def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> R
     what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
     is_wrong = values.ndim != 4 or values.dtype.kind not in "biuf"
     yield is_wrong, AssayError(what, key="images", cure="reshape them, the images first")
-    error = AssayError("have pixels that are NaN or infinite", key="images", cure="remove those images")
-    yield not np.isfinite(values).all(), error
+    bad = ~np.isfinite(values).all((1, 2, 3))
+    what = f"have pixels that are NaN or infinite: image {bad.argmax()}, of {bad.sum()} in all"
+    yield bad.any(), AssayError(what, key="images", cure="remove those images")
     ends: Any = value_range or ((0, 1) if values.dtype == np.uint8 or values.dtype.kind == "f" else None)
     what = f"{ends} is not black and, above it, white"
     what = what if ends else f"is missing: {values.dtype} does not say which values are black and white"
@@ -124,7 +127,8 @@ def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, end
     yield levels.shape not in ((), (len(x_tn),)), error
     bad = np.atleast_1d(~((levels == 0) | ((levels >= MIN_LEVEL) & (levels < np.finfo(np.float32).max))))
     first = int(bad.argmax())
-    what = f"image {first} has a level of {np.atleast_1d(levels)[first]:g}, which is not that of noise"
+    given = np.atleast_1d(levels)[first] * (ends[1] - ends[0]) / 2
+    what = f"image {first} has a level of {given:g}, which is not that of noise"
     yield bad.any(), AssayError(what, key="sigma", cure="give numbers >= 0, 0 for clean images")
     are_far = (np.abs(x_tn) > 2 + 5 * levels.max()).mean() > 0.5 or 0 < np.ptp(x_tn) / 2 < _MIN_SPAN
     what = f"{ends} cannot be black and white of these values, which become {x_tn.min():g} to {x_tn.max():g}"
@@ -138,13 +142,17 @@ def _warnings(
     values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
-    notes, axes, kind = Notes([name]), (1, 2, 3), (0, values.dtype.name)
+    cure = " `from_arrays(images, value_range=(0, 1))` states another."
+    notes, axes, kind = Notes([name], cure=cure), (1, 2, 3), (0, values.dtype.name)
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
     for i, seen in enumerate(ends):
         content, found = hash(x[i].tobytes()), measure(x[i], levels[i], i, len(x))
         notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, {}, found, kind))
     told, (num, channels, height, width) = notes.warnings(), values.shape
-    if axes_told := odd_axes((num, height, width)):
+    if channels > 4 and 3 in (num, height, width):
+        read = f"is read as {num} images with {channels} channels of {height} x {width} pixels"
+        told.append(f"{name} {read}: give axes (N, C, H, W) or (N, H, W, C)")
+    elif axes_told := odd_axes((num, height, width)):
         told.append(f"{name} {axes_told}")
     if channels in (2, 4) and np.ptp(values[:, -1]) == 0:
         told.append(f"the last of {channels} channels is {values[0, -1, 0, 0]:g} everywhere: leave opacity out")

@@ -68,6 +68,8 @@ def odd_axes(shape: tuple[int, ...]) -> str | None:
     if num < 2 or not (num == height != width or max(height, width) > _LONGEST * min(height, width)):
         return None
     read = f"is read as {num} images of {height} x {width} pixels"
+    if width in (3, 4):
+        return f"{read}. If it is one colour image, add an axis in front (`image[None]`)"
     return f"{read}. If it holds {width} images of {num} x {height}, move its last axis to the front"
 
 
@@ -91,7 +93,7 @@ class _Seen:
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
         found = both[[abs(ratio).argmax()]]
         if abs(np.median(ratio)) > _AGREE + 3.75 * np.median(error) / math.sqrt(len(both)):
-            found = both
+            found = both[abs(ratio) > _AGREE]  # of a mix, the clean or the noisy images
         elif (abs(ratio) > _AGREE + 2 * error).mean() <= 0.25:
             return None
         return float(np.quantile(found[:, 0], 0.5, method="lower")), float(np.median(found[:, 1]))
@@ -107,13 +109,13 @@ class _Seen:
         self.black_and_white = note.black_and_white
         self.levels += [note.levels] if note.levels else []
 
-    def warnings(self, in_files: bool) -> list[str]:
-        """What of its values and levels looks wrong."""
+    def warnings(self, in_files: bool, cure: str) -> list[str]:
+        """What of its values and levels looks wrong; `cure` says how to give a range."""
         black, white = self.black_and_white
         is_bright = black == -white and self.lowest + 5 * min(self.noise, 0.2) * white >= 0  # 0 may be black
         is_bright &= self.lowest + self.highest > white / 4  # and not the middle
         found, between = [], f"between {self.lowest:.4g} and {self.highest:.4g}"
-        stated = f"where black and white are {black:g} and {white:g}: is their range right?"
+        stated = f"where black and white are {black:g} and {white:g}: is their range right?{cure}"
         if self.num_beyond:
             found.append(f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}")
         elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
@@ -130,8 +132,8 @@ class _Seen:
 class Notes:
     """The notes of all images, as warnings. `in_files`: levels are told in the units of the files."""
 
-    def __init__(self, sources: Sequence[str], in_files: bool = True) -> None:
-        self._in_files, self._num_images = in_files, 0
+    def __init__(self, sources: Sequence[str], in_files: bool = True, cure: str = "") -> None:
+        self._in_files, self._cure, self._num_images = in_files, cure, 0
         self._names, self._seen = sources, dict[tuple[int, str], _Seen]()
         self._first: dict[int, str] = {}  # of each content
         self._copies: list[str] = []
@@ -148,7 +150,7 @@ class Notes:
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
-        told = [text for seen in self._seen.values() for text in seen.warnings(self._in_files)]
+        told = [text for seen in self._seen.values() for text in seen.warnings(self._in_files, self._cure)]
         for what, sentence in _SENTENCES.items():
             if values := self._found[what]:
                 told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))

@@ -7,7 +7,7 @@ Stores, views and `assay.from_arrays` are sources, and so is any class of yours 
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from PIL.Image import Image
@@ -120,7 +120,14 @@ class ImageSource(ABC):
         return f"<{self.name}: {num_images} images of {shape}, {counts}>"
 
     def plot(self) -> Image:
-        """A picture with a row of images for each noise level."""
+        """A picture with a row of images for each noise level; dB are its SNR where signal has power 1."""
         from assay.data.picture import noise_picture
 
         return noise_picture(self)
+
+
+def as_source(images: ImageSource | Any) -> ImageSource:
+    """A source as it is, and an array as `from_arrays` takes it."""
+    from assay.data.arrays import from_arrays
+
+    return images if isinstance(images, ImageSource) else from_arrays(images)

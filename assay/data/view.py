@@ -16,12 +16,12 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from assay.data.source import ImageSource
+from assay.data.source import ImageSource, as_source
 from assay.data.store import Store
 from assay.errors import AssayError, check, check_same
 from assay.files import content_hash
@@ -199,13 +199,13 @@ class Restored(ImageSource):
 
 
 def simulate(
-    source: ImageSource,
+    source: ImageSource | Any,
     clean_fraction: float,
     sigma: float | Sequence[tuple[float, float]],
     seed: int = 0,
     keep_noisy: bool = True,
 ) -> View:
-    """Keep `clean_fraction` of a clean source and add noise to the rest.
+    """Keep `clean_fraction` of a clean source, or array as of `from_arrays`, and add noise to the rest.
 
     `sigma` is the level of all noisy images, or a list of (fraction, sigma) whose fractions and
     `clean_fraction` sum to 1. `keep_noisy=False` drops the noisy images: the clean-only baseline.
@@ -214,6 +214,7 @@ def simulate(
     >>> assay.simulate(images, clean_fraction=0.1, sigma=0.3)
     <arrays (0.1 clean, noisy: 0.9 at sigma 0.3): 100 images of 1 x 8 x 8, 10 clean, 90 noisy>
     """
+    source = as_source(source)
     levels = [(1 - clean_fraction, sigma)] if isinstance(sigma, int | float) else list(sigma)
     fractions = [clean_fraction, *(fraction for fraction, _ in levels)]
     are_shares = all(0 <= fraction <= 1 for fraction in fractions) and abs(sum(fractions) - 1) <= 1e-9
@@ -260,7 +261,7 @@ def block_seed(seed: int, block: int) -> int:
 
 
 def part(
-    source: ImageSource,
+    source: ImageSource | Any,
     clean: float | int = 1.0,
     noisy: float | int = 1.0,
     levels: tuple[float, float] | None = None,
@@ -276,7 +277,7 @@ def part(
     >>> assay.part(images, clean=20, noisy=0.5)
     <arrays (20 clean, 25 noisy): 45 images of 1 x 8 x 8, 20 clean, 25 noisy>
     """
-    source = usable(source, seed)
+    source = usable(as_source(source), seed)
     is_noisy = source.sigma_tn > 0
     if levels is not None:
         low, high = torch.tensor(levels)
@@ -309,7 +310,7 @@ def with_uniform_noise(source: ImageSource, seed: int = 0) -> ImageSource:
 
 
 def split_held_out(
-    source: ImageSource, held_out: float | int, seed: int = 0, kind: Literal["clean", "noisy"] = "clean"
+    source: ImageSource | Any, held_out: float | int, seed: int = 0, kind: Literal["clean", "noisy"] = "clean"
 ) -> tuple[View, View]:
     """Set images aside for evaluation: (the rest, the held-out images), which have none in common.
 
@@ -323,7 +324,7 @@ def split_held_out(
     (<arrays: 90 images of 1 x 8 x 8, 40 clean, 50 noisy>,
      <arrays (held out): 10 images of 1 x 8 x 8, 10 clean, 0 noisy>)
     """
-    source = usable(source, seed)
+    source = usable(as_source(source), seed)
     candidate = (source.sigma_tn == 0) == (kind == "clean")
     num_held_out = _size("held_out", held_out, int(candidate.sum()), f"{kind} images of {source.name}")
     group = torch.arange(len(source)) if source.group is None else source.group.unique(return_inverse=True)[1]

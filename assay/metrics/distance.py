@@ -115,6 +115,9 @@ class Measurement:
     def __str__(self) -> str:
         return f"{self.value:.4g} ± {self.standard_error:.2g}"
 
+    def __float__(self) -> float:
+        return self.value
+
 
 def kernel_distance(a: np.ndarray, b: np.ndarray, seed: int = 0, block_size: int = 1000) -> Measurement:
     """KID: squared maximum mean discrepancy of features (N, D) and (M, D), kernel (x.y / D + 1)^3.

@@ -23,9 +23,10 @@ from assay.metrics.distance import features_to_statistics, frechet_distance, ker
 from assay.metrics.extract import MIN_IMAGES, CountImages, Extractor, Reference, images_to_features
 from assay.metrics.generated import SamplerSettings
 from assay.metrics.held_out import BandLoss, BandLosses, HeldOutLoss, load_held_out_loss, save_held_out_loss
+from assay.settings import Record
 
 
-class Measures(BaseModel, extra="ignore", frozen=True):
+class Measures(Record, extra="ignore", frozen=True):
     """The metrics of one set of images; None where a metric was not measured.
 
     Every field is a column of `results.csv`, and its title heads the column of a table. `NAME_error` is the

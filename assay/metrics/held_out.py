@@ -59,7 +59,7 @@ from assay.files import Name, decoding, write_whole
 from assay.metrics.distance import Array, Measurement
 from assay.noise import add_noise
 from assay.sample import SeededNoise
-from assay.settings import Strict
+from assay.settings import Record, Strict
 from assay.train.folder import read_run
 
 GREY_STEP = 2 / 255  # of an 8-bit image in [-1, 1]
@@ -107,7 +107,7 @@ def denoising_error(
     return (residual.square().sum(1) - residual.shape[1] * sigma_tn**2 * known) / known**2
 
 
-class HeldOutLoss(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
+class HeldOutLoss(Record, frozen=True, extra="forbid", arbitrary_types_allowed=True):
     """A model's errors on held-out images, and all that is needed to compare it with another model.
 
     Losses and their parts are in nats per dimension.

@@ -269,7 +269,11 @@ def read_results(
 ) -> tuple[list[Outcome], list[LevelResults]]:
     """Outcomes and results by level of a folder, a file, a DataFrame or columns."""
     if not isinstance(table, str | Path):
-        columns = {str(name): list(values) for name, values in dict(table).items()}
+        try:
+            columns = {str(name): list(values) for name, values in dict(table).items()}
+        except (TypeError, ValueError):
+            cure = "give a DataFrame, or columns: {'sigma': [...], ...}"
+            raise AssayError("is no table", key="table", cure=cure) from None
         if len({len(values) for values in columns.values()}) > 1:
             raise AssayError("has columns of unequal length", path="the table", cure="fill the shorter ones")
         with tempfile.TemporaryDirectory() as folder:
@@ -290,6 +294,9 @@ def read_results(
     by_level = [each for each in by_level if "clean_mix" not in tables or each.table == "clean_mix"]
     if by_level and not results.exists():
         return [], by_level
+    if path.is_dir() and not results.exists():
+        cure = "if its study is not finished, call `run_study` or `assay study run` again"
+        raise AssayError("has no results.csv", path=path, cure=cure)
     return list(read_outcomes(results, num_images).values()), by_level
 
 

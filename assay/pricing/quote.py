@@ -43,15 +43,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from assay.data import ImageSource
-from assay.data.arrays import from_arrays
-from assay.errors import AssayError, check_enough
+from assay.data.picture import levels_text
+from assay.data.source import as_source
+from assay.errors import AssayError, check_enough, choose
 from assay.noise import MOST_NOISE
 from assay.pricing.results import GREY_STEP, Array, Goal
 
 SPREAD = 0.39  # root mean square of log(log w measured / log w quoted), over 59 measured worths
 _HIGHEST_LEVEL = 80.0
 _MAX_VALUES, _MAX_IMAGES, _MAX_MODES = 3072, 4000, 160
-_LEAST_IMAGES, _NUM_PARTS, _FEW_VALUES = 16, 8, 1024
+_LEAST_IMAGES, _NUM_PARTS, _FEW_VALUES, _MAX_LEVELS = 16, 8, 1024, 100
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Quote:
         `sigma` is its level, or the levels of many images, or of the pixels of a map: then it is an average.
         """
         levels, count = np.unique(np.asarray(sigma, float).round(6), return_counts=True)
-        cost = _costs(self.modes, _grid(float(np.median(levels)) if goal == "structure" else GREY_STEP))
+        low = choose(goal, {"structure": float(np.median(levels)), "everything": GREY_STEP}, "goal")
+        cost = _costs(self.modes, _grid(low))
         return interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
 
     def excess(
@@ -104,16 +106,19 @@ def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: fl
     """What noisy images will be worth: from clean images alone, in seconds.
 
     `images` are a source, of which the clean ones are used, or an array as `from_arrays` takes it; `sigma` is
-    a noise level or several, e.g. of several vendors. `share` of the images in the mix are clean.
+    a noise level or several, e.g. of several vendors, for images scaled to [-1, 1] (of 8-bit grey levels,
+    divide by 127.5). `share` of the images in the mix are clean.
 
     >>> from sklearn.datasets import load_digits
     >>> quoted = assay.quote(load_digits().images / 8 - 1, 0.2)
     >>> worth, low, high = quoted.goal("structure", 0.2)
     """
     levels = np.unique(np.atleast_1d(np.asarray(sigma, float)))
-    if not ((levels > 0) & (levels <= MOST_NOISE)).all() or not levels.size:
-        cure = "give e.g. 0.2, where black to white is 2; of 8-bit grey levels, divide them by 127.5"
-        raise AssayError(f"{levels} are not levels above 0 and up to {MOST_NOISE:g}", key="sigma", cure=cure)
+    if not ((levels > 0) & (levels <= MOST_NOISE)).all() or not 0 < levels.size <= _MAX_LEVELS:
+        told = f"{levels.size:,} levels, {levels_text(levels[0], levels[-1])}," if levels.size else "none"
+        cure = "give a few, e.g. 0.2, where black to white is 2 (of 8-bit grey levels, divide by 127.5)"
+        what = f"{told} are not 1 to {_MAX_LEVELS} levels above 0 and up to {MOST_NOISE:g}"
+        raise AssayError(what, key="sigma", cure=f"{cure}; `goal` of the quote averages over many")
     if not 0 < share < 1:
         raise AssayError(f"{share:g} is not a share between 0 and 1", key="share", cure="give e.g. 0.1")
     x = _read(images)
@@ -150,7 +155,7 @@ def spectrum(x: Array) -> tuple[Array, Array]:
 
 def _read(images: ImageSource | NDArray[np.generic]) -> Array:
     """Clean images, or patches of them, as (N, d)."""
-    source = images if isinstance(images, ImageSource) else from_arrays(images)
+    source = as_source(images)
     clean = (source.sigma_tn == 0).nonzero()[:, 0]
     check_enough(len(clean), _LEAST_IMAGES, "clean images for a spectrum", "images")
     x = source.read(clean[torch.linspace(0, len(clean) - 1, min(len(clean), _MAX_IMAGES)).long()]).numpy()
@@ -159,9 +164,7 @@ def _read(images: ImageSource | NDArray[np.generic]) -> Array:
         raise AssayError(f"all {len(x)} clean images are the same", key="images", cure="give others")
     if flat.shape[1] <= _MAX_VALUES:
         return flat
-    channels = x.shape[1] if x.ndim == 4 else 1
-    x = x.reshape(len(x), channels, *x.shape[-2:])
-    side = min(int(np.sqrt(_MAX_VALUES / channels)), *x.shape[-2:])
+    side = min(int(np.sqrt(_MAX_VALUES / x.shape[1])), *x.shape[-2:])
     rng, parts = np.random.default_rng(0), []
     for image in x:
         top, left = (rng.integers(size - side + 1) for size in x.shape[-2:])

@@ -9,6 +9,7 @@ Each worker has one thread: another number of threads would give other last bits
 how many workers there happened to be.
 """
 
+import json
 import os
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from assay.data.arrays import Arrays, from_arrays
 from assay.data.config import DataConfig
 from assay.devices import limit_threads
 from assay.errors import AssayError
-from assay.files import remove_leftovers, write_text
+from assay.files import read_json, remove, remove_leftovers, write_text
 from assay.pricing.price import Price, price_results
 from assay.pricing.words import amount
 from assay.processes import Ended, Workers
@@ -226,7 +227,7 @@ def run_study(
     folder: Path | str | None = None,
     *,
     have_clean: int | None = None,
-    noisy: Sequence[float] = (),
+    noisy: float | Sequence[float] = (),
     until: float | None = None,
     minutes: float | None = None,
     num_workers: int | None = None,
@@ -234,18 +235,25 @@ def run_study(
 ) -> Written:
     """Find out what a noisy image is worth: train and measure every configuration, and write the report.
 
-    `study` is a TOML file, e.g. one that `assay study init` wrote; or images, as the path of a store, an array
-    (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which a study is drafted: `have_clean` clean
+    `study` is a TOML file, as of `assay study init`, or a study's folder; or images, as the path of a store, an
+    array (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which one is drafted: `have_clean` clean
     images are in hand, and images with noise `noisy` could be had. Results go to `folder`, by default out/NAME.
-    Call it again to resume. `until` adds blocks until the ends of the interval are within this factor, and
-    none begins after `minutes`; a drafted study is planned to take about as long. `num_workers` processes share
-    the work, by default one for each core.
+    Call it again to resume; other images or arguments are rejected. `until` adds blocks until the ends of the
+    interval are within this factor, and none begins after `minutes`; a drafted study is planned to take about
+    as long. `num_workers` processes share the work, by default one for each core.
 
     >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
     >>> found.path
     PosixPath('out/mine/report.html')
     """
-    opened = open_study(_spec(study, folder, have_clean, noisy, minutes), Path(folder) if folder else None)
+    levels = [float(level) for level in ([noisy] if isinstance(noisy, int | float) else noisy)]
+    asked = {"have_clean": have_clean, "noisy": levels}
+    given = Path(study) if isinstance(study, str | Path) else None
+    if given is None or not (given.suffix == ".toml" or (given / "study.toml").exists()):
+        study, folder = _drafted(study, folder, asked | {"minutes": minutes})
+    elif key := next((key for key, value in asked.items() if value), None):
+        raise AssayError("is for images, not for a study", path=given, key=key, cure="set it in its file")
+    opened = open_study(study, folder)
     with open_progress(progress) as tell:
         limit = minutes if until is not None else None
         opened, _, failed = drive(opened, until, limit, tell, num_workers=num_workers)
@@ -256,22 +264,29 @@ def run_study(
     return written
 
 
-def _spec(
-    study: Path | str | Any,
-    folder: Path | str | None,
-    have_clean: int | None,
-    noisy: Sequence[float],
-    minutes: float | None,
-) -> Path:
-    """The file of a study: the one that is given, or one drafted for images, once."""
-    given = Path(study) if isinstance(study, str | Path) else None
-    if given is not None and given.suffix == ".toml":
-        return given
-    place = Path(folder) if folder else Path("out") / (given.name if given else "arrays")
-    spec, store = place / "drafted.toml", given or place / "images"
+def _drafted(images: Path | str | Any, folder: Path | str | None, asked: dict[str, Any]) -> tuple[Path, Path]:
+    """The file of a study of images, drafted once as it is `asked` for, and its folder."""
+    given = Path(images) if isinstance(images, str | Path) else None
+    source: Any = images if given or isinstance(images, Arrays) else from_arrays(images)
+    place = Path(folder or Path("out", given.name if given else source.name))
+    spec, record, store = place / "drafted.toml", place / "drafted.json", given or place / "images"
+    asked = {key: value for key, value in asked.items() if value}
+    wanted = asked | {"images": str(given.resolve()) if given else f"{source} {source.fingerprint[:16]}"}
     if not spec.exists():
-        if given is None and not store.exists():
-            (study if isinstance(study, Arrays) else from_arrays(study)).save(store)
-        text = draft_study(store, have_clean, noisy, minutes or 30.0)
+        made = None if given or store.exists() else source.save(store)
+        try:
+            text = draft_study(store, **asked)
+        except BaseException:
+            if made:
+                remove(store)
+                with suppress(OSError):
+                    place.rmdir()  # unless there is something else
+            raise
+        write_text(record, json.dumps(wanted, default=float))
         write_text(spec, text)
-    return spec
+    known = read_json(record) if record.exists() else wanted
+    if differ := [key for key in wanted if wanted[key] != known.get(key)]:
+        told = ", ".join(f"{key} = {known.get(key, 'the default')} and not {wanted[key]}" for key in differ)
+        cure = f"choose another folder, or resume it as it is: run_study({str(place)!r})"
+        raise AssayError(f"holds a study with {told}", path=place, key=differ[0], cure=cure)
+    return spec, place

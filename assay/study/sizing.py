@@ -64,7 +64,7 @@ def draft_study(
         folder = Path(temporary)
         data = DataConfig(store=store).prepared(folder / "data", hold_out=True)
         if not can_measure(data.open_held_out()):
-            cure = "pack 200 clean images or more"
+            cure = "give 200 clean images or more"
             raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
         draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
         opened = _opened(draft, folder)
@@ -112,7 +112,7 @@ def _first_draft(
     preset = PRESETS[suited_preset(source.image_shape)]
     return {
         "store": str(store),
-        "name": re.sub(r"[^\w.-]+", "-", store.resolve().name).strip(".-") or "study",
+        "name": re.sub(r"[^\w.-]+", "-", source.name).strip(".-") or "study",
         "about": about + ".",
         "preset": preset,
         "have_clean": have_clean,

@@ -341,6 +341,10 @@ class OpenStudy:
     held_out: ImageSource | None  # those set aside, which no run is trained on
     runs: list[Run]
 
+    def __repr__(self) -> str:
+        num_finished = len(self.runs) - len(self.missing())
+        return f"<{self.study.name} in {self.folder}: {num_finished} of {len(self.runs)} runs finished>"
+
     def with_blocks(self, blocks: int) -> "OpenStudy":
         """The same design with this number of blocks."""
         return replace(self, runs=study_runs(self.study, self.data, self.source, self.held_out, blocks))
@@ -430,11 +434,11 @@ def _level_results(dataset: str, table: str, rows: Sequence[tuple[Run, Evaluatio
     )
 
 
-def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[str] = ()) -> OpenStudy:
+def open_study(spec: Path | str, folder: Path | str | None = None, settings: Sequence[str] = ()) -> OpenStudy:
     """Check a study against its data, before any work, and open its folder (by default out/NAME).
 
-    `settings` change the file as `assay train --set` does; the folder remembers them. Blocks that were added
-    to a design are found again.
+    `spec` is its file, or the folder of a study that was begun. `settings` change the file as
+    `assay train --set` does; the folder remembers them. Blocks that were added to a design are found again.
 
     >>> opened = assay.open_study("study.toml")
     >>> opened.source
@@ -442,7 +446,9 @@ def open_study(spec: Path | str, folder: Path | None = None, settings: Sequence[
     >>> [run.title for run in opened.runs]
     ['160 clean (seed 0)', '80 clean (seed 0)', '80 clean + 80 noisy at 0.3 (seed 0)']
     """
-    spec = Path(spec)
+    spec, folder = Path(spec), Path(folder) if folder else None
+    if spec.is_dir():
+        spec, folder = spec / "study.toml", folder or spec
     kept = spec.with_name(_SETTINGS)
     if not settings and kept.exists():
         settings = read_text(kept).splitlines()
