@@ -77,16 +77,11 @@ def test_wrong_settings_of_a_sensor_are_told(tmp_path: Path) -> None:
     values = 256 + 3.2 * rng.poisson(2 * crops() + 4) + 9 * rng.normal(size=(24, 32, 32))
     right = {"range": (200, 2200), "gain": 3.2, "read_noise": 9, "black": 256}
     frames = np.rint(values).astype(np.uint16)
-    assert (
-        told(tmp_path, frames, **right)
-        == told(tmp_path, frames, **right | {"black": 231, "read_noise": 0})
-        == ""
-    )
+    for same in ({}, {"black": 231, "read_noise": 0}):  # as dark frames tell them, and as the frames alone
+        assert told(tmp_path, frames, **right | same) == ""
     text = told(tmp_path, frames, **right | {"gain": 1 / 3.2})  # as astronomers state it
     stated = Stabilised(200, 2200, 1 / 3.2, 9, 256).sigma_tn
-    assert f"noise of {stated:.3g} once" in text and all(
-        word in text for word in ("gain", "read_noise", "black")
-    )
+    assert re.search(f"noise of {stated:.3g} once .* gain .* read_noise and black", text)
     assert re.search(r"are far below `black` \(400\)", told(tmp_path, frames, **right | {"black": 400}))
     dark = np.rint(256 + 9 * rng.normal(size=(2, 32, 32))).astype(np.uint16)
     with rejected("gain", "scans.npy[0]"):

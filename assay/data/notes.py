@@ -39,7 +39,7 @@ _SENTENCES = {
     "white ({0:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
     "originals if you have them.",
     OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
-    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}), beyond its noise: is it right?",
+    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right?",
 }
 
 
