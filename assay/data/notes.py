@@ -86,14 +86,16 @@ class _Seen:
     black_and_white: tuple[float, float] = (0.0, 0.0)
     levels: list[list[float]] = field(default_factory=list)  # stated, measured, interval
 
-    def far_off(self, texture: float) -> tuple[float, float] | None:
+    def far_off(self, stabilised: bool) -> tuple[float, float] | None:
         """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
         both, ends = np.hsplit(np.array(self.levels), 2)
+        texture, least = (
+            (_TEXTURE_STABILISED, 1.0) if stabilised else (_TEXTURE, 0.0)
+        )  # less texture, more doubt
         ratio = np.log(np.hypot(both, texture)) @ (1, -1)
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
         found = both[[abs(ratio).argmax()]]
-        share = max(1, 3.75 / math.sqrt(len(both)))  # what is texture in one image may be so in all
-        if abs(np.median(ratio)) > _AGREE + share * np.median(error):
+        if abs(np.median(ratio)) > _AGREE + max(least, 3.75 / math.sqrt(len(both))) * np.median(error):
             found = both
         elif (abs(ratio) > _AGREE + 2 * error).mean() <= 0.25:
             return None
@@ -123,7 +125,7 @@ class _Seen:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             found.append(f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}")
         stabilised = not in_files and self.noise > 0
-        if self.levels and (levels := self.far_off(_TEXTURE_STABILISED if stabilised else _TEXTURE)):
+        if self.levels and (levels := self.far_off(stabilised)):
             sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
             words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
             cure = "is `sigma` right, and in the units of the files? `assay data noise` measures it"
