@@ -23,7 +23,7 @@ from assay.files import content_hash
 _NUM_MEASURED = 48  # images of each source whose noise is measured
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
-_TEXTURE_STABILISED = 0.02  # of noisy images of a sensor, whose level is often lower
+_TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then count in full
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _LONGEST = 8  # times as long as wide that images may be
 _SIDE = 8  # of the small copies that near-duplicates are looked for in
@@ -89,9 +89,7 @@ class _Seen:
     def far_off(self, stabilised: bool) -> tuple[float, float] | None:
         """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
         both, ends = np.hsplit(np.array(self.levels), 2)
-        texture, least = (
-            (_TEXTURE_STABILISED, 1.0) if stabilised else (_TEXTURE, 0.0)
-        )  # less texture, more doubt
+        texture, least = (_TEXTURE_STABILISED, 1.0) if stabilised else (_TEXTURE, 0.0)
         ratio = np.log(np.hypot(both, texture)) @ (1, -1)
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
         found = both[[abs(ratio).argmax()]]
