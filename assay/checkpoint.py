@@ -145,9 +145,12 @@ def find_checkpoint(path: Path) -> Path:
     for final in (path / WEIGHTS_NAME, path / "snapshots" / "final.safetensors"):
         if final.is_file():
             return final
-    what = "is a run that has not finished" if snapshots else "is a folder without snapshots/final.safetensors"
-    cure = f"resume it, or give its last snapshot, {snapshots[-1]}" if snapshots else "give a finished run"
-    raise AssayError(what, path=path, cure=cure)
+    if not snapshots and not (path / "state").is_dir():
+        what = "is a folder without snapshots/final.safetensors"
+        raise AssayError(what, path=path, cure="give a finished run")
+    cure = f"repeat its command to resume it, or end it at step N: `assay train IMAGES --continue-from {path} "
+    cure += "--num-steps N -o OTHER`" + (f", or give its last snapshot, {snapshots[-1]}" if snapshots else "")
+    raise AssayError("is a run that has not finished", path=path, cure=cure)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

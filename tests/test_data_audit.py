@@ -124,6 +124,9 @@ def test_gain_and_read_noise_within_five_percent(seed: int) -> None:
     assert sensor is not None
     assert sensor.gain.value == pytest.approx(0.5, rel=0.05)
     assert math.sqrt(sensor.offset.value + 0.5 * 10) == pytest.approx(2, rel=0.05)  # black is 10
+    known = fit_sensor([torch.from_numpy(image.astype(np.float32)) for image in images], black=10)
+    assert known is not None and math.sqrt(known.offset.value) == pytest.approx(2, rel=0.05)
+    assert known.gain.value == pytest.approx(sensor.gain.value) and str(known).endswith(",black=10")
     assert fit_sensor([torch.zeros(1, 32, 32)]) is None  # flat windows of different brightness are needed
 
 
@@ -267,6 +270,8 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     text = run("data", "noise", tmp_path / "repeats", "--repeats")
     found = re.search(r":range=-?\d+,\d+,gain=([\d.]+),read_noise=([\d.]+)`", text)
     assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
+    text = run("data", "noise", tmp_path / "repeats", "--repeats", "--black", 3)
+    assert f"gain={found[1]},read_noise=" in text and ",black=3`" in text and "at value 3 (" in text
     assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98% of them\)", text)
     assert "`repeats`" in run("data", "noise", tmp_path / "clean")  # no flat parts: how to measure the gain
     sensor = f"range=10,70,gain={found[1]},read_noise={found[2]}"
@@ -277,10 +282,22 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     assert outside and int(outside[1]) < 25
 
 
+def test_dark_frames_tell_black_and_read_noise_only(tmp_path: Path) -> None:
+    (tmp_path / "dark").mkdir()
+    for i, frame in enumerate(np.random.default_rng(0).normal(256.3, 9, (5, 32, 32))):
+        tifffile.imwrite(tmp_path / "dark" / f"{i}.tif", np.rint(frame).astype(np.uint16))
+    for repeats in (False, True):
+        found = audit(read_any(str(tmp_path / "dark")), repeats=repeats)
+        rows = dict(found.rows())
+        assert found.mean == pytest.approx(256.3, abs=0.4) and found.group.value == pytest.approx(9, rel=0.05)
+        assert rows["mean value"] == f"{found.mean:.5g}" and "unknown" in rows["gain and read noise"]
+
+
 def test_images_that_break_the_model(tmp_path: Path) -> None:
     rng, light = np.random.default_rng(0), 100 * (fashion()[:100, 0].numpy() + 1.2)
     np.save(tmp_path / "a.npy", rng.poisson(light).clip(0, 210).astype(np.uint16))
     text = run("data", "noise", tmp_path / "a.npy", "--shared", "--levels", tmp_path / "l.csv")
+    assert "leave out `shared`" in text
     assert "are clipped" in text and re.search("rounded to steps of +1 ", text)
     assert "depends on the signal" in text and re.search(r"Pack with `:range=\d+,210,gain=[\d.]+,", text)
     rows = list(csv.DictReader((tmp_path / "l.csv").open()))

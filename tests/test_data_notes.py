@@ -1,5 +1,6 @@
 """Mistakes of scale, unit and copying are told, with what was stated and found; right data pass quietly."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from assay.data import split_held_out
 from assay.data.export import names_like
 from assay.data.pack import PackConfig, pack
 from assay.data.spec import SourceSpec, read_sources
+from assay.data.units import Stabilised
 from assay.errors import AssayError
+from tests.errors import rejected
 
 
 def crops(sigma: float | np.ndarray = 0.0) -> np.ndarray:
@@ -67,6 +70,22 @@ def test_right_data_pass_quietly(tmp_path: Path) -> None:
 def test_mistakes_of_scale_are_told(tmp_path: Path, values: Any, settings: Any, numbers: list[str]) -> None:
     text = told(tmp_path, values, **settings)
     assert all(number in text for number in numbers), text
+
+
+def test_wrong_settings_of_a_sensor_are_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = 256 + 3.2 * rng.poisson(2 * crops() + 4) + 9 * rng.normal(size=(24, 32, 32))
+    right = {"range": (200, 2200), "gain": 3.2, "read_noise": 9, "black": 256}
+    frames = np.rint(values).astype(np.uint16)
+    for same in ({}, {"black": 231, "read_noise": 0}):  # as dark frames tell them, and as the frames alone
+        assert told(tmp_path, frames, **right | same) == ""
+    text = told(tmp_path, frames, **right | {"gain": 1 / 3.2})  # as astronomers state it
+    stated = Stabilised(200, 2200, 1 / 3.2, 9, 256).sigma_tn
+    assert re.search(f"noise of {stated:.3g} once .* gain .* read_noise and black", text)
+    assert re.search(r"are far below `black` \(400\)", told(tmp_path, frames, **right | {"black": 400}))
+    dark = np.rint(256 + 9 * rng.normal(size=(2, 32, 32))).astype(np.uint16)
+    with rejected("gain", "scans.npy[0]"):
+        told(tmp_path, dark, **right | {"black": 0})
 
 
 def test_noisy_versions_are_held_out_with_the_clean_images(tmp_path: Path) -> None:

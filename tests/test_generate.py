@@ -275,6 +275,8 @@ def test_a_run_folder_stands_for_its_final_checkpoint(checkpoints: Path, tmp_pat
     options = "sample", tmp_path / "run", "-o", tmp_path / "x"
     final.parent.mkdir(parents=True)
     assert "without snapshots/final.safetensors" in str(failing(*options))
+    (tmp_path / "run/state").mkdir()
+    assert f"--continue-from {tmp_path / 'run'} --num-steps N" in (failing(*options).cure or "")
     shutil.copy(checkpoints / "mixed.safetensors", final.with_name("000000100.safetensors"))
     unfinished = str(failing(*options))
     assert "has not finished" in unfinished and "000000100.safetensors" in unfinished

@@ -95,7 +95,7 @@ def shortened(page: Path) -> list[tuple[str, str]]:
 
 
 def fill(folder: Path) -> None:
-    """What a reader has: clean and noisy pictures as float TIFFs in 8-bit units, and a pickle of EDM."""
+    """What a reader has: pictures as float TIFFs in 8-bit units, repeats in those of digits, an EDM pickle."""
     rng = np.random.default_rng(0)
     for name, sigma in {"clean": 0, "noisy": 38, "night": 60}.items():
         (folder / name).mkdir(parents=True)
@@ -105,6 +105,10 @@ def fill(folder: Path) -> None:
             image[top : top + 6, left : left + 6] = value
             image += np.float32(sigma) * rng.standard_normal((12, 12), np.float32)
             tifffile.imwrite(folder / name / f"{number}.tif", image)
+    for scene, image in enumerate(rng.uniform(0, 16, (2, 8, 8))):
+        (folder / f"repeats/{scene}").mkdir(parents=True)
+        for number, noise in enumerate(rng.normal(0, 1.6, (5, 8, 8))):
+            tifffile.imwrite(folder / f"repeats/{scene}/{number}.tif", (image + noise).astype(np.float32))
     shutil.copy(ROOT / "tests/golden/edm_pickle/network-snapshot-000123.pkl", folder)
 
 

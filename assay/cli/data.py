@@ -153,13 +153,15 @@ def _describe(store: Store, title: str) -> None:
     if num_annotated := int((store.usable_from > store.sigma_tn).sum()):
         columns["usable from"] = store.usable_from
     known = store.meta.physical_range
-    half = (known[1] - known[0]) / 2 if isinstance(known, tuple) else None
+    scales = {"": (1.0, ".3g")}
+    if isinstance(known, tuple):
+        scales["in the files"] = (known[1] - known[0]) / 2, ".4g"
     for name, levels in columns.items():
-        table = Table(name, "in the files", "SNR (signal power 1)", "images", box=None, header_style="bold")
+        titles = [scale or name for scale in scales]
+        table = Table(*titles, "SNR (signal power 1)", "images", box=None, header_style="bold")
         for low, high, num_images in noise_histogram(levels):
-            in_files = "" if half is None else levels_text(half * low, half * high, ".4g", " .. ")
-            snr = snr_text((low * high) ** 0.5)
-            table.add_row(levels_text(low, high, to=" .. "), in_files, snr, f"{num_images:,}")
+            units = [levels_text(unit * low, unit * high, form, " .. ") for unit, form in scales.values()]
+            table.add_row(*units, snr_text((low * high) ** 0.5), f"{num_images:,}")
         console.print(table)
     if store.has_map:
         console.print("Images have maps of noise levels; sigma_tn is the highest of the map.")
@@ -199,6 +201,7 @@ def noise(
     shared: Annotated[
         bool, typer.Option("--shared", help="All images have one noise level: give each that of the group.")
     ] = False,
+    black: Annotated[float, typer.Option(help="Value of no light (the mean of dark frames), if known.")] = 0,
     levels: Annotated[
         Path | None,
         output_option("Save the levels as CSV, for `levels=` of `pack`.", "--levels", suffix=".csv"),
@@ -218,7 +221,7 @@ def noise(
     """
     raw, examples = _open_measured(source), None if clean is None else _open_measured(clean)
     with open_progress() as tell:
-        found = audit(raw, examples, repeats, shared, partial(tell, "measuring"))
+        found = audit(raw, examples, repeats, shared, black, partial(tell, "measuring"))
     console, table = open_console(), Table("", "", box=None, show_header=False)
     for title, text in found.rows():
         table.add_row(title, text)

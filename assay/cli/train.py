@@ -1,6 +1,5 @@
 """`assay train`: learn from images of any quality."""
 
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ class Launch(Strict):
     minutes: float | None = Field(
         None, ge=0.01, description="Train for about this long on this machine, if it is idle."
     )
-    dry_run: bool = Field(False, description="Show the settings, what they cost and how long they take.")
+    dry_run: bool = Field(False, description="Show what the settings cost and how long they take.")
     device: str = Field("auto", description=DEVICE)
     devices: NumDevices = Field(1, description=DEVICES, examples=["N", "auto"])
     num_nodes: int = Field(1, ge=1, description="Number of machines, when started by torchrun.")
@@ -149,7 +148,6 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device:
     check_run(config, source)
     cost = measure_cost(config.net_config(source))
     train, num_noisy, console = config.train, int((source.sigma_tn > 0).sum()), open_console()
-    console.print_json(json.dumps(config.model_dump(mode="json")))
     num_images, at_once = train.total_steps * train.batch_size, train.max_per_device or train.batch_size
     console.print(
         f"images      {len(source)}, of which {num_noisy} are noisy; {num_images / len(source):.0f} epochs\n"

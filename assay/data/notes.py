@@ -23,6 +23,7 @@ from assay.files import content_hash
 _NUM_MEASURED = 48  # images of each source whose noise is measured
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
+_TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then count in full
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _LONGEST = 8  # times as long as wide that images may be
 _SIDE = 8  # of the small copies that near-duplicates are looked for in
@@ -32,12 +33,13 @@ _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
-CLIPPED, OPACITY = "clipped opacity".split()
+CLIPPED, OPACITY, DARKER = "clipped opacity darker".split()
 _SENTENCES = {
     CLIPPED: "{num:,} noisy images come from 8-bit files: rounding to 256 steps and clipping at black and "
     "white ({0:.1%} of their values) break the Gaussian noise that training assumes. Pack the float "
     "originals if you have them.",
     OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
+    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right?",
 }
 
 
@@ -86,13 +88,14 @@ class _Seen:
     black_and_white: tuple[float, float] = (0.0, 0.0)
     levels: list[list[float]] = field(default_factory=list)  # stated, measured, interval
 
-    def far_off(self) -> tuple[float, float] | None:
+    def far_off(self, stabilised: bool) -> tuple[float, float] | None:
         """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
         both, ends = np.hsplit(np.array(self.levels), 2)
-        ratio = np.log(np.hypot(both, _TEXTURE)) @ (1, -1)
+        texture, least = (_TEXTURE_STABILISED, 1.0) if stabilised else (_TEXTURE, 0.0)
+        ratio = np.log(np.hypot(both, texture)) @ (1, -1)
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
         found = both[[abs(ratio).argmax()]]
-        if abs(np.median(ratio)) > _AGREE + 3.75 * np.median(error) / math.sqrt(len(both)):
+        if abs(np.median(ratio)) > _AGREE + max(least, 3.75 / math.sqrt(len(both))) * np.median(error):
             found = both[abs(ratio) > _AGREE]  # of a mix, the clean or the noisy images
         elif (abs(ratio) > _AGREE + 2 * error).mean() <= 0.25:
             return None
@@ -121,10 +124,14 @@ class _Seen:
         elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             found.append(f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}")
-        if self.levels and (levels := self.far_off()):
+        stabilised = not in_files and self.noise > 0
+        if self.levels and (levels := self.far_off(stabilised)):
             sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
             words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
             cure = "is `sigma` right, and in the units of the files? `assay data noise` measures it"
+            if stabilised:
+                words = f"should have noise of {sigma:.3g} once it is stabilised"
+                cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"
             found.append(f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}")
         return found
 

@@ -24,10 +24,11 @@ from pydantic import BeforeValidator, Field
 
 from assay.data.audit.level import spread
 from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.notes import CLIPPED, OPACITY, Note, Notes, measure
+from assay.data.notes import CLIPPED, DARKER, OPACITY, Note, Notes, measure
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
+from assay.data.units import Stabilised
 from assay.errors import AssayError, Rules, about, check, check_same
 from assay.files import check_absent, decoding
 from assay.settings import Config
@@ -35,6 +36,7 @@ from assay.settings import Config
 Progress = Callable[[int, int], None]
 Source = SourceSpec | RawImages
 _NUM_AT_ONCE = 64  # images that are converted before they are written
+_DARKER = 1e-3  # of the values of an image that may be too dark: dead pixels
 _MAX_PIXELS = 2**26
 _LUMA = np.array([0.299, 0.587, 0.114])
 _OUR_RANGE = {"uint8": (0.0, 255.0), "float16": (-1.0, 1.0), "float32": (-1.0, 1.0)}
@@ -322,7 +324,9 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     low, high = layout.value_range
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
     if noisy:
-        _check_noise(x, sigma, sigma_map, unit)
+        _check_noise(x, sigma, sigma_map, unit, raw.sensor)
+    if noisy and raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
+        found[DARKER] = share, raw.sensor.black
     if noisy and files.dtype == np.uint8:
         ends = [(end - units[0]) * (2 / (units[1] - units[0])) - 1 for end in (0, 255)]
         found[CLIPPED] = (float((np.isclose(x, ends[0]) | np.isclose(x, ends[1])).mean()),)
@@ -410,7 +414,9 @@ def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np
     return scaled.astype(pixels.dtype)
 
 
-def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, unit: float) -> None:
+def _check_noise(
+    x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, unit: float, sensor: Stabilised | None
+) -> None:
     """Reject noise that the pixels (C, H, W) rule out; its own `unit` is this large.
 
     The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
@@ -422,4 +428,7 @@ def _check_noise(x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, unit
     repeated = counts[list({0, int(counts.argmax()), len(counts) - 1})].sum() if len(counts) > 1 else 0
     if deviation**2 < sigma**2 * (1 - (2 * repeated) / x.size - 6 * math.sqrt(2 / x.size)):
         what = f"varies by {unit * deviation:.3g}, less than its noise of {unit * sigma:.3g}"
+        if sensor is not None:
+            cure = f"check gain, read_noise, range and black, the value of no light ({sensor.black:g})"
+            raise AssayError(f"stabilised, it {what}", key="gain", cure=cure)
         raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")

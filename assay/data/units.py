@@ -53,6 +53,10 @@ class Stabilised:
         """Photons; in noisy images with the read noise still in them."""
         return (values.astype(np.float64) - self.black) / self.gain
 
+    def share_darker(self, values: np.ndarray) -> float:
+        """The share of values that lie further below `black` than noise does: by six deviations."""
+        return float((values < self.black - 6 * math.hypot(self.read_noise, self.gain)).mean())
+
     def noisy_to_images(self, values: np.ndarray) -> np.ndarray:
         """Values of noisy files, of any shape -> images with noise of level `sigma_tn`."""
         return self._scaled(_anscombe(self.counts(values), self._spread))

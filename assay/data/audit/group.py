@@ -51,11 +51,12 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Sensor:
-    """A line fitted to the variance of flat windows: `variance = gain * mean + offset`."""
+    """A line fitted to the variance of flat windows: `variance = gain * mean + offset`, mean above `black`."""
 
     gain: Measured
-    offset: Measured  # the square of the read noise, if no light is 0
+    offset: Measured  # the square of the read noise, if no light is `black`
     mean: np.ndarray  # (bins,) of the signal that the line was fitted to
+    black: float = 0.0
 
     def line(self, mean: np.ndarray) -> np.ndarray:
         """The variance of the noise where the signal has this mean."""
@@ -70,9 +71,10 @@ class Sensor:
 
     def __str__(self) -> str:
         """As settings of a source; of read noise and the value of no light, only their sum can be seen."""
-        offset = self.offset.value
-        name, value = ("read_noise", math.sqrt(offset)) if offset > 0 else ("black", -offset / self.gain.value)
-        return f"gain={self.gain.value:.4g},{name}={value:.4g}"
+        gain, offset = self.gain.value, self.offset.value
+        read_noise = f",read_noise={math.sqrt(offset):.4g}" if offset > 0 else ""
+        black = self.black - min(offset, 0) / gain
+        return f"gain={gain:.4g}{read_noise}" + (f",black={black:.4g}" if black else "")
 
 
 class _Pool(NamedTuple):
@@ -157,12 +159,13 @@ def _flat_windows(pool: _Pool) -> tuple[np.ndarray, float]:
     return chosen, variance
 
 
-def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY) -> Sensor | None:
+def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY, black: float = 0.0) -> Sensor | None:
     """Gain and read noise of the camera that took `images` (C, H, W); None without enough flat windows.
 
     Weighted least squares over the flat windows of each channel. Which are flat depends on the line itself.
     """
     pool = _pool(images, bounds, each_channel=True)
+    pool = pool._replace(mean=pool.mean - black)
     if len(pool.mean) < _MIN_WINDOWS:
         return None
     low, high = np.quantile(pool.mean, [0.001, 0.999])
@@ -188,10 +191,13 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY) -> Sensor | None
         chosen, variance = passed, everywhere[passed]
     gain, offset, slack = sensor.gain, sensor.offset, 2 * _TEXTURE * float(np.median(variance))
     gain = gain._replace(low=gain.low - 2 * _TEXTURE * abs(gain.value))  # for texture, as the level of a group
-    return replace(sensor, gain=gain, offset=Measured(offset.value, offset.low - slack, offset.high + slack))
+    offset = Measured(offset.value, offset.low - slack, offset.high + slack)
+    return replace(sensor, gain=gain, offset=offset, black=black)
 
 
-def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarray) -> Sensor | None:
+def sensor_from_repeats(
+    mean: np.ndarray, variance: np.ndarray, around: np.ndarray, black: float = 0.0
+) -> Sensor | None:
     """The same from the mean and the variance over repeated exposures of each pixel, (L,) all.
 
     The mean of a few exposures is noisy itself, which would make the line too flat. `around`, the mean of the
@@ -200,11 +206,11 @@ def sensor_from_repeats(mean: np.ndarray, variance: np.ndarray, around: np.ndarr
     """
     if not variance.any():
         return None
-    expected = np.full(len(mean), variance.mean())
+    mean, around, expected = mean - black, around - black, np.full(len(mean), variance.mean())
     for _ in range(6):
         sensor = _fitted(mean, variance, expected, np.arange(len(mean)), around)
         expected = np.maximum(sensor.line(around), 1e-3 * variance.mean())
-    return sensor
+    return replace(sensor, black=black)
 
 
 def mean_around(image: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from assay.data.spec import Level
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.devices import one_thread
-from assay.errors import AssayError, check_enough
+from assay.errors import AssayError, check_enough, warn
 from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
@@ -40,6 +40,8 @@ _MAX_VALUES = 2**26  # of the images kept for what all have in common
 _MIN_EXAMPLES = 20
 _MAX_EXAMPLES = 1000
 _SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
+_VARIED = 2.0  # times the noise that the signal must vary by to show that the noise does not depend on it
+_DEPENDS = 1.5  # times the variance in dark parts
 _AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that may share a level
 
 
@@ -58,6 +60,7 @@ class Audit:
     whiteness: Measured  # correlation of neighbours over all images
     step: float  # between neighbouring values (1 for whole numbers), 0 if they are not rounded
     values: tuple[float, float, float, float]  # the lowest, those that 1% and 99% lie below, the highest
+    mean: float  # value
     sensor: Sensor | None
     recorded: np.ndarray | None  # levels that are stated for the images
 
@@ -72,6 +75,7 @@ class Audit:
         rows = [
             ("images", f"{len(self.names):,}"),
             ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98% of them)"),
+            ("mean value", f"{self.mean:.5g}"),
             ("noise level, in the same units", f"{typical:.4g}{spread}"),
             ("measured", f"{self.method}, each to within a factor of {factor:.3g} (95% interval)"),
             ("correlation of neighbours", f"{white:.2f}" if is_white_known else "unknown: too few flat parts"),
@@ -83,13 +87,15 @@ class Audit:
         if self.recorded is not None:
             wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
             rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
-        if self.sensor is None:
-            unknown = "unknown: needs flat parts of different brightness, or `repeats`"
+        found = self.sensor
+        if found is None or (found.gain.low <= 0 and np.ptp(found.mean) < _VARIED * typical):
+            unknown = "unknown: needs different brightness, in flat parts or in `repeats`"
             return [*rows, ("gain and read noise", unknown)]
-        if self.sensor.gain.low <= 0:
+        if found.gain.low <= 0:
             return [*rows, ("gain", "none found: the noise does not depend on the signal")]
-        rows.append(("gain (variance per unit of signal)", f"{self.sensor.gain:.4g}"))
-        return [*rows, ("variance at value 0 (read noise squared if 0 is black)", f"{self.sensor.offset:.4g}")]
+        rows.append(("gain (variance per unit of signal)", f"{found.gain:.4g}"))
+        title = f"variance at value {found.black:g} (read noise squared if that is black)"
+        return [*rows, (title, f"{found.offset:.4g}")]
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
@@ -106,14 +112,15 @@ class Audit:
                 "as it is after resizing, sharpening, compression or demosaicing. Training assumes white "
                 "noise, and the true levels are higher than these: use unprocessed images if you can"
             )
-        if self.sensor is not None and (ratio := self.sensor.dependence()) > 1.5:
+        if self.sensor is not None and (ratio := self.sensor.dependence()) > _DEPENDS:
             step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
             low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                f"as in dark ones. Pack with `:range={low:g},{high:g},{self.sensor}`, one number for black and "
-                "read noise; if you know black, give it and read_noise = sqrt(variance at 0 + gain * black)"
+                f"as in dark ones. Pack with `:range={low:g},{high:g},{self.sensor}`"
             )
+            if not self.sensor.black:
+                found[-1] += ", one number for black and read noise; if you know black, measure with `--black`"
         return found
 
 
@@ -122,6 +129,7 @@ def audit(
     clean: RawImages | None = None,
     repeats: bool = False,
     shared: bool = False,
+    black: float = 0.0,
     progress: Progress | None = None,
 ) -> Audit:
     """Measure the noise of `raw`, image by image and as a whole.
@@ -129,13 +137,16 @@ def audit(
     With `clean` examples of the same kind of images, levels are read by a network trained on them. They are
     brought to the units of `raw` by the `value_range` of both. With `repeats`, images in the same folder are
     exposures of the same scene, and levels are exact. `shared`: all images have one level, and each is given
-    that of the group.
+    that of the group. `black`, the value of no light, tells the read noise.
     """
     if repeats and clean is not None:
         raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
     with one_thread():
-        found = _from_repeats(raw, progress) if repeats else _from_each(raw, clean, progress)
+        found = _from_repeats(raw, black, progress) if repeats else _from_each(raw, clean, black, progress)
     if shared:
+        depends = found["sensor"] is not None and found["sensor"].dependence() > _DEPENDS
+        if found["group"].value > 0 and (depends or not found["agree"]):
+            warn("levels differ, between images or within them: leave out `shared`, whose level describes few")
         found |= {key: np.full(len(raw.names), end) for key, end in found["group"]._asdict().items()}
         found["sigma"] = found.pop("value")
     stated = [raw.noise(i).sigma for i in range(len(raw.names))]
@@ -143,7 +154,9 @@ def audit(
     return Audit(names=tuple(raw.names), recorded=recorded, **found)
 
 
-def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | None) -> dict[str, Any]:
+def _from_each(
+    raw: RawImages, clean: RawImages | None, black: float, progress: Progress | None
+) -> dict[str, Any]:
     """What each image says about its own noise, and all of them together."""
     examples = [] if clean is None else _examples(raw, clean)
     net = train_on_examples(examples) if examples else blind_net()
@@ -168,7 +181,7 @@ def _from_each(raw: RawImages, clean: RawImages | None, progress: Progress | Non
         "group": group_level(images, bounds, examples),
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
-        "sensor": fit_sensor(images, bounds),
+        "sensor": fit_sensor(images, bounds, black),
         **values,
     }
 
@@ -189,14 +202,14 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     return examples
 
 
-def _from_repeats(raw: RawImages, progress: Progress | None) -> dict[str, Any]:
+def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> dict[str, Any]:
     """What differs between exposures of the same scene is noise."""
     scenes: dict[PurePosixPath, list[int]] = {}
     for i, name in enumerate(raw.names):
         scenes.setdefault(PurePosixPath(name).parent, []).append(i)
     variance, error, correlation = (np.zeros(len(raw.names)) for _ in range(3))
     pixels: list[tuple[np.ndarray, ...]] = []  # of each scene: mean, variance, mean of the pixels around
-    num_values, ends, firsts = 0, np.zeros((len(raw.names), 4)), []
+    num_values, ends, firsts = 0, np.zeros((len(raw.names), 5)), []
     for members in scenes.values():
         stack = [_image(raw, i) for i in members]
         if len(stack) < 2 or len({image.shape for image in stack}) > 1:
@@ -233,7 +246,7 @@ def _from_repeats(raw: RawImages, progress: Progress | None) -> dict[str, Any]:
         "group": Measured(level, level * math.exp(-half), level * math.exp(half)),
         "agree": bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
         "whiteness": Measured.around(float(correlation.mean()), 2 / math.sqrt(num_values)),
-        "sensor": sensor_from_repeats(mean, variances, around),
+        "sensor": sensor_from_repeats(mean, variances, around, black),
         **_values(ends, firsts),
     }
 
@@ -251,23 +264,24 @@ def images_of(store: Store) -> RawImages:
     return RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
 
 
-def _ends(image: Tensor) -> tuple[float, float, float, float]:
-    """The lowest and the highest value of an image, and the share of its values that equal each."""
+def _ends(image: Tensor) -> tuple[float, ...]:
+    """The lowest and the highest value of an image, the share of its values that equal each, and its mean."""
     ends = float(image.min()), float(image.max())
     counts = [int((image == end).sum()) for end in ends]
     low, high = (count / image.numel() if count > 1 else 0.0 for count in counts)  # every image has a brightest
-    return *ends, low, high
+    return *ends, low, high, float(image.double().mean())
 
 
 def _values(ends: np.ndarray, images: Sequence[Tensor]) -> dict[str, Any]:
-    """Extremes, clipping and rounding from the ends (N, 4) of all images, and some of these."""
+    """Extremes, mean, clipping and rounding from the ends (N, 5) of all images, and some of these."""
     low, high = ends[:, 0].min(), ends[:, 1].max()
-    clipped = np.where(ends[:, :2] == (low, high), ends[:, 2:], 0).sum(1)
+    clipped = np.where(ends[:, :2] == (low, high), ends[:, 2:4], 0).sum(1)
     some = [images[i] for i in spread(len(images), _MAX_EXAMPLES)]
     sample = np.concatenate([image.flatten()[:: max(1, image.numel() // 4096)].numpy() for image in some])
     return {
         "clipped": clipped if low < high else np.zeros(len(ends)),
         "step": min(rounding_step(images[i]) for i in spread(len(images), 16)),
+        "mean": float(ends[:, 4].mean()),
         "values": (float(low), *np.quantile(sample, [0.01, 0.99]).tolist(), float(high)),
     }
 
