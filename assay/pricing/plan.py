@@ -122,7 +122,7 @@ def plan(
     >>> assay.plan(assay.price(), offers, budget=10_000)
     Buy ...
     """
-    offers = vendors
+    offers: Any = vendors
     if isinstance(vendors, str | Path) or hasattr(vendors, "to_csv"):
         offers = read_vendors(Path(vendors) if isinstance(vendors, str | Path) else vendors)
     if not (isinstance(offers, Sequence) and offers and all(isinstance(offer, Vendor) for offer in offers)):
@@ -145,7 +145,7 @@ def plan(
     return market.plan(budget, confidence)
 
 
-def read_vendors(table: "Path | Any") -> list[Vendor]:
+def read_vendors(table: Any) -> list[Vendor]:
     """The vendors of a CSV file or a DataFrame."""
     path = table if isinstance(table, Path) else "the table of vendors"
     cure = "give a CSV file with columns name, sigma, price, min_images, max_images"
