@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,7 +36,8 @@ Plot = Annotated[Path | None, output_option("Also draw a figure.", "--plot", suf
 def price(
     source: Source = None,
     noise: Annotated[
-        list[float] | None, typer.Option(min=0, help="Quote noisy images of this level. Repeatable.")
+        list[float] | None,
+        typer.Option(min=0, help="Quote noisy images of this level. Repeatable. Default: the store's own."),
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Use the tables of the paper.")] = False,
     dataset: Dataset = None,
@@ -47,12 +49,15 @@ def price(
 ) -> None:
     """Find how many noisy images replace a clean one.
 
-    With --noise: a quote in seconds, from the clean images alone. From results: one price for each goal
-    (structure, everything, looks) by the scaling law of all runs, with its interval.
+    From images: a quote in seconds, from the clean ones alone, at the levels of --noise or of the store's noisy
+    images, of which three stand for many. From results: one price for each goal (structure, everything, looks)
+    by the scaling law of all runs, with its interval.
 
     Examples:
 
-        assay price stores/scans --noise 0.2
+        assay price stores/scans
+
+        assay price stores/clean --noise 0.2
 
         assay price out/scans --details --plot worth.png
 
@@ -61,8 +66,8 @@ def price(
     from assay.pricing import PAPER, price_all, words
 
     console = Console()
-    if noise:
-        quoted = _quote(source, noise)
+    if noise or (source and (source.suffix == ".npy" or (source / "meta.json").is_file())):
+        quoted = _quote(source, noise or _own_levels(source))
         _save(console, words.quote_panels(quoted), plot)
         if as_json:
             _print_json(words.quote_rows(quoted))
@@ -71,7 +76,12 @@ def price(
         return
     if (source is None) != paper:
         raise AssayError("give results, or images with --noise, or --paper", key="source")
-    found = price_all(source or PAPER, dataset, num_images, confidence)
+    try:
+        found = price_all(source or PAPER, dataset, num_images, confidence)
+    except (AssayError, FileNotFoundError) as error:
+        if getattr(error, "key", "table") == "table" and (cure := _to_finish(source)):
+            raise AssayError("has too few results for a price", path=source, cure=cure) from None
+        raise
     _save(console, [panel for each in found for panel in words.price_panels(each)], plot)
     if as_json:
         _print_json([row for each in found for row in words.price_rows(each)])
@@ -149,6 +159,30 @@ def _quote(source: Path | None, noise: Sequence[float]) -> "Quote":
     with decoding(source, "give an array of images"):
         images = np.load(source, mmap_mode="r")
     return quote(images, noise)
+
+
+def _own_levels(source: Path | None) -> list[float]:
+    """The level of a store's noisy images; or three, each of about as many of them, as a study has."""
+    from assay.data import open_store
+    from assay.study.spec import bin_size, level_bins
+
+    found = []
+    if source is not None and source.suffix != ".npy":
+        sigma_tn = open_store(source).sigma_tn
+        found = [bin_size(sigma_tn, each)[1] for each in level_bins(sigma_tn)]
+    if not found:
+        what, cure = "has no noisy images, whose level could be quoted", "give the level: noise = 0.2"
+        raise AssayError(what, path=source, key="noise", cure=cure)
+    return found
+
+
+def _to_finish(source: Path | None) -> str:
+    """What is left to do of a study in this folder, if it can be opened."""
+    from assay.study import open_study
+
+    with suppress(AssayError, OSError):
+        return open_study(source / "study.toml", source).to_finish() if source else ""
+    return ""
 
 
 def _vendors(text: str) -> "list[Vendor]":

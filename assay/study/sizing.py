@@ -30,7 +30,7 @@ from assay.data.picture import levels_text
 from assay.devices import one_thread
 from assay.errors import AssayError, check_enough, warn
 from assay.metrics.extract import MIN_IMAGES
-from assay.metrics.held_out import num_evaluations
+from assay.metrics.held_out import num_evaluations, stopping_steps
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
 from assay.study.spec import Study, level_bins, study_runs
@@ -220,6 +220,7 @@ def study_cost(study: Study, opened: OpenStudy | None = None, rate: float = 60.0
         if run.continues is not None:
             forwards -= training_evaluations(run.continues.config.train, len(source))
         num_snapshots = 1 + train.rounds + run.evaluate.along
+        num_snapshots += len(stopping_steps(train.total_steps)) if measured else 0
         num_snapshots += (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
         found.append(
             RunCost(
