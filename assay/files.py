@@ -125,9 +125,6 @@ def _lock(partial: Path, seconds: float = 0.02) -> FileLock | None:
             with suppress(Timeout):  # tried again, if its last holder just removed the file
                 lock.acquire(timeout=seconds, poll_interval=0.01)
             return lock if lock.is_locked else None
-        except PermissionError as error:
-            error.filename = str(partial.parent.parent)  # a name that its user knows
-            raise
         except (FileNotFoundError, FileExistsError):  # another writer removes the folder as soon as it is empty
             if not (tries := tries - 1):
                 raise
@@ -174,12 +171,10 @@ def is_held(path: Path) -> bool:
     if not Path(f"{_partial(path)}{_LOCK}").exists():
         return False
     try:
-        lock = _lock(_partial(path))
-    except OSError:  # its owner is somebody else
+        with hold_lock(path, "{holder} holds it"):
+            return False
+    except (Busy, OSError):  # or it belongs to another user
         return True
-    if lock is not None:
-        _unlock(lock)
-    return lock is None
 
 
 def _holder(path: Path) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.cli.options import output_option
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 
 if TYPE_CHECKING:
     from assay.pricing import Prices, Quote, Vendor
@@ -67,7 +67,7 @@ def price(
 
     console = Console()
     if noise or (source and (source.suffix == ".npy" or (source / "meta.json").is_file())):
-        quoted = _quote(source, noise or _own_levels(source))
+        quoted = _quote(source, noise or None)
         _save(console, words.quote_panels(quoted), plot)
         if as_json:
             _print_json(words.quote_rows(quoted))
@@ -78,9 +78,12 @@ def price(
         raise AssayError("give results, or images with --noise, or --paper", key="source")
     try:
         found = price_all(source or PAPER, dataset, num_images, confidence)
-    except (AssayError, FileNotFoundError) as error:
-        if getattr(error, "key", "table") == "table" and (cure := _to_finish(source)):
-            raise AssayError("has too few results for a price", path=source, cure=cure) from None
+    except AssayError as error:
+        from assay.study import open_study
+
+        with suppress(AssayError, OSError):  # of what is no study
+            if source and error.key == "table":
+                error.cure = open_study(source / "study.toml", source).to_finish() or error.cure
         raise
     _save(console, [panel for each in found for panel in words.price_panels(each)], plot)
     if as_json:
@@ -145,44 +148,27 @@ def plan(
         Console().print(_sheet(*plan_table(found)))
 
 
-def _quote(source: Path | None, noise: Sequence[float]) -> "Quote":
+def _quote(source: Path | None, noise: Sequence[float] | None) -> "Quote":
+    """A quote at these levels; without any, at those of a store's noisy images, as a study has them."""
     import numpy as np
 
     from assay.data import open_store
     from assay.files import decoding
     from assay.pricing import quote
+    from assay.study.spec import bin_size, level_bins
 
     if source is None:
         raise AssayError("a quote needs clean images", key="source", cure="give a store or an .npy file")
-    if source.suffix != ".npy":
-        return quote(open_store(source), noise)
+    store = None if source.suffix == ".npy" else open_store(source)
+    if noise is None:
+        noise = [bin_size(store.sigma_tn, each)[1] for each in level_bins(store.sigma_tn)] if store else ()
+        what, cure = "has no noisy images, whose level could be quoted", "give the level: noise = 0.2"
+        check([(not noise, AssayError(what, path=source, key="noise", cure=cure))])
+    if store:
+        return quote(store, noise)
     with decoding(source, "give an array of images"):
         images = np.load(source, mmap_mode="r")
     return quote(images, noise)
-
-
-def _own_levels(source: Path | None) -> list[float]:
-    """The level of a store's noisy images; or three, each of about as many of them, as a study has."""
-    from assay.data import open_store
-    from assay.study.spec import bin_size, level_bins
-
-    found = []
-    if source is not None and source.suffix != ".npy":
-        sigma_tn = open_store(source).sigma_tn
-        found = [bin_size(sigma_tn, each)[1] for each in level_bins(sigma_tn)]
-    if not found:
-        what, cure = "has no noisy images, whose level could be quoted", "give the level: noise = 0.2"
-        raise AssayError(what, path=source, key="noise", cure=cure)
-    return found
-
-
-def _to_finish(source: Path | None) -> str:
-    """What is left to do of a study in this folder, if it can be opened."""
-    from assay.study import open_study
-
-    with suppress(AssayError, OSError):
-        return open_study(source / "study.toml", source).to_finish() if source else ""
-    return ""
 
 
 def _vendors(text: str) -> "list[Vendor]":

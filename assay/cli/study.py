@@ -191,18 +191,12 @@ def cost(
     with console.status("timing a few steps ..."):
         found = study_cost(study, opened, rate := rate or _RATE)
     rows = tuple(
-        (
-            one.title,
-            f"{one.num_trained:,}",
-            f"{one.num_sampled:,}",
-            duration(one.seconds),
-            f"{1000 * one.gigabytes:,.0f}",
-        )
-        for one in found
+        (of.title, f"{of.num_trained:,}", f"{of.num_sampled:,}", duration(of.seconds), f"{of.megabytes:,.0f}")
+        for of in found
     )
     header = ("run", "images trained on", "images sampled", "time", "disk, MB")
     console.print(str(Table(study.name, header, rows)))
-    size, hours = sum(each.gigabytes for each in found), sum(each.seconds for each in found) / 3600
+    size, hours = sum(each.megabytes for each in found) / 1e3, sum(each.seconds for each in found) / 3600
     text = f"{len(found)} trainings, {size:,.3g} GB of disk if all run at once: about {hours:,.3g} hours"
     counted = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
     console.print(f"{text} {counted if opened is None else 'on one core, of which each worker takes one'}.")

@@ -303,11 +303,9 @@ def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -
 def set_aside(run: Path) -> ImageSource | None:
     """The images that a run set aside for evaluation, if it did."""
     path = run / "config.json"
-    if not (path.is_file() and (run / "snapshots").is_dir()):
-        return None
     with decoding(path, "give held-out images"):
-        data = _data_of(read_run(path))
-        return data.prepared().open_held_out() if data.held_out else None
+        data = _data_of(read_run(path)) if path.is_file() and (run / "snapshots").is_dir() else None
+        return data.prepared().open_held_out() if data and data.held_out else None
 
 
 def _data_of(record: Mapping[str, Any]) -> DataConfig:

@@ -113,17 +113,13 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
 
 
 def report_from_table(
-    table: Path,
-    folder: Path,
-    followed: Sequence[Outcome] = (),
-    quoted: Quote | None = None,
-    to_finish: str = "",
+    table: Path, folder: Path, followed: Sequence[Outcome] = (), quoted: Quote | None = None, left: str = ""
 ) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures there.
 
     A study.toml beside the table names the images and the network. The curves of the outcomes that were
     `followed` along training are in no table. What was `quoted` is drawn beside the worth curve;
-    `to_finish` says what is left of a study.
+    what is `left` to do is told.
     """
     outcomes, about = list(read_outcomes(table).values()), _about(table.with_name("study.toml"))
     subjects: dict[str, dict[str, Any]] = {}
@@ -134,7 +130,7 @@ def report_from_table(
         found |= {"facts": _facts(mine, about), "answer": [*filter(None, [headline(mine)])]}
         found["tables"] = [*study_tables(mine), *filter(None, [_beside_paper(mine)])]
         prefix = "" if len(names) == 1 else f"{_slug(name)}-"
-        panels = _add_prices(found, table, name, quoted, to_finish) + _along_panels(followed)
+        panels = _add_prices(found, table, name, quoted, left) + _along_panels(followed)
         for panel in panels:
             save_png([panel], folder / "figures" / f"{prefix}{_slug(panel.title)}.png")
         found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
@@ -160,15 +156,15 @@ def _about(spec: Path) -> str:
 
 
 def _add_prices(
-    subject: dict[str, Any], table: Path, name: str, quoted: Quote | None, to_finish: str
+    subject: dict[str, Any], table: Path, name: str, quoted: Quote | None, left: str
 ) -> list[Panel]:
     """Answer with prices, if the results allow any; a card is a goal with (level, rate, sentence) of each."""
     try:
         (prices,) = price_all(table, name, quote=quoted)
     except AssayError as error:
-        subject["answer"].append(f"Nothing to price yet: {to_finish or error}")
+        subject["answer"].append(f"Nothing to price yet: {left or error}")
         return []
-    subject["answer"] += [price_headline(prices), *([f"{to_finish}."] if to_finish else [])]
+    subject["answer"] += [price_headline(prices), *([f"{left}."] if left else [])]
     header, rows = detail_table(prices)
     details = Table("Prices and their cross-checks", tuple(header), tuple(rows))
     subject |= {"prices": prices, "doubts": doubts(prices), "details": details}

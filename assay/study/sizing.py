@@ -186,7 +186,7 @@ def _opened(draft: dict[str, Any], folder: Path) -> OpenStudy:
 
 @dataclass(frozen=True)
 class RunCost:
-    """One training with the ways its model is sampled; `gigabytes` are on disk while it runs.
+    """One training with the ways its model is sampled; `megabytes` are on disk while it runs.
 
     `flops` counts its training and samples; `seconds` are those of one core here, or counted by a rate.
     """
@@ -195,7 +195,7 @@ class RunCost:
     num_trained: int
     num_sampled: int
     flops: float
-    gigabytes: float
+    megabytes: float
     seconds: float
 
 
@@ -228,7 +228,7 @@ def study_cost(study: Study, opened: OpenStudy | None = None, rate: float = 60.0
                 num_trained=train.total_steps * train.batch_size,
                 num_sampled=run.num_sampled * len(run.samples),
                 flops=forwards * cost.flops,
-                gigabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e9,
+                megabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e6,
                 seconds=timed[key] * (forwards + measured) if opened else forwards * cost.flops / rate / 1e12,
             )
         )
