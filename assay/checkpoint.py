@@ -89,10 +89,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
     """Write tensors and a header of plain values to a safetensors file, with a checksum over both."""
     signed = {**header, _CHECKSUM: _digest(tensors, header)}
     with write_whole(path) as partial:
+        mode = partial.stat().st_mode  # by the umask; safetensors would let only the owner read
         try:  # in one text: several are written in any order, and the same tensors must give the same bytes
             save_file(dict(tensors), partial, {_HEADER: json.dumps(signed)})
         except SafetensorError as error:
             raise OSError(str(error)) from error
+        partial.chmod(mode)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -187,6 +189,7 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     with write_whole_directory(Path(folder)) as partial:
         (partial / "config.json").write_text(config)
         save_file(_state(checkpoint.denoiser), partial / WEIGHTS_NAME, {"format": "pt"})
+        (partial / WEIGHTS_NAME).chmod((partial / "config.json").stat().st_mode)
 
 
 _MODEL_TYPES: dict[str, type[UNetConfig | ADMConfig]] = {"SongUNet": UNetConfig, "DhariwalUNet": ADMConfig}

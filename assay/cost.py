@@ -12,9 +12,10 @@ from typing import Any
 
 from assay.data import ImageSource, Loader
 from assay.devices import find_device
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 from assay.generate import RESTORE_STEPS
 from assay.nets import build_denoiser
+from assay.progress import duration
 from assay.train.config import RunConfig, TrainConfig, read_config
 from assay.train.folder import read_run
 from assay.train.loop import losses
@@ -103,4 +104,7 @@ def choose_config(
     if begun is not None and begun.is_file():
         return read(num_steps=read_run(begun)["config"]["train"]["num_steps"])
     share = 60 * minutes / training_seconds(config, source, device)
-    return read(num_steps=max(_FEWEST_STEPS, int(config.train.num_steps * share)))
+    if (num_steps := int(config.train.num_steps * share)) < _FEWEST_STEPS:
+        least = duration(60 * minutes * _FEWEST_STEPS / (config.train.num_steps * share))
+        warn(f"the shortest training, of {_FEWEST_STEPS} steps, takes about {least} here, not {minutes:g} min")
+    return read(num_steps=max(_FEWEST_STEPS, num_steps))

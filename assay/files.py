@@ -166,6 +166,17 @@ def hold_lock(path: Path, busy: str = "") -> Iterator[None]:
         _unlock(lock)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock called `path`; one that is dead does not."""
+    if not Path(f"{_partial(path)}{_LOCK}").exists():
+        return False
+    try:
+        with hold_lock(path, "{holder} holds it"):
+            return False
+    except (Busy, OSError):  # or it belongs to another user
+        return True
+
+
 def _holder(path: Path) -> str:
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8") or "another process"

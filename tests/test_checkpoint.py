@@ -73,6 +73,12 @@ def test_round_trip_is_exact_and_needs_only_the_file(tmp_path: Path, config: Net
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
 
 
+def test_weights_can_be_read_as_the_umask_says(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(2)}, {})
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, path = CONFIGS[4], tmp_path / "x.safetensors"
     save_checkpoint(path, build_denoiser(config), config)

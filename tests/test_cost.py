@@ -60,6 +60,10 @@ def test_settings_fit_the_images_and_the_time(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cost, "training_seconds", lambda *_: 300.0)  # the machine is less busy now
     again = cost.choose_config(tree, points, minutes=5, run_dir=tmp_path / "run")
     assert again.fingerprint(points) == half.fingerprint(points)
+    with pytest.warns(UserWarning, match="100 steps, takes about 5 s here, not 0.05 min"):
+        assert cost.choose_config(tree, points, minutes=0.05).train.num_steps == 100
+    with rejected("preset"):  # a network, not a training
+        cost.choose_config(tree, points, preset="unet-small")
     with rejected("minutes"):
         cost.choose_config({**tree, "train": {"num_steps": 5}}, points, minutes=5)
 

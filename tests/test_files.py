@@ -19,6 +19,7 @@ from assay.files import (
     decoding,
     differences,
     hold_lock,
+    is_held,
     read_json,
     read_text,
     remove_leftovers,
@@ -190,6 +191,7 @@ def test_a_lock_names_its_holder_and_ends_with_the_process(
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    assert is_held(lock)
     holder = f"^busy: process {process.pid} on "
     with pytest.raises(ValueError, match=holder), hold_lock(lock, "busy: {holder}"):
         pass
@@ -197,6 +199,7 @@ def test_a_lock_names_its_holder_and_ends_with_the_process(
     Timer(0.3, process.kill).start()
     with pytest.warns(UserWarning, match=f"waiting for process {process.pid} on "), hold_lock(lock):
         process.wait()
+    assert not is_held(lock)
     with hold_lock(lock, "busy"):
         assert not lock.exists() and (tmp_path / ".assay-partial" / "busy.lock").exists()
     assert os.listdir(tmp_path) == []

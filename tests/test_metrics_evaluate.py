@@ -367,6 +367,17 @@ def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: St
         assay.load(tmp_path / "run").held_out_loss(unseen)
 
 
+def test_a_run_is_measured_on_the_images_that_it_set_aside(tmp_path: Path, digits: Store, cache: Path) -> None:
+    tree = {"data": {"store": str(digits.path), "held_out": 30}, "net": {"preset": "mlp"}}
+    config = read_config(tree | {"train": {"num_steps": 1, "batch_size": 8}}, "test")
+    train(config, tmp_path / "run", config.data.open())
+    found = measure(tmp_path / "run", MeasureConfig(), cache=cache).held_out_loss_record
+    expected = checkpoint_loss(tmp_path / "run", assay.split_held_out(digits, 30)[1])
+    assert found is not None and found.nats_per_dim.value == expected.nats_per_dim.value
+    with rejected("reference"):  # a file of weights knows of no images
+        measure(tmp_path / "run/snapshots/final.safetensors", MeasureConfig(), cache=cache)
+
+
 def test_noisy_and_unlabelled_images(tmp_path: Path, digits: Store, cache: Path) -> None:
     config, checkpoint = preset("mlp", (1, 8, 8)), tmp_path / "without-classes.safetensors"
     save_checkpoint(checkpoint, build_denoiser(config), config)

@@ -32,7 +32,9 @@ from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.price import Prices, price_results
 from assay.pricing.quote import _costs, _information, _worth, spectrum
 from assay.pricing.words import amount, headline, price_lines, price_panels, reason, sentence
+from tests.commands import failing
 from tests.errors import rejected
+from tests.stores import stored
 
 SIGMAS = np.array([0.1, 0.3])
 
@@ -455,6 +457,13 @@ def test_quote_on_the_command_line(tmp_path: Path) -> None:
     assert done.exit_code == 0 and len(done.output.splitlines()) == 3, done.output
     (structure, _) = json.loads(run("price", tmp_path / "clean.npy", "--noise", 0.2, "--json").output)
     assert structure["worth"] == pytest.approx(assay.quote(images, 0.2).goal("structure", 0.2)[0])
+    # Without a level: those of the store's own images, of which three stand for many.
+    levels = np.repeat([0.0, *np.geomspace(0.1, 0.4, 9)], [64, *[4] * 9])
+    stored(tmp_path / "store", images[:, None], levels)
+    rows = json.loads(run("price", tmp_path / "store", "--json").output)
+    assert [row["sigma"] for row in rows[::2]] == [0.119, 0.2, 0.336]
+    for path in (tmp_path / "clean.npy", stored(tmp_path / "clean", images[:, None]).path):
+        assert (failing("price", path).key, failing("price", path).path) == ("noise", str(path))
 
 
 # Plans.

@@ -153,6 +153,15 @@ def test_commands_on_a_finished_study(design: Path) -> None:
     assert (design / "results.csv").read_bytes() == before
     other = "study", "run", design.parent / "spec.toml", "-o", design, "--set", "train.lr=0.1"
     assert failing(*other).path == str(design)  # its results are not replaced
+    (changed := design.parent / "changed.toml").write_text(
+        (design / "study.toml").read_text().replace("lr = 2e-3", "lr = 1e-3")
+    )
+    assert run("study", "clean", changed, "-o", design).count("(a result of other settings)") == 8
+    (design / "settings.txt").write_text("train.lr=0.1\n")  # as if it had been run so
+    error = failing("study", "clean", changed, "-o", design, "--yes")
+    assert (error.path, error.what) == (str(design), "was run with --set train.lr=0.1")
+    (design / "settings.txt").unlink()
+    assert failing("study", "compare", design, design / "no").cure == "check the path"
 
 
 def test_figures_are_the_same_in_every_report() -> None:

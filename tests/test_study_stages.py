@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.files import hold_lock
 from assay.metrics.evaluate import evaluate, save_evaluation
 from assay.metrics.extract import load_extractor, reference_from_images
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import losses_by_band, stopping_steps
 from assay.pricing.results import read_levels, write_levels
+from assay.study.report import write_report
 from assay.study.stages import (
     Update,
     Work,
@@ -22,9 +24,11 @@ from assay.study.stages import (
     record_stage,
     sample_stage,
     snapshots,
+    study_status,
     train_stage,
 )
 from assay.train.folder import final_path, snapshot_path
+from tests.commands import failing
 from tests.studies import DESIGN, prepared, short
 
 
@@ -40,12 +44,16 @@ def work_of(folder: Path) -> Work:
 
 
 def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
-    work = work_of(tmp_path)
+    opened = prepared(tmp_path, measured)
+    work = opened.work(opened.runs[0])
     assert along_steps(work) == [5, 10, 15, 20]
     assert compared_steps(work) == sorted({*stopping_steps(20), 5, 10, 15, 20})
     steps: list[int] = []
     stopping = replace(work, tell=lambda update: steps.append(update.done), should_stop=lambda: len(steps) >= 7)
     assert not train_stage(stopping) and steps[-1] == 7
+    assert study_status(opened)[0][1] == "stopped at 35%"
+    with hold_lock(work.run_dir / "run"):
+        assert study_status(opened)[0][1] == "training 35%"
     assert train_stage(work) and set(snapshots(work)) == set(compared_steps(work))
     told: list[Update] = []
     assert train_stage(replace(work, tell=told.append)) and not told
@@ -107,6 +115,9 @@ def test_results_by_level_are_written_and_read_again(tmp_path: Path) -> None:
     opened = prepared(tmp_path, lambda spec: few)
     for run in opened.runs[:3]:
         assert execute(opened.work(run))
+    assert opened.to_finish().startswith("3 of 8 runs are finished") and (written := write_report(opened))
+    assert written.answer[-1] == f"Nothing to price yet: {opened.to_finish()}"
+    assert failing("price", opened.folder).cure == opened.to_finish()
     (levels,) = opened.levels()
     assert levels.num_clean.tolist() == [80, 160, 320] and levels.num_noisy.shape == (3, 0)
     assert levels.edges[0] == pytest.approx(2 / 255) and levels.edges[-1] == pytest.approx(80)

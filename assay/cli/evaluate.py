@@ -74,7 +74,7 @@ def evaluate(
 
     A checkpoint is sampled, by default in three ranges of seeds as in the paper. No image is saved. The
     held-out loss needs no samples, no extractor and no labels. Noisy images count at the noise levels above
-    their own.
+    their own. Without options, it is that of the images that `assay train --held-out` set aside.
 
     Examples:
 
@@ -83,6 +83,8 @@ def evaluate(
         assay evaluate runs/mix --reference stores/digits --num-images 1000
 
         assay evaluate runs/mix --held-out stores/test --output loss.json
+
+        assay evaluate runs/mix
 
         assay evaluate runs/rounds --reference stores/scans --noised
 

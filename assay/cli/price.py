@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.cli.options import output_option
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 
 if TYPE_CHECKING:
     from assay.pricing import Prices, Quote, Vendor
@@ -35,7 +36,8 @@ Plot = Annotated[Path | None, output_option("Also draw a figure.", "--plot", suf
 def price(
     source: Source = None,
     noise: Annotated[
-        list[float] | None, typer.Option(min=0, help="Quote noisy images of this level. Repeatable.")
+        list[float] | None,
+        typer.Option(min=0, help="Quote noisy images of this level. Repeatable. Default: the store's own."),
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Use the tables of the paper.")] = False,
     dataset: Dataset = None,
@@ -47,12 +49,15 @@ def price(
 ) -> None:
     """Find how many noisy images replace a clean one.
 
-    With --noise: a quote in seconds, from the clean images alone. From results: one price for each goal
-    (structure, everything, looks) by the scaling law of all runs, with its interval.
+    From images: a quote in seconds, from the clean ones alone, at the levels of --noise or of the store's noisy
+    images, of which three stand for many. From results: one price for each goal (structure, everything, looks)
+    by the scaling law of all runs, with its interval.
 
     Examples:
 
-        assay price stores/scans --noise 0.2
+        assay price stores/scans
+
+        assay price stores/clean --noise 0.2
 
         assay price out/scans --details --plot worth.png
 
@@ -61,8 +66,8 @@ def price(
     from assay.pricing import PAPER, price_all, words
 
     console = Console()
-    if noise:
-        quoted = _quote(source, noise)
+    if noise or (source and (source.suffix == ".npy" or (source / "meta.json").is_file())):
+        quoted = _quote(source, noise or None)
         _save(console, words.quote_panels(quoted), plot)
         if as_json:
             _print_json(words.quote_rows(quoted))
@@ -71,7 +76,15 @@ def price(
         return
     if (source is None) != paper:
         raise AssayError("give results, or images with --noise, or --paper", key="source")
-    found = price_all(source or PAPER, dataset, num_images, confidence)
+    try:
+        found = price_all(source or PAPER, dataset, num_images, confidence)
+    except AssayError as error:
+        from assay.study import open_study
+
+        with suppress(AssayError, OSError):  # of what is no study
+            if source and error.key == "table":
+                error.cure = open_study(source / "study.toml", source).to_finish() or error.cure
+        raise
     _save(console, [panel for each in found for panel in words.price_panels(each)], plot)
     if as_json:
         _print_json([row for each in found for row in words.price_rows(each)])
@@ -135,17 +148,24 @@ def plan(
         Console().print(_sheet(*plan_table(found)))
 
 
-def _quote(source: Path | None, noise: Sequence[float]) -> "Quote":
+def _quote(source: Path | None, noise: Sequence[float] | None) -> "Quote":
+    """A quote at these levels; without any, at those of a store's noisy images, as a study has them."""
     import numpy as np
 
     from assay.data import open_store
     from assay.files import decoding
     from assay.pricing import quote
+    from assay.study.spec import bin_size, level_bins
 
     if source is None:
         raise AssayError("a quote needs clean images", key="source", cure="give a store or an .npy file")
-    if source.suffix != ".npy":
-        return quote(open_store(source), noise)
+    store = None if source.suffix == ".npy" else open_store(source)
+    if noise is None:
+        noise = [bin_size(store.sigma_tn, each)[1] for each in level_bins(store.sigma_tn)] if store else ()
+        what, cure = "has no noisy images, whose level could be quoted", "give the level: noise = 0.2"
+        check([(not noise, AssayError(what, path=source, key="noise", cure=cure))])
+    if store:
+        return quote(store, noise)
     with decoding(source, "give an array of images"):
         images = np.load(source, mmap_mode="r")
     return quote(images, noise)

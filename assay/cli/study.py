@@ -37,10 +37,10 @@ _RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed preci
 _NOTHING = "No run is finished yet."
 
 
-def _open(spec: Path, output: Path | None, settings: Sequence[str] = ()) -> "OpenStudy":
+def _open(spec: Path, output: Path | None, settings: Sequence[str] = (), claim: bool = True) -> "OpenStudy":
     from assay.study import open_study
 
-    return open_study(spec) if spec.is_dir() else open_study(spec, output, settings)
+    return open_study(spec) if spec.is_dir() else open_study(spec, output, settings, claim)
 
 
 @app.command()
@@ -191,19 +191,13 @@ def cost(
     with console.status("timing a few steps ..."):
         found = study_cost(study, opened, rate := rate or _RATE)
     rows = tuple(
-        (
-            one.title,
-            f"{one.num_trained:,}",
-            f"{one.num_sampled:,}",
-            duration(one.seconds),
-            f"{one.gigabytes:.1f}",
-        )
-        for one in found
+        (of.title, f"{of.num_trained:,}", f"{of.num_sampled:,}", duration(of.seconds), f"{of.megabytes:,.0f}")
+        for of in found
     )
-    header = ("run", "images trained on", "images sampled", "time", "GB")
+    header = ("run", "images trained on", "images sampled", "time", "disk, MB")
     console.print(str(Table(study.name, header, rows)))
-    size, hours = sum(each.gigabytes for each in found), sum(each.seconds for each in found) / 3600
-    text = f"{len(found)} trainings, {size:,.0f} GB if all run at once: about {hours:,.3g} hours"
+    size, hours = sum(each.megabytes for each in found) / 1e3, sum(each.seconds for each in found) / 3600
+    text = f"{len(found)} trainings, {size:,.3g} GB of disk if all run at once: about {hours:,.3g} hours"
     counted = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
     console.print(f"{text} {counted if opened is None else 'on one core, of which each worker takes one'}.")
 
@@ -223,6 +217,8 @@ def status(spec: Spec, output: Folder = None) -> None:
     done = f"{len(opened.runs) - len(opened.missing())} of {len(opened.runs)} runs finished"
     size = disk_use(opened.folder) / 1e6
     console.print(f"{done} in {opened.num_blocks} blocks or seeds; {opened.folder} takes {size:,.0f} MB.")
+    if not opened.outcomes():
+        console.print(f"Until one is finished, `assay study cost {spec}` estimates the time left.")
 
 
 @app.command()
@@ -261,28 +257,32 @@ def compare(
     from assay.study.report import compared_table
 
     tables = [path / "results.csv" if path.is_dir() else path for path in (first, second)]
-    for path in tables:
+    for given, path in zip((first, second), tables, strict=True):
         if not path.exists():
-            cure = f"`assay study report {path.parent}` writes it once a training is finished"
-            raise AssayError("does not exist", path=path, cure=cure)
+            cure = f"`assay study report {given}` writes it once a training is finished"
+            raise AssayError("does not exist", path=path, cure=cure if given.is_dir() else "check the path")
     mine, theirs = (list(read_outcomes(path).values()) for path in tables)
     open_console(markup=False).print(str(compared_table(mine, theirs, (str(first), str(second)))))
 
 
 @app.command()
 def clean(
-    spec: Spec, yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False
+    spec: Spec,
+    output: Folder = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it, instead of listing it.")] = False,
 ) -> None:
     """List what results and report do not need, and how much room it takes; remove it with --yes.
 
-    Weights and logs of finished runs, and results of other settings; results and pictures stay.
+    Weights and logs of finished runs, and results of other settings than those of the file; other results and
+    pictures stay.
 
     Example: `assay study clean out/demo`
     """
-    console, found = open_console(markup=False), _open(spec, None).unneeded()
+    console, opened = open_console(markup=False), _open(spec, output, claim=False)
+    found, others = opened.unneeded(), {*opened.left_out()}
     sizes = [path.stat().st_size / 1e6 for path in found]
     for size, path in zip(sizes, found, strict=True):
-        console.print(f"{size:10,.1f} MB  {path}")
+        console.print(f"{size:10,.1f} MB  {path}{'  (a result of other settings)' if path in others else ''}")
         if yes:
             path.unlink(missing_ok=True)
             with suppress(OSError):  # up to the first that is not empty

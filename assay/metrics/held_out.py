@@ -286,7 +286,7 @@ def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -
             return
         record, run, trained_on = read_run(trained_on / "config.json"), trained_on, None
         with suppress(OSError, ValueError):
-            data = DataConfig.model_validate_json(json.dumps(record["config"]["data"]))
+            data = _data_of(record).prepared()
             trained_on = data.open()
         if trained_on is None or usable(trained_on, data.seed).fingerprint != record["fingerprint"]["data"]:
             what = "cannot be opened" if trained_on is None else "have changed"
@@ -298,6 +298,19 @@ def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -
         except AssayError as error:
             cure = "give images that it was not trained on"
             raise AssayError(error.what, path=held_out.name, key="held_out", cure=cure) from None
+
+
+def set_aside(run: Path) -> ImageSource | None:
+    """The images that a run set aside for evaluation, if it did."""
+    path = run / "config.json"
+    with decoding(path, "give held-out images"):
+        data = _data_of(read_run(path)) if path.is_file() and (run / "snapshots").is_dir() else None
+        return data.prepared().open_held_out() if data and data.held_out else None
+
+
+def _data_of(record: Mapping[str, Any]) -> DataConfig:
+    """The images of a run by its config.json."""
+    return DataConfig.model_validate_json(json.dumps(record["config"]["data"]))
 
 
 def _before_noise(source: ImageSource) -> ImageSource:

@@ -1,8 +1,8 @@
 """Measuring a model or images by path, as `assay evaluate` does: what is measured follows from what is given.
 
 With a reference the distance of samples, or of images that exist, to real images; with held-out images the
-loss of a model, in nats. Images with noise added (`noised`) are compared by FD alone, because every image of
-theirs is as far from a noisy one as its noise.
+loss of a model, in nats; with neither the loss on those that its run set aside. Images with noise added
+(`noised`) are compared by FD alone, because every image of theirs is as far from a noisy one as its noise.
 """
 
 import os
@@ -20,7 +20,7 @@ from assay.metrics import extract
 from assay.metrics.classifier import NUM_IMAGES_SEEN, has_labels
 from assay.metrics.evaluate import Evaluation, evaluate, with_held_out_loss
 from assay.metrics.generated import Noised, open_images, sample_checkpoint
-from assay.metrics.held_out import check_unseen, checkpoint_loss
+from assay.metrics.held_out import check_unseen, checkpoint_loss, set_aside
 from assay.sample import SampleConfig
 from assay.settings import Config
 
@@ -35,7 +35,9 @@ class MeasureConfig(Config):
         None, description="Real images: a store, or an npz of feature statistics (ours or EDM's)."
     )
     held_out: Path | None = Field(
-        None, description="A store of real images not trained on: a checkpoint is measured on them, in nats."
+        None,
+        description="A store of real images not trained on: a checkpoint is measured on them, in nats. "
+        "Default: without a reference, those that `assay train --held-out` set aside.",
     )
     extractor: extract.ExtractorName | None = Field(
         None,
@@ -76,9 +78,11 @@ def measure(
     if config.noised and not isinstance(real, ImageSource):
         what = "measures the distance from the noisy images of a store"
         raise AssayError(what, key="noised", cure="give a store as reference")
-    loss = None
+    loss, fresh = None, None if given or config.held_out or images is not None else set_aside(path)
     if images is None and config.held_out is not None:
-        fresh, batch_size = open_store(config.held_out), 8 * config.batch_size
+        fresh = open_store(config.held_out)
+    if fresh is not None:
+        batch_size = 8 * config.batch_size
         check_unseen(path, fresh)
         count = counter(on_progress, "measuring", len(fresh))
         loss = checkpoint_loss(path, fresh, batch_size=batch_size, devices=devices, progress=count)
@@ -86,7 +90,8 @@ def measure(
         if loss is not None:
             return with_held_out_loss(Evaluation(), loss)
         cure = "give a reference for a distance, or a checkpoint and held-out images for a loss"
-        raise AssayError("there is nothing to measure with", key="reference", cure=cure)
+        what = "there is nothing to measure with, and no run here that set images aside"
+        raise AssayError(what, key="reference", cure=cure)
     extractor, reference = find_reference(real, config, cache, devices, on_progress)
     sampler, num_ranges = None, config.num_ranges or (3 if images is None else 1)
     if images is None:

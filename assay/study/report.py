@@ -109,16 +109,17 @@ def _write_report(opened: OpenStudy, found: Sequence[tuple[Run, Outcome]]) -> Wr
             noise_picture(opened.source, () if is_real else tuple(levels)).save(partial)
     followed = [each for each in outcomes if any(point.fd is not None for point in each.evaluation.along)]
     quoted = quote(opened.source, levels) if levels and opened.study.design else None
-    return report_from_table(opened.folder / "results.csv", opened.folder, followed, quoted)
+    return report_from_table(opened.folder / "results.csv", opened.folder, followed, quoted, opened.to_finish())
 
 
 def report_from_table(
-    table: Path, folder: Path, followed: Sequence[Outcome] = (), quoted: Quote | None = None
+    table: Path, folder: Path, followed: Sequence[Outcome] = (), quoted: Quote | None = None, left: str = ""
 ) -> Written:
     """Write tables, figures and page into `folder`, from a results.csv and the pictures there.
 
     A study.toml beside the table names the images and the network. The curves of the outcomes that were
-    `followed` along training are in no table. What was `quoted` is drawn beside the worth curve.
+    `followed` along training are in no table. What was `quoted` is drawn beside the worth curve;
+    what is `left` to do is told.
     """
     outcomes, about = list(read_outcomes(table).values()), _about(table.with_name("study.toml"))
     subjects: dict[str, dict[str, Any]] = {}
@@ -129,7 +130,7 @@ def report_from_table(
         found |= {"facts": _facts(mine, about), "answer": [*filter(None, [headline(mine)])]}
         found["tables"] = [*study_tables(mine), *filter(None, [_beside_paper(mine)])]
         prefix = "" if len(names) == 1 else f"{_slug(name)}-"
-        panels = _add_prices(found, table, name, quoted) + _along_panels(followed)
+        panels = _add_prices(found, table, name, quoted, left) + _along_panels(followed)
         for panel in panels:
             save_png([panel], folder / "figures" / f"{prefix}{_slug(panel.title)}.png")
         found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
@@ -154,14 +155,16 @@ def _about(spec: Path) -> str:
     return ""
 
 
-def _add_prices(subject: dict[str, Any], table: Path, name: str, quoted: Quote | None) -> list[Panel]:
+def _add_prices(
+    subject: dict[str, Any], table: Path, name: str, quoted: Quote | None, left: str
+) -> list[Panel]:
     """Answer with prices, if the results allow any; a card is a goal with (level, rate, sentence) of each."""
     try:
         (prices,) = price_all(table, name, quote=quoted)
     except AssayError as error:
-        subject["answer"].append(f"Nothing to price yet: {error}")
+        subject["answer"].append(f"Nothing to price yet: {left or error}")
         return []
-    subject["answer"].append(price_headline(prices))
+    subject["answer"] += [price_headline(prices), *([f"{left}."] if left else [])]
     header, rows = detail_table(prices)
     details = Table("Prices and their cross-checks", tuple(header), tuple(rows))
     subject |= {"prices": prices, "doubts": doubts(prices), "details": details}

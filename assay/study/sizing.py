@@ -30,7 +30,7 @@ from assay.data.picture import levels_text
 from assay.devices import one_thread
 from assay.errors import AssayError, check_enough, warn
 from assay.metrics.extract import MIN_IMAGES
-from assay.metrics.held_out import num_evaluations
+from assay.metrics.held_out import num_evaluations, stopping_steps
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
 from assay.study.spec import Study, level_bins, study_runs
@@ -186,7 +186,7 @@ def _opened(draft: dict[str, Any], folder: Path) -> OpenStudy:
 
 @dataclass(frozen=True)
 class RunCost:
-    """One training with the ways its model is sampled; `gigabytes` are on disk while it runs.
+    """One training with the ways its model is sampled; `megabytes` are on disk while it runs.
 
     `flops` counts its training and samples; `seconds` are those of one core here, or counted by a rate.
     """
@@ -195,7 +195,7 @@ class RunCost:
     num_trained: int
     num_sampled: int
     flops: float
-    gigabytes: float
+    megabytes: float
     seconds: float
 
 
@@ -220,6 +220,7 @@ def study_cost(study: Study, opened: OpenStudy | None = None, rate: float = 60.0
         if run.continues is not None:
             forwards -= training_evaluations(run.continues.config.train, len(source))
         num_snapshots = 1 + train.rounds + run.evaluate.along
+        num_snapshots += len(stopping_steps(train.total_steps)) if measured else 0
         num_snapshots += (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
         found.append(
             RunCost(
@@ -227,7 +228,7 @@ def study_cost(study: Study, opened: OpenStudy | None = None, rate: float = 60.0
                 num_trained=train.total_steps * train.batch_size,
                 num_sampled=run.num_sampled * len(run.samples),
                 flops=forwards * cost.flops,
-                gigabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e9,
+                megabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e6,
                 seconds=timed[key] * (forwards + measured) if opened else forwards * cost.flops / rate / 1e12,
             )
         )

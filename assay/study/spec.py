@@ -315,11 +315,8 @@ def _design_rows(study: Study, data: DataConfig, source: ImageSource, blocks: in
             raise AssayError(what, key="design.num_noisy", cure="lower it, or lower design.mixes")
         mixes += [({"clean": clean, "noisy": num_noisy, "sigma": sigma}, sigma) for sigma in design.noisy]
         for levels in bins:
-            low, high = torch.tensor(levels)
-            inside = source.sigma_tn[(source.sigma_tn >= low) & (source.sigma_tn <= high)]
-            middle = float(f"{inside.double().log().mean().exp().item():.3g}")  # for all levels of the bin
-            images = {"clean": clean, "noisy": min(num_noisy, len(inside)), "levels": levels}
-            mixes.append((images, levels[0] if levels[0] == levels[1] else middle))
+            num_there, middle = bin_size(source.sigma_tn, levels)
+            mixes.append(({"clean": clean, "noisy": min(num_noisy, num_there), "levels": levels}, middle))
     train = {"pairing": "level_first"} | study.train.model_dump(mode="json", exclude_unset=True)
     for block in range(blocks):
         for images, level in mixes:
@@ -344,6 +341,14 @@ def level_bins(sigma_tn: Tensor, max_bins: int = 3) -> list[tuple[float, float]]
         bin_of = (numbers.cumsum(0) - numbers) * max_bins // numbers.sum()
     inside = (levels[bin_of == each][[0, -1]].numpy() for each in bin_of.unique())
     return [(float(str(low)), float(str(high))) for low, high in inside]  # 0.3 and not 0.30000001192
+
+
+def bin_size(sigma_tn: Tensor, levels: tuple[float, float]) -> tuple[int, float]:
+    """The images of a bin, and the level that stands for all of theirs."""
+    low, high = torch.tensor(levels)
+    inside = sigma_tn[(sigma_tn >= low) & (sigma_tn <= high)]
+    middle = float(f"{inside.double().log().mean().exp().item():.3g}")
+    return len(inside), levels[0] if levels[0] == levels[1] else middle
 
 
 def _grid_rows(study: Study, data: DataConfig, source: ImageSource) -> Iterator[_Row]:

@@ -32,7 +32,7 @@ from assay.data.config import DataConfig
 from assay.data.picture import image_grid
 from assay.devices import find_devices
 from assay.errors import AssayError, about, check_same
-from assay.files import Busy, decoding, hold_lock, read_text, write_text, write_whole
+from assay.files import Busy, decoding, hold_lock, is_held, read_text, write_text, write_whole
 from assay.metrics import measure
 from assay.metrics.classifier import has_labels
 from assay.metrics.evaluate import Along, Evaluation, evaluate, load_arrays, save_evaluation, with_held_out_loss
@@ -48,7 +48,7 @@ from assay.study.spec import Run, Study, check_against_data, hash_tree, read_stu
 from assay.train import train
 from assay.train.folder import final_path, remove_states
 from assay.train.ranks import train_on_ranks
-from assay.train.restored import restored_path, round_ends, snapshot_at
+from assay.train.restored import restored_path, round_ends, round_path, snapshot_at
 
 _NUM_PICTURED = 64
 _WEIGHTS = r"(snapshots|state)/(\d{9,}|final)\.safetensors"
@@ -401,6 +401,12 @@ class OpenStudy:
         """The runs without all of their results."""
         return [run for run in self.runs if not self.work(run).is_finished]
 
+    def to_finish(self) -> str:
+        """What is left to do, as a clause; empty if nothing is."""
+        left, num_runs = len(self.missing()), len(self.runs)
+        done = f"{num_runs - left} of {num_runs} runs are finished"
+        return f"{done}; repeat `assay study run {self.folder}` to run the others" if left else ""
+
     def failure(self, run: Run) -> str | None:
         """Why the run failed the last time, if it did."""
         path = self.work(run).failure_path
@@ -434,11 +440,14 @@ def _level_results(dataset: str, table: str, rows: Sequence[tuple[Run, Evaluatio
     )
 
 
-def open_study(spec: Path | str, folder: Path | str | None = None, settings: Sequence[str] = ()) -> OpenStudy:
+def open_study(
+    spec: Path | str, folder: Path | str | None = None, settings: Sequence[str] = (), claim: bool = True
+) -> OpenStudy:
     """Check a study against its data, before any work, and open its folder (by default out/NAME).
 
     `spec` is its file, or the folder of a study that was begun. `settings` change the file as
-    `assay train --set` does; the folder remembers them. Blocks that were added to a design are found again.
+    `assay train --set` does; the folder remembers them. It must not hold results of other settings, unless it
+    is only looked at, without a `claim`. Blocks that were added to a design are found again.
 
     >>> opened = assay.open_study("study.toml")
     >>> opened.source
@@ -471,9 +480,15 @@ def open_study(spec: Path | str, folder: Path | str | None = None, settings: Seq
             break
         opened = more
     if spec.resolve() != (folder / "study.toml").resolve():
-        if lost := len(opened.left_out()):
+        lost, changed = len(opened.left_out()), folder / _SETTINGS
+        if lost and not settings and changed.exists():
+            what = f"was run with --set {' --set '.join(read_text(changed).splitlines())}"
+            raise AssayError(what, path=folder, cure=f"give {folder} instead of the file, or another with -o")
+        if not claim:
+            return opened
+        if lost:
             what = f"holds {lost} results of other settings, which a report would not show"
-            cure = "choose another folder with -o, or remove them there (`assay study clean`)"
+            cure = f"choose another folder with -o, or remove them (`assay study clean {spec} -o {folder}`)"
             raise AssayError(what, path=folder, cure=cure)
         write_text(folder / "study.toml", read_text(spec))
         if settings:
@@ -495,8 +510,11 @@ def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
     training, *after = (np.mean([seconds or 0 for seconds in column]) for column in zip(*timed, strict=True))
     for run in opened.runs:
         work, last, numbers = opened.work(run), run.config.train.total_steps, ["", ""]
-        step = _last_step(work)
-        state = "to do" if not step else f"training {step / last:.0%}" if step < last else "to be measured"
+        running = is_held(work.run_dir / "run")
+        step = _last_step(work, running)
+        state = f"{'training' if running else 'stopped at'} {step / last:.0%}" if step or running else "to do"
+        if step == last:
+            state = "being measured" if running else "to be measured"
         left = training * (1 - step / last) + sum(after)
         if work.is_finished:
             evaluation = outcomes[run.key].evaluation
@@ -508,9 +526,17 @@ def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
-def _last_step(work: Work) -> int:
-    """The last recorded step of a training, 0 before the first."""
-    path = work.run_dir / "metrics.jsonl"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    whole = [line for line in lines if line.endswith("}")]  # the last may be being written
-    return int(json.loads(whole[-1])["step"]) if whole else 0
+def _last_step(work: Work, running: bool) -> int:
+    """The last step of a training that is saved, or of one that is `running` recorded, over all rounds."""
+    settings, last, start = work.run.config.train, 0, 0
+    for number, end in enumerate(round_ends(settings)):
+        folder = round_path(work.run_dir, number) if settings.rounds else work.run_dir
+        path = folder / "metrics.jsonl"
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        steps = [
+            start + json.loads(line)["step"] for line in lines[-2:] if line.endswith("}")
+        ]  # one may be cut
+        saved = [path.stem for path in folder.glob("state/*.safetensors")]
+        steps = [step for step in steps if running or step == end] + [start + int(step) for step in saved]
+        last, start = max([last, *steps]), end
+    return last

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.errors import choose
+from assay.errors import AssayError, choose
+from assay.nets import PRESETS as NETS
 
 _MILLION = 1_000_000
 
@@ -83,6 +84,9 @@ def preset_tree(name: str, **given: Any) -> dict[str, Any]:
 
     Where these make it shorter, the ramp of the learning rate and the average of the weights do so alike.
     """
+    if name in NETS and name not in PRESETS:
+        what, cure = f"{name} is a network, not a whole training", f"leave it out, and --set net.preset={name}"
+        raise AssayError(what, key="preset", cure=cure)
     chosen = choose(name, PRESETS, "preset")
     train = copy.deepcopy(chosen.train)
     amounts = [given.get(key, train[key]) for key in ("num_steps", "batch_size")]
