@@ -47,6 +47,9 @@ def reason(price: Price) -> str:
         return f"training, not data, is the limit here; about {price.limited:.0f} times the steps would show it"
     if price.rises:
         return f"{price.results.metric} rises with the number of images; give a result of which lower is better"
+    if price.flat:
+        what = f"more clean images may not improve {price.results.metric} here"
+        return f"{what}; train longer, on sizes that differ more, or in more blocks"
     if price.high == 0:
         return (
             "the mixes did worse than their clean images alone, so noisy images took training from clean ones; "
