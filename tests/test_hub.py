@@ -27,7 +27,7 @@ from assay.checkpoint import (
 )
 from assay.data.known import get
 from assay.hub import model_card, push
-from assay.nets import NetConfig, build_denoiser, preset
+from assay.nets import build_denoiser, preset
 from assay.nets.unet import UNetConfig
 from assay.pricing import PAPER
 from tests.commands import failing, run
@@ -231,8 +231,8 @@ def test_words_of_a_card_are_words(checkpoint: Path) -> None:
 
 
 def test_a_card_says_what_a_model_of_own_parts_needs(checkpoint: Path) -> None:
-    class Own(NetConfig):
-        kind: Literal["on a card"] = "on a card"
+    class Own(UNetConfig):
+        kind: Literal["on a card"] = "on a card"  # type: ignore[assignment]
 
     loaded = load_checkpoint(checkpoint)
     own = replace(loaded, config=Own(image_shape=(1, 8, 8)))
