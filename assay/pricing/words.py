@@ -47,9 +47,6 @@ def reason(price: Price) -> str:
         return f"training, not data, is the limit here; about {price.limited:.0f} times the steps would show it"
     if price.rises:
         return f"{price.results.metric} rises with the number of images; give a result of which lower is better"
-    if price.flat:
-        what = f"more clean images may not improve {price.results.metric} here"
-        return f"{what}; train longer, on sizes that differ more, or in more blocks"
     if price.high == 0:
         return (
             "the mixes did worse than their clean images alone, so noisy images took training from clean ones; "
@@ -57,6 +54,9 @@ def reason(price: Price) -> str:
         )
     if odd := _odd_one(price):
         return odd
+    if price.flat:
+        what = f"more clean images may not improve {price.results.metric} here"
+        return f"{what}; train longer, on sizes that differ more, or in more blocks"
     more = price.blocks_for(4.0)
     runs = math.ceil(more * price.law.num_runs / max(price.law.num_blocks, 1))
     ends = _ends(*price.rate[1:])
