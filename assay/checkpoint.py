@@ -26,6 +26,7 @@ from assay.denoise import Preconditioned
 from assay.errors import AssayError, choose, extra
 from assay.files import Name, decoding, one_line, read_json, reason, write_whole, write_whole_directory
 from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
+from assay.registry import is_own
 from assay.settings import Config, checked
 from assay.unpickle import Plain, PlainTensor, read_pickle
 
@@ -44,6 +45,8 @@ class CheckpointInfo(Config):
     clean_fraction: float | None = None
     num_images: int | None = None  # of the training set
     seed: int | None = None  # of training
+    loss: Name | None = None  # its kind, and that of the distribution of levels
+    noise: Name | None = None
     consistency: bool | None = None  # whether the consistency loss was used
     rounds: int = 0  # how often its training images were restored and trained on again
     num_images_seen: int | None = None
@@ -312,15 +315,20 @@ def _fill(
         denoiser = build_denoiser(config)  # also sizes that overflow fail
     cure = "pass the network that it was trained with" if config.kind == "passed" else "get it again"
     with decoding(path, f"{cure}{f', or {config_path.name}' if config_path else ''}"):
-        constants = {key: slot for key, slot in denoiser.state_dict().items() if not slot.is_meta}
-        denoiser.load_state_dict({key: value.float() for key, value in weights.items()}, assign=True)
+        slots, trained = denoiser.state_dict(), dict(denoiser.named_parameters(remove_duplicate=False))
+        found = {key: value.to(slots[key].dtype) if key in slots else value for key, value in weights.items()}
+        denoiser.load_state_dict(found, assign=True)
         for key, value in weights.items():
-            if not value.is_floating_point() or not bool(value.isfinite().all()):
+            if key in trained and not (value.is_floating_point() and bool(value.isfinite().all())):
                 raise ValueError(f"{key} has values that are not finite numbers")
-            if key in constants and not torch.allclose(value.float(), constants[key]):
+            if not slots[key].is_meta and not torch.allclose(found[key], slots[key]):
                 raise ValueError(f"{key} is not what its config says")
+        if config.kind == "passed" or is_own(type(config)):  # it may have tensors that are not in the file
+            denoiser = build_denoiser(config)
+            denoiser.load_state_dict(found)
     return channels_last(denoiser).eval()
 
 
 def _state(denoiser: Preconditioned) -> dict[str, Tensor]:
-    return {key: value.detach().cpu().contiguous() for key, value in denoiser.state_dict().items()}
+    state = denoiser.state_dict().items()  # copies: a network of your own may use a weight twice
+    return {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in state}

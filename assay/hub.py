@@ -18,6 +18,7 @@ from assay.metrics.evaluate import Evaluation, titles
 from assay.outcome import load_evaluations
 from assay.pricing import price_all
 from assay.pricing.words import sentence
+from assay.registry import is_own
 
 
 def push(
@@ -82,6 +83,8 @@ def model_card(
         "part of the data set": info.dataset_fraction,
         "images seen in training": None if info.num_images_seen is None else f"{info.num_images_seen:,}",
         "consistency loss": {True: "yes", False: "no", None: None}[info.consistency],
+        "loss": info.loss,
+        "distribution of noise levels": info.noise,
         "classes": config.num_classes or None,
         "values of black and white": units and "{:g} and {:g}".format(*units),
         "imported from": info.source,
@@ -102,7 +105,11 @@ def model_card(
     if prices:
         parts += ["", "## What noisy images are worth here", "", *(f"- {sentence}" for sentence in prices)]
     where = shlex.quote(one_line(where))
-    parts += ["", "## Use", "", "```sh", f"assay sample {where} -o samples/"]
+    parts += ["", "## Use", ""]
+    if is_own(type(config)):
+        package = type(config).__module__.split(".")[0]
+        parts += [f"Install the Python package {_text(package)} first, which has the network.", ""]
+    parts += ["```sh", f"assay sample {where} -o samples/"]
     parts += [f"assay evaluate {where} --held-out STORE", "```", "", "## Licence", ""]
     parts.append(f"The weights are published under {_text(license)}. The licences of the images also apply.")
     return "\n".join(parts) + "\n"

@@ -43,7 +43,7 @@ from assay.metrics.held_out import HeldOutLoss, check_unseen, checkpoint_loss
 from assay.nets import NetConfig, pass_module
 from assay.noise import warn_of_units
 from assay.progress import open_progress
-from assay.registry import kind_of
+from assay.registry import name_of
 from assay.sample import SampleConfig
 from assay.settings import checked
 from assay.train import train
@@ -202,13 +202,13 @@ def fit(
     source = as_source(images)
     if isinstance(net, nn.Module):
         net = pass_module(net)
-    elif isinstance(net, type):
-        net = {"kind": kind_of(net)}
-    named = {key: kind_of(part) if isinstance(part, type) else part for key, part in settings.items()}
+    elif net is not None and not isinstance(net, dict):
+        net = {"kind": name_of(net, "net")}
+    own = {key: name_of(settings[key], f"train.{key}") for key in ("noise", "loss") if key in settings}
     kept: AbstractContextManager[Any]
     kept = nullcontext(run_dir) if run_dir else tempfile.TemporaryDirectory(prefix="assay-")
     with kept as folder, open_progress(progress) as tell:
-        tree = {"data": {"store": source.name}, "net": net or {}, "train": named}
+        tree = {"data": {"store": source.name}, "net": net or {}, "train": settings | own}
         config = choose_config(tree, source, preset, minutes, Path(folder))
         told: Any = {"on_progress": lambda now: tell("training", now.step, now.num_steps)}
         result = train(config, Path(folder), source, **told)

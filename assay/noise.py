@@ -189,8 +189,19 @@ def check_sigma(name: str, sigma: Tensor, least: Tensor | float = 0.0) -> None:
 
 
 def check_distribution(distribution: NoiseDistribution, sigma_tn: Tensor) -> None:
-    """Reject a data set's levels `sigma_tn` (N,) that are no levels, or above which `distribution` has none."""
+    """Reject a data set's levels `sigma_tn` (N,) that are no levels, or above which `distribution` has none.
+
+    Reject also a `distribution` of a user's own whose S is no survival function or S^-1 not its inverse.
+    """
     check_sigma("sigma_tn", sigma_tn)
+    survival = distribution.survival(torch.logspace(-4, 3, 300, dtype=torch.float64))
+    inside = survival[(survival > 0) & (survival < 1)]
+    back = distribution.survival(distribution.inverse_survival(inside))
+    falls = bool((survival.diff() <= 1e-6).all() and (survival >= -1e-6).all() and (survival <= 1 + 1e-6).all())
+    if not (falls and torch.allclose(back, inside, 0, 1e-3)):
+        what = f"survival of {type(distribution).__name__} is not P(sigma_t > sigma)"
+        what += ", or inverse_survival not its inverse" if falls else ", which falls from 1 to 0"
+        raise AssayError(what, key="train.noise", cure="correct that class")
     highest = sigma_tn.max() if len(sigma_tn) else torch.tensor(torch.nan)  # without images there is none
     if not distribution.survival(highest.double()).item() > 0:
         what = f"{highest.item():g} lies beyond every level of {distribution}"

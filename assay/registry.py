@@ -8,9 +8,14 @@ the group `assay`:
     mine = "my_package.my_module"
 """
 
+import inspect
+import re
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
+from types import FunctionType
 from typing import Any
 
 from assay.errors import AssayError
@@ -29,6 +34,51 @@ def find(base: type, kind: str, key: str) -> Any:
         cure = f"choose one of {', '.join(known)}, or install the package that has it (an entry point)"
         raise AssayError(f"nothing is called {kind!r:.80}", key=key, cure=cure)
     return known[kind]
+
+
+def make(base: type, kind: str, key: str) -> Any:
+    """An instance of the class of this kind, which is made without arguments."""
+    found = find(base, kind, key)
+    try:
+        return found()
+    except TypeError as error:
+        raise AssayError(
+            f"{found.__name__}() fails ({error})", key=key, cure="give defaults to all arguments"
+        ) from error
+
+
+def name_of(part: Any, key: str) -> str:
+    """The name by which a setting asks for `part`, a class: its kind, or that name itself."""
+    kind = kind_of(part) if isinstance(part, type) else part
+    if not isinstance(kind, str):
+        cure = "give a class that has a `kind`" + ", or a module such as MyNet()" * (key == "net")
+        raise AssayError(f"{part!r:.80} is neither a name nor a class with a `kind`", key=key, cure=cure)
+    return kind
+
+
+def is_own(part: type) -> bool:
+    """Whether a class is the user's own."""
+    return part.__module__.split(".")[0] not in ("assay", "torch")
+
+
+@cache
+def own_code(part: type) -> dict[str, str]:
+    """The source of a class of the user's own, and of what it names of its module, by name.
+
+    With other code results are others, so it is part of their identity. It is read when the class is first
+    used; what was typed into an interpreter has none.
+    """
+    known = getattr(sys.modules.get(part.__module__), "__dict__", {})
+    found, pending = dict[str, str](), {part.__name__: part} if is_own(part) else {}
+    while pending:
+        name, value = pending.popitem()
+        found[name] = repr(value) if isinstance(value, int | float | str) else ""
+        if isinstance(value, type | FunctionType) and value.__module__ == part.__module__:
+            with suppress(OSError, TypeError):
+                found[name] = inspect.getsource(value)
+        words = known.keys() & set(re.findall(r"\w+", found[name])) - found.keys()
+        pending |= {word: known[word] for word in words}
+    return found
 
 
 def registered(base: type) -> dict[str, Any]:

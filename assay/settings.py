@@ -86,7 +86,9 @@ def explaining(model: type[BaseModel], path: Path | str | None = None, section: 
                 found[one.key] = one
         first, *others = found.values()
         what = "; ".join([first.what, *(f"{one.key}: {one.what}" for one in others)])
-        raise AssayError(what, path=first.path or path, key=first.key, cure=first.cure) from None
+        hints = [f"{one.key}: {one.cure}" for one in found.values() if one.cure not in ("correct it", "add it")]
+        cure = ("; ".join(hints) or "correct them") if others else first.cure
+        raise AssayError(what, path=first.path or path, key=first.key, cure=cure) from None
 
 
 def _fault_to_error(fault: Mapping[str, Any], model: type[BaseModel], section: str) -> AssayError:

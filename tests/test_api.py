@@ -2,24 +2,28 @@
 
 import ast
 import doctest
+import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import assay
 import assay.model
 from assay.errors import AssayError
+from assay.nets import NetConfig
+from assay.noise import LogNormal
 from assay.train import OwnLoss
 from tests.errors import fault, rejected
 
@@ -160,6 +164,93 @@ def test_the_page_on_own_parts_runs(folder: Path) -> None:
         environment = os.environ | {"PYTHONPATH": paths}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
         assert told in done.stdout + done.stderr, done.stderr
+
+
+class Buffers(nn.Module):
+    """Integers, booleans, infinities and a weight that is used twice, as networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1)
+        self.last = nn.Conv2d(1, 1, 3, padding=1)
+        self.last.weight = self.first.weight
+        self.register_buffer("place", torch.arange(8))
+        self.register_buffer("keep", torch.arange(8) > 1)
+        self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+        self.register_buffer("unsaved", torch.ones(8), persistent=False)
+        self.plain = torch.ones(8)
+
+    def forward(self, x: Tensor, c_noise: Tensor, *others: Tensor | None) -> Tensor:
+        x = self.last(self.norm(self.first(x))) @ self.mask.softmax(1)
+        return x + 0.1 * self.place * self.keep * self.unsaved * self.plain
+
+
+class BuffersConfig(NetConfig):
+    kind: Literal["buffers"] = "buffers"
+
+    def build(self) -> nn.Module:
+        return Buffers()
+
+
+@pytest.mark.parametrize("net", [Buffers, lambda: BuffersConfig])
+def test_a_network_with_any_buffers_is_saved_and_loaded(net: Any, folder: Path) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+    model = assay.fit(images, "run", net=net(), num_steps=3, batch_size=16, progress=False)
+    again = assay.load(model.save("a.safetensors"), net=net() if net is Buffers else None)
+    assert torch.equal(again.sample(2, num_steps=3), model.sample(2, num_steps=3))
+    state = {key.split(".", 1)[1]: value for key, value in again.denoiser.state_dict().items()}
+    found = {key.removeprefix("module."): value for key, value in state.items()}
+    assert found["norm.num_batches_tracked"] == 3 and found["norm.running_var"] != 1
+    assert found["keep"].dtype == torch.bool and found["mask"].isinf().sum() == 28
+
+
+def test_slips_with_own_parts_are_named(folder: Path) -> None:
+    images = assay.from_arrays(
+        np.random.default_rng(0).random((32, 8, 8)), label=np.arange(32) % 2, value_range=(0, 1)
+    )
+    nothing = type("Nothing", (OwnLoss,), {"kind": "nothing", "__call__": lambda *_: None})
+    needy = type("Needy", (LogNormal,), {"kind": "needy", "__init__": lambda self, a: None})
+    pair = type("Pair", (Buffers,), {"forward": lambda self, x, c_noise: (self.first(x), 1)})
+    without_class = type("Plain", (Buffers,), {"forward": lambda self, x, c_noise: self.first(x)})
+    for settings, key in (
+        ({"net": Buffers}, "net"),
+        ({"net": BuffersConfig(image_shape=(1, 8, 8))}, "net"),
+        ({"net": pair()}, "net"),
+        ({"net": without_class(), "class_conditional": True}, "train.class_conditional"),
+        ({"loss": nothing}, "train.loss"),
+        ({"loss": nothing()}, "train.loss"),
+        ({"loss": nothing, "weight": "x_0"}, "train.weight"),
+        ({"noise": LogNormal()}, "train.noise"),
+        ({"noise": needy}, "train.noise"),
+    ):
+        with rejected(key):
+            assay.fit(images, num_steps=1, batch_size=8, progress=False, **settings)
+
+
+def test_changed_code_is_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """\
+import assay
+from assay.train import OwnLoss
+
+SCALE = 1.0
+
+def scaled(x): return SCALE * x
+
+class Scaled(OwnLoss):
+    kind = "scaled"
+    def __call__(self, denoiser, batch, label):
+        return scaled(denoiser(batch.x_tn, batch.sigma_t, label)).square().flatten(1).mean(1)
+"""
+    monkeypatch.syspath_prepend(folder)
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+    for number, (text, is_other) in enumerate(
+        [(source, False), (source + "\nOTHER = 2\n", False), (source.replace("1.0", "2.0"), True)]
+    ):
+        name = f"own_loss_{number}"
+        (folder / f"{name}.py").write_text(text)
+        loss = importlib.import_module(name).Scaled
+        with rejected("code", "run") if is_other else nullcontext():
+            assay.fit(images, "run", loss=loss, num_steps=2, batch_size=16, progress=False)
 
 
 def test_arrays_go_in_and_come_out(folder: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
 import pytest
 import torch
@@ -230,3 +231,15 @@ def test_words_of_a_card_are_words(checkpoint: Path) -> None:
     assert "| data set | a \\| b # c \\<script\\> |" in card and "| imported from | edm_x.pkl |" in card
     assert "# x ## y \\*z\\*\n" in card and "assay sample 'my model; rm -rf x' -o" in card
     assert 'license: "mit\\"\\n- [a](b)"' in card and 'under mit" - \\[a\\](b). ' in card
+
+
+def test_a_card_says_what_a_model_of_own_parts_needs(checkpoint: Path) -> None:
+    class Own(UNetConfig):
+        kind: Literal["on a card"] = "on a card"  # type: ignore[assignment]
+
+    loaded = load_checkpoint(checkpoint)
+    own = replace(loaded, config=Own(image_shape=(1, 8, 8)))
+    own = replace(own, info=loaded.info.model_copy(update={"loss": "huber", "noise": "tri"}))
+    card = model_card(own, "x", "x", "mit")
+    assert "| loss | huber |\n| distribution of noise levels | tri |" in card
+    assert "package tests first" in card and "package" not in model_card(loaded, "x", "x", "mit")

@@ -68,8 +68,32 @@ def test_tail_mass_of_1e_12_stays_exact() -> None:
 
 def test_a_level_beyond_the_distribution_is_rejected_before_drawing() -> None:
     levels = torch.tensor([1.0, 90.0])
-    for distribution in (Uniform(0, 80), Uniform(2, 2), LogNormal(math.nan)):
+    for distribution in (Uniform(0, 80), Uniform(2, 2)):
         assert fault(lambda of=distribution: check_distribution(of, levels)).key == "sigma_tn"
+
+
+@pytest.mark.parametrize(
+    ("survival", "inverse"),
+    [
+        (lambda s: 1 - s, lambda p: p),  # the CDF
+        (lambda s: 3 * s, lambda p: p),
+        (lambda s: s**2, lambda p: p),
+        (lambda s: s, lambda p: 1 - p),
+        (lambda s: s * math.nan, lambda p: p),
+    ],
+)
+def test_a_survival_function_that_is_none_is_rejected(survival: Any, inverse: Any) -> None:
+    class Wrong(LogNormal):
+        def survival(self, sigma: torch.Tensor) -> torch.Tensor:
+            return survival(super().survival(sigma))
+
+        def inverse_survival(self, probability: torch.Tensor) -> torch.Tensor:
+            return super().inverse_survival(inverse(probability))
+
+    found = fault(lambda: check_distribution(Wrong(), torch.tensor([0.2])))
+    assert found.key == "train.noise" and "Wrong" in found.what
+    for right in (LogNormal(), LogNormal(3.0, 0.01), Uniform(0.5, 80)):
+        check_distribution(right, torch.tensor([0.0, 0.2]))
 
 
 def test_level_first_keeps_the_law_and_draws_uniformly_among_usable_images() -> None:

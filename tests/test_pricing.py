@@ -365,6 +365,17 @@ def test_training_as_the_limit_is_said() -> None:
     prices = price_results([], by_level(late=True))
     assert {found.verdict for found in prices.prices} == {"undecided"}
     assert "training, not data" in reason(prices.of("structure", 0.3))
+    # Also where it is the limit in a few bands only, if the loss lies there: high levels have next to none.
+    late = by_level(late=True)
+    high = late.centres > 2
+    late = replace(late, loss=np.where(high, 1e-3, 1) * late.loss, step=np.where(high, 300, late.step))
+    assert {found.limited > 0 for found in price_results([], late).prices} == {True}
+
+
+def test_a_ladder_without_slope_prices_nothing() -> None:
+    flat = replace(a_price(0.03, 0.0, 0.1), law=replace(a_law(), gain=0.94))
+    assert flat.verdict == "undecided" and "more clean images" in reason(flat)
+    assert replace(flat, confidence=0.9).verdict == "at least"
 
 
 # Tables.

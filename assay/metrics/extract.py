@@ -31,7 +31,7 @@ from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.distance import FeatureStatistics, features_to_statistics, load_statistics, save_statistics
 from assay.metrics.inception import Inception
 from assay.metrics.weights import FeatureNetwork, find_weights, to_bytes
-from assay.registry import find
+from assay.registry import find, own_code
 
 BUILT_IN = (Classifier, Inception)  # imported so that their names are known
 MIN_IMAGES = 20  # for a distance
@@ -134,7 +134,7 @@ def load_extractor(
     elif kind.weights is None:
         network = kind()
         own = {key: value.numpy().tobytes() for key, value in network.state_dict().items()}
-        identity = content_hash(type(network).__module__, type(network).__qualname__, own)
+        identity = content_hash(type(network).__module__, type(network).__qualname__, own | own_code(kind))
         found = Extractor(name, network.eval().requires_grad_(False), identity)
     else:
         network, path = kind(), find_weights(kind.weights, cache, weights)

@@ -60,18 +60,24 @@ class _Adapted(nn.Module):
         super().__init__()
         self.module = copy.deepcopy(module).to(torch.empty(0).device)  # that of a surrounding torch.device
         parameters = inspect.signature(module.forward).parameters.values()
-        self.takes_all = any(each.kind == each.VAR_POSITIONAL for each in parameters)
-        self.num_inputs = len(parameters)
+        takes_all = any(each.kind == each.VAR_POSITIONAL for each in parameters)
+        self.num_inputs = 4 if takes_all else len(parameters)
 
     def forward(self, *inputs: Tensor | None) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or None, `augment_label` (B, A) or None."""
-        output: Tensor = self.module(*inputs if self.takes_all else inputs[: self.num_inputs])
+        output: Tensor = self.module(*inputs[: self.num_inputs])
         return output
 
 
 def net_kind(tree: Mapping[str, Any]) -> type[NetConfig]:
     """The class of the config that a tree of plain values describes: ours, or a user's own."""
     return find(NetConfig, str(tree.get("kind")), "net.kind")
+
+
+def net_class(tree: Mapping[str, Any]) -> type:
+    """The class that a `[net]` names: of the module that was passed in, or of a config."""
+    module = _passed.get(str(tree.get("name"))) if tree.get("kind") == "passed" else None
+    return type(module) if module is not None else net_kind({"kind": "mlp", **tree})
 
 
 def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:

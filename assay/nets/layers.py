@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from assay.encode import Encoder
 from assay.errors import AssayError
-from assay.registry import find
+from assay.registry import make
 from assay.settings import Strict as Settings
 
 Direction = Literal["up", "down"]
@@ -48,7 +48,7 @@ class BaseConfig(Settings):
 
     def make_encoder(self) -> Encoder:
         """The encoder that `encoder` names."""
-        return find(Encoder, self.encoder, "net.encoder")()
+        return make(Encoder, self.encoder, "net.encoder")
 
     def for_coefficients(self) -> Self:
         """The same config for images of the shape that the network sees."""

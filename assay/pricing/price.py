@@ -65,10 +65,15 @@ class Price:
         return self.law.gain < 0.01
 
     @property
+    def flat(self) -> bool:
+        """Whether more clean images may not improve results: then these do not say what any image is worth."""
+        return self.law.gain < self.confidence
+
+    @property
     def verdict(self) -> Verdict:
         """What kind of answer this is."""
         _, low, high = self.rate
-        if self.limited or self.high == 0 or self.rises:
+        if self.limited or self.high == 0 or self.flat:
             return "undecided"
         if high <= _MOST_FACTOR * low:
             return "estimate"
@@ -318,13 +323,14 @@ def _price(results: Measured, law: Law, level: int, confidence: float, limited: 
 def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_]) -> float:
     """How many times the steps it would take if training is the limit in these bands (B,), else 0.
 
-    It is where most runs are best at their last stop and either more clean images do not help or mixes do no
-    better than their clean images alone. Where runs did stop early, stops grow as the number of images.
+    It is where most runs are best at their last stop (bands count by their part of the loss) and either more
+    clean images do not help or mixes do no better than their clean images alone. Where runs did stop early,
+    stops grow as the number of images.
     """
     step, last = levels.step[:, bands], levels.last_step[:, None]
     late = step >= last
     useless = interval(law.worth)[0][level] == 0
-    if late.mean() < 0.5 or not (law.gain < 0.9 or useless):
+    if np.average(late.mean(0), weights=levels.loss[:, bands].mean(0)) < 0.5 or not (law.gain < 0.9 or useless):
         return 0.0
     size = levels.num_clean + levels.num_noisy.sum(1)
     if late.all():

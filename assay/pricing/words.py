@@ -54,6 +54,9 @@ def reason(price: Price) -> str:
         )
     if odd := _odd_one(price):
         return odd
+    if price.flat:
+        what = f"more clean images may not improve {price.results.metric} here"
+        return f"{what}; train longer, on sizes that differ more, or in more blocks"
     more = price.blocks_for(4.0)
     runs = math.ceil(more * price.law.num_runs / max(price.law.num_blocks, 1))
     ends = _ends(*price.rate[1:])

@@ -30,11 +30,12 @@ from assay.data.config import DataConfig
 from assay.data.view import count_of
 from assay.errors import AssayError, Rules, check
 from assay.files import sha256
-from assay.metrics.extract import ExtractorName
+from assay.metrics.extract import ExtractorName, FeatureNetwork
 from assay.noise import warn_of_units
 from assay.outcome import Configuration, Sampling
 from assay.pricing.results import Goal
-from assay.sample import SampleConfig
+from assay.registry import find, own_code
+from assay.sample import SampleConfig, Solver
 from assay.settings import Level, Strict, checked, override, read_toml
 from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig, read_config
 from assay.train.presets import PRESETS, preset_tree
@@ -253,6 +254,8 @@ class Run:
         evaluate = self.evaluate.model_dump(mode="json", exclude={"batch_size", "sample"})
         if isinstance(self.evaluate.reference, Path) and self.evaluate.reference.exists():
             evaluate["reference"] = sha256(self.evaluate.reference)
+        evaluate |= own_code(find(FeatureNetwork, self.evaluate.extractor, "evaluate.extractor"))
+        evaluate |= own_code(find(Solver, sample.solver, "evaluate.sample.solver"))
         return hash_tree([self.key, sample.model_dump(mode="json"), evaluate, self.held_out_fingerprint])
 
 

@@ -21,9 +21,9 @@ from assay.devices import Strategy
 from assay.encode import Encoder
 from assay.errors import AssayError, Rules
 from assay.files import content_hash, sha256
-from assay.nets import NetConfig, net_kind, preset
+from assay.nets import NetConfig, net_class, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
-from assay.registry import find
+from assay.registry import find, make, own_code
 from assay.settings import Seed, Strict, checked
 from assay.train.presets import PRESETS, suited_preset
 
@@ -124,12 +124,14 @@ class TrainConfig(Strict):
 
     def noise_distribution(self) -> NoiseDistribution:
         """The distribution that `noise` names."""
-        kind: type[NoiseDistribution] = find(NoiseDistribution, self.noise, "train.noise")
-        return LogNormal(self.sigma_mean, self.sigma_std) if kind is LogNormal else kind()
+        if self.noise == LogNormal.kind:
+            return LogNormal(self.sigma_mean, self.sigma_std)
+        found: NoiseDistribution = make(NoiseDistribution, self.noise, "train.noise")
+        return found
 
     def own_loss(self) -> OwnLoss | None:
         """The user's own loss that `loss` names, if it does."""
-        return None if self.loss == "ambient" else find(OwnLoss, self.loss, "train.loss")()
+        return None if self.loss == "ambient" else make(OwnLoss, self.loss, "train.loss")
 
     @property
     def num_round_steps(self) -> int:
@@ -148,7 +150,7 @@ class TrainConfig(Strict):
         return default if self.lr_ramp_images is None else self.lr_ramp_images
 
     def rules(self) -> Rules:
-        """Muon and fp16 do without what they cannot have."""
+        """Muon, fp16 and a loss of your own do without what they cannot have."""
         muon, decay = self.optimizer == "muon", self.weight_decay_kind != "decoupled" and self.weight_decay
         what, cure = "adds to Adam's gradient, which muon has not", "decay decoupled, or use adam"
         yield muon and decay, AssayError(what, key="train.weight_decay_kind", cure=cure)
@@ -156,6 +158,8 @@ class TrainConfig(Strict):
         cannot = self.strategy == "fsdp" and (muon or self.precision == "fp16")
         cure = "use adam with precision 32 or bf16, or strategy ddp"
         yield cannot, AssayError(what, key="train.strategy", cure=cure)
+        what, own = "belongs to the ambient loss; your own is used as it is", self.loss != "ambient"
+        yield own and self.weight != "x_tn", AssayError(what, key="train.weight", cure="leave it out")
 
 
 class RunConfig(Strict):
@@ -175,7 +179,7 @@ class RunConfig(Strict):
         suited = {} if "kind" in self.net else PRESETS[suited_preset(source.image_shape)].net
         keys: dict[str, Any] = {**suited, **self.net}
         name = keys.pop("preset", None)
-        encoder = find(Encoder, str(keys.get("encoder", "pixels")), "net.encoder")()
+        encoder = make(Encoder, str(keys.get("encoder", "pixels")), "net.encoder")
         if taken := fixed.keys() & keys.keys():
             what = "follows from the data and from [train]"
             raise AssayError(what, key=f"net.{min(taken)}", cure="leave it out")
@@ -186,7 +190,7 @@ class RunConfig(Strict):
         return checked(net_kind(tree), tree, section="net")
 
     def decisive(self) -> dict[str, Any]:
-        """All settings that decide the result, as plain values; files by their contents, not by their paths."""
+        """All settings that decide the result, as plain values; files and own code by their contents."""
         tree = self.model_dump(mode="json", exclude={"train": {"max_per_device", "strategy"}})
         if self.train.init_from is not None:
             path = find_checkpoint(self.train.init_from)
@@ -195,7 +199,11 @@ class RunConfig(Strict):
             tree["train"]["init_from"] = sha256(path)
         if self.train.continue_from is not None:  # wherever it lies; a study names runs by their contents
             tree["train"]["continue_from"] = self.train.continue_from.name
-        return tree
+        parts = [find(NoiseDistribution, self.train.noise, "train.noise"), net_class(self.net)]
+        parts += [find(OwnLoss, self.train.loss, "train.loss")]
+        parts += [find(Encoder, str(self.net.get("encoder", "pixels")), "net.encoder")]
+        own = [code for part in parts if (code := own_code(part))]
+        return tree | ({"code": content_hash(own)} if own else {})
 
     def fingerprint(self, source: ImageSource) -> str:
         """Hash of everything that decides the result; the path of the store does not."""

@@ -79,8 +79,9 @@ def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     is_another = None not in (continued, found.get("continued")) and continued != found["continued"]
     if known["data"] == identity["data"]:
         here = config.model_dump(mode="json") | {"data": there["data"]}  # wherever the images lie
-        changed = f"train.continue_from: {first}" if first else f"train.init_from: {config.train.init_from}"
-        different = differences(there, here) or [f"{changed} has changed"]
+        files = {"train.continue_from": first, "train.init_from": config.train.init_from}
+        changed = [f"{key}: {path} has changed" for key, path in files.items() if path]
+        different = differences(there, here) or changed or ["code: that of your own classes has changed"]
         what, key = f"holds a run with another config ({'; '.join(different)})", different[0].partition(":")[0]
     if known != identity or is_another:
         raise AssayError(what, path=run_dir, key=key, cure="train into another folder")

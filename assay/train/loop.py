@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from assay.data import Batch
 from assay.data.view import stream
 from assay.denoise import Denoiser
+from assay.errors import AssayError
 from assay.loss import (
     ambient_loss,
     consistency_levels,
@@ -22,7 +23,7 @@ from assay.loss import (
     edm_weight_x_0,
     released_consistency_loss,
 )
-from assay.noise import add_noise, check_shape
+from assay.noise import add_noise
 from assay.train.config import TrainConfig
 from assay.train.optimizer import lr_factor, update_ema
 from assay.train.run import Progress, Run, TrainResult
@@ -66,7 +67,11 @@ def losses(model: nn.Module, batch: Batch, settings: TrainConfig, sigma_data: fl
     denoiser = with_augment_label(model, batch.augment_label)
     if (own := settings.own_loss()) is not None:
         loss = own(denoiser, batch, label)
-        check_shape("train.loss", loss, len(batch.x_tn))
+        if not isinstance(loss, Tensor) or loss.shape != batch.sigma_t.shape or not loss.requires_grad:
+            given = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            given += " with" if getattr(loss, "requires_grad", False) else " without"
+            what = f"gives {given} gradient; expected ({len(batch.x_tn)},) with gradient, one per image"
+            raise AssayError(what, key="train.loss", cure=f"correct {type(own).__name__}")
         return loss
     weight = edm_weight(batch.sigma_t, sigma_data)
     if settings.weight == "x_0":

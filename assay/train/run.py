@@ -134,9 +134,14 @@ def _check_network(config: NetConfig) -> None:
     if isinstance(config, PassedConfig):
         inner = config.for_coefficients()
         x, label = torch.zeros(2, *inner.image_shape), torch.zeros(2, dtype=torch.long)
+        network: Any = inner.build()
+        what, cure = f"{config.name}.forward takes no class", "add a third argument: label, int64 (B,)"
+        missing = config.num_classes > 0 and network.num_inputs < 3
+        check([(missing, AssayError(what, key="train.class_conditional", cure=cure))])
         with decoding(config.name, "see how assay.denoise.Preconditioned calls a network"), torch.no_grad():
-            shape = inner.build()(x, torch.zeros(2), label if config.num_classes else None, None).shape
-        check_same(tuple(shape), tuple(x.shape), f"{config.name} does not give images as it gets", key="net")
+            given = network(x, torch.zeros(2), label if config.num_classes else None, None)
+        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        check_same(shape, tuple(x.shape), f"{config.name} does not give images as it gets", key="net")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with torch.device("meta"):  # weights, gradients and two moments of each
@@ -394,6 +399,8 @@ class Run:
             clean_fraction=(self.source.sigma_tn == 0).float().mean().item(),
             num_images=len(self.source),
             seed=self.config.train.seed,
+            loss=self.config.train.loss,
+            noise=self.config.train.noise,
             consistency=self.config.train.consistency.coefficient > 0,
             rounds=self.config.train.rounds,
             num_images_seen=(self.steps_before + self.step) * self.config.train.batch_size,
