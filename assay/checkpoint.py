@@ -61,7 +61,7 @@ class CheckpointInfo(Config):
         """The lowest noise level of the training images, if known."""
         return self.sigma_tn[0][0] if self.sigma_tn else None
 
-    def noise(self, form: str = ".3g") -> list[tuple[str, float]]:
+    def levels_in_words(self, form: str = ".3g") -> list[tuple[str, float]]:
         """Noise levels as text, and the fraction of the images at each; many levels are told as one range."""
         noisy = [(level, part) for level, part in self.sigma_tn if level > 0]
         if len(noisy) <= _MAX_TOLD:
@@ -213,10 +213,10 @@ def config_to_edm(config: NetConfig) -> dict[str, Any]:
     """Flat arguments of `EDMPrecond` for a config; a network that EDM does not have is rejected."""
     channels, height, width = config.image_shape
     lean = isinstance(config, UNetConfig) and config.resample_with != "block"
-    if lean or not isinstance(config, (UNetConfig, ADMConfig)) or height != width or config.encoder != "pixels":
-        what = f"EDM has no network of this kind ({config.kind}) for {height} x {width} {config.encoder}"
+    if lean or not isinstance(config, (UNetConfig, ADMConfig)) or height != width:
+        what = f"EDM has no network of this kind ({config.kind}) for {height} x {width} pixels"
         raise AssayError(what, key="checkpoint", cure="train one of the presets named ddpmpp, ncsnpp or adm")
-    ours = {"kind", "image_shape", "num_classes", "resample_with", "encoder"}
+    ours = {"kind", "image_shape", "num_classes", "resample_with"}
     arguments = config.model_dump(mode="json", exclude=ours)
     model_type = next(name for name, kind in _MODEL_TYPES.items() if isinstance(config, kind))
     shape = dict(img_resolution=height, img_channels=channels, label_dim=config.num_classes)

@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from assay.encode import Encoder
 from assay.errors import AssayError
 from assay.noise import check_shape, per_image, same_axes
 
@@ -58,15 +57,12 @@ class Preconditioned(nn.Module):
     """A network F behind EDM's preconditioning, so that input, output and target have unit variance.
 
     The network is called as `model(x, c_noise, label, augment_label)`. It is named `model`, as in
-    published checkpoints, whose weights therefore load without renaming. An `encoder` stands before and after
-    it (see `assay.encode`).
+    published checkpoints, whose weights therefore load without renaming.
     """
 
-    def __init__(
-        self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0, encoder: Encoder | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, sigma_data: float = 0.5, num_classes: int = 0) -> None:
         super().__init__()
-        self.model, self.encoder = model, encoder or Encoder()
+        self.model = model
         self.sigma_data, self.num_classes = sigma_data, num_classes
 
     def forward(
@@ -80,8 +76,7 @@ class Preconditioned(nn.Module):
         c_out = sigma_t * self.sigma_data / total.sqrt()
         c_in = 1 / total.sqrt()
         c_noise = sigma_t.log() / 4
-        z = self.encoder.encode(per_image(c_in, x_t) * x_t)
-        output = self.encoder.decode(self.model(z, c_noise.to(x_t.dtype), label, augment_label))
+        output = self.model(per_image(c_in, x_t) * x_t, c_noise.to(x_t.dtype), label, augment_label)
         return per_image(c_skip, x_t) * x_t + per_image(c_out, x_t) * output.to(x_t.dtype)
 
 

@@ -97,7 +97,9 @@ def model_card(
     known = [(fact, value) for fact, value in facts.items() if value is not None]
     parts += ["", "## Data", "", *_table(("what", "value"), known)]
     if info.sigma_tn:
-        levels = [("clean" if level == "0" else level, f"{part:.4g}") for level, part in info.noise(".4g")]
+        levels = [
+            ("clean" if level == "0" else level, f"{part:.4g}") for level, part in info.levels_in_words(".4g")
+        ]
         parts += ["", "Noise levels, for images scaled to [-1, 1]:", ""]
         parts += _table(("noise level", "share of the images"), levels)
     if evaluations:

@@ -66,7 +66,9 @@ class Model:
         config, info = self.checkpoint.config, self.checkpoint.info
         shape = " x ".join(map(str, config.image_shape))
         num_weights = sum(weight.numel() for weight in self.denoiser.parameters())
-        levels = ", ".join(f"{100 * part:.3g}% at {level}" for level, part in info.noise()) or "unknown"
+        levels = (
+            ", ".join(f"{100 * part:.3g}% at {level}" for level, part in info.levels_in_words()) or "unknown"
+        )
         return f"<{self.name}: {config.kind} for {shape}, {num_weights:,} weights; noise: {levels}>"
 
     def sample(self, num_images: int = 16, seed: int = 0, **settings: Any) -> Tensor:

@@ -1,26 +1,18 @@
 """Files of images with checksums, and stores elsewhere that several processes open at once."""
 
-import hashlib
 import json
-import os
 import pickle
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 import torch
 
-from assay.data import Loader, Store, open_store
-from assay.data.config import DataConfig
-from assay.data.store import ImageFile, PackedImage, address_of, write_store
+from assay.data import Store, open_store
+from assay.data.store import ImageFile, PackedImage, write_store
 from assay.errors import AssayError
 from assay.files import content_hash, sha256
-from tests.commands import run
 from tests.errors import rejected
 from tests.stores import stored
 
@@ -43,77 +35,6 @@ def test_rows_are_those_of_the_array(
     file, rows = ImageFile(path, path.with_name("blocks.npy")), np.array(index, dtype=np.int64)
     np.testing.assert_array_equal(file.read(rows), np.load(path)[rows])
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(file)).read(rows), np.load(path)[rows])
-
-
-@pytest.mark.parametrize("protocol", ["memory", "file"])
-def test_a_store_elsewhere_is_copied_once_and_compared(
-    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    every, plain = torch.arange(300), make_store(tmp_path / "origin")
-    address = f"memory://{tmp_path.name}/origin" if protocol == "memory" else f"file://{tmp_path}/origin"
-    files, root = fsspec.core.url_to_fs(address)
-    if protocol == "memory":
-        files.put(str(tmp_path / "origin"), root, recursive=True)
-    expected = plain.read(every)
-    found = open_store(Path(address))  # as a config file gives it, with a slash less
-    assert torch.equal(found.read(every), expected) and found.fingerprint == plain.fingerprint
-    assert "300" in run("data", "show", address, "--verify")
-    trained_on = DataConfig(store=Path(address), held_out=50).prepared().open()
-    assert len(Loader(trained_on, 4).batch(0).x_tn) == 4 and len(trained_on) == 250
-
-    files.rm(f"{root}/images.npy")  # what is here needs no origin
-    files.pipe(f"{root}/images.npy", bytes(3072 * 300))
-    assert torch.equal(open_store(address).read(every), expected)
-    shutil.rmtree(tmp_path / "cache")
-    with rejected(path=f"{address}/images.npy"):
-        open_store(address)
-    with rejected(path=address + "-not"):
-        open_store(address + "-not")
-
-
-def test_a_copy_of_a_store_that_changed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    make_store(tmp_path / "origin")
-    before = open_store(f"file://{tmp_path}/origin")
-    shutil.rmtree(tmp_path / "origin")
-    after = make_store(tmp_path / "origin", 200)
-    assert torch.equal(
-        open_store(f"file://{tmp_path}/origin").read(torch.arange(200)), after.read(torch.arange(200))
-    )
-    assert len(before.read(torch.arange(300))) == 300  # whoever has the old one open keeps it
-    for name in ("label.npy", "images.npy"):  # what is lost is copied again
-        next((tmp_path / "cache").rglob(name)).unlink()
-    assert open_store(f"file://{tmp_path}/origin").fingerprint == after.fingerprint
-
-
-def test_addresses_and_folders_are_told_apart() -> None:
-    known = {
-        "s3:/bucket/a": "s3://bucket/a",
-        "s3://bucket/a": "s3://bucket/a",
-        "file:/data/a": "file:///data/a",
-    }
-    for given in (*known, "stores/digits", "/data/a", "C:/stores", "hf:me/model"):
-        assert address_of(Path(given)) == known.get(given)
-
-
-def test_processes_that_open_a_store_elsewhere_at_once_read_the_same(tmp_path: Path) -> None:
-    expected = make_store(tmp_path / "origin").read(torch.arange(300)).numpy().tobytes()
-    code = (
-        "import hashlib, sys, torch\nfrom assay.data import open_store\n"
-        "sys.stdin.readline()\n"  # all begin at once
-        "x = open_store(sys.argv[1]).read(torch.arange(300))\n"
-        "print(hashlib.sha256(x.numpy().tobytes()).hexdigest())"
-    )
-    env = {**os.environ, "ASSAY_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", code, f"file://{tmp_path}/origin"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    processes = [subprocess.Popen(command, env=env, text=True, **pipes) for _ in range(3)]  # type: ignore[call-overload]
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    found = {process.communicate()[0].strip() for process in processes}
-    assert found == {hashlib.sha256(expected).hexdigest()}
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from assay.data.config import DataConfig
 from assay.data.known import get
 from assay.train import train as run_training
 from assay.train.config import RunConfig, read_config
-from tests.commands import run
 from tests.errors import rejected
 from tests.stores import stored
 
@@ -128,19 +127,6 @@ def test_annotated_images_are_trained_on_with_noise(tmp_path: Path) -> None:
     trained = run_training(config, tmp_path / "run", store)
     levels = np.array(load_checkpoint(trained.checkpoint).info.sigma_tn)
     np.testing.assert_allclose(levels, [(0.3, 0.6), (0.5, 0.4)], rtol=1e-6)
-
-
-def test_a_store_elsewhere_is_trained_on_and_shown(
-    real: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    data = config_of(store=f"file://{real.path}", held_out=4)
-    assert data.prepared().open().fingerprint == config_of(store=str(real.path), held_out=4).open().fingerprint
-    settings = [f"data.store=file://{real.path}", "net.preset=mlp", "train.num_steps=1", "train.batch_size=2"]
-    arguments = [part for setting in settings for part in ("--set", setting)]
-    run("train", *arguments, "-o", tmp_path / "run")
-    run("data", "show", f"file://{real.path}")
-    assert load_checkpoint(tmp_path / "run").info.num_images == len(real)
 
 
 def test_known_data_sets_are_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pydantic import Field
 from assay.data import ImageSource, open_store, view
 from assay.data.known import KNOWN, get_once
 from assay.data.notes import check_overlap
-from assay.data.store import address_of
 from assay.errors import AssayError, Rules
 from assay.settings import Level, Seed, Strict
 
@@ -119,7 +118,7 @@ class DataConfig(Strict):
             if path in known:
                 packed, following = get_once(str(path), folder, *part)
                 held_out = following or held_out
-            elif (packed := path) and not path.exists() and address_of(path) is None:
+            elif (packed := path) and not path.exists():
                 what = f"is neither a store here nor one of {', '.join(KNOWN)}"
                 raise AssayError(what, path=path, key="data.store", cure="check it, or pack one")
             stores.append(packed)

@@ -28,7 +28,6 @@ import hashlib
 import json
 import mmap
 import os
-import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from assay.archives import check_member_name, read_npy
+from assay.archives import read_npy
 from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
@@ -50,9 +49,7 @@ from assay.files import (
     check_sha256,
     content_hash,
     decoding,
-    hold_lock,
     sha256,
-    write_whole,
     write_whole_directory,
 )
 from assay.noise import check_sigma
@@ -245,24 +242,13 @@ class Store(ImageSource):
                 raise AssayError(what, path=self.path / _MAP, cure=_CURE)
 
 
-def address_of(path: Path | str) -> str | None:
-    """The address of a store elsewhere, e.g. s3://bucket/store; None of a folder here.
-
-    Paths in config files have lost a slash, which is put back.
-    """
-    found = re.fullmatch(r"([a-z][a-z0-9+]+):/+(.+)", str(path))
-    return None if found is None else f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
-
-
 def is_store(path: Path) -> bool:
-    """Whether this names a store: a folder with one, or an address."""
-    return address_of(path) is not None or (path / "meta.json").is_file()
+    """Whether this is the folder of a store."""
+    return (path / "meta.json").is_file()
 
 
 def open_store(path: Path | str) -> Store:
-    """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote, or its address elsewhere.
-
-    A store elsewhere (an address that fsspec knows, such as s3://bucket/store) is copied here first.
+    """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote.
 
     >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
     >>> images.save("stores/scans")
@@ -273,31 +259,7 @@ def open_store(path: Path | str) -> Store:
     >>> store.read(torch.tensor([0, 5])).shape
     torch.Size([2, 1, 8, 8])
     """
-    address = address_of(path)
-    return Store(Path(path)) if address is None else _open_elsewhere(address)
-
-
-def _open_elsewhere(address: str) -> Store:
-    """Open the local copy of a store elsewhere. Its meta.json comes last: with it, the copy was whole."""
-    import fsspec
-
-    cache = Path(os.environ.get("ASSAY_CACHE") or Path.home() / ".cache" / "assay")
-    here = cache / "stores" / content_hash(address)[:16]
-    cure = "check the address and your access to it, or copy the store there again"
-    with decoding(address, cure), hold_lock(here):
-        files, root = fsspec.core.url_to_fs(address)
-        text, meta = files.cat_file(f"{root}/meta.json"), here / "meta.json"
-        was_whole = meta.is_file() and meta.read_bytes() == text  # images are compared again when they are read
-        for name, checksum in json.loads(text)["checksums"].items():
-            check_member_name(here, name)
-            if (here / name).is_file() and ((was_whole and name == _IMAGES) or sha256(here / name) == checksum):
-                continue
-            with write_whole(here / name) as partial:
-                files.get_file(f"{root}/{name}", str(partial))
-                check_sha256(partial, checksum, _CHANGED, path=f"{address}/{name}", cure=_CURE)
-        with write_whole(meta) as partial:
-            partial.write_bytes(text)
-        return Store(here)
+    return Store(Path(path))
 
 
 def read_meta(path: Path) -> StoreMeta:

@@ -87,8 +87,7 @@ def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network, encoder = config.for_coefficients().build(), config.make_encoder()
-        denoiser = Preconditioned(network, config.sigma_data, config.num_classes, encoder)
+        denoiser = Preconditioned(config.build(), config.sigma_data, config.num_classes)
     return channels_last(denoiser)
 
 
@@ -117,7 +116,6 @@ def measure_cost(config: NetConfig) -> Cost:
 
     Operations are those of matrix products and convolutions, a multiplication and an addition being two.
     """
-    config = config.for_coefficients()
     with torch.device("meta"):
         model = config.build()
     with FlopCounterMode(display=False) as counter:

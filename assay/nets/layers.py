@@ -6,16 +6,14 @@ Images are stored channels-last, which is faster on CPUs and tensor cores. Weigh
 
 import math
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, Strict
 from torch import Tensor, nn
 
-from assay.encode import Encoder
 from assay.errors import AssayError
-from assay.registry import make
 from assay.settings import Strict as Settings
 
 Direction = Literal["up", "down"]
@@ -37,7 +35,6 @@ class BaseConfig(Settings):
     image_shape: Shape = Field(description="Channels, height and width. Follows from the data.")
     num_classes: int = Field(0, ge=0, description="Classes, 0 for none. Follows from train.class_conditional.")
     augment_dim: int = Field(0, ge=0, description="Inputs of the augmentation. Follows from train.augment.")
-    encoder: str = Field("pixels", description="pixels, dct (cosines of 2 x 2 blocks), or your own.")
     sigma_data: float = Field(0.5, gt=0, le=1e6, description="The data's deviation in EDM's preconditioning.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Probability of dropout.")
     label_dropout: float = Field(0.0, ge=0, lt=1, description="How often training hides the class.")
@@ -45,17 +42,6 @@ class BaseConfig(Settings):
     @abstractmethod
     def build(self) -> nn.Module:
         """A new network, called as `assay.denoise.Preconditioned` says."""
-
-    def make_encoder(self) -> Encoder:
-        """The encoder that `encoder` names."""
-        return make(Encoder, self.encoder, "net.encoder")
-
-    def for_coefficients(self) -> Self:
-        """The same config for images of the shape that the network sees."""
-        shape = self.make_encoder().shape(self.image_shape)
-        if shape == self.image_shape:
-            return self
-        return type(self).model_validate({**self.model_dump(), "image_shape": shape, "encoder": "pixels"})
 
 
 class Network(nn.Module):

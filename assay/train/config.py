@@ -18,7 +18,6 @@ from assay.data.config import DataConfig
 from assay.data.loader import Pairing
 from assay.denoise import Denoiser
 from assay.devices import Strategy
-from assay.encode import Encoder
 from assay.errors import AssayError, Rules
 from assay.files import content_hash, sha256
 from assay.nets import NetConfig, net_class, net_kind, preset
@@ -179,13 +178,12 @@ class RunConfig(Strict):
         suited = {} if "kind" in self.net else PRESETS[suited_preset(source.image_shape)].net
         keys: dict[str, Any] = {**suited, **self.net}
         name = keys.pop("preset", None)
-        encoder = make(Encoder, str(keys.get("encoder", "pixels")), "net.encoder")
         if taken := fixed.keys() & keys.keys():
             what = "follows from the data and from [train]"
             raise AssayError(what, key=f"net.{min(taken)}", cure="leave it out")
         if self.train.class_conditional and source.num_classes == 0:
             raise AssayError(f"the images of {source.name} have no classes", key="train.class_conditional")
-        base = {} if name is None else preset(name, encoder.shape(source.image_shape)).model_dump()
+        base = {} if name is None else preset(name, source.image_shape).model_dump()
         tree = {**base, **fixed, **keys}
         return checked(net_kind(tree), tree, section="net")
 
@@ -201,7 +199,6 @@ class RunConfig(Strict):
             tree["train"]["continue_from"] = self.train.continue_from.name
         parts = [find(NoiseDistribution, self.train.noise, "train.noise"), net_class(self.net)]
         parts += [find(OwnLoss, self.train.loss, "train.loss")]
-        parts += [find(Encoder, str(self.net.get("encoder", "pixels")), "net.encoder")]
         own = [code for part in parts if (code := own_code(part))]
         return tree | ({"code": content_hash(own)} if own else {})
 

@@ -132,9 +132,8 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
 def _check_network(config: NetConfig) -> None:
     """Reject a module that gives no image, and a network that does not fit into this machine's memory."""
     if isinstance(config, PassedConfig):
-        inner = config.for_coefficients()
-        x, label = torch.zeros(2, *inner.image_shape), torch.zeros(2, dtype=torch.long)
-        network: Any = inner.build()
+        x, label = torch.zeros(2, *config.image_shape), torch.zeros(2, dtype=torch.long)
+        network: Any = config.build()
         what, cure = f"{config.name}.forward takes no class", "add a third argument: label, int64 (B,)"
         missing = config.num_classes > 0 and network.num_inputs < 3
         check([(missing, AssayError(what, key="train.class_conditional", cure=cure))])
@@ -222,14 +221,11 @@ class Run:
         self.optimizer: Any = fabric.setup_optimizers(optimizer)
 
     def _load_weights(self, path: Path) -> None:
-        loaded, encoder = load_checkpoint(path), self.net_config.encoder
         try:
-            self.denoiser.load_state_dict(loaded.denoiser.state_dict())
-            different = "" if loaded.config.encoder == encoder else f"encoder {loaded.config.encoder}"
+            self.denoiser.load_state_dict(load_checkpoint(path).denoiser.state_dict())
         except RuntimeError as error:
-            different = reason(error)
-        if different:
-            raise AssayError(f"is of another network ({different})", path=path, key="train.init_from")
+            what = f"is of another network ({reason(error)})"
+            raise AssayError(what, path=path, key="train.init_from") from error
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:

@@ -9,7 +9,6 @@ the right ones; what has no checksum may be read as other contents, but not in a
 import gzip
 import io
 import json
-import os
 import pickle
 import shutil
 import tarfile
@@ -244,14 +243,6 @@ def _store(folder: Path, file: str) -> Path:
     return path / file
 
 
-def _read_elsewhere(path: Path) -> Any:
-    """A store by its address, with an empty cache."""
-    folder = next(parent for parent in path.parents if parent.name == "store")
-    os.environ["ASSAY_CACHE"] = str(folder.with_name("cache"))
-    shutil.rmtree(folder.with_name("cache"), ignore_errors=True)
-    return _store_contents(open_store(f"file://{folder}"))
-
-
 def _read_store(path: Path) -> Any:
     return _store_contents(open_store(next(parent for parent in path.parents if parent.name == "store")))
 
@@ -446,10 +437,6 @@ _STORE_FILES = [
 ]
 FORMATS: list[Format] = [
     *(Format(f"store {file}", _store(f"{file}"), _read_store, True) for file in _STORE_FILES),
-    *(
-        Format(f"elsewhere {file}", _store(file), _read_elsewhere, True, named=lambda path: "store")
-        for file in ("meta.json", "images.npy", "sigma_tn.npy")
-    ),
     Format("checkpoint", _checkpoint, lambda path: _weights(load_checkpoint(path)), True),
     Format("published model", _published, lambda path: _weights(load_checkpoint(path.parent)), True),
     Format("classifier", _classifier, _read_classifier, True),

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from assay.encode import cosines
 from assay.errors import AssayError
 
 MIN_SIDE = 8  # pixels; smaller images have too few windows
@@ -38,6 +37,15 @@ _NUM_FEATURES = 2 * len(_SIDES) * len(_SHARES) + 3
 _WEIGHTS = Path(__file__).parent.parent / "embedded" / "noise_level.safetensors"
 _TINY = 1e-24
 _MAX_WINDOWS = 2**16  # of one image; larger images are seen on a coarser grid of windows
+
+
+@cache
+def cosines(num: int) -> Tensor:
+    """The orthonormal cosine basis of `num` values, (num, num), one vector per row."""
+    rows, place = torch.arange(num, dtype=torch.float64)[:, None], torch.arange(num, dtype=torch.float64)
+    basis = torch.cos(math.pi * rows * (2 * place + 1) / (2 * num)) * math.sqrt(2 / num)
+    basis[0] = math.sqrt(1 / num)
+    return basis.float()
 
 
 @dataclass(frozen=True)
