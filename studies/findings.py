@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -68,6 +68,8 @@ HEADLINE = "digits"  # the study that page one quotes
 ABOUT_HEADLINE = "handwritten digits of 8x8 pixels, 40 to 400 of them, with a small U-Net"
 ERROR_RATE = 0.05  # of the whole family of claims
 NO_RESULTS = "*No results yet.*"
+OF_RUNS = ("block", "num_clean", "num_noisy", "loss", "error", "step", "last_step", "loss_last")
+PAIRINGS = ("level_first", "image_first")  # of the mixes of studies/more-blocks
 Array = NDArray[np.float64]
 
 
@@ -99,25 +101,68 @@ def title_of(study: str) -> str:
 
 @cache
 def levels_of(study: str) -> LevelResults:
-    """Held-out losses of a study, by band of levels."""
+    """Held-out losses of a study as registered, by band of levels."""
     (found,) = read_levels(HERE / study / "levels.csv")
     return found
 
 
 @cache
 def outcomes_of(study: str) -> tuple[Outcome, ...]:
-    """The results of a study, one per run."""
+    """The results of a study as registered, one per run."""
     return tuple(read_outcomes(HERE / study / "results.csv").values())
+
+
+def more_blocks(study: str) -> Path | None:
+    """The results of studies/more-blocks, if they belong to this study and are there."""
+    folder = HERE / "more-blocks"
+    return folder if study == "digits" and (folder / "levels.csv").exists() else None
+
+
+@cache
+def new_levels() -> LevelResults:
+    """Held-out losses of the new blocks that are complete, image-first mixes included."""
+    (found,) = read_levels(HERE / "more-blocks" / "levels.csv")
+    both = [list(read_outcomes(HERE / "more-blocks" / f"{name}.csv").values()) for name in PAIRINGS]
+    seeds = ([each.configuration.seed for each in outcomes] for outcomes in both)
+    whole = set.intersection(
+        *({seed for seed in each if each.count(seed) == max(map(each.count, each))} for each in seeds)
+    )
+    return take(found, np.isin(found.block, list(whole)))
+
+
+@cache
+def all_levels(study: str) -> LevelResults:
+    """Held-out losses of all blocks, by which worths are read."""
+    if more_blocks(study) is None:
+        return levels_of(study)
+    first, more = levels_of(study), new_levels()
+    joined = {name: np.concatenate([getattr(first, name), getattr(more, name)]) for name in OF_RUNS}
+    return replace(first, **joined)
 
 
 @cache
 def looks_of(study: str) -> tuple[Outcome, ...]:
     """The results that tell how samples look: with the mixes that studies/looks trained again, if it did."""
+    return *first_looks(study), *(new_looks() if more_blocks(study) else ())
+
+
+@cache
+def first_looks(study: str) -> tuple[Outcome, ...]:
+    """The same of the registered blocks alone."""
     again, found = HERE / "looks" / f"{study}.csv", outcomes_of(study)
     if not again.exists():
         return found
     clean = (each for each in found if not each.configuration.noisy)
     return *clean, *read_outcomes(again).values()
+
+
+@cache
+def new_looks() -> tuple[Outcome, ...]:
+    """The results of the new blocks that tell how samples look: clean images alone, and mixes image first."""
+    level, image = (read_outcomes(HERE / "more-blocks" / f"{name}.csv").values() for name in PAIRINGS)
+    blocks = set(new_levels().block.tolist())
+    found = (*(each for each in level if not each.configuration.noisy), *image)
+    return tuple(each for each in found if each.configuration.seed in blocks)
 
 
 @cache
@@ -133,7 +178,7 @@ def quote_of(study: str) -> Quote:
 @cache
 def prices_of(study: str) -> Prices:
     """Worth curves and prices of a study, with the quote beside them."""
-    return price_results(looks_of(study), levels_of(study), quote=quote_of(study))
+    return price_results(looks_of(study), all_levels(study), quote=quote_of(study))
 
 
 def write_quotes() -> None:
@@ -263,8 +308,14 @@ class Claim:
 
 def claims_of(study: str) -> list[Claim]:
     """The registered claims (studies/README.md) at every noise level of a study."""
-    levels, found = levels_of(study), list[Claim]()
-    total = levels.loss.sum(1)
+    by_fd = {", by FD": outcomes_of(study)}
+    by_fd |= {", by FD, image first": first_looks(study)} if first_looks(study) != outcomes_of(study) else {}
+    return tested(study, levels_of(study), by_fd)
+
+
+def tested(study: str, levels: LevelResults, by_fd: Mapping[str, Iterable[Outcome]]) -> list[Claim]:
+    """The claims about the blocks of some results, with the FD of one or two ways of training the mixes."""
+    found, total = list[Claim](), levels.loss.sum(1)
     few, most = levels.num_clean.min(), levels.num_clean.max()
     sizes = np.unique(levels.num_clean[levels.num_noisy.sum(1) == 0])
 
@@ -283,11 +334,9 @@ def claims_of(study: str) -> list[Claim]:
         gain = by_block(above, few, None) - by_block(above, few, sigma)
         found.append(Claim(study, f"the mix beats its clean images {at}, above the noise", gain))
         found.append(Claim(study, f"the mix beats its clean images {at}", alone - mix))
-        words = f"the mix beats its clean images {at}, by FD"
-        if len(gain := fd_gain(outcomes_of(study), sigma)):
-            found.append(Claim(study, words, gain))
-        if looks_of(study) != outcomes_of(study):
-            found.append(Claim(study, f"{words}, image first", fd_gain(looks_of(study), sigma)))
+        for words, outcomes in by_fd.items():
+            if len(gain := fd_gain(outcomes, sigma)):
+                found.append(Claim(study, f"the mix beats its clean images {at}{words}", gain))
     early, late = (
         (by_block(total, a, None) - by_block(total, b, None)) / (b - a) for a, b in (sizes[:2], sizes[-2:])
     )
@@ -322,7 +371,11 @@ def holm(p_values: Iterable[float]) -> list[bool]:
 @cache
 def judged() -> list[tuple[Claim, str]]:
     """Every claim on every study with its verdict, all corrected as one family."""
-    family = [claim for study in finished_studies() for claim in claims_of(study)]
+    return verdicts_of([claim for study in finished_studies() for claim in claims_of(study)])
+
+
+def verdicts_of(family: Sequence[Claim]) -> list[tuple[Claim, str]]:
+    """Claims with their verdicts, corrected together."""
     decided = holm(claim.p_value for claim in family)
     words = [("holds" if claim.gain.mean() > 0 else "fails") for claim in family]
     return [(c, w if d else "undecided") for c, w, d in zip(family, words, decided, strict=True)]
@@ -330,11 +383,16 @@ def judged() -> list[tuple[Claim, str]]:
 
 def claims() -> str:
     """Every claim with its verdict and its gain."""
+    return claims_table(judged())
+
+
+def claims_table(judged: Sequence[tuple[Claim, str]]) -> str:
+    """Claims with their verdicts, gains, and what would decide the undecided ones."""
     rows = []
-    for claim, verdict in judged():
+    for claim, verdict in judged:
         low, high = claim.interval
         gain = f"{claim.gain.mean():.3g} ({low:.3g} to {high:.3g})"
-        more = str(claim.blocks_to_decide(len(judged()))) if verdict == "undecided" else ""
+        more = str(claim.blocks_to_decide(len(judged))) if verdict == "undecided" else ""
         rows.append((STUDIES[claim.study], claim.words, verdict, gain, more))
     header = ("images", "claim", "verdict", "gain (95%, uncorrected)", "blocks that would decide")
     return markdown(header, rows)
@@ -365,7 +423,10 @@ def verdicts() -> str:
 
 def again() -> str:
     """The claims about digits on the new blocks of studies/more-blocks alone."""
-    return NO_RESULTS
+    if more_blocks("digits") is None:
+        return NO_RESULTS
+    found = verdicts_of(tested("digits", new_levels(), {", by FD": new_looks()}))
+    return f"{len(np.unique(new_levels().block))} of 4 blocks are complete.\n\n{claims_table(found)}"
 
 
 def shares() -> str:
@@ -387,8 +448,7 @@ def shares() -> str:
 
 def take(levels: LevelResults, runs: NDArray[np.bool_]) -> LevelResults:
     """Some of the runs."""
-    of_runs = ("block", "num_clean", "num_noisy", "loss", "error", "step", "last_step", "loss_last")
-    return replace(levels, **{name: getattr(levels, name)[runs] for name in of_runs})
+    return replace(levels, **{name: getattr(levels, name)[runs] for name in OF_RUNS})
 
 
 def at_level(levels: LevelResults, which: int) -> LevelResults:
@@ -520,9 +580,9 @@ def looks() -> str:
     """Replacement rates for looks with mixes trained level first and image first."""
     rows = []
     for study in measured_studies():
-        if looks_of(study) == outcomes_of(study):
+        if first_looks(study) == outcomes_of(study):
             continue
-        before, after = (price_results(each(study)) for each in (outcomes_of, looks_of))
+        before, after = (price_results(each(study)) for each in (outcomes_of, first_looks))
         for one in (each for each in after.prices if each.goal == "looks"):
             cells = (amount(before.of("looks", one.sigma)), amount(one))
             rows.append((title_of(study), f"{one.sigma:.3g}", *cells))
