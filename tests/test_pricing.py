@@ -500,7 +500,7 @@ def test_plan_buys_the_most_effective_images_per_money() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.02, 2), st.floats(1e-3, 1), st.integers(0, 900), st.integers(0, 9000)),
              min_size=1, max_size=4),
-    st.floats(50, 5000), st.floats(0, 0.3), st.integers(0, 500),
+    st.floats(50, 5000), st.just(0.0) | st.floats(1e-3, 0.3), st.integers(0, 500),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
 def test_no_mix_has_more_effective_images_than_the_plan(

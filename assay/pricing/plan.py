@@ -237,11 +237,13 @@ class _Market:
                     left = (ends - rest @ limits.T)[:, which]
                     rest[:, some] = np.linalg.solve(inside, left[..., None])[..., 0]
                     found.append(rest.copy())
-        counts = np.floor(np.concatenate(found).clip(0, self.most) + 1e-6)
-        if share and not self.clean.all():  # a part of a clean image less is some noisy ones too many
-            most = np.argmax(np.where(self.clean, -1, counts), axis=1)
-            over = np.ceil((counts @ limits[1] - ends[1]) / share - 1e-6).clip(0)
-            counts[np.arange(len(counts)), most] -= np.minimum(over, counts[np.arange(len(counts)), most])
+        exact = np.concatenate(found).clip(0, self.most)
+        up = np.minimum(np.where(self.clean, np.ceil(exact - 1e-6), exact), self.most)
+        counts = np.floor(np.concatenate([exact, up]) + 1e-6)  # whole images, with one clean one less or more
+        if share and not self.clean.all():  # and as many noisy ones less as the limits then ask for
+            rows, most = np.arange(len(counts)), np.argmax(np.where(self.clean, -1, counts), axis=1)
+            over = np.ceil(((counts @ limits.T - ends) / limits[:, most].T).max(1) - 1e-6)
+            counts[rows, most] -= over.clip(0, counts[rows, most])
         for vendor in np.argsort(-self.price, kind="stable"):
             need = limits[:, vendor]
             room = ((ends - counts @ limits.T)[:, need > 0] / need[need > 0]).min(1)
