@@ -50,8 +50,7 @@ def price(
     """Find how many noisy images replace a clean one.
 
     From images: a quote in seconds, from the clean ones alone, at the levels of --noise or of the store's noisy
-    images, of which three stand for many. From results: one price for each goal (structure, everything, looks)
-    by the scaling law of all runs, with its interval.
+    images, of which three stand for many. From results: one price with its interval for each goal.
 
     Examples:
 

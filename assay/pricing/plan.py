@@ -221,21 +221,18 @@ class _Market:
         known = zip(self.least, np.where(self.most * self.price <= budget, self.most, 0), strict=True)
         orders = [sorted({0.0, *each}) for each in known]
         if math.prod(map(len, orders)) * num**2 > 50 * _MAX_CORNERS:
-            what, cure = (
-                f"{num} offers have too many mixes",
-                "leave out those that are dearer at the same noise",
-            )
-            raise AssayError(what, key="vendors", cure=cure)
+            cure = "leave out those that are dearer at the same noise"
+            raise AssayError(f"{num} offers have too many mixes", key="vendors", cure=cure)
         grid = np.stack(np.meshgrid(*orders, indexing="ij"), -1).reshape(-1, num)
         grid = grid[grid @ self.price <= budget * (1 + 1e-9)]
         found = [grid]
         for some in itertools.chain(*(itertools.combinations(range(num), size) for size in (1, 2))):
             rest = grid[(grid[:, some] == 0).all(1)]
+            left = ends - rest @ limits.T
             for which in ((0, 1),) if len(some) == 2 else ((0,), (1,)):
                 inside = limits[np.ix_(which, some)]
                 if np.linalg.cond(inside) < 1e12:
-                    left = (ends - rest @ limits.T)[:, which]
-                    rest[:, some] = np.linalg.solve(inside, left[..., None])[..., 0]
+                    rest[:, some] = np.linalg.solve(inside, left[:, which, None])[..., 0]
                     found.append(rest.copy())
         exact = np.concatenate(found).clip(0, self.most)
         up = np.minimum(np.where(self.clean, np.ceil(exact - 1e-6), exact), self.most)
@@ -280,11 +277,8 @@ class _Market:
         if not (cost <= budget * (1 + 1e-9)).any():
             first = int(cost.argmin())
             order = f"the cheapest order, {max(self.least[first], 1):,.0f} {self.offers[first].title}"
-            what, cure = (
-                f"{order}, costs {cost[first]:,.2f}",
-                "raise the budget; are prices those of one image?",
-            )
-            raise AssayError(f"{what}, more than {budget:,.2f}", key="budget", cure=cure)
+            what = f"{order}, costs {cost[first]:,.2f}, more than {budget:,.2f}"
+            raise AssayError(what, key="budget", cure="raise it; are prices those of one image?")
         counts, values = self.mixes(budget)
         if not counts.any():
             what = f"no mix within {budget:,.2f} has the least measured share of clean images, "
