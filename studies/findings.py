@@ -294,7 +294,7 @@ class Claim:
         return float(2 * student_t.sf(abs(mean) / max(error, 1e-300), num - 1))
 
     def blocks_to_decide(self, num_claims: int) -> int:
-        """How many blocks would decide it, as one of `num_claims`, if gains went on as they are; 100 at most."""
+        """How many blocks would decide it, one of `num_claims`, if gains went on as they are; 100 at most."""
         ratio, sizes = abs(self.gain.mean()) / self.gain.std(ddof=1), np.arange(len(self.gain), 101)
         decided = 2 * student_t.sf(ratio * np.sqrt(sizes), sizes - 1) <= ERROR_RATE / num_claims
         return int(sizes[decided][0]) if decided.any() else 100

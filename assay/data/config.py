@@ -119,8 +119,8 @@ class DataConfig(Strict):
                 packed, following = get_once(str(path), folder, *part)
                 held_out = following or held_out
             elif (packed := path) and not path.exists():
-                what = f"is neither a store here nor one of {', '.join(KNOWN)}"
-                raise AssayError(what, path=path, key="data.store", cure="check it, or pack one")
+                what = f"is neither a store in {Path.cwd()} nor one of {', '.join(KNOWN)}"
+                raise AssayError(what, path=path, key="data.store", cure="check the path, or pack one")
             stores.append(packed)
         store = stores[0] if len(stores) == 1 else tuple(stores)
         plain = {"store": store, "size": None, "classes": (), "num_images": None, "held_out": held_out}
