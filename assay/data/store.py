@@ -30,7 +30,7 @@ import mmap
 import os
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,7 @@ from assay.archives import check_member_name, read_npy
 from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
-from assay.errors import AssayError, check_same
+from assay.errors import AssayError, check_same, warn
 from assay.files import (
     Name,
     check_sha256,
@@ -68,6 +68,7 @@ _SIGMA_TN, _LABEL, _USABLE_FROM, _GROUP = "sigma_tn.npy", "label.npy", "usable_f
 _MAP, _MAP_INDEX = "sigma_map.npy", "map_index.npy"
 _NUMBERS = dict.fromkeys((_SIGMA_TN, _USABLE_FROM), "float32")  # the columns of numbers
 _NUMBERS |= dict.fromkeys((_LABEL, _GROUP, _MAP_INDEX), "int64")
+_TOLD = set[str]()  # the stores whose warnings were repeated
 
 
 class Parents(BaseModel):
@@ -96,6 +97,7 @@ class StoreMeta(BaseModel):
     num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
     restored_from: Parents | None = None  # of images that a model restored
+    warnings: tuple[str, ...] = ()  # what looked wrong when it was packed
 
 
 class ImageFile:
@@ -262,7 +264,8 @@ def is_store(path: Path) -> bool:
 def open_store(path: Path | str) -> Store:
     """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote, or its address elsewhere.
 
-    A store elsewhere (an address that fsspec knows, such as s3://bucket/store) is copied here first.
+    A store elsewhere (an address that fsspec knows, such as s3://bucket/store) is copied here first. What
+    looked wrong when the store was packed is told again, once.
 
     >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
     >>> images.save("stores/scans")
@@ -274,7 +277,12 @@ def open_store(path: Path | str) -> Store:
     torch.Size([2, 1, 8, 8])
     """
     address = address_of(path)
-    return Store(Path(path)) if address is None else _open_elsewhere(address)
+    store = Store(Path(path)) if address is None else _open_elsewhere(address)
+    if store.fingerprint not in _TOLD:
+        for text in store.meta.warnings:
+            warn(f"{path} was packed with a warning: {text}")
+    _TOLD.add(store.fingerprint)
+    return store
 
 
 def _open_elsewhere(address: str) -> Store:
@@ -342,8 +350,12 @@ def write_store(
     value_range: tuple[float, float],
     class_names: Sequence[str],
     restored_from: Parents | None = None,
+    warnings: Callable[[], Sequence[str]] = tuple,
 ) -> Store:
-    """Write a store, whole or not at all, image by image, so that no more than one is in memory."""
+    """Write a store, whole or not at all, image by image, so that no more than one is in memory.
+
+    `warnings` is asked once all images are written.
+    """
     rows: list[tuple[float, float, int, int, int]] = []
     names, ranges = [], set()
     with write_whole_directory(path) as partial:
@@ -373,6 +385,7 @@ def write_store(
             num_clean=int((columns.get(_USABLE_FROM, columns[_SIGMA_TN]) == 0).sum()),
             checksums=checksums | {file: sha256(partial / file) for file in files},
             restored_from=restored_from,
+            warnings=tuple(warnings()),
         )
         tree = meta.model_dump(mode="json")
         (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: content_hash(tree)}, indent=2) + "\n")
