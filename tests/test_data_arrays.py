@@ -104,6 +104,9 @@ MIXED = np.where(np.arange(20)[:, None, None] % 2, GRAINY, SMOOTH)
         (SMOOTH, {}, r"from_arrays\(images, value_range=\(0, 1\)\)"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
+        (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) % 3 + 1}, "20 images, none of class 0"),
+        (BYTES, {"sigma": 20}, "20 noisy images are 8-bit: .*[(]0.[0-9]% of"),
+        (np.stack([GRAINY] * 3, 3), {"value_range": (0, 1), "sigma": 0.08}, "20 noisy .* 3 equal channels"),
     ],
 )
 def test_what_looks_wrong_is_told(images: np.ndarray, options: dict[str, Any], words: str) -> None:

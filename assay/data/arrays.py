@@ -84,8 +84,8 @@ def from_arrays(
     levels = np.broadcast_to(levels, len(values))
     told = _warnings(values, x_tn, levels, (low, high), name) if len(values) > 1 else []
     if value_range is None and not told and (np.abs(x_tn) > 1.1 + 5 * levels.max()).mean() > 0.01:
-        values_told = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
-        told.append(f"{values_told}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
+        found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
+        told.append(f"{found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
     from_one = set(range(1, classes.max() + 1)) == set(classes.tolist()) - {-1} != set()
     if classes.max() >= len(values) > 1 or from_one:
         num = f"{classes.max() + 1:,} classes for {len(values):,} images{', none of class 0' * from_one}"
@@ -94,9 +94,9 @@ def from_arrays(
         warn(text)
     class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
-    found = Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
-    found.warnings = tuple(told)
-    return found
+    arrays = Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
+    arrays.warnings = tuple(told)
+    return arrays
 
 
 def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:

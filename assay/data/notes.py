@@ -75,11 +75,7 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
 
     Levels are measured of few images; of a map the nearest level counts.
     """
-    found, noisy, is_measured = (
-        dict[str, tuple[float, ...]](),
-        np.max(sigma) > 0,
-        spread(num_images, _NUM_MEASURED),
-    )
+    found, noisy = dict[str, tuple[float, ...]](), np.max(sigma) > 0
     if noisy and files.dtype == np.uint8:
         found[CLIPPED] = (float(np.isin(files, (0, 255)).mean()),)
     if noisy and len(x) > 2 and (x == x[:1]).all():
@@ -89,7 +85,7 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     image = torch.from_numpy(x.astype(np.float32))[None]
     small = _copy(image)[0] if i % -(-num_images // _NUM_KNOWN) == 0 else None
     noise = float(np.square(sigma).mean()) * min(x.shape[1], _SIDE) * min(x.shape[2], _SIDE) / x.size
-    if i not in is_measured or min(x.shape[1:]) < MIN_SIDE:
+    if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
         return found, None, small, noise
     measured = blind_net().levels(image).flatten().tolist()
     return found, [float(np.clip(measured[0], *np.quantile(sigma, (0.05, 0.95)))), *measured], small, noise
@@ -220,33 +216,26 @@ class Notes:
         if not self._different:
             return
         names, copies, noise = zip(*self._different, strict=True)
-        small, variance = torch.stack(copies), torch.tensor(noise)
-        every = torch.arange(len(small))
+        small, variance, every = torch.stack(copies), torch.tensor(noise), torch.arange(len(copies))
         if self._named:
             yield self._named
         elif found := find_twins(small, variance, every[variance > 0], every):
-            which = f"{found.num} of {found.num_asked} noisy images show the scene of another image"
-            cure = "they teach no new scene, and what is held out must show others"
-            yield f"{which} ({names[found.one]} and {names[found.other]}): {cure}"
-        if found := find_twins(small, variance, every, every, turned=True):
-            which = f"{found.num} of {found.num_asked} clean images are others {_TURNED_WORDS}"
-            yield f"{which} ({names[found.one]} and {names[found.other]}): leave them out"
+            which = (
+                f"{found[0]} noisy images show the scene of another ({names[found[1]]} and {names[found[2]]})"
+            )
+            yield f"{which}: they teach no new scene, and what is held out must show others"
+        if found := find_twins(small, variance, every, every, True):
+            which = f"{_TURNED_WORDS} ({names[found[1]]} and {names[found[2]]})"
+            yield f"{found[0]} clean images are others {which}: leave them out"
 
 
-class Twins(NamedTuple):
-    """How many of the images asked about have a twin, and the first of them."""
-
-    num: int
-    num_asked: int
-    one: int
-    other: int
+_Twins = tuple[str, int, int] | None
 
 
-def find_twins(
-    small: Tensor, noise: Tensor, asked: Tensor, known: Tensor, turned: bool = False
-) -> Twins | None:
-    """How many of the images `asked` show the scene of another that is `known`; None if few do, or by chance.
+def find_twins(small: Tensor, noise: Tensor, asked: Tensor, known: Tensor, turned: bool = False) -> _Twins:
+    """How many images of those `asked` show the scene of another that is `known`, and the first such pair.
 
+    None if few do, or if that may be by chance.
     Of small copies (N, H, W) with noise of variance (N,), two of one scene differ by a chi-squared number times
     their noise. That others differ by more is seen in how many differ by little more, and in mirror images,
     which show no scene of the set. `turned`: of clean images, copies that are turned, flipped or brighter.
@@ -259,14 +248,11 @@ def find_twins(
         asked, known = asked[fits[asked]], known[fits[known]]
     if min(len(asked), len(known)) < _FEWEST:
         return None
-    asked = asked[spread(len(asked), _NUM_ASKED)]
-    known = known[spread(len(known), _NUM_KNOWN)]
+    asked, known = asked[spread(len(asked), _NUM_ASKED)], known[spread(len(known), _NUM_KNOWN)]
     variance = noise[asked][:, None] + noise[known] + _NEAR**2
     scale, far = (2 * _TURNED, 10.0) if turned else (num_cells * unit * variance, 2 / unit)
     found = []
-    for turn in range(8):
-        if turn % 2 and not (turned and small.shape[1] == small.shape[2]):
-            continue
+    for turn in range(0, 8, 1 if turned and small.shape[1] == small.shape[2] else 2):
         other = small[known].rot90(turn % 4, (1, 2))
         other = (other if turn < 4 else other.flip(2)).flatten(1)
         distance = torch.cdist(small[asked].flatten(1), other).square() / scale
@@ -280,8 +266,8 @@ def find_twins(
     if num < 3 or num <= limit * len(asked):
         return None
     first = int(is_twin.nonzero()[0])
-    other = known[found[int(best[first])].indices[first]]
-    return Twins(num, len(asked), int(asked[first]), int(other))
+    twin = known[found[int(best[first])].indices[first]]
+    return f"{num} of {len(asked)}", int(asked[first]), int(twin)
 
 
 def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
@@ -322,10 +308,8 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     asked = index[num_trained:][~is_same]
     for turned, what in enumerate(("show the scene of one trained on", f"are one trained on {_TURNED_WORDS}")):
         if found := find_twins(small, noise, asked, index[:num_trained], bool(turned)):
-            pair = f"image {found.one - num_trained} of {held_out.name}, image {every * found.other}"
-            which = f"{found.num} of {found.num_asked} held-out images {what} ({pair} of {training.name})"
-            warn(f"{which}: hold whole scenes out (`--patch`)")
-            return
+            pair = f"image {found[1] - num_trained} and image {every * found[2]} of those"
+            return warn(f"{found[0]} held-out images {what} ({pair}): hold whole scenes out (`--patch`)")
 
 
 def _hash(image: Tensor) -> str:

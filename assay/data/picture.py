@@ -75,9 +75,7 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
     """
     if add_noise:
         if num_noisy := int((source.usable_from > 0).sum()):
-            what = (
-                f"{num_noisy} images of {source.name} are noisy already, and noise is added to clean ones only"
-            )
+            what = f"{num_noisy} images of {source.name} are noisy already"
             raise AssayError(what, key="noise", cure="show a store of clean images, or leave it out")
         index = torch.tensor(spread(len(source), num_columns))
         rows = [(0.0, source.read(index))]

@@ -40,7 +40,7 @@ _REPEATS = "from repeated exposures of"  # the method
 _MAX_VALUES = 2**26  # of the images kept for what all have in common
 _MIN_EXAMPLES = 20
 _MAX_EXAMPLES = 1000
-_NOISY_EXAMPLES = 0.04  # of their range that may look like noise in clean examples
+_NOISY_EXAMPLES = 0.06  # of an image's range that may look like noise in clean examples
 _SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
 _VARIED = 2.0  # times the noise that the signal must vary by to show that the noise does not depend on it
 _DEPENDS = 1.5  # times the variance in dark parts
@@ -206,15 +206,10 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
         what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
         raise AssayError(f"{what}: their units differ", key="range", cure="give black and white of both")
-    own, theirs = (
-        np.median([float(blind_net().levels(part[i][None])[0]) for i in spread(len(part), _MIN_EXAMPLES)])
-        for part in (some, examples)
-    )
-    span = max(float(image.max()) for image in examples) - min(float(image.min()) for image in examples)
-    if theirs > max(own / 2, _NOISY_EXAMPLES * span):
-        warn(
-            f"{clean.name} measures noise of {theirs:.3g}, and {raw.name} of {own:.3g}: are the examples clean?"
-        )
+    few = [[x[i] for i in spread(len(x), _MIN_EXAMPLES)] for x in (some, examples)]
+    own, theirs = (float(np.median([float(blind_net().levels(image[None])[0]) for image in x])) for x in few)
+    if theirs > max(own / 2, _NOISY_EXAMPLES * float(np.median([np.ptp(image) for image in few[1]]))):
+        warn(f"noise measures {theirs:.3g} in {clean.name}, and {own:.3g} in {raw.name}: are examples clean?")
     return examples
 
 
