@@ -70,7 +70,7 @@ def test_mistakes_are_named(
     [
         (("train", "absent.toml"), "absent.toml: does not exist"),
         (("study", "run", "folder"), "folder/study.toml: does not exist"),
-        (("price", "folder"), "folder/results.csv: does not exist"),
+        (("price", "folder"), "folder: has no results.csv"),
         (("evaluate", "compare", "folder"), "folder: is a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

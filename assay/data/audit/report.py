@@ -208,7 +208,7 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
         raise AssayError(f"{what}: their units differ", key="range", cure="give black and white of both")
     few = [[x[i] for i in spread(len(x), _MIN_EXAMPLES)] for x in (some, examples)]
     own, theirs = (float(np.median([float(blind_net().levels(image[None])[0]) for image in x])) for x in few)
-    if theirs > max(own / 2, _NOISY_EXAMPLES * float(np.median([np.ptp(image) for image in few[1]]))):
+    if theirs > max(own / 2, _NOISY_EXAMPLES * float(np.median([x.max() - x.min() for x in few[1]]))):
         warn(f"noise measures {theirs:.3g} in {clean.name}, and {own:.3g} in {raw.name}: are examples clean?")
     return examples
 
