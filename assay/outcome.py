@@ -275,11 +275,11 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
 
 def _row_rules(clean: list[float], noisy: list[float], levels: list[float], measured: dict[str, str]) -> Rules:
     """A row has images, a level for each number of noisy ones, and a possible result."""
-    cure = "give numbers of images, or num_images, the size of the data set"
-    error = AssayError("is not given, or there are no images at all", key="num_clean", cure=cure)
-    yield len(clean) != 1 or not any((*clean, *noisy)), error
+    cure = "give numbers of images, or num_images, the size of the whole data set"
+    what = "is not given" if len(clean) != 1 else "and num_noisy are 0: no images at all"
+    yield len(clean) != 1 or not any((*clean, *noisy)), AssayError(what, key="num_clean", cure=cure)
     what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images"
-    error = AssayError(what, key="sigma", cure="give a number for each level")
+    error = AssayError(what, key="sigma", cure="give one for each (are num_clean and num_noisy swapped?)")
     yield any(noisy) and len(levels) != len(noisy), error
     for name, text in measured.items():
         number, positive = float(text) if is_number(text) else 1.0, name in METRICS

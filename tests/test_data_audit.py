@@ -186,6 +186,12 @@ def test_odd_images_get_no_odd_numbers() -> None:
         "one": audit(raw_images([scene + 10 * rng.normal(size=scene.shape)])),
         "alike": audit(raw_images([scene] * 3, ["a/1", "a/2", "a/3"]), repeats=True),
     }
+    scenes = [scene, scene.T, scene[::-1]]
+    with np.errstate(all="raise"):
+        told = audit(raw_images(scenes, ["a/1", "a/2", "a/3"]), repeats=True).warnings()
+    assert "does each folder hold exposures of one scene" in " ".join(told)
+    with pytest.warns(UserWarning, match="noise measures 20.1 in images, and 0 in"):
+        audit(raw_images(scenes), raw_images([scene + 20 * rng.normal(size=scene.shape) for _ in range(20)]))
     for found in cases.values():
         rows = dict(found.rows())
         assert not re.search(r"nan|inf|[1-9]\d\d+\.?\d*%", " ".join(rows.values()))

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from skimage.data import astronaut
+from sklearn.datasets import load_digits
 
-from assay.data import split_held_out
+from assay.data import open_store, split_held_out
+from assay.data.arrays import from_arrays
 from assay.data.export import names_like
+from assay.data.notes import check_overlap
 from assay.data.pack import PackConfig, pack
 from assay.data.spec import SourceSpec, read_sources
 from assay.data.units import Stabilised
@@ -24,6 +27,7 @@ def crops(sigma: float | np.ndarray = 0.0) -> np.ndarray:
     return np.stack(parts) + sigma * np.random.default_rng(0).normal(size=(24, 32, 32))
 
 
+NORMAL = np.random.default_rng(5).normal(size=(180, 8, 8))
 BUSY = np.argsort(crops().std((1, 2)))[12:]  # in none of these are levels ruled out by flat parts
 
 
@@ -99,6 +103,57 @@ def test_noisy_versions_are_held_out_with_the_clean_images(tmp_path: Path) -> No
     assert "24 images show scenes of" in twins.warnings[-1] and others.store.group is None
     rest, held_out = split_held_out(twins.store, 6)
     assert len(rest) == 36 and not {i % 24 for i in rest.index.tolist()} & {*held_out.index.tolist()}
+
+
+def digits(num_images: int, first: int = 0) -> np.ndarray:
+    return load_digits().images[first : first + num_images] / 8 - 1
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (np.concatenate([digits(90), digits(90) + 0.2 * NORMAL[:90]]), "of 90 noisy images show the scene of"),
+        (digits(1).repeat(180, 0) + 0.2 * NORMAL, "90 of 90 noisy images show the scene of another"),
+        (np.concatenate([digits(90), 0.9 * digits(90)[:, ::-1]]), "180 of 180 clean images are others flipped"),
+        (
+            np.concatenate([digits(90), digits(90).swapaxes(1, 2) + 0.1]),
+            "(image 0 and image 90): leave them out",
+        ),
+        (np.linspace(-1, 1, 180)[:, None, None] * np.ones((8, 8)), "180 images have one value everywhere"),
+    ],
+)
+def test_twins_are_told_by_what_they_show(images: np.ndarray, words: str) -> None:
+    sigma = [0.0] * 90 + [0.2] * 90 if "noisy" in words else 0.0
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        from_arrays(images, sigma)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.2, 0.35, 0.5])
+def test_other_scenes_are_no_twins(recwarn: pytest.WarningsRecorder, sigma: float) -> None:
+    noisy = digits(898, 898) + sigma * np.random.default_rng(1).normal(size=(898, 8, 8))
+    images = from_arrays(np.concatenate([digits(898), noisy]), [0.0] * 898 + [sigma] * 898)
+    check_overlap(*split_held_out(images, 200))
+    assert not [each for each in recwarn.list if "show the scene" in str(each) or "flipped" in str(each)]
+
+
+def test_held_out_scenes_that_are_trained_on_in_noise_or_mirrored_are_told() -> None:
+    noisy = from_arrays(digits(90) + 0.2 * NORMAL[:90], 0.2)
+    for training, held_out in ((noisy, from_arrays(digits(90))), (from_arrays(digits(90)), noisy)):
+        with pytest.warns(UserWarning, match=r"of 90 held-out images show the scene .*image 0 and image 0"):
+            check_overlap(training, held_out)
+    with pytest.warns(UserWarning, match="90 of 90 held-out images are one trained on flipped"):
+        check_overlap(from_arrays(digits(90)), from_arrays(digits(90)[:, :, ::-1]))
+
+
+def test_what_packing_told_is_told_again(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    text = told(tmp_path, crops(20).astype(np.float32), range=(0, 255), sigma=10)
+    store = next(tmp_path.glob("store*"))
+    for _ in range(2):
+        assert open_store(store).meta.warnings == (text,)
+    assert [str(each.message) for each in recwarn.list] == [f"{store} was packed with a warning: {text}"]
+    levels = np.linspace(17, 29, 24)
+    with pytest.warns(UserWarning, match="rank correlation -0.[0-9]+.: are they in the order of the images"):
+        from_arrays(crops(levels[:, None, None]), np.roll(levels, 12), value_range=(0, 255))
 
 
 def test_levels_of_other_images_are_told(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_pack_options_reach_the_store(in_folder: Path) -> None:
     np.save("a.npy", np.random.default_rng(0).integers(0, 256, (3, 12, 10, 3), dtype=np.uint8))
     text = run(*"data pack a.npy:sigma=30 -o store --size 6x5 --fit crop --dtype float16".split())
     assert "3 colour images of 6 x 5, float16" in text
-    assert "warning: 3 noisy images come from 8-bit files" in text
+    assert "warning: 3 noisy images are 8-bit" in text
     assert open_store("store").meta.dtype == "float16"
     run(*"data pack a.npy -o grey --size 4 --fit resize --colour grey".split())
     assert open_store("grey").image_shape == (1, 4, 4)

@@ -578,7 +578,7 @@ def test_cheapest_plan_reaches_its_target() -> None:
     assert caught.value.key == "target"
     with rejected("target"):
         plan(known(), offers, target=3.0, have_clean=901)
-    for key, wrong in {"budget": {"budget": -1}, "have_clean": {"budget": 9, "have_clean": -1}}.items():
+    for key, wrong in {"budget": {"budget": -1}, "have_clean": {"budget": 9, "have_clean": 0.5}}.items():
         with rejected(key):
             plan(known(), offers, **wrong)
     with rejected("vendors"):

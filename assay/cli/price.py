@@ -128,6 +128,7 @@ def plan(
 
         assay plan stores/scans --quote --vendors vendors.csv --budget 500 --have-clean 400
     """
+    from assay.data.store import is_store
     from assay.pricing import PAPER
     from assay.pricing import plan as find_plan
     from assay.pricing import price as find_price
@@ -137,6 +138,8 @@ def plan(
     known: Quote | Prices
     if from_quote:
         known = _quote(source, [offer.sigma for offer in offers if offer.sigma])
+    elif source and is_store(source):
+        raise AssayError("is a store of images, not results", path=source, cure="give --quote too")
     else:
         known = find_price(source or PAPER, dataset, num_images)
     found = find_plan(known, offers, budget, target, have_clean, goal)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.notes import Note, Notes, measure, odd_axes
+from assay.data.notes import Note, Notes, look_at, odd_axes
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
 from assay.data.store import PackedImage, Store, write_store
@@ -23,6 +23,7 @@ class Arrays(ImageSource):
     """Images in memory (see `from_arrays`)."""
 
     physical_range: Ends
+    warnings: tuple[str, ...] = ()  # what looks wrong
 
     def __init__(
         self, x_tn: Tensor, sigma_tn: Tensor, label: Tensor, class_names: tuple[str, ...], name: str, ends: Ends
@@ -49,7 +50,8 @@ class Arrays(ImageSource):
             for i, (x, sigma, label) in enumerate(columns)
         )
         layout = self.image_shape, "float32", (-1, 1)
-        return write_store(Path(path), self.name, images, *layout, self.class_names)  # type: ignore[arg-type]
+        told = {"warnings": lambda: self.warnings}
+        return write_store(Path(path), self.name, images, *layout, self.class_names, **told)  # type: ignore[arg-type]
 
 
 def from_arrays(
@@ -84,13 +86,17 @@ def from_arrays(
     if value_range is None and not told and (np.abs(x_tn) > 1.1 + 5 * levels.max()).mean() > 0.01:
         found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
         told.append(f"{found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
-    if classes.max() >= len(values) > 1:
-        told.append(f"{classes.max() + 1:,} classes for {len(values):,} images: are classes numbered from 0?")
+    from_one = set(range(1, classes.max() + 1)) == set(classes.tolist()) - {-1} != set()
+    if classes.max() >= len(values) > 1 or from_one:
+        num = f"{classes.max() + 1:,} classes for {len(values):,} images{', none of class 0' * from_one}"
+        told.append(f"{num}: are classes numbered from 0?")
     for text in told:
         warn(text)
     class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
-    return Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
+    arrays = Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
+    arrays.warnings = tuple(told)
+    return arrays
 
 
 def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
@@ -132,7 +138,8 @@ def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, end
     yield bad.any(), AssayError(what, key="sigma", cure="give numbers >= 0, 0 for clean images")
     are_far = (np.abs(x_tn) > 2 + 5 * levels.max()).mean() > 0.5 or 0 < np.ptp(x_tn) / 2 < _MIN_SPAN
     what = f"{ends} cannot be black and white of these values, which become {x_tn.min():g} to {x_tn.max():g}"
-    yield are_far, AssayError(what, key="value_range", cure="give those of these images")
+    cure = "scale them, or use `assay.from_arrays(images, value_range=(black, white))` (of files: pack them)"
+    yield are_far, AssayError(what, key="value_range", cure=cure)
     is_class = classes.shape == (len(x_tn),) and np.issubdtype(classes.dtype, np.integer)
     error = AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
     yield not is_class or classes.min() < -1, error
@@ -146,8 +153,8 @@ def _warnings(
     notes, axes, kind = Notes([name], cure=cure), (1, 2, 3), (0, values.dtype.name)
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
     for i, seen in enumerate(ends):
-        content, found = hash(x[i].tobytes()), measure(x[i], levels[i], i, len(x))
-        notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, {}, found, kind))
+        content, looks = hash(x[i].tobytes()), look_at(x[i], levels[i], i, len(x), values[i])
+        notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, kind, *looks))
     told, (num, channels, height, width) = notes.warnings(), values.shape
     if channels > 4 and 3 in (num, height, width):
         read = f"is read as {num} images with {channels} channels of {height} x {width} pixels"

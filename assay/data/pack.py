@@ -24,10 +24,10 @@ from pydantic import BeforeValidator, Field
 
 from assay.data.audit.level import spread
 from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.notes import CLIPPED, DARKER, OPACITY, Note, Notes, measure
+from assay.data.notes import DARKER, OPACITY, Note, Notes, look_at
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
-from assay.data.store import DType, PackedImage, Store, open_store, read_meta, write_store
+from assay.data.store import DType, PackedImage, Store, read_meta, write_store
 from assay.data.units import Stabilised
 from assay.errors import AssayError, Rules, about, check, check_same
 from assay.files import check_absent, decoding
@@ -135,7 +135,7 @@ def pack(
     if config.dtype is None and len(raws) > 1 and not all(map(_begins_with_bytes, raws)):
         config = config.model_copy(update={"dtype": "float32"})
     (jobs, twins), skipped = _join_twins(_jobs(raws, titles)), dict[str, AssayError]()
-    notes = Notes(titles, in_files=raws[0].sensor is None)
+    notes = Notes(titles, in_files=raws[0].sensor is None, twins=twins)
     converted = _convert_all(jobs, config, skipped, progress)
     first = next(converted, None)
     if first is None:
@@ -149,14 +149,14 @@ def pack(
                 image = replace(image, sigma_map=np.broadcast_to(image.sigma_map, image.values.shape))
             yield image
 
-    store = write_store(target, name, noted(), *first[2], class_names)
+    store = write_store(target, name, noted(), *first[2], class_names, warnings=notes.warnings)
     if target != path:
         _check_ours(path)  # which may have changed meanwhile
         os.replace(path, old)
         os.replace(target, path)
         shutil.rmtree(old)
-        store = open_store(path)
-    return PackReport(store, skipped, (*notes.warnings(), *twins))
+        store = Store(path)
+    return PackReport(store, skipped, store.meta.warnings)
 
 
 def _check_ours(path: Path) -> None:
@@ -233,7 +233,7 @@ def _jobs(raws: Sequence[RawImages], titles: Sequence[str]) -> list[_Job]:
     return jobs
 
 
-def _join_twins(jobs: list[_Job]) -> tuple[list[_Job], list[str]]:
+def _join_twins(jobs: list[_Job]) -> tuple[list[_Job], str]:
     """Hold images of several sources with one name and brightness out together: a noisy version tells a lot."""
     first, means = dict[str, _Job](), list[list[float]]()
     named = [(first.setdefault(re.sub(r"\.\w+(?=\[|$)", "", job.raw.names[job.i]), job), job) for job in jobs]
@@ -242,12 +242,12 @@ def _join_twins(jobs: list[_Job]) -> tuple[list[_Job], list[str]]:
         with suppress(ValueError, OSError):  # reported when its turn comes
             means.append([float(job.raw.load(job.i).mean()) for job in pairs[k]])
     if len(means) < 8 or np.ptp(means, 0).min() == 0 or not np.corrcoef(np.transpose(means))[0, 1] > 0.8:
-        return jobs, []  # of names alone nothing follows: files may be numbered
+        return jobs, ""  # of names alone nothing follows: files may be numbered
     group = {twin.group: job.group for job, twin in pairs}
     twin = f"{pairs[0][1].name} of {pairs[0][0].name}"
     told = f"{len(pairs):,} images show scenes of other sources ({twin}): they are held out together, but "
     told += "noisy ones teach no new scene; for a price, have noisy images of other scenes than the clean ones"
-    return [job._replace(group=group.get(job.group, job.group)) for job in jobs], [told]
+    return [job._replace(group=group.get(job.group, job.group)) for job in jobs], told
 
 
 def _begins_with_bytes(raw: RawImages) -> bool:
@@ -327,13 +327,10 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
         _check_noise(x, sigma, sigma_map, unit, raw.sensor)
     if noisy and raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
         found[DARKER] = share, raw.sensor.black
-    if noisy and files.dtype == np.uint8:
-        ends = [(end - units[0]) * (2 / (units[1] - units[0])) - 1 for end in (0, 255)]
-        found[CLIPPED] = (float((np.isclose(x, ends[0]) | np.isclose(x, ends[1])).mean()),)
     ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
-    measured = measure(x, sigma if sigma_map is None else sigma_map, i, len(raw.names))
+    looks = look_at(x, sigma if sigma_map is None else sigma_map, i, len(raw.names), files)
     kind, content = (job.source, files.dtype.name), hash(values.tobytes())
-    note = Note(job.name, sigma, ends_and_mean, units, content, found, measured, kind)
+    note = Note(job.name, sigma, ends_and_mean, units, content, kind, found | looks[0], *looks[1:])
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
     return PackedImage(job.name, values, *columns), note, layout
@@ -431,4 +428,5 @@ def _check_noise(
         if sensor is not None:
             cure = f"check gain, read_noise, range and black, the value of no light ({sensor.black:g})"
             raise AssayError(f"stabilised, it {what}", key="gain", cure=cure)
-        raise AssayError(what, key="sigma", cure="check it and range; sigma is in the units of the files")
+        units = "as black to white is 2 (scaled=true)" if unit == 1 else "in the units of the files"
+        raise AssayError(what, key="sigma", cure=f"check it and range; sigma is {units}")

@@ -74,6 +74,9 @@ def noise_picture(source: ImageSource, add_noise: tuple[float, ...] = (), num_co
     `add_noise` shows the same images of a clean source with simulated noise of these levels instead.
     """
     if add_noise:
+        if num_noisy := int((source.usable_from > 0).sum()):
+            what = f"{num_noisy} images of {source.name} are noisy already"
+            raise AssayError(what, key="noise", cure="show a store of clean images, or leave it out")
         index = torch.tensor(spread(len(source), num_columns))
         rows = [(0.0, source.read(index))]
         rows += [(sigma, simulate(source, 0, sigma).read(index)) for sigma in sorted(add_noise)]

@@ -29,7 +29,7 @@ import json
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ from assay.archives import read_npy
 from assay.data.source import ImageSource
 from assay.data.units import PhysicalRange
 from assay.denoise import check_label
-from assay.errors import AssayError, check_same
+from assay.errors import AssayError, check_same, warn
 from assay.files import (
     Name,
     check_sha256,
@@ -93,6 +93,7 @@ class StoreMeta(BaseModel):
     num_clean: int  # images that may be used from level 0 on
     checksums: dict[str, str]
     restored_from: Parents | None = None  # of images that a model restored
+    warnings: tuple[str, ...] = ()  # what looked wrong when it was packed
 
 
 class ImageFile:
@@ -250,6 +251,8 @@ def is_store(path: Path) -> bool:
 def open_store(path: Path | str) -> Store:
     """Open a store: a folder that `assay data pack` or `from_arrays(...).save` wrote.
 
+    What looked wrong when it was packed is told again.
+
     >>> images = assay.from_arrays(np.zeros((10, 8, 8)), sigma=0.1, name="scans")
     >>> images.save("stores/scans")
     <scans: 10 images of 1 x 8 x 8, 0 clean, 10 noisy>
@@ -259,7 +262,10 @@ def open_store(path: Path | str) -> Store:
     >>> store.read(torch.tensor([0, 5])).shape
     torch.Size([2, 1, 8, 8])
     """
-    return Store(Path(path))
+    store = Store(Path(path))
+    for text in store.meta.warnings:
+        warn(f"{path} was packed with a warning: {text}")
+    return store
 
 
 def read_meta(path: Path) -> StoreMeta:
@@ -304,8 +310,12 @@ def write_store(
     value_range: tuple[float, float],
     class_names: Sequence[str],
     restored_from: Parents | None = None,
+    warnings: Callable[[], Sequence[str]] = tuple,
 ) -> Store:
-    """Write a store, whole or not at all, image by image, so that no more than one is in memory."""
+    """Write a store, whole or not at all, image by image, so that no more than one is in memory.
+
+    `warnings` is asked once all images are written.
+    """
     rows: list[tuple[float, float, int, int, int]] = []
     names, ranges = [], set()
     with write_whole_directory(path) as partial:
@@ -335,6 +345,7 @@ def write_store(
             num_clean=int((columns.get(_USABLE_FROM, columns[_SIGMA_TN]) == 0).sum()),
             checksums=checksums | {file: sha256(partial / file) for file in files},
             restored_from=restored_from,
+            warnings=tuple(warnings()),
         )
         tree = meta.model_dump(mode="json")
         (partial / "meta.json").write_text(json.dumps({**tree, _CHECKSUM: content_hash(tree)}, indent=2) + "\n")

@@ -218,6 +218,7 @@ def simulate(
     levels = [(1 - clean_fraction, sigma)] if isinstance(sigma, int | float) else list(sigma)
     fractions = [clean_fraction, *(fraction for fraction, _ in levels)]
     are_shares = all(0 <= fraction <= 1 for fraction in fractions) and abs(sum(fractions) - 1) <= 1e-9
+    warn_of_units(max((level for _, level in levels), default=0))
     are_levels, noisy = all(0 < level < math.inf for _, level in levels), int((source.usable_from > 0).sum())
     what = f"{noisy} images of {source.name} are noisy already: noise is simulated on clean images only"
     check([
@@ -225,7 +226,6 @@ def simulate(
         (not are_levels, AssayError(f"simulated noise of {sigma} is not finite and > 0", key="sigma")),
         (noisy, AssayError(what, key="clean_fraction")),
     ])  # fmt: skip
-    warn_of_units(max((level for _, level in levels), default=0))
     ends = [count_of(share, len(source)) for share in accumulate(map(float, fractions))]
     levels_text = ", ".join(f"{fraction:.3g} at sigma {level:g}" for fraction, level in levels if fraction > 0)
     rest = (levels_text or "none") if keep_noisy else "none"
@@ -294,6 +294,7 @@ def part(
 
 def raised(source: ImageSource, level: float, seed: int = 0) -> View:
     """Noisy images made noisier: those below `level` are raised to it. Clean images stay clean."""
+    warn_of_units(level)
     source = usable(source, seed)
     target = torch.where(source.sigma_tn > 0, source.sigma_tn.clamp(min=level), source.sigma_tn)
     return View(source, None, target, seed, f"{source.name}, noise raised to {level:g}")

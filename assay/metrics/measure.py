@@ -14,7 +14,7 @@ from pydantic import Field
 
 from assay.checkpoint import is_model
 from assay.data import ImageSource, open_store
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 from assay.generate import warn_of_full_sampling
 from assay.metrics import extract
 from assay.metrics.classifier import NUM_IMAGES_SEEN, has_labels
@@ -106,6 +106,8 @@ def measure(
     count = counter(on_progress, "sampling" if sampler else "measuring", num_ranges * num_images)
     fd_only = config.fd_only or config.noised
     distance = evaluate(images, reference, extractor, num_images, num_ranges, fd_only, sampler, count)
+    if distance.fd is not None and distance.fd < 1e-3:  # no two samples are that near
+        warn(f"a distance of {distance.fd:.3g}: are these the images of the reference?")
     return distance if loss is None else with_held_out_loss(distance, loss)
 
 

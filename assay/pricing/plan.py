@@ -23,6 +23,7 @@ from pydantic import Field
 
 from assay.errors import AssayError, check
 from assay.files import decoding
+from assay.noise import warn_of_units
 from assay.pricing.law import check_confidence
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
@@ -130,9 +131,11 @@ def plan(
     check([
         ((budget is None) == (target is None), AssayError("give either a budget or a target", key="budget")),
         (not 0 <= (budget or 0) < math.inf, AssayError(f"{budget} is no sum of money", key="budget")),
-        (not have_clean >= 0, AssayError(f"{have_clean:g} is no number of images", key="have_clean")),
+        (not (have_clean == 0 or have_clean >= 1),
+         AssayError(f"{have_clean:g} is no number of images", key="have_clean", cure="count them")),
     ])  # fmt: skip
     check_confidence(confidence)
+    warn_of_units(max(offer.sigma for offer in offers))
     if twice := [offer.title for offer in set(offers) if offers.count(offer) > 1]:
         raise AssayError(f"{twice[0]} is offered twice", key="vendors", cure="list each offer once")
     from assay.pricing.price import Prices, price
@@ -150,7 +153,7 @@ def read_vendors(table: Any) -> list[Vendor]:
     path = table if isinstance(table, Path) else "the table of vendors"
     cure = "give a CSV file with columns name, sigma, price, min_images, max_images"
     with decoding(path, cure):
-        text = path.read_text("utf-8-sig") if isinstance(path, Path) else table.to_csv(index=False)
+        text = table.read_text("utf-8-sig") if isinstance(table, Path) else table.to_csv(index=False)
         read = list(csv.DictReader(text.splitlines()))
         if any(None in row for row in read):
             cure = "separate cells by commas, and write decimals with a point"
@@ -319,6 +322,8 @@ class _Market:
             if forecast.levels and np.abs(np.array(forecast.levels) / level - 1).min() > 0.01:
                 yield f"no result has noise {level:.3g}: its worth is read between the levels that have"
         cheapest = self.price[self.clean].min(initial=math.inf)
+        if (spent := float(counts @ self.price)) < cheapest < math.inf:
+            yield f"this costs {spent:g}, and one clean image {cheapest:g}: are budget and prices in one unit?"
         for offer in self.offers:
             if offer.sigma and offer.price > cheapest:
                 yield f"{offer.title} costs {offer.price:g}, and a clean image {cheapest:g}: is that per image?"

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from assay.data.arrays import Arrays, from_arrays
@@ -246,7 +247,11 @@ def run_study(
     >>> found.path
     PosixPath('out/mine/report.html')
     """
-    levels = [float(level) for level in ([noisy] if isinstance(noisy, int | float) else noisy)]
+    try:
+        levels = np.atleast_1d(np.asarray(noisy, float)).tolist()
+    except ValueError:
+        cure = "give numbers, where black to white is 2, e.g. 0.2"
+        raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
     asked = {"have_clean": have_clean, "noisy": levels}
     given = Path(study) if isinstance(study, str | Path) else None
     if given is None or not (given.suffix == ".toml" or (given / "study.toml").exists()):

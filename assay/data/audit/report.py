@@ -36,12 +36,16 @@ from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
 _BATCH = 64
+_REPEATS = "from repeated exposures of"  # the method
 _MAX_VALUES = 2**26  # of the images kept for what all have in common
 _MIN_EXAMPLES = 20
 _MAX_EXAMPLES = 1000
+_NOISY_EXAMPLES = 0.06  # of an image's range that may look like noise in clean examples
 _SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
 _VARIED = 2.0  # times the noise that the signal must vary by to show that the noise does not depend on it
 _DEPENDS = 1.5  # times the variance in dark parts
+_MAX_ERROR = 10.0  # of the logarithm of a level; no noise was found then
+_ONE_SCENE = 0.6  # correlation of neighbours above which exposures differ by more than noise
 _AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that may share a level
 
 
@@ -106,7 +110,10 @@ class Audit:
             found.append(f"{share:.1%} of the values are clipped: measured levels are too low")
         if self.step > typical > 0:
             found.append(f"values are rounded to steps of {self.step:.3g}, more than the noise ({typical:.3g})")
-        if self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
+        if self.method.startswith(_REPEATS) and self.whiteness.value > _ONE_SCENE:
+            what = f"exposures differ by what is smooth (correlation of neighbours {self.whiteness.value:.2f})"
+            found.append(f"{what}: does each folder hold exposures of one scene, and are they aligned?")
+        elif self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
             found.append(
                 f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
                 "as it is after resizing, sharpening, compression or demosaicing. Training assumes white "
@@ -199,6 +206,10 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
         what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
         raise AssayError(f"{what}: their units differ", key="range", cure="give black and white of both")
+    few = [[x[i] for i in spread(len(x), _MIN_EXAMPLES)] for x in (some, examples)]
+    own, theirs = (float(np.median([float(blind_net().levels(image[None])[0]) for image in x])) for x in few)
+    if theirs > max(own / 2, _NOISY_EXAMPLES * float(np.median([x.max() - x.min() for x in few[1]]))):
+        warn(f"noise measures {theirs:.3g} in {clean.name}, and {own:.3g} in {raw.name}: are examples clean?")
     return examples
 
 
@@ -235,14 +246,14 @@ def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> di
             progress(len(pixels), len(scenes))
     mean, variances, around = map(np.concatenate, zip(*pixels, strict=True))
     sigma, level = np.sqrt(variance), math.sqrt(variances.mean())
-    relative = error / (2 * np.maximum(variance, 1e-300))
+    relative = np.minimum(error / (2 * np.maximum(variance, 1e-300)), _MAX_ERROR)
     half = 1.96 / math.sqrt(2 * num_values)
     deviation = (variance - level**2) / np.maximum(error, 1e-300)
     return {
         "sigma": sigma,
         "low": sigma * np.exp(-1.96 * relative),
         "high": sigma * np.exp(1.96 * relative),
-        "method": f"from repeated exposures of {len(scenes):,} scene{'s' if len(scenes) > 1 else ''}",
+        "method": f"{_REPEATS} {len(scenes):,} scene{'s' if len(scenes) > 1 else ''}",
         "group": Measured(level, level * math.exp(-half), level * math.exp(half)),
         "agree": bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
         "whiteness": Measured.around(float(correlation.mean()), 2 / math.sqrt(num_values)),
