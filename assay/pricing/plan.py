@@ -63,7 +63,7 @@ class Vendor(Config):
 
 @dataclass(frozen=True)
 class Mix:
-    """What to buy of each vendor, its cost, the predicted result, the chance that it is best."""
+    """What to buy of each vendor, its cost, the predicted result on average, the chance that it is best."""
 
     counts: tuple[float, ...]
     cost: float
@@ -84,11 +84,12 @@ class Plan:
     confidence: float
     have_clean: float
     notes: tuple[str, ...]
+    decided: bool = True  # whether a price that it rests on is
 
     def __repr__(self) -> str:
-        from assay.pricing.words import plan_lines
+        from assay.pricing.words import plan_lines, runners_up
 
-        return "\n".join(plan_lines(self))
+        return "\n".join([*plan_lines(self), *runners_up(self)])
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Forecast:
     sizes: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest size that was measured
     levels: tuple[float, ...] = ()  # of noise that were measured
     doubts: tuple[str, ...] = ()  # about the results
+    decided: bool = True  # whether any price is
 
 
 def plan(
@@ -193,9 +195,9 @@ def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
     def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
-    doubts = cautions([each for each in source.prices if each.goal == goal])
-    (share, _), sizes = law.seen
-    return Forecast(price.results.metric, by_law, share, law.size, sizes, tuple(law.sigmas), tuple(doubts))
+    prices, ((share, _), sizes) = [each for each in source.prices if each.goal == goal], law.seen
+    decided, doubts = any(each.verdict != "undecided" for each in prices), tuple(cautions(prices))
+    return Forecast(price.results.metric, by_law, share, law.size, sizes, tuple(law.sigmas), doubts, decided)
 
 
 class _Market:
@@ -290,7 +292,7 @@ class _Market:
         middle, winners = np.median(values, 0), values.argmin(1)
         tail = 50 * (1 - confidence)
         ends = np.percentile(counts[winners], [tail, 100 - tail], axis=0, method="nearest")
-        low, high = np.percentile(values, [tail, 100 - tail], axis=0)
+        low, high = np.percentile(values, [tail, 100 - tail], axis=0).clip(0)
         chance = np.bincount(winners, minlength=len(counts)) / len(winners)
         first = int(middle.argmin())
         others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i] > 0]
@@ -300,7 +302,7 @@ class _Market:
             tuple(offer.title for offer in self.offers), self.forecast.metric,
             tuple(Mix(tuple(counts[i].tolist()), *numbers[i].tolist()) for i in shown),
             tuple((float(a), float(b)) for a, b in ends.T), confidence, self.have_clean,
-            (*self.forecast.doubts, *self.notes(counts[first])),
+            (*self.forecast.doubts, *self.notes(counts[first])), self.forecast.decided,
         )  # fmt: skip
 
     def notes(self, counts: Array) -> Iterable[str]:

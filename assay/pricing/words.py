@@ -11,7 +11,7 @@ from assay.figure import COLOURS, Panel, Series
 from assay.outcome import read_outcomes
 from assay.pricing.law import Law
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
-from assay.pricing.plan import Plan
+from assay.pricing.plan import Mix, Plan
 from assay.pricing.price import Price, Prices
 from assay.pricing.quote import Quote, interval
 from assay.pricing.results import Goal, Measured
@@ -300,14 +300,28 @@ def quote_panels(quote: Quote) -> list[Panel]:
 def plan_lines(plan: Plan) -> list[str]:
     """What to buy, and how sure that is."""
     best = plan.mixes[0]
-    counts = zip(plan.names, best.counts, plan.count_intervals, strict=True)
-    bought = [(count, name, f"{a:,.0f} to {b:,.0f} {name}") for name, count, (a, b) in counts if count or b]
-    result = f"{plan.metric} {best.value:.4g} ({best.low:.4g} to {best.high:.4g})"
+    moves = zip(plan.names, best.counts, plan.count_intervals, strict=True)
+    ends = ", ".join(f"{a:,.0f} to {b:,.0f} {name}" for name, count, (a, b) in moves if count or b)
+    more = max((mix.chance for mix in plan.mixes[1:]), default=0.0)
+    others = f"; another is so in {more:.0%}, but this one is best on average" if more > best.chance else ""
+    first = _bought(plan, best)
     return [
-        f"Buy {', '.join(f'{n:,.0f} {name}' for n, name, _ in bought if n)} for {best.cost:,.2f}: {result}.",
-        f"The best mix lies within {', '.join(ends for _, _, ends in bought)} ({plan.confidence:.0%}).",
-        *(f"Note: {note}." for note in plan.notes),
+        f"Buy {first}." if plan.decided else f"Undecided, see the notes. If you must buy now: {first}.",
+        f"It is the best mix in {best.chance:.0%} of the cases that the results allow{others}. "
+        f"The best mix lies within {ends} ({plan.confidence:.0%}).",
+        *(f"Note: {note.rstrip('?')}{'?' if note.endswith('?') else '.'}" for note in plan.notes),
     ]
+
+
+def runners_up(plan: Plan) -> list[str]:
+    """The other mixes, a line each."""
+    return [f"Or {_bought(plan, mix)}; the best mix in {mix.chance:.0%}." for mix in plan.mixes[1:]]
+
+
+def _bought(plan: Plan, mix: Mix) -> str:
+    counts = ", ".join(f"{n:,.0f} {name}" for name, n in zip(plan.names, mix.counts, strict=True) if n)
+    result = f"{plan.metric} {mix.value:.4g} on average ({mix.low:.4g} to {mix.high:.4g})"
+    return f"{counts} for {mix.cost:,.2f}: {result}"
 
 
 def plan_table(plan: Plan) -> Sheet:
