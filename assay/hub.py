@@ -10,11 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import nn
+
 from assay.checkpoint import WEIGHTS_NAME, Checkpoint, hub_name, import_hub, load_checkpoint, save_checkpoint
 from assay.data.units import black_and_white
 from assay.errors import AssayError
 from assay.files import one_line, write_whole_directory
 from assay.metrics.evaluate import Evaluation, titles
+from assay.nets import PassedConfig, pass_module
 from assay.outcome import load_evaluations
 from assay.pricing import price_all
 from assay.pricing.words import sentence
@@ -27,11 +30,15 @@ def push(
     license: str,
     results: Sequence[Path] = (),
     prices: Path | None = None,
+    net: nn.Module | None = None,
 ) -> Path | str:
     """Publish a checkpoint or a finished run to a new folder, or to `hf:OWNER/NAME`; returns where it is.
 
-    `results` are JSON files of `assay evaluate` and `prices` is a table of results, for the card.
+    `results` are JSON files of `assay evaluate` and `prices` is a table of results, for the card. `net` is the
+    module of a network that was passed to `fit`.
     """
+    if net is not None:
+        pass_module(net)
     if re.match(r"(?!hf:)\w+:|\w+://", destination):
         cure = "give hf:OWNER/NAME, or a folder"
         raise AssayError("is an address", path=destination, key="destination", cure=cure)
@@ -92,7 +99,8 @@ def model_card(
     meta = {"license": license, "library_name": "assay", "tags": ["diffusion", "noisy-data"]}
     meta["pipeline_tag"] = "unconditional-image-generation"
     parts = ["---", *(f"{key}: {json.dumps(value)}" for key, value in meta.items()), "---"]
-    what = f"A diffusion model of {shape} images ({config.kind}, {num_weights:,} weights)"
+    passed = config.name if isinstance(config, PassedConfig) else None
+    what = f"A diffusion model of {shape} images ({passed or config.kind}, {num_weights:,} weights)"
     parts += [f"# {_text(name)}", "", f"{what}, {'imported into' if info.source else 'trained with'} Assay."]
     known = [(fact, value) for fact, value in facts.items() if value is not None]
     parts += ["", "## Data", "", *_table(("what", "value"), known)]
@@ -111,8 +119,10 @@ def model_card(
     if is_own(type(config)):
         package = type(config).__module__.split(".")[0]
         parts += [f"Install the Python package {_text(package)} first, which has the network.", ""]
-    parts += ["```sh", f"assay sample {where} -o samples/"]
-    parts += [f"assay evaluate {where} --held-out STORE", "```", "", "## Licence", ""]
+    use = ["```sh", f"assay sample {where} -o samples/", f"assay evaluate {where} --held-out STORE", "```"]
+    if passed:
+        use = ["```python", f"model = assay.load({where!r}, net={passed}(...))  # the authors' module", "```"]
+    parts += [*use, "", "## Licence", ""]
     parts.append(f"The weights are published under {_text(license)}. The licences of the images also apply.")
     return "\n".join(parts) + "\n"
 

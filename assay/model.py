@@ -194,8 +194,8 @@ def fit(
     `settings` are keys of `[train]`, e.g. `num_steps=5000, batch_size=64`, and win over those of `preset`;
     `net` chooses the network, e.g. `{"preset": "unet-small"}`. By default both suit the size of the images.
     `net` may also be a module of your own, or the class of its config; `noise` and `loss` your own classes.
-    With `minutes` it trains for about that long. With `run_dir` the run is kept, and calling `fit` again
-    resumes it; without, only the model is kept.
+    With `minutes` it trains for about that long on an idle machine. With `run_dir` the run is kept, and calling
+    `fit` again resumes it; without, only the model is kept.
 
     >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
     >>> assay.fit(images, num_steps=2, batch_size=16, progress=False)

@@ -68,14 +68,13 @@ def init(
     Example: `assay study init stores/scans --have-clean 400 --noisy 0.2 --minutes 30`
     """
     from assay.files import write_text
-    from assay.study.sizing import draft_study
+    from assay.study.sizing import draft_study, heading
 
     console = open_console(markup=False)
     with console.status("timing a few steps ..."):
         text = draft_study(store, have_clean, noisy, minutes)
     write_text(output, text)
-    heading = text[: text.index("\nname = ")]
-    console.print("\n".join(line.removeprefix("#").strip() for line in heading.splitlines()))
+    console.print(heading(text))
     console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2")
 
 

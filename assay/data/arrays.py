@@ -44,10 +44,11 @@ class Arrays(ImageSource):
 
     def save(self, path: Path | str) -> Store:
         """Write the images to a store, for the command line or for later."""
-        columns = zip(self.x_tn.numpy(), self.sigma_tn.tolist(), self.label.tolist(), strict=True)
+        group = torch.full_like(self.label, -1) if self.group is None else self.group
+        columns = self.x_tn.numpy(), self.sigma_tn.tolist(), self.label.tolist(), group.tolist()
         images = (
-            PackedImage(f"{i:06d}", x, sigma, label, physical_range=self.physical_range)
-            for i, (x, sigma, label) in enumerate(columns)
+            PackedImage(f"{i:06d}", x, sigma, label, physical_range=self.physical_range, group=part)
+            for i, (x, sigma, label, part) in enumerate(zip(*columns, strict=True))
         )
         layout = self.image_shape, "float32", (-1, 1)
         told = {"warnings": lambda: self.warnings}
@@ -60,12 +61,14 @@ def from_arrays(
     label: Sequence[int] | Any | None = None,
     value_range: Ends | None = None,
     name: str = "arrays",
+    group: Sequence[int] | Any | None = None,
 ) -> Arrays:
     """Images (N, H, W), (N, C, H, W) or (N, H, W, 1, 3 or 4) with their noise levels, as a source to train on.
 
     `sigma` is the standard deviation of the noise, one number for all images or one per image (0 is clean), in
     the units of `images`; `value_range` are the values of black and white, which become -1 and 1 (by default
     0 and 255 of uint8, -1 and 1 of floats). `label` (N,) are classes numbered from 0, or -1 for none.
+    Images of one `group` (N,), e.g. parts of one scene, are held out together.
 
     >>> import numpy as np, assay
     >>> assay.from_arrays(np.random.rand(100, 8, 8), sigma=0.1, value_range=(0, 1))
@@ -96,6 +99,10 @@ def from_arrays(
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
     arrays = Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
     arrays.warnings = tuple(told)
+    if group is not None:
+        arrays.group = torch.from_numpy(_array(group, "group", np.int64))
+        what = f"has shape {tuple(arrays.group.shape)}, not one number for each of {len(values)} images"
+        check([(arrays.group.shape != (len(values),), AssayError(what, key="group", cure="give one each"))])
     return arrays
 
 

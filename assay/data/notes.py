@@ -309,7 +309,8 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     for turned, what in enumerate(("show the scene of one trained on", f"are one trained on {_TURNED_WORDS}")):
         if found := find_twins(small, noise, asked, index[:num_trained], bool(turned)):
             pair = f"image {found[1] - num_trained} and image {every * found[2]} of those"
-            return warn(f"{found[0]} held-out images {what} ({pair}): hold whole scenes out (`--patch`)")
+            cure = "hold whole scenes out (`--patch`, or `group` of arrays)"
+            return warn(f"{found[0]} held-out images {what} ({pair}): {cure}")
 
 
 def _hash(image: Tensor) -> str:

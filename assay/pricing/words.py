@@ -44,7 +44,7 @@ def amount(price: Price) -> str:
 def reason(price: Price) -> str:
     """Why a price is undecided, and what would decide it."""
     if price.limited:
-        return f"training, not data, is the limit here; about {price.limited:.0f} times the steps would show it"
+        return f"training, not data, is the limit here; it takes at least {price.limited:.0f} times the steps"
     if price.rises:
         return f"{price.results.metric} rises with the number of images; give a result of which lower is better"
     if price.high == 0:
@@ -112,7 +112,7 @@ def headline(prices: Prices) -> str:
         said.append(
             f"{', '.join(f'At noise {p.sigma:.3g}: {amount(p)}' for p in others)}.".replace(", At", ", at")
         )
-    return " ".join(said)
+    return " ".join([*said, *training_limits(prices)])
 
 
 def price_lines(prices: Prices) -> list[str]:
@@ -124,7 +124,7 @@ def price_lines(prices: Prices) -> list[str]:
             each += "".join(f"; {caution}" for caution in dict.fromkeys(cautions(found)))
             metric = found[0].results.metric if goal == "looks" else "held-out loss"
             lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
-    return lines
+    return lines + training_limits(prices)
 
 
 def doubts(prices: Prices) -> list[str]:
@@ -139,10 +139,14 @@ def doubts(prices: Prices) -> list[str]:
         else:
             fits = "does not fit" if law.lack_of_fit < _UNLIKELY else "fits"
             said.append(f"For {goal}, the scaling law {fits} (p = {law.lack_of_fit:.2g} for lack of fit).")
+    return said + training_limits(prices)
+
+
+def training_limits(prices: Prices) -> list[str]:
+    """At which noise levels longer training, not more data, would tell more; nothing if at none."""
     bands = {f"{c.levels[b]:.2g}" for c in prices.curves for b in np.flatnonzero(c.limited)}
-    if limited := sorted(bands, key=float):
-        said.append(f"Training, not data, is the limit at these noise levels: {', '.join(limited)}.")
-    return said
+    limited = ", ".join(sorted(bands, key=float))
+    return [f"Training, not data, is the limit at these noise levels: {limited}."] if limited else []
 
 
 def extremes(prices: Prices) -> list[str]:

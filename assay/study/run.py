@@ -11,6 +11,7 @@ how many workers there happened to be.
 
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,13 +27,13 @@ from assay.data.arrays import Arrays, from_arrays
 from assay.data.config import DataConfig
 from assay.devices import limit_threads
 from assay.errors import AssayError
-from assay.files import read_json, remove, remove_leftovers, write_text
+from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.pricing.price import Price, price_results
 from assay.pricing.words import amount
 from assay.processes import Ended, Workers
 from assay.progress import Tell, open_progress
 from assay.study.report import Written, write_report
-from assay.study.sizing import draft_study
+from assay.study.sizing import draft_study, heading
 from assay.study.spec import Run, Study
 from assay.study.stages import OpenStudy, Update, Work, attempt, find_reference, open_study
 from assay.train.run import check_ranks
@@ -255,7 +256,9 @@ def run_study(
     asked = {"have_clean": have_clean, "noisy": levels}
     given = Path(study) if isinstance(study, str | Path) else None
     if given is None or not (given.suffix == ".toml" or (given / "study.toml").exists()):
-        study, folder = _drafted(study, folder, asked | {"minutes": minutes})
+        study, folder = _drafted(study, folder, asked | {"minutes": minutes}, num_workers)
+        if progress:
+            print(f"{heading(read_text(study))}\nThe study is {study}.", file=sys.stderr)
     elif key := next((key for key, value in asked.items() if value), None):
         raise AssayError("is for images, not for a study", path=given, key=key, cure="set it in its file")
     opened = open_study(study, folder)
@@ -269,7 +272,9 @@ def run_study(
     return written
 
 
-def _drafted(images: Path | str | Any, folder: Path | str | None, asked: dict[str, Any]) -> tuple[Path, Path]:
+def _drafted(
+    images: Path | str | Any, folder: Path | str | None, asked: dict[str, Any], num_workers: int | None
+) -> tuple[Path, Path]:
     """The file of a study of images, drafted once as it is `asked` for, and its folder."""
     given = Path(images) if isinstance(images, str | Path) else None
     source: Any = images if given or isinstance(images, Arrays) else from_arrays(images)
@@ -280,7 +285,8 @@ def _drafted(images: Path | str | Any, folder: Path | str | None, asked: dict[st
     if not spec.exists():
         made = None if given or store.exists() else source.save(store)
         try:
-            text = draft_study(store, **asked)
+            name = given.name if given else source.name
+            text = draft_study(store, **asked, name=name, cores=num_workers)
         except BaseException:
             if made:
                 remove(store)

@@ -51,22 +51,25 @@ def draft_study(
     have_clean: int | None = None,
     noisy: Sequence[float] = (),
     minutes: float = 30.0,
+    name: str | None = None,
+    cores: int | None = None,
 ) -> str:
-    """The text of a study of `store` whose first blocks take about `minutes` on all cores here.
+    """The text of a study of `store` whose first blocks take about `minutes` on `cores`, by default all here.
 
-    `have_clean` are the clean images in hand, by default a tenth of those in the store; `noisy` the levels of
-    images that could be had, which are simulated where all images of the store are clean.
+    It is called like the store's folder, unless it has a `name`. `have_clean` are the clean images in hand, by
+    default a tenth of those in the store; `noisy` the levels of images that could be had, which are simulated
+    where all images of the store are clean.
     """
     if not minutes > 0:
         raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
-    cores = os.cpu_count() or 1
+    cores, name = cores or os.cpu_count() or 1, name or Path(store).resolve().name
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
         data = DataConfig(store=store).prepared(folder / "data", hold_out=True)
         if not can_measure(data.open_held_out()):
             cure = "give 200 clean images or more"
             raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
-        draft = _first_draft(store, data.open(), have_clean, tuple(noisy))
+        draft = _first_draft(store, name, data.open(), have_clean, tuple(noisy))
         opened = _opened(draft, folder)
         assert opened.held_out is not None
         with one_thread():  # as each worker has
@@ -89,8 +92,14 @@ def draft_study(
     return _text(draft)
 
 
+def heading(text: str) -> str:
+    """What the file of a study says of itself at its top: images, time, and what was left out for it."""
+    lines = text[: text.index("\nname = ")].splitlines()
+    return "\n".join(line.removeprefix("#").strip() for line in lines)
+
+
 def _first_draft(
-    store: Path, source: ImageSource, have_clean: int | None, noisy: tuple[float, ...]
+    store: Path, name: str, source: ImageSource, have_clean: int | None, noisy: tuple[float, ...]
 ) -> dict[str, Any]:
     """What follows from the images alone: the values of `page/study.toml.j2`."""
     clean = source.sigma_tn == 0
@@ -105,14 +114,14 @@ def _first_draft(
         raise AssayError(f"{what}clean images to train on", key="have_clean", cure=cure)
     have_clean = have_clean or min(max(num_clean // 10, MIN_IMAGES), num_clean // 3)
     shape = " x ".join(map(str, source.image_shape))
-    about = f"A study of {source.name}: {num_clean:,} clean images of {shape} (C x H x W) to train on"
+    about = f"A study of {name}: {num_clean:,} clean images of {shape} (C x H x W) to train on"
     if num_noisy:
         bins = level_bins(source.sigma_tn)
         about += f",\n# and {num_noisy:,} noisy ones, with noise of {levels_text(bins[0][0], bins[-1][1])}"
     preset = PRESETS[suited_preset(source.image_shape)]
     return {
         "store": str(store),
-        "name": re.sub(r"[^\w.-]+", "-", source.name).strip(".-") or "study",
+        "name": re.sub(r"[^\w.-]+", "-", name).strip(".-") or "study",
         "about": about + ".",
         "preset": preset,
         "have_clean": have_clean,

@@ -488,7 +488,8 @@ def open_study(
             return opened
         if lost:
             what = f"holds {lost} results of other settings, which a report would not show"
-            cure = f"choose another folder with -o, or remove them (`assay study clean {spec} -o {folder}`)"
+            cure = "choose another folder with -o"
+            cure += "" if settings else f", or remove them (`assay study clean {spec} -o {folder}`)"
             raise AssayError(what, path=folder, cure=cure)
         write_text(folder / "study.toml", read_text(spec))
         if settings:
