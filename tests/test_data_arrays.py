@@ -1,5 +1,6 @@
 """Arrays from memory: their scale, shape and levels are checked; images in both halves of a split are found."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,13 @@ def test_images_on_both_sides_of_a_split_are_found() -> None:
         check_overlap(from_arrays(eight_bit), from_arrays(eight_bit / 127.5 - 1))
     with rejected("data.held_out"):
         check_overlap(*split_held_out(from_arrays(np.repeat(images[:3], 20, 0), value_range=(0, 1)), 12))
+
+
+def test_groups_of_arrays_are_held_out_together(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = from_arrays(rng.uniform(-1, 1, (60, 8, 8)), group=np.arange(60) // 3)
+    for source in (images, images.save(tmp_path / "store")):
+        rest, held_out = split_held_out(source, 9)
+        assert len(held_out) == 9 and not set(rest.group.tolist()) & set(held_out.group.tolist())
+    with rejected("group"):
+        from_arrays(rng.uniform(-1, 1, (60, 8, 8)), group=[1, 2])
