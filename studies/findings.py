@@ -237,6 +237,8 @@ def pending() -> str:
     missing = [title_of(name) for name in STUDIES if name not in (*UNREGISTERED, *finished_studies())]
     unseen = (name for name in ("digits", "fashion-mnist") if not (HERE / "looks" / f"{name}.csv").exists())
     missing += [f"looks, image first, of {STUDIES[name]}" for name in unseen]
+    num_new = len(np.unique(new_levels().block)) if more_blocks("digits") else 0
+    missing += [f"more blocks of {STUDIES['digits']} ({num_new} of 4)"] if num_new < 4 else []
     if not missing:
         return "All registered studies have been run to the end."
     return f"Registered, with results still to come: {'; '.join(missing)}."
