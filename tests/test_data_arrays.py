@@ -102,7 +102,7 @@ MIXED = np.where(np.arange(20)[:, None, None] % 2, GRAINY, SMOOTH)
             {"value_range": (0, 1), "sigma": [0, 0.16] * 10},
             "have noise of 0.16, but the noise measures 0.0[78]",
         ),
-        (SMOOTH, {}, r"from_arrays\(images, value_range=\(0, 1\)\)"),
+        (SMOOTH, {}, r"from_arrays\(images, value_range=\(black, white\)\)"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) % 3 + 1}, "20 images, none of class 0"),
@@ -155,3 +155,11 @@ def test_groups_of_arrays_are_held_out_together(tmp_path: Path) -> None:
         assert len(held_out) == 9 and not set(rest.group.tolist()) & set(held_out.group.tolist())
     with rejected("group"):
         from_arrays(rng.uniform(-1, 1, (60, 8, 8)), group=[1, 2])
+
+
+def test_levels_of_the_noisy_half_of_an_array_are_judged_apart() -> None:
+    rng = np.random.default_rng(0)
+    scenes = rng.uniform(20, 230, (200, 4, 4)).repeat(4, 1).repeat(4, 2) + rng.uniform(0, 5, (200, 1, 1))
+    scenes[100:] += rng.normal(0, 10, (100, 16, 16))
+    with pytest.warns(UserWarning, match="said to have noise of 20, but the noise measures"):
+        from_arrays(scenes, np.repeat([0.0, 20.0], 100), value_range=(0, 255))

@@ -156,11 +156,12 @@ def _warnings(
     values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
-    cure = " `from_arrays(images, value_range=(0, 1))` states another."
-    notes, axes, kind = Notes([name], cure=cure), (1, 2, 3), (0, values.dtype.name)
+    cure = " `from_arrays(images, value_range=(black, white))` states another."
+    notes, axes = Notes([name, name], cure=cure), (1, 2, 3)
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
     for i, seen in enumerate(ends):
         content, looks = hash(x[i].tobytes()), look_at(x[i], levels[i], i, len(x), values[i])
+        kind = int(levels[i] > 0), values.dtype.name  # clean and noisy images are judged apart
         notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, kind, *looks))
     told, (num, channels, height, width) = notes.warnings(), values.shape
     if channels > 4 and 3 in (num, height, width):

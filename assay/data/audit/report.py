@@ -92,7 +92,8 @@ class Audit:
             wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
             rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
         found = self.sensor
-        if found is None or (found.gain.low <= 0 and np.ptp(found.mean) < _VARIED * typical):
+        varied = np.ptp(found.mean) if found is not None and len(found.mean) else 0.0
+        if found is None or (found.gain.low <= 0 and varied < _VARIED * typical):
             unknown = "unknown: needs different brightness, in flat parts or in `repeats`"
             return [*rows, ("gain and read noise", unknown)]
         if found.gain.low <= 0:

@@ -109,7 +109,7 @@ def _open_one(path: Path, spec: SourceSpec) -> RawImages:
 def _open_npz(path: Path, spec: SourceSpec) -> RawImages:
     arrays = read_npz(path)
     stacks = [key for key, array in arrays.items() if array.ndim in (3, 4)]
-    columns = {key.removesuffix("s"): array for key, array in arrays.items() if key not in stacks}
+    columns = {key.removesuffix("s"): array for key, array in arrays.items() if key not in (*stacks, "seeds")}
     if len(stacks) != 1 or columns.keys() - {"label", "sigma_tn"}:
         found = ", ".join(f"{key} {arrays[key].shape}" for key in sorted(arrays))
         cure = "give one array of images, (N, H, W[, C]), and besides it label and sigma_tn alone"
