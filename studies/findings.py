@@ -427,8 +427,10 @@ def again() -> str:
     """The claims about digits on the new blocks of studies/more-blocks alone."""
     if more_blocks("digits") is None:
         return NO_RESULTS
+    if (num := len(np.unique(new_levels().block))) < 2:
+        return f"{num} of 4 blocks is complete. A test needs two at least."
     found = verdicts_of(tested("digits", new_levels(), {", by FD": new_looks()}))
-    return f"{len(np.unique(new_levels().block))} of 4 blocks are complete.\n\n{claims_table(found)}"
+    return f"{num} of 4 blocks are complete.\n\n{claims_table(found)}"
 
 
 def shares() -> str:
