@@ -70,6 +70,7 @@ ERROR_RATE = 0.05  # of the whole family of claims
 NO_RESULTS = "*No results yet.*"
 OF_RUNS = ("block", "num_clean", "num_noisy", "loss", "error", "step", "last_step", "loss_last")
 PAIRINGS = ("level_first", "image_first")  # of the mixes of studies/more-blocks
+MORE = {"digits": "Holm", "fashion-mnist": "in order", "galaxies": "in order"}  # its data, and its correction
 Array = NDArray[np.float64]
 
 
@@ -113,17 +114,23 @@ def outcomes_of(study: str) -> tuple[Outcome, ...]:
 
 
 def more_blocks(study: str) -> Path | None:
-    """The results of studies/more-blocks, if they belong to this study and are there."""
-    folder = HERE / "more-blocks"
-    return folder if study == "digits" and (folder / "levels.csv").exists() else None
+    """The results of studies/more-blocks for this study, if they are there."""
+    folder = HERE / "more-blocks" / study
+    return folder if (folder / "levels.csv").exists() else None
 
 
 @cache
-def new_levels() -> LevelResults:
+def new_outcomes(study: str) -> dict[str, list[Outcome]]:
+    """The results of studies/more-blocks for this study, by pairing of the mixes; galaxies have one."""
+    tables = {name: HERE / "more-blocks" / study / f"{name}.csv" for name in PAIRINGS}
+    return {name: list(read_outcomes(path).values()) for name, path in tables.items() if path.exists()}
+
+
+@cache
+def new_levels(study: str) -> LevelResults:
     """Held-out losses of the new blocks that are complete, image-first mixes included."""
-    (found,) = read_levels(HERE / "more-blocks" / "levels.csv")
-    both = [list(read_outcomes(HERE / "more-blocks" / f"{name}.csv").values()) for name in PAIRINGS]
-    seeds = ([each.configuration.seed for each in outcomes] for outcomes in both)
+    (found,) = read_levels(HERE / "more-blocks" / study / "levels.csv")
+    seeds = ([each.configuration.seed for each in outcomes] for outcomes in new_outcomes(study).values())
     whole = set.intersection(
         *({seed for seed in each if each.count(seed) == max(map(each.count, each))} for each in seeds)
     )
@@ -135,7 +142,7 @@ def all_levels(study: str) -> LevelResults:
     """Held-out losses of all blocks, by which worths are read."""
     if more_blocks(study) is None:
         return levels_of(study)
-    first, more = levels_of(study), new_levels()
+    first, more = levels_of(study), new_levels(study)
     joined = {name: np.concatenate([getattr(first, name), getattr(more, name)]) for name in OF_RUNS}
     return replace(first, **joined)
 
@@ -143,7 +150,7 @@ def all_levels(study: str) -> LevelResults:
 @cache
 def looks_of(study: str) -> tuple[Outcome, ...]:
     """The results that tell how samples look: with the mixes that studies/looks trained again, if it did."""
-    return *first_looks(study), *(new_looks() if more_blocks(study) else ())
+    return *first_looks(study), *(new_looks(study) if more_blocks(study) else ())
 
 
 @cache
@@ -157,12 +164,11 @@ def first_looks(study: str) -> tuple[Outcome, ...]:
 
 
 @cache
-def new_looks() -> tuple[Outcome, ...]:
+def new_looks(study: str) -> tuple[Outcome, ...]:
     """The results of the new blocks that tell how samples look: clean images alone, and mixes image first."""
-    level, image = (read_outcomes(HERE / "more-blocks" / f"{name}.csv").values() for name in PAIRINGS)
-    blocks = set(new_levels().block.tolist())
-    found = (*(each for each in level if not each.configuration.noisy), *image)
-    return tuple(each for each in found if each.configuration.seed in blocks)
+    both, blocks = new_outcomes(study), set(new_levels(study).block.tolist())
+    clean = (each for each in both["level_first"] if not each.configuration.noisy)
+    return tuple(each for each in (*clean, *both.get("image_first", ())) if each.configuration.seed in blocks)
 
 
 @cache
@@ -237,8 +243,9 @@ def pending() -> str:
     missing = [title_of(name) for name in STUDIES if name not in (*UNREGISTERED, *finished_studies())]
     unseen = (name for name in ("digits", "fashion-mnist") if not (HERE / "looks" / f"{name}.csv").exists())
     missing += [f"looks, image first, of {STUDIES[name]}" for name in unseen]
-    num_new = len(np.unique(new_levels().block)) if more_blocks("digits") else 0
-    missing += [f"more blocks of {STUDIES['digits']} ({num_new} of 4)"] if num_new < 4 else []
+    for name in MORE:
+        num_new = len(np.unique(new_levels(name).block)) if more_blocks(name) else 0
+        missing += [f"more blocks of {STUDIES[name]} ({num_new} of 4)"] if num_new < 4 else []
     if not missing:
         return "All registered studies have been run to the end."
     return f"Registered, with results still to come: {'; '.join(missing)}."
@@ -378,23 +385,43 @@ def judged() -> list[tuple[Claim, str]]:
 
 def verdicts_of(family: Sequence[Claim]) -> list[tuple[Claim, str]]:
     """Claims with their verdicts, corrected together."""
-    decided = holm(claim.p_value for claim in family)
+    return with_words(family, holm(claim.p_value for claim in family))
+
+
+def with_words(family: Sequence[Claim], decided: Iterable[bool]) -> list[tuple[Claim, str]]:
+    """Claims with their verdicts in words."""
     words = [("holds" if claim.gain.mean() > 0 else "fails") for claim in family]
     return [(c, w if d else "undecided") for c, w, d in zip(family, words, decided, strict=True)]
 
 
+def in_order(p_values: Sequence[float], earlier: Sequence[float]) -> list[bool]:
+    """Which hypotheses are rejected if they are tested in the order of earlier p-values, until one is not.
+
+    Each is tested at half of ERROR_RATE: there are two such families.
+    """
+    rejected = [False] * len(p_values)
+    for which in np.argsort(earlier, kind="stable"):
+        if p_values[which] > ERROR_RATE / 2:
+            break
+        rejected[which] = True
+    return rejected
+
+
 def claims() -> str:
     """Every claim with its verdict and its gain."""
-    return claims_table(judged())
+    return claims_table(judged(), len(judged()))
 
 
-def claims_table(judged: Sequence[tuple[Claim, str]]) -> str:
-    """Claims with their verdicts, gains, and what would decide the undecided ones."""
+def claims_table(judged: Sequence[tuple[Claim, str]], num_shared: int) -> str:
+    """Claims with their verdicts, gains, and what would decide the undecided ones.
+
+    `num_shared`: among how many claims ERROR_RATE is divided.
+    """
     rows = []
     for claim, verdict in judged:
         low, high = claim.interval
         gain = f"{claim.gain.mean():.3g} ({low:.3g} to {high:.3g})"
-        more = str(claim.blocks_to_decide(len(judged))) if verdict == "undecided" else ""
+        more = str(claim.blocks_to_decide(num_shared)) if verdict == "undecided" else ""
         rows.append((STUDIES[claim.study], claim.words, verdict, gain, more))
     header = ("images", "claim", "verdict", "gain (95%, uncorrected)", "blocks that would decide")
     return markdown(header, rows)
@@ -423,14 +450,21 @@ def verdicts() -> str:
     return markdown(("images", "hold", "fail", "undecided"), rows)
 
 
-def again() -> str:
-    """The claims about digits on the new blocks of studies/more-blocks alone."""
-    if more_blocks("digits") is None:
+def again(study: str) -> str:
+    """The claims about a data set on the new blocks of studies/more-blocks alone."""
+    if more_blocks(study) is None:
         return NO_RESULTS
-    if (num := len(np.unique(new_levels().block))) < 2:
+    if (num := len(np.unique(new_levels(study).block))) < 2:
         return f"{num} of 4 blocks is complete. A test needs two at least."
-    found = verdicts_of(tested("digits", new_levels(), {", by FD": new_looks()}))
-    return f"{num} of 4 blocks are complete.\n\n{claims_table(found)}"
+    found = tested(study, new_levels(study), {", by FD": new_looks(study)})
+    if MORE[study] == "Holm":
+        judged, num_shared = verdicts_of(found), len(found)
+    else:
+        first = tested(study, levels_of(study), {", by FD": first_looks(study)})
+        assert [claim.words for claim in first] == [claim.words for claim in found]
+        p_values = ([claim.p_value for claim in family] for family in (found, first))
+        judged, num_shared = with_words(found, in_order(*p_values)), 2
+    return f"{num} of 4 blocks are complete.\n\n{claims_table(judged, num_shared)}"
 
 
 def shares() -> str:

@@ -55,3 +55,9 @@ def test_a_family_of_claims_is_corrected_by_holms_method() -> None:
     """Its textbook example: sorted p-values are compared with 0.05 / 4, / 3, / 2, / 1, until one is above."""
     assert findings.holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
     assert findings.holm([0.2, 0.001]) == [False, True] and findings.holm([]) == []
+
+
+def test_claims_in_a_fixed_order_end_with_the_first_undecided_one() -> None:
+    """Each at 2.5%, in the order of the earlier p-values, whatever their own."""
+    assert findings.in_order([0.02, 0.001, 0.03, 0.001], [0.2, 0.1, 0.3, 0.4]) == [True, True, False, False]
+    assert findings.in_order([0.03, 0.001], [0.1, 0.2]) == [False, False]

@@ -1,12 +1,13 @@
-"""Four more blocks of the digits study: what they say of the paper's claims.
+"""Four more blocks of three studies: what they say of the paper's claims.
 
-    python studies/more-blocks/more_blocks.py OUT      writes OUT/*.csv after every training, and resumes
+    python studies/more-blocks/more_blocks.py OUT [DATA] [BLOCK ...]
 
-README.md says what was registered. Mixes are trained level first, as in studies/digits, and image first, as in
-studies/looks.
+writes OUT/DATA/*.csv after every training, and resumes. README.md says what was registered. Mixes are trained
+level first, as in the studies of the same names, and image first, as in studies/looks, if they have an FD.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,28 +15,26 @@ from assay.outcome import write_outcomes
 from assay.pricing.results import write_levels
 from assay.study import open_study
 from assay.study.run import run_local
-from assay.study.stages import Update
+from assay.study.spec import Run
+from assay.study.stages import OpenStudy, Update
 
-STUDY = Path(__file__).parents[1] / "digits" / "study.toml"
+STUDIES = Path(__file__).parents[1]
+DATA = ("digits", "fashion-mnist", "galaxies")
 BLOCKS = range(3, 7)
-SIZES = (40, 68, 200, 400)
 
 
-def main(out: Path) -> None:
-    """Train and measure what is missing, block by block."""
+def main(out: Path, data: str, blocks: Sequence[int]) -> None:
+    """Train and measure what is missing of one data set, block by block."""
     settings = {"level_first": [], "image_first": ["train.pairing=image_first"]}
     opened = {
-        name: open_study(STUDY, out / name, each).with_blocks(BLOCKS.stop) for name, each in settings.items()
+        name: open_study(STUDIES / data / "study.toml", out / name, each).with_blocks(BLOCKS.stop)
+        for name, each in settings.items()
     }
-    for block in BLOCKS:
+    if not opened["level_first"].study.evaluate.num_images:
+        del opened["image_first"]  # it differs in how samples look
+    for i in range(len(blocks)):
         for name, study in opened.items():
-            wanted = []
-            for run in study.runs:
-                of = run.ways[0][0]
-                few = of.num_clean == SIZES[0] if of.noisy else name == "level_first" and of.num_clean in SIZES
-                if few and of.seed is not None and BLOCKS.start <= of.seed <= block:
-                    wanted.append(run)
-            mine = replace(study, runs=wanted)
+            mine = replace(study, runs=needed(study, name == "level_first", blocks[: i + 1]))
 
             def on_update(update: Update, name: str = name, mine=mine) -> None:
                 if update.is_end:
@@ -47,5 +46,16 @@ def main(out: Path) -> None:
                 write_levels(out / "levels.csv", mine.levels())
 
 
+def needed(study: OpenStudy, clean_too: bool, blocks: Sequence[int]) -> list[Run]:
+    """The runs of some blocks that a claim needs: the mixes with the fewest clean images, and, if clean runs
+    are wanted too, the ends of their ladder."""
+    runs = [(run, run.ways[0][0]) for run in study.runs if run.ways[0][0].seed in blocks]
+    sizes = sorted({of.num_clean for _, of in runs if not of.noisy})
+    ends = [*sizes[:2], *sizes[-2:]] if clean_too else []
+    return [run for run, of in runs if of.num_clean in ([sizes[0]] if of.noisy else ends)]
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    out, *rest = sys.argv[1:]
+    for data in rest[:1] or DATA:
+        main(Path(out) / data, data, [int(block) for block in rest[1:]] or BLOCKS)
