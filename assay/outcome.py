@@ -162,7 +162,9 @@ _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*
 _SECONDS = ["train_seconds", "sample_seconds", "held_out_loss_seconds"]
 COLUMNS = _CONFIGURATION + _MEASURED + _COUNTS + _SECONDS
 _OTHER_NAMES = {"fid": "fd", "fid_std": "fd_std", "n_clean": "num_clean", "n_noisy": "num_noisy"}
-_OTHER_NAMES |= {"noise": "sigma", "block": "seed", "loss": "held_out_loss"}
+_OTHER_NAMES |= {"clean": "num_clean", "noisy": "num_noisy", "clean_images": "num_clean"}
+_OTHER_NAMES |= {"noisy_images": "num_noisy", "noise": "sigma", "noise_level": "sigma"}
+_OTHER_NAMES |= {"block": "seed", "loss": "held_out_loss"}
 _TEXT = ("dataset", "table", "metric", "extractor", "sampling")
 
 
@@ -194,7 +196,7 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     """
     with decoding(path, "give a CSV file of results"), open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
-        header = [name.strip().lower() for name in next(reader, [])]
+        header = [name.strip().lower().replace(" ", "_") for name in next(reader, [])]
         rows = {line: row for row in reader if row and (line := reader.line_num)}
     names = [_OTHER_NAMES.get(name, name) for name in header]
     check(_table_rules(path, header, names, rows))

@@ -31,7 +31,7 @@ from assay.pricing.law import Law, _Problem, interval
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.price import Prices, price_results
 from assay.pricing.quote import _costs, _information, _worth, spectrum
-from assay.pricing.words import amount, headline, price_lines, price_panels, reason, sentence
+from assay.pricing.words import amount, headline, plan_rows, price_lines, price_panels, reason, sentence
 from tests.commands import failing
 from tests.errors import rejected
 from tests.stores import stored
@@ -649,3 +649,28 @@ def test_a_table_of_ones_own_is_read_as_it_was_meant(tmp_path: Path) -> None:
         plan(tmp_path / "results.csv", offers, budget=4000).notes[0],
     ):
         assert "FID of 250 with 2,000 clean" in said and "suggest about 25" in said
+
+
+def test_one_wrong_result_is_named_without_repeats(tmp_path: Path) -> None:
+    """A slip of the decimal point bends the law itself; columns may have plain names."""
+    rng, rows = np.random.default_rng(3), []
+    mixes = ((500, 4500), (1000, 9000), (2000, 8000))
+    for clean, noisy in (*((size, 0) for size in (500, 1000, 2000, 4000, 8000)), *mixes):
+        fid = (2 + 900 * (clean + noisy / 4) ** -0.6) * np.exp(0.03 * rng.normal())
+        rows.append(f"{clean},{noisy},{0.2 if noisy else ''},{fid:.4g}")
+    header = "Clean images,Noisy images,Noise level,FID"
+    few, many, sigma, result = rows[6].split(",")
+    for wrong, words in (
+        (f"{few},{many},{sigma},{float(result) * 10:.4g}", "1,000 clean and 9,000 noisy"),
+        (f"2000,0,,{float(rows[2].split(',')[3]) * 1.7:.4g}", "2,000 clean and 0 noisy"),
+    ):
+        at = 6 if "9,000" in words else 2
+        table = tmp_path / "results.csv"
+        table.write_text("\n".join([header, *rows[:at], wrong, *rows[at + 1 :]]) + "\n")
+        said = repr(price(table))
+        assert words in said and "is it right?" in said
+    table.write_text("\n".join([header, *rows]) + "\n")
+    assert "is it right?" not in repr(price(table))
+    found = plan(table, [Vendor(price=1.0), Vendor(sigma=0.2, price=0.1)], budget=4000)
+    assert [row["decided"] for row in plan_rows(found)] == [True] * len(found.mixes)
+    assert plan_rows(found)[0]["notes"] == list(found.notes)

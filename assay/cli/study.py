@@ -49,7 +49,7 @@ def init(
     output: Annotated[Path, output_option("The study file to write.", suffix=".toml")] = Path("study.toml"),
     have_clean: Annotated[
         int | None,
-        typer.Option(min=20, help="The clean images you have. Default: a tenth of the store's."),
+        typer.Option(min=20, help="Clean images in each mix. Default: a tenth of the store's."),
     ] = None,
     noisy: Annotated[
         list[float],

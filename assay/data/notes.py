@@ -28,6 +28,7 @@ _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _SPREAD = math.log(1.5)  # of stated levels whose order is compared with that of measured ones
 _MIN_ORDER = 0.3  # their rank correlation
 _LONGEST = 8  # times as long as wide that images may be
+_MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
 _SIDE = 8  # of the small copies that near-duplicates are looked for in
 _NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
 _TURNED = 2e-4  # 1 - correlation of two copies, of which one may be turned, flipped or brighter
@@ -39,11 +40,13 @@ _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
-CLIPPED, OPACITY, DARKER, EQUAL, FLAT = "clipped opacity darker equal flat".split()
+CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT = "clipped cut opacity darker equal flat".split()
 _SENTENCES = {
     CLIPPED: "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
     "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
     "have them.",
+    CUT: "{num:,} noisy images have {0:.1%} of their values at their lowest or highest: clipped noise is not "
+    "the Gaussian noise that training assumes. Use the originals if you have them.",
     EQUAL: "{num:,} noisy images have {0:.0f} equal channels, so that their noise is not independent: save one "
     "channel, as grey images",
     FLAT: "{num:,} images have one value everywhere: they show nothing",
@@ -78,6 +81,10 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     found, noisy = dict[str, tuple[float, ...]](), np.max(sigma) > 0
     if noisy and files.dtype == np.uint8:
         found[CLIPPED] = (float(np.isin(files, (0, 255)).mean()),)
+    elif noisy and np.ndim(sigma) == 0:
+        at_ends = float(np.isin(files, (files.min(), files.max())).mean())
+        if _MAX_AT_ENDS < at_ends < 1:
+            found[CUT] = (at_ends,)
     if noisy and len(x) > 2 and (x == x[:1]).all():
         found[EQUAL] = (len(x),)
     if files.min() == files.max():

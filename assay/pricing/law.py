@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import least_squares
 from scipy.special import stdtr
 from scipy.stats import f as f_distribution
 
@@ -80,7 +81,8 @@ class Law:
         if outside.any():
             measured = ", ".join(f"{level:.3g}" for level in self.sigmas)
             what = f"no results near noise {wanted[outside][0]:.3g}: measured are {measured}"
-            raise AssayError(what, key="sigma", cure="plan from a quote of clean images instead")
+            cure = "leave out offers of it, measure it, or plan from a quote of clean images"
+            raise AssayError(what, key="sigma", cure=cure)
         at = np.interp(np.log(np.maximum(wanted, 1e-300)), np.log(self.sigmas), np.arange(len(self.sigmas)))
         left = np.floor(at).astype(int).clip(0, max(len(self.sigmas) - 2, 0))
         part, worth = at - left, self.worth.clip(0, 1)
@@ -111,6 +113,20 @@ def interval(draws: Array, confidence: float = 0.95) -> tuple[Array, Array, Arra
     low, middle, last, high = np.quantile(draws, [tail, 0.5, 1 - 2 * tail, 1 - tail], axis=0)
     low, high = low.clip(0, 1), np.where(low <= 0, last, high).clip(0, 1)
     return np.asarray(middle.clip(low, high)), low, high
+
+
+def robust_values(runs: Measured) -> Array:
+    """What the law suggests for each run (n,), fitted so that a few wrong results do not count."""
+    value, most = np.log(runs.value), runs.value.min()
+
+    def expected(theta: Array) -> Array:
+        floor, slope, amplitude, *worth = np.exp(theta.clip(-50, 50))
+        size = np.maximum(runs.num_clean + runs.num_noisy @ np.minimum(worth, 1), 1)
+        return np.asarray(np.log(most * floor / (1 + floor) + amplitude * (size / size.max()) ** -slope))
+
+    start = np.array([-1.0, np.log(_BETA), np.log(np.median(runs.value)), *[-1.0] * len(runs.sigmas)])
+    found = least_squares(lambda theta: expected(theta) - value, start, loss="cauchy", f_scale=0.05)
+    return np.exp(expected(found.x))
 
 
 def fit_laws(metrics: Sequence[Measured], relative: bool = False, seed: int = 0) -> list[Law]:

@@ -160,8 +160,9 @@ def read_vendors(table: Any) -> list[Vendor]:
         if any(None in row for row in read):
             cure = "separate cells by commas, and write decimals with a point"
             raise AssayError("has rows with more cells than its header", cure=cure)
-        rows = [{k.strip().lower(): (v or "").strip() for k, v in row.items()} for row in read]
-        rows = [{"sigma" if key == "noise" else key: cell for key, cell in row.items()} for row in rows]
+        names = {name: name.strip().lower().replace(" ", "_") for row in read for name in row}
+        names = {name: "sigma" if known in ("noise", "noise_level") else known for name, known in names.items()}
+        rows = [{names[name]: (cell or "").strip() for name, cell in row.items()} for row in read]
         if rows and "sigma" not in rows[0]:
             cure = "add it, and leave it empty for clean images"
             raise AssayError("has no column for the noise level of each offer", key="sigma", cure=cure)
@@ -289,7 +290,7 @@ class _Market:
             what = f"no mix within {budget:,.2f} has the least measured share of clean images, "
             what += f"{self.forecast.least_share:.2g}"
             raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
-        middle, winners = np.median(values, 0), values.argmin(1)
+        middle, winners = np.median(values, 0).clip(0), values.argmin(1)
         tail = 50 * (1 - confidence)
         ends = np.percentile(counts[winners], [tail, 100 - tail], axis=0, method="nearest")
         low, high = np.percentile(values, [tail, 100 - tail], axis=0).clip(0)
@@ -302,7 +303,7 @@ class _Market:
             tuple(offer.title for offer in self.offers), self.forecast.metric,
             tuple(Mix(tuple(counts[i].tolist()), *numbers[i].tolist()) for i in shown),
             tuple((float(a), float(b)) for a, b in ends.T), confidence, self.have_clean,
-            (*self.forecast.doubts, *self.notes(counts[first])), self.forecast.decided,
+            tuple(dict.fromkeys((*self.forecast.doubts, *self.notes(counts[first])))), self.forecast.decided,
         )  # fmt: skip
 
     def notes(self, counts: Array) -> Iterable[str]:
@@ -322,7 +323,8 @@ class _Market:
             yield "a mix without clean images learns nothing finer than its noise"
         for level in dict.fromkeys(self.sigma[(counts > 0) & ~self.clean].tolist()):
             if forecast.levels and np.abs(np.array(forecast.levels) / level - 1).min() > 0.01:
-                yield f"no result has noise {level:.3g}: its worth is read between the levels that have"
+                read = "its worth is read between the levels that have"
+                yield f"no result has noise {level:.3g}: {read}, and the interval leaves out what that adds"
         cheapest = self.price[self.clean].min(initial=math.inf)
         if (spent := float(counts @ self.price)) < cheapest < math.inf:
             yield f"this costs {spent:g}, and one clean image {cheapest:g}: are budget and prices in one unit?"

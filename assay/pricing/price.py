@@ -300,7 +300,8 @@ def read_results(
     if by_level and not results.exists():
         return [], by_level
     if path.is_dir() and not results.exists():
-        cure = "if its study is not finished, call `run_study` or `assay study run` again"
+        again = "call `run_study` or `assay study run` again"
+        cure = f"if its study is not finished, {again}, or `assay study report` for what is there"
         raise AssayError("has no results.csv", path=path, cure=cure)
     return list(read_outcomes(results, num_images).values()), by_level
 

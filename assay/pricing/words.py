@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.figure import COLOURS, Panel, Series
 from assay.outcome import read_outcomes
-from assay.pricing.law import Law
+from assay.pricing.law import Law, robust_values
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.plan import Mix, Plan
 from assay.pricing.price import Price, Prices
@@ -65,15 +65,17 @@ def reason(price: Price) -> str:
 
 def _odd_one(price: Price) -> str:
     """The result that is farthest from its repeats, or else from the law, if far enough to be a slip."""
-    results, law = price.results, price.law
-    expected = np.median(law.values(law.size(results.num_clean, results.num_noisy, results.sigmas)), 0)
+    results = price.results
+    if results.value.min() <= 0:
+        return ""
+    expected = robust_values(results)
     images = np.column_stack([results.num_clean, results.num_noisy])
     for which in map(np.flatnonzero, (images[:, None] == images).all(2)):
         if len(which) > 2:  # of two, either may be wrong
             expected[which] = np.median(results.value[which])
     off = np.log(results.value / expected)
     worst = int((off := abs(off - np.median(off))).argmax())
-    if not off[worst] >= max(math.log(2), 6 * np.median(off)):
+    if not off[worst] >= max(math.log(1.4), 8 * np.median(off)):
         return ""
     words = f"{results.num_clean[worst]:,.0f} clean and {results.num_noisy[worst].sum():,.0f} noisy images"
     value = f"{results.metric} of {results.value[worst]:.4g} with {words}"
@@ -216,8 +218,13 @@ def quote_lines(quote: Quote) -> list[str]:
             rate = f"{1 / worth:.3g} noisy images at noise {sigma:.3g} replace a clean one"
             lines.append(f"For {GOALS[goal]}: about {rate} ({1 / high:.3g} to {1 / low:.3g} in 95% of quotes).")
         _, low, high = quote.goal("structure", sigma)
-        advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
-        if high < 0.02 or low > 0.8:
+        advice = "A study would hardly narrow that."
+        if high / low > 2.5:
+            advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
+        if quote.num_images < quote.num_values:
+            few = f"{quote.num_images:,} clean images are few for {quote.num_values:,} values each"
+            advice = f"But {few}: with more, noisy images may turn out to be worth less."
+        elif high < 0.02 or low > 0.8:
             advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
         lines.append(advice)
     return lines
@@ -342,6 +349,8 @@ def plan_table(plan: Plan) -> Sheet:
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     """One flat row for each of the best few mixes."""
     return [
-        dict(zip(plan.names, mix.counts, strict=True)) | {k: v for k, v in vars(mix).items() if k != "counts"}
+        dict(zip(plan.names, mix.counts, strict=True))
+        | {name: value for name, value in vars(mix).items() if name != "counts"}
+        | {"decided": plan.decided, "notes": list(plan.notes)}
         for mix in plan.mixes
     ]

@@ -405,7 +405,8 @@ class OpenStudy:
         """What is left to do, as a clause; empty if nothing is."""
         left, num_runs = len(self.missing()), len(self.runs)
         done = f"{num_runs - left} of {num_runs} runs are finished"
-        return f"{done}; repeat `assay study run {self.folder}` to run the others" if left else ""
+        others = f"repeat `assay study run {self.folder}` to run the others"
+        return f"{done}; {others}, or `assay study report {self.folder}` to see what is there" if left else ""
 
     def failure(self, run: Run) -> str | None:
         """Why the run failed the last time, if it did."""
