@@ -248,7 +248,7 @@ def pending() -> str:
         missing += [f"more blocks of {STUDIES[name]} ({num_new} of 4)"] if num_new < 4 else []
     if not missing:
         return "All registered studies have been run to the end."
-    return f"Registered, with results still to come: {'; '.join(missing)}."
+    return "Registered, with results still to come: {}.".format(";\n".join(missing))
 
 
 def registered() -> str:
@@ -265,6 +265,7 @@ def registered() -> str:
         "How many of the registered claims hold, fail or are undecided (`studies/README.md` has each of them):",
         verdicts(),
         power(),
+        repeated(),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -456,15 +457,37 @@ def again(study: str) -> str:
         return NO_RESULTS
     if (num := len(np.unique(new_levels(study).block))) < 2:
         return f"{num} of 4 blocks is complete. A test needs two at least."
+    judged, num_shared = judged_again(study)
+    return f"{num} of 4 blocks are complete.\n\n{claims_table(judged, num_shared)}"
+
+
+def repeated() -> str:
+    """How many claims hold on new blocks alone, in a sentence for each data set."""
+    said = []
+    for study in filter(more_blocks, MORE):
+        if (num := len(np.unique(new_levels(study).block))) < 2:
+            continue
+        found = [verdict for _, verdict in judged_again(study)[0]]
+        counts = ", ".join(f"{found.count(word)} {word}" for word in ("holds", "fails", "undecided"))
+        counts = counts.replace("holds", "hold").replace("fails", "fail")
+        said.append(f"{STUDIES[study].split(',')[0]} ({num} new blocks): {counts}")
+    if not said:
+        return ""
+    return "The same claims, tested again on new blocks alone (`studies/more-blocks`):\n{}.".format(
+        ";\n".join(said)
+    )
+
+
+@cache
+def judged_again(study: str) -> tuple[list[tuple[Claim, str]], int]:
+    """The claims on new blocks alone with their verdicts, and among how many ERROR_RATE is divided."""
     found = tested(study, new_levels(study), {", by FD": new_looks(study)})
     if MORE[study] == "Holm":
-        judged, num_shared = verdicts_of(found), len(found)
-    else:
-        first = tested(study, levels_of(study), {", by FD": first_looks(study)})
-        assert [claim.words for claim in first] == [claim.words for claim in found]
-        p_values = ([claim.p_value for claim in family] for family in (found, first))
-        judged, num_shared = with_words(found, in_order(*p_values)), 2
-    return f"{num} of 4 blocks are complete.\n\n{claims_table(judged, num_shared)}"
+        return verdicts_of(found), len(found)
+    first = tested(study, levels_of(study), {", by FD": first_looks(study)})
+    assert [claim.words for claim in first] == [claim.words for claim in found]
+    p_values = ([claim.p_value for claim in family] for family in (found, first))
+    return with_words(found, in_order(*p_values)), 2
 
 
 def shares() -> str:

@@ -180,6 +180,8 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
             "num_runs": price.law.num_runs, "num_blocks": price.law.num_blocks,
             "pairs_low": 1 / most if most > 0 else math.inf, "pairs_high": 1 / least if least > 0 else math.inf,
         }  # fmt: skip
+        if price.verdict in ("at least", "at most"):
+            row["rate"] = math.nan  # there is only a bound
         if price.verdict == "undecided":
             row |= {"reason": reason(price)} | dict.fromkeys(("rate", "rate_low", "rate_high"), math.nan)
         if prices.from_paper and (box := PAPER_BOXES.get((prices.dataset, price.sigma))):
