@@ -82,9 +82,9 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     if noisy and files.dtype == np.uint8:
         found[CLIPPED] = (float(np.isin(files, (0, 255)).mean()),)
     elif noisy and np.ndim(sigma) == 0:
-        at_ends = float(np.isin(files, (files.min(), files.max())).mean())
-        if _MAX_AT_ENDS < at_ends < 1:
-            found[CUT] = (at_ends,)
+        at_ends = int(np.isin(files, (files.min(), files.max())).sum())
+        if at_ends - 2 > _MAX_AT_ENDS * files.size and at_ends < files.size:  # two values always are
+            found[CUT] = (at_ends / files.size,)
     if noisy and len(x) > 2 and (x == x[:1]).all():
         found[EQUAL] = (len(x),)
     if files.min() == files.max():
