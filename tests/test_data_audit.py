@@ -4,6 +4,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +19,11 @@ from skimage.restoration import estimate_sigma
 from torch import Tensor
 
 from assay.data import open_store
+from assay.data.arrays import measure_noise
 from assay.data.audit import audit, report
 from assay.data.audit.group import (
+    Measured,
+    Sensor,
     fit_sensor,
     group_level,
     mean_around,
@@ -170,6 +174,10 @@ def test_a_line_through_repeats_is_the_sensor() -> None:
     ends = sensor.mean.max(), sensor.mean.min()
     assert sensor.dependence() == pytest.approx((2 * ends[0] + 9) / (2 * ends[1] + 9), rel=0.05)
     assert sensor_from_repeats(mean, np.zeros_like(mean), mean) is None
+    for low, ratio in ((0.3, 1.0), (0.5, 2.0)):  # at the low end 1.65 / 1.35 = 1.22 may be chance, and 1.4 not
+        found = Sensor(Measured(1.0, low, 2.0), Measured(1.0, 0.5, 1.5), np.array([0.0, 1.0]))
+        assert found.dependence() == ratio
+    assert replace(found, mean=np.zeros(0)).dependence() == 1
 
 
 def raw_images(images: Sequence[np.ndarray], names: Sequence[str] | None = None) -> RawImages:
@@ -315,6 +323,11 @@ def test_images_that_break_the_model(tmp_path: Path) -> None:
     smooth = gaussian_filter(rng.standard_normal((40, 32, 32)), (0, 0.7, 0.7), mode="wrap").astype(np.float32)
     np.save(tmp_path / "c.npy", smooth)
     assert "neighbouring pixels is correlated" in run("data", "noise", tmp_path / "c.npy")
+    rows, columns = np.mgrid[:32, :32]
+    wave, turn, phase = rng.uniform([0.8, 0, 0], [2.2, np.pi, 6], (48, 3)).T[..., None, None]
+    waves = 5 * np.sin(wave * (rows * np.sin(turn) + columns * np.cos(turn)) + phase)
+    found = measure_noise(waves + rng.standard_normal(waves.shape))
+    assert "but not to within a factor of 10:" in dict(found.rows())["measured"] and found.warnings() == []
     rounded = (rng.standard_normal((40, 32, 32)) / 5).round() * 10 + 50
     np.save(tmp_path / "d.npy", rounded.astype(np.float32))
     assert "rounded to steps of" in run("data", "noise", tmp_path / "d.npy")

@@ -2,19 +2,23 @@
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from skimage.data import astronaut
 from sklearn.datasets import load_digits
 
 from assay.data import open_store, split_held_out
 from assay.data.arrays import from_arrays
+from assay.data.copies import blocks_of, find_shared, has_blocks
 from assay.data.export import names_like
+from assay.data.known import get
 from assay.data.notes import check_overlap
 from assay.data.pack import PackConfig, pack
-from assay.data.spec import SourceSpec, read_sources
+from assay.data.spec import SourceSpec, read_levels, read_sources
 from assay.data.units import Stabilised
 from assay.errors import AssayError
 from tests.errors import rejected
@@ -87,6 +91,12 @@ def test_wrong_settings_of_a_sensor_are_told(tmp_path: Path) -> None:
     stated = Stabilised(200, 2200, 1 / 3.2, 9, 256).sigma_tn
     assert re.search(f"noise of {stated:.3g} once .* gain .* read_noise and black", text)
     assert re.search(r"are far below `black` \(400\)", told(tmp_path, frames, **right | {"black": 400}))
+    scenes = np.concatenate([crops()[BUSY], crops()[BUSY][:, ::-1]])  # 1.5 electrons per value
+    counts = 3 * rng.normal(size=(24, 32, 32)) + 100 + rng.poisson(3.6 * scenes) / 1.5
+    for gain, is_told in ((1 / 1.5, False), (1.5, True)):
+        settings = {"range": (90, 800), "gain": gain, "read_noise": 3, "black": 100}
+        text = told(tmp_path, np.rint(counts).astype(np.uint16), **settings)
+        assert ("noise of 0.0508 once it is stabilised, but the noise measures 0.03" in text) == is_told, text
     dark = np.rint(256 + 9 * rng.normal(size=(2, 32, 32))).astype(np.uint16)
     with rejected("gain", "scans.npy[0]"):
         told(tmp_path, dark, **right | {"black": 0})
@@ -105,6 +115,9 @@ def test_noisy_versions_are_held_out_with_the_clean_images(tmp_path: Path) -> No
     assert len(rest) == 36 and not {i % 24 for i in rest.index.tolist()} & {*held_out.index.tolist()}
 
 
+SHARE = "share pixels with another"
+
+
 def digits(num_images: int, first: int = 0) -> np.ndarray:
     return load_digits().images[first : first + num_images] / 8 - 1
 
@@ -114,11 +127,16 @@ def digits(num_images: int, first: int = 0) -> np.ndarray:
     [
         (np.concatenate([digits(90), digits(90) + 0.2 * NORMAL[:90]]), "of 90 noisy images show the scene of"),
         (digits(1).repeat(180, 0) + 0.2 * NORMAL, "90 of 90 noisy images show the scene of another"),
-        (np.concatenate([digits(90), 0.9 * digits(90)[:, ::-1]]), "180 of 180 clean images are others flipped"),
         (
-            np.concatenate([digits(90), digits(90).swapaxes(1, 2) + 0.1]),
-            "(image 0 and image 90): leave them out",
+            np.concatenate([digits(90), 0.9 * digits(90) + 0.1]),
+            "180 of 180 clean images are others, brighter or darker (image 0 and image 90): leave them out",
         ),
+        (
+            np.concatenate([digits(90), digits(90)[:, ::-1]]),
+            f"180 of 180 images {SHARE} (image 0 and image 90)",
+        ),
+        (np.concatenate([digits(90), digits(90).swapaxes(1, 2)]), f"images {SHARE} (image 0 and image 90)"),
+        (np.concatenate([digits(90), np.roll(digits(90), 1, 2)]), f"images {SHARE} (image 0 and image 90)"),
         (np.linspace(-1, 1, 180)[:, None, None] * np.ones((8, 8)), "180 images have one value everywhere"),
     ],
 )
@@ -133,7 +151,30 @@ def test_other_scenes_are_no_twins(recwarn: pytest.WarningsRecorder, sigma: floa
     noisy = digits(898, 898) + sigma * np.random.default_rng(1).normal(size=(898, 8, 8))
     images = from_arrays(np.concatenate([digits(898), noisy]), [0.0] * 898 + [sigma] * 898)
     check_overlap(*split_held_out(images, 200))
-    assert not [each for each in recwarn.list if "show the scene" in str(each) or "flipped" in str(each)]
+    words = "show the scene", "brighter", "share pixels"
+    assert not [each for each in recwarn.list if any(word in str(each) for word in words)]
+
+
+def around_the_centre(off: float) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns (300, 32, 32) of pixels, from a centre that is `off` that of the image."""
+    rows, columns = np.mgrid[:32, :32][:, None] - 15.5 + off * NORMAL.flatten()[:600].reshape(2, 300, 1, 1)
+    return rows, columns
+
+
+@pytest.mark.parametrize(("kind", "off"), [("discs", 0.0), ("round", 0.05), ("oval", 0.0), ("oval", 0.1)])
+def test_round_things_are_not_called_brighter(recwarn: pytest.WarningsRecorder, kind: str, off: float) -> None:
+    """Any two of them look like one another brighter, and as much like its mirror image."""
+    (rows, columns), rng = around_the_centre(off), np.random.default_rng(0)
+    size, turn, axis, light = rng.uniform([2, 0, 0.4, 0.6], [7, np.pi, 1, 2], (300, 4)).T[..., None, None]
+    turn, axis = (turn, axis) if kind == "oval" else (0.0, 1.0)
+    along, across = columns * np.cos(turn) + rows * np.sin(turn), rows * np.cos(turn) - columns * np.sin(turn)
+    radius = np.hypot(along, across / axis)
+    images = light * (1 / (1 + np.exp(radius - 2 * size)) if kind == "discs" else np.exp(-radius / size)) - 1
+    from_arrays(images)
+    assert not [each for each in recwarn.list if "brighter" in str(each)]
+    if off == 0.1:  # most are not round enough to hide their copies
+        with pytest.warns(UserWarning, match="clean images are others, brighter"):
+            from_arrays(np.concatenate([images[:150], 0.9 * images[:150] - 0.1]))
 
 
 def test_held_out_scenes_that_are_trained_on_in_noise_or_mirrored_are_told() -> None:
@@ -141,8 +182,50 @@ def test_held_out_scenes_that_are_trained_on_in_noise_or_mirrored_are_told() -> 
     for training, held_out in ((noisy, from_arrays(digits(90))), (from_arrays(digits(90)), noisy)):
         with pytest.warns(UserWarning, match=r"of 90 held-out images show the scene .*image 0 and image 0"):
             check_overlap(training, held_out)
-    with pytest.warns(UserWarning, match="90 of 90 held-out images are one trained on flipped"):
-        check_overlap(from_arrays(digits(90)), from_arrays(digits(90)[:, :, ::-1]))
+    with pytest.warns(UserWarning, match="90 of 90 held-out images are one trained on, brighter"):
+        check_overlap(from_arrays(digits(90)), from_arrays(0.9 * digits(90)))
+    for other in (digits(90)[:, :, ::-1], np.roll(digits(90), 1, 1)):
+        with pytest.warns(UserWarning, match=r"90 of 90 held-out images share pixels .*image 0 and image 0"):
+            check_overlap(from_arrays(digits(90)), from_arrays(other))
+
+
+def test_overlapping_crops_are_told_unless_they_are_held_out_together(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Crops of 24 x 24 pixels at a distance of 8, with noise, as files and as patches of one picture."""
+    scene = astronaut().mean(2)[:120, :120] + 20 * np.random.default_rng(0).normal(size=(120, 120))
+    places = [(y, x) for y in range(0, 97, 8) for x in range(0, 97, 8)]
+    parts = np.stack([scene[y : y + 24, x : x + 24] for y, x in places]).astype(np.float32)
+    text = told(tmp_path, parts, range=(0, 255), sigma=20)
+    assert re.search(
+        rf"169 of 169 images {SHARE} .scans.npy.0. and scans.npy.[0-9]+.*: are they overlapping", text
+    )
+    for group, is_told in ((None, True), (np.zeros(169, int), False)):
+        recwarn.clear()
+        from_arrays(parts, 20, value_range=(0, 255), group=group)
+        assert any(SHARE in str(each.message) for each in recwarn.list) == is_told
+    np.save(tmp_path / "scene.npy", scene.astype(np.float32)[None])
+    spec = SourceSpec(path=str(tmp_path / "scene.npy"), range=(0, 255), sigma=20)
+    patches = pack(spec, tmp_path / "patches", PackConfig(patch=(24, 24), stride=8))
+    assert len(patches.store) == 169 and SHARE not in str(patches.warnings)
+
+
+def test_blocks_of_different_images_differ() -> None:
+    """Of Fashion-MNIST, of textures, and of discs of two colours, whose blocks are too flat to count."""
+    with TemporaryDirectory() as folder:
+        fashion = (
+            get("fashion-mnist", Path(folder) / "s", num_images=2000).store.read(torch.arange(2000)).numpy()
+        )
+    rng, (rows, columns) = np.random.default_rng(0), np.mgrid[:32, :32]
+    centre, radius = rng.integers(8, 24, (2, 500, 1, 1)), rng.integers(2, 8, (500, 1, 1))
+    discs = np.hypot(rows - centre[0], columns - centre[1]) < radius
+    for images in (fashion, rng.integers(0, 9, (500, 1, 32, 32)) / 4 - 1, 2.0 * discs[:, None] - 1):
+        assert find_shared(dict(enumerate(map(blocks_of, images))), np.arange(len(images))) is None
+    twice = np.concatenate([fashion[:300], np.roll(fashion[:300], (1, 2), (2, 3))])
+    found = find_shared(dict(enumerate(map(blocks_of, twice))), np.arange(600))
+    assert found is not None and found[1:] == (0, 300) and int(found[0].split()[0]) > 570
+    assert len(blocks_of(fashion[0, :, :7, :7])) == 0  # too small
+    assert 3700 < sum(has_blocks(i, 40_000) for i in range(40_000)) < 4500
 
 
 def test_what_packing_told_is_told_again(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -208,3 +291,101 @@ def test_clipped_float_noise_is_told(tmp_path: Path) -> None:
     share = np.mean([np.isin(image, (image.min(), image.max())).mean() for image in cut])
     said = told(tmp_path, cut, range=(0, 255), sigma=40)
     assert f"{len(cut)} noisy images have {share:.1%} of their values" in said
+
+
+def test_kinds_of_noise_that_one_level_does_not_describe_are_told(tmp_path: Path) -> None:
+    rng, photos = np.random.default_rng(1), np.repeat(crops(), 2, 1).repeat(2, 2)  # flat parts of two pixels
+    white = rng.normal(size=photos.shape)
+    smooth = (white + np.roll(white, 1, 1) + np.roll(white, 1, 2) + np.roll(white, 1, (1, 2))) / 2
+    photons = np.sqrt(100 + 4 * photos) * white  # 10 in the dark, which rules no image out
+    for noise, sigma, words in (
+        (20 * white, 20, ""),
+        (20 * smooth, 20, "correlates (0."),
+        (photons, 10, "`gain`"),
+    ):
+        values, folder = (photos + noise).astype(np.float32), tmp_path / f"{words[:5]}-files"
+        folder.mkdir()
+        text = told(folder, values, range=(0, 255), sigma=sigma)
+        assert words in text and ("correlates" in text or "depends on" in text) == bool(words), text
+
+
+def test_levels_are_compared_whatever_the_kind_of_noise(tmp_path: Path) -> None:
+    """Clipped at black, noise is less in dark parts, which is no photon noise and hides no wrong level."""
+    clipped = (
+        np.repeat(crops(), 2, 1).repeat(2, 2) + 30 * np.random.default_rng(1).normal(size=(24, 64, 64))
+    ).clip(0)
+    for sigma in (30, 3):
+        text = told(tmp_path, clipped.astype(np.float32), range=(0, 255), sigma=sigma)
+        assert "depends on" not in text and ("noise of 3, but the noise measures 2" in text) == (sigma == 3), (
+            text
+        )
+
+
+def test_maps_that_the_noise_does_not_follow_are_told(tmp_path: Path) -> None:
+    level = np.linspace(5, 60, 32) * np.ones((32, 1))
+    values = crops(level).astype(np.float32)
+    for given, is_told in ((level, False), (level.T, True), (level[:, ::-1], True)):
+        found = re.search(
+            r"follows its map .correlation over pixels (.*?)\)",
+            told(tmp_path, values, range=(0, 255), map=given),
+        )
+        assert (found is not None) == is_told and (found is None or float(found[1]) < 0.2)
+    flat = np.full((32, 32), 20.0)
+    assert "follows" not in told(
+        tmp_path, crops(flat).astype(np.float32), range=(0, 255), map=flat - 4 + level / 10
+    )
+
+
+def test_pages_that_are_read_as_colours_are_told(recwarn: pytest.WarningsRecorder) -> None:
+    colour = np.stack(
+        [astronaut()[y : y + 24, x : x + 24] for y in range(0, 480, 96) for x in range(0, 480, 96)]
+    )
+    from_arrays(colour)
+    assert not [each for each in recwarn.list if "three channels" in str(each)]
+    with pytest.warns(
+        UserWarning, match=r"three channels .* hardly correlate \(-?0.[01][0-9]\): .* pages of a stack"
+    ):
+        from_arrays(np.stack([np.roll(colour[..., c], 7 * c, 0) for c in range(3)], 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texture_is_not_called_noise_of_another_kind(recwarn: pytest.WarningsRecorder, seed: int) -> None:
+    """Waves of any direction and wavelength in white noise, without any flat part."""
+    rng, (rows, columns) = np.random.default_rng(seed), np.mgrid[:32, :32]
+    wave, turn, phase = rng.uniform([0.8, 0, 0], [2.2, np.pi, 6], (48, 3)).T[..., None, None]
+    waves = 0.5 * np.sin(wave * (rows * np.sin(turn) + columns * np.cos(turn)) + phase)
+    from_arrays(waves + 0.1 * rng.normal(size=waves.shape), 0.1)
+    assert not [each for each in recwarn.list if "the noise of" in str(each.message)]
+
+
+def test_images_scaled_one_by_one_are_told(tmp_path: Path) -> None:
+    noisy = crops(20)
+    lowest, span = noisy.min((1, 2), keepdims=True), np.ptp(noisy, (1, 2))[:, None, None]
+    scaled = ((noisy - lowest) / span).astype(np.float32)
+    assert "between 0 and 1, exactly" in told(tmp_path, scaled, range=(0, 1), sigma=0.1)
+
+
+def test_sources_of_another_brightness_are_told(tmp_path: Path) -> None:
+    clean, noisy = crops()[::2].repeat(2, 0), crops(20)
+    np.save(tmp_path / "noisy.npy", noisy.astype(np.float32))
+    for gamma, is_told in ((1.0, False), (0.3, True)):
+        other = 255 * (clean / 255) ** gamma + np.arange(24)[:, None, None] / 8  # no copies
+        np.save(tmp_path / "clean.npy", other.astype(np.float32))
+        ranges = {"range": (0, 255)}
+        both = [
+            SourceSpec(path=str(tmp_path / "clean.npy"), **ranges),
+            SourceSpec(path=str(tmp_path / "noisy.npy"), sigma=20, **ranges),
+        ]
+        text = "\n".join(pack(both, tmp_path / f"store-{gamma}").warnings)
+        assert ("scaled alike" in text) == is_told, text
+
+
+def test_levels_are_found_by_names_as_people_write_them(tmp_path: Path) -> None:
+    names, path = ["a/One.png", "a/two.png", "b/two.png"], tmp_path / "levels.csv"
+    path.write_text("filename,sigma\n one ,1\na/two.png,2\nb/two.png,3\nother.png,4\n")
+    assert [level.sigma for level in read_levels(path, names)] == [1, 2, 3]  # type: ignore[union-attr]
+    path.write_text("filename,sigma\none.PNG,1\ntwo,2\nelse.png,4\n")
+    found = read_levels(path, [*names, "c/three.png"])
+    assert found[0].sigma == 1  # type: ignore[union-attr]
+    assert [str(error).count("ambiguous") for error in found[1:3]] == [1, 1]
+    assert "no sigma for c/three.png (it has one for else.png)" in str(found[3])

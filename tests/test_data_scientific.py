@@ -175,7 +175,7 @@ def test_several_sources_keep_their_own_ranges_and_levels(tmp_path: Path) -> Non
     assert np.allclose(x[4:], noisy / 2047.5 - 1, atol=1e-6)
     assert np.allclose(store.sigma_tn.numpy(), [0] * 5 + [100 / 2047.5, 200 / 2047.5])
     assert store.source_names([0, 6]) == ["clean/clean.npy[0]", "noisy/noisy.npy[2]"]
-    assert store.meta.physical_range is None  # the two sources have different units
+    assert store.physical_range is None  # the two sources have different units, so files need a range
     assert "different values of black and white" in run("data", "show", store.path)
 
 

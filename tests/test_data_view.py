@@ -183,10 +183,15 @@ def test_no_two_images_share_a_seed() -> None:
         (lambda: part(real(), noisy=1.5), "noisy"),
         (lambda: part(real(), clean=-1), "clean"),
         (lambda: part(real(), clean=0.01), "clean"),
-        (lambda: part(real(), noisy=1, levels=(0.35, 0.39)), "noisy"),
+        (lambda: part(real(), noisy=1, levels=(0.35, 0.39)), "levels"),
+        (lambda: part(real(), levels=(60, 100)), "levels"),
+        (lambda: part(source(), levels=(0.1, 0.2)), "levels"),
+        (lambda: part(real(), levels=0.2), "levels"),  # type: ignore[arg-type]
         (lambda: part(real(), clean=0, noisy=0), None),
         (lambda: split_held_out(real(), 11), "held_out"),
         (lambda: split_held_out(real(), 0), None),
+        (lambda: split_held_out(real(), "6"), "held_out"),  # type: ignore[arg-type]
+        (lambda: split_held_out(real(), math.nan), "held_out"),
         (lambda: split_held_out(source(), 1.0), "held_out"),
         (lambda: View(real(), torch.tensor([12]), torch.tensor([0.05])), "target"),
         (lambda: View(real(), torch.tensor([12]), torch.tensor([math.nan])), "target"),

@@ -259,7 +259,7 @@ def test_files_that_cannot_hold_the_images_are_rejected_before_any_work(
 
 def test_units_must_be_known_and_shapes_must_agree(tmp_path: Path) -> None:
     unknown, store = gaussian_checkpoint(tmp_path, physical_range=None), noisy_store(tmp_path)
-    assert "give the range" in str(failing("sample", unknown, "-o", tmp_path / "x.npy"))
+    assert "as the range" in str(failing("sample", unknown, "-o", tmp_path / "x.npy"))
     other = gaussian_checkpoint(tmp_path, 3)
     error = failing("denoise", other, store.path, "-o", tmp_path / "y")
     assert "(1, 8, 6) and (3, 8, 6)" in error.what

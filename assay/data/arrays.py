@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.data.audit import Audit, audit
 from assay.data.notes import Note, Notes, look_at, odd_axes
+from assay.data.readers import RawImages
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
 from assay.data.store import PackedImage, Store, write_store
@@ -74,18 +76,17 @@ def from_arrays(
     >>> assay.from_arrays(np.random.rand(100, 8, 8), sigma=0.1, value_range=(0, 1))
     <arrays: 100 images of 1 x 8 x 8, 0 clean, 100 noisy>
     """
-    values = _array(images, "images")
-    values = values[:, None] if values.ndim == 3 else values
-    check(_image_rules(images, values, value_range))
-    if values.shape[1] > 4 and values.shape[3] <= 4:
-        values = values.transpose(0, 3, 1, 2)
+    values = _images(images, value_range)
     low, high = map(float, value_range or ((0, 255) if values.dtype == np.uint8 else (-1, 1)))
     x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
     levels = _array(sigma, "sigma", np.float64) * 2 / (high - low)
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
     check(_column_rules(x_tn, levels, classes, (low, high)))
     levels = np.broadcast_to(levels, len(values))
-    told = _warnings(values, x_tn, levels, (low, high), name) if len(values) > 1 else []
+    parts = np.arange(len(values)) if group is None else _array(group, "group", np.int64)
+    what = f"has shape {parts.shape}, not one number for each of {len(values)} images"
+    check([(parts.shape != (len(values),), AssayError(what, key="group", cure="give one each"))])
+    told = _warnings(values, x_tn, levels, (low, high), name, parts) if len(values) > 1 else []
     if value_range is None and not told and (np.abs(x_tn) > 1.1 + 5 * levels.max()).mean() > 0.01:
         found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
         told.append(f"{found}, where black is -1 and white 1: give `value_range`, e.g. (0, 1)")
@@ -100,32 +101,62 @@ def from_arrays(
     arrays = Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
     arrays.warnings = tuple(told)
     if group is not None:
-        arrays.group = torch.from_numpy(_array(group, "group", np.int64))
-        what = f"has shape {tuple(arrays.group.shape)}, not one number for each of {len(values)} images"
-        check([(arrays.group.shape != (len(values),), AssayError(what, key="group", cure="give one each"))])
+        arrays.group = torch.from_numpy(parts)
     return arrays
+
+
+def measure_noise(images: Any, clean: Any | None = None, shared: bool = False, black: float = 0.0) -> Audit:
+    """Measure the noise of images, an array as for `from_arrays`, in its units, as `assay data noise` does.
+
+    `clean` are examples of the same kind and in the same units, without noise: with them levels are surer.
+    `shared` gives all images the one level that they share; `black` is the value of no light.
+
+    >>> slope = np.linspace(0, 1, 32)
+    >>> scenes = np.add.outer(np.linspace(0, 1, 100), np.add.outer(slope, slope))
+    >>> noise = assay.measure_noise(scenes + np.random.default_rng(0).normal(0, 0.2, scenes.shape), shared=True)
+    >>> print(noise.low[0] < 0.2 < noise.high[0])
+    True
+    """
+
+    def raw(given: Any, key: str) -> RawImages:
+        values = _images(given, (0, 1), key).transpose(0, 2, 3, 1)
+        names = [f"image {i}" for i in range(len(values))]
+        return RawImages(key, names, lambda i: values[i], value_range=(0, 1))
+
+    examples = None if clean is None else raw(clean, "clean")
+    return audit(raw(images, "images"), examples, shared=shared, black=black)
+
+
+def _images(images: Any, value_range: Ends | None, key: str = "images") -> np.ndarray:
+    """Images (N, C, H, W) of an array with any axes that `from_arrays` takes."""
+    values = _array(images, key)
+    values = values[:, None] if values.ndim == 3 else values
+    check(_image_rules(images, values, value_range, key))
+    return values.transpose(0, 3, 1, 2) if values.shape[1] > 4 and values.shape[3] <= 4 else values
 
 
 def _array(values: Any, key: str, dtype: type | None = None) -> np.ndarray:
     try:
+        if np.asarray(values).dtype.kind in "US":
+            raise ValueError("they are text")
         return np.asarray(values, dtype=dtype)
     except (ValueError, TypeError) as error:
         raise AssayError(f"are not numbers in one array ({error})", key=key, cure="give one array") from None
 
 
-def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None) -> Rules:
+def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None, key: str) -> Rules:
     """Images are finite numbers, whose black and white are known."""
-    yield isinstance(images, str | Path), AssayError("are a path", key="images", cure="use open_store(path)")
-    yield not values.size, AssayError("are none", key="images", cure="give one or more")
+    yield isinstance(images, str | Path), AssayError("are a path", key=key, cure="use open_store(path)")
+    yield not values.size, AssayError("are none", key=key, cure="give one or more")
     masked = isinstance(images, np.ma.MaskedArray) and np.ma.is_masked(images)
     cure = "fill them with plausible values, save files with a map of a high level there, and pack these"
-    yield masked, AssayError("have masked pixels, which would be taken for the image", key="images", cure=cure)
+    yield masked, AssayError("have masked pixels, which would be taken for the image", key=key, cure=cure)
     what = f"are {values.dtype} of shape {np.shape(images)}, not numbers (N, H, W) or (N, C, H, W)"
     is_wrong = values.ndim != 4 or values.dtype.kind not in "biuf"
-    yield is_wrong, AssayError(what, key="images", cure="reshape them, the images first")
+    yield is_wrong, AssayError(what, key=key, cure="reshape them, the images first")
     bad = ~np.isfinite(values).all((1, 2, 3))
     what = f"have pixels that are NaN or infinite: image {bad.argmax()}, of {bad.sum()} in all"
-    yield bad.any(), AssayError(what, key="images", cure="remove those images")
+    yield bad.any(), AssayError(what, key=key, cure="remove those images")
     ends: Any = value_range or ((0, 1) if values.dtype == np.uint8 or values.dtype.kind == "f" else None)
     what = f"{ends} is not black and, above it, white"
     what = what if ends else f"is missing: {values.dtype} does not say which values are black and white"
@@ -148,12 +179,13 @@ def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, end
     cure = "scale them, or use `assay.from_arrays(images, value_range=(black, white))` (of files: pack them)"
     yield are_far, AssayError(what, key="value_range", cure=cure)
     is_class = classes.shape == (len(x_tn),) and np.issubdtype(classes.dtype, np.integer)
-    error = AssayError("has not one class per image, numbered from 0, or -1 for none", key="label")
-    yield not is_class or classes.min() < -1, error
+    what = f"is {classes.dtype} of shape {classes.shape}, for {len(x_tn)} images"
+    cure = "give one whole number for each, classes counted from 0, or -1 for none"
+    yield not is_class or classes.min() < -1, AssayError(what, key="label", cure=cure)
 
 
 def _warnings(
-    values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str
+    values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str, group: np.ndarray
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
     cure = " `from_arrays(images, value_range=(black, white))` states another."
@@ -162,7 +194,8 @@ def _warnings(
     for i, seen in enumerate(ends):
         content, looks = hash(x[i].tobytes()), look_at(x[i], levels[i], i, len(x), values[i])
         kind = int(levels[i] > 0), values.dtype.name  # clean and noisy images are judged apart
-        notes.add(Note(f"image {i}", float(levels[i]), seen, black_and_white, content, kind, *looks))
+        columns = float(levels[i]), seen, black_and_white, content, kind, int(group[i])
+        notes.add(Note(f"image {i}", *columns, looks))
     told, (num, channels, height, width) = notes.warnings(), values.shape
     if channels > 4 and 3 in (num, height, width):
         read = f"is read as {num} images with {channels} channels of {height} x {width} pixels"

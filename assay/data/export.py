@@ -170,8 +170,8 @@ def open_target(
         key, cure = "format" if dtype == "uint8" else "dtype", "use format = tiff, npy or fits"
         wrong = picture and (dtype != "uint8" or num_channels not in (1, 3))
         yield wrong, AssayError(what, path=path, key=key, cure=cure)
-        what = f"{dtype} is in the units of the training data, which the checkpoint does not record"
-        cure = "give the range, the values of black and white, or use uint8"
+        what = f"{dtype} is in the units of the data, but values of black and white are not recorded, or differ"
+        cure = "give them as the range, or use uint8"
         yield dtype != "uint8" and physical_range is None, AssayError(what, key="dtype", cure=cure)
         low, high = black_and_white(physical_range or (0, 65535))
         what = f"uint16 holds whole numbers from 0 to 65535, but the data ranges from {low:g} to {high:g}"

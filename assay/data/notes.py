@@ -15,27 +15,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from assay.data.audit.group import DEPENDS, fit_sensor, is_correlated, neighbour_correlation
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
+from assay.data.copies import (
+    FEWEST,
+    MAX_SHARE,
+    NUM_KNOWN,
+    SMALL,
+    Pair,
+    blocks_of,
+    content,
+    find_shared,
+    find_twins,
+    has_blocks,
+    small_copy,
+)
 from assay.data.source import ImageSource
 from assay.errors import AssayError, warn
-from assay.files import content_hash
 
 _NUM_MEASURED = 48  # images of each source whose noise is measured
+_MAX_SIDE = 256  # of their parts in which its kind is looked at
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
 _TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then count in full
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
+_AGREE_STABILISED = math.log(1.2)  # below that of a sensor, which no texture explains
 _SPREAD = math.log(1.5)  # of stated levels whose order is compared with that of measured ones
 _MIN_ORDER = 0.3  # their rank correlation
 _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
-_SIDE = 8  # of the small copies that near-duplicates are looked for in
-_NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
-_TURNED = 2e-4  # 1 - correlation of two copies, of which one may be turned, flipped or brighter
-_TURNED_WORDS = "flipped, turned, brighter or darker"
-_FEWEST = 16  # images, for twins and orders to be looked for
-_NUM_ASKED, _NUM_KNOWN = 256, 2**16  # images whose twins are looked for, and among which: some seconds
-_MAX_SHARE = 0.05  # of held-out images that may be in the training set: photographs do occur twice
+_MIN_FOLLOWED = 0.3  # correlation of the levels of a map with those of the noise
+_VARIED = 3.0  # times the variance at the quiet end of a map that is compared
+_MIN_COLOURS = 0.2  # correlation of the colours of clean images
+_SCENES = "hold whole scenes out (`--patch`, or `group` of arrays)"
 _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
@@ -55,6 +67,18 @@ _SENTENCES = {
 }
 
 
+class Looks(NamedTuple):
+    """What is seen in an image itself."""
+
+    found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
+    small: Tensor | None  # copy (H, W)
+    noise: float  # its variance in the small copy
+    blocks: np.ndarray | None  # their hashes, of some images
+    levels: Sequence[float] = ()  # of some images: as stated, as measured and 95% interval; black to white is 2
+    middle: Tensor = torch.empty(0)  # of those (C, H, W)
+    sigma_map: Tensor | None = None  # of the noise there, if it varies
+
+
 class Note(NamedTuple):
     """What was seen while an image was packed. Values are in the units of the file."""
 
@@ -64,17 +88,12 @@ class Note(NamedTuple):
     black_and_white: tuple[float, float]
     content: int  # a hash
     kind: tuple[int, str]  # the number of its source, and the type of its file's values
-    found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
-    levels: list[float] | None  # its noise as stated and as measured, 95% interval, where black to white is 2
-    small: Tensor | None  # copy (H, W)
-    noise: float  # its variance in the small copy
+    group: int  # images that are held out together
+    looks: Looks
 
 
-_Looks = tuple[dict[str, tuple[float, ...]], list[float] | None, Tensor | None, float]
-
-
-def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, files: np.ndarray) -> _Looks:
-    """`found`, `levels`, `small` and `noise` of image i (C, H, W) of a source with these values, quickly.
+def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, files: np.ndarray) -> Looks:
+    """What is seen in image i (C, H, W) of a source with these values, quickly.
 
     Levels are measured of few images; of a map the nearest level counts.
     """
@@ -90,12 +109,17 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     if files.min() == files.max():
         found[FLAT] = ()
     image = torch.from_numpy(x.astype(np.float32))[None]
-    small = _copy(image)[0] if i % -(-num_images // _NUM_KNOWN) == 0 else None
-    noise = float(np.square(sigma).mean()) * min(x.shape[1], _SIDE) * min(x.shape[2], _SIDE) / x.size
+    small = small_copy(image)[0] if i % -(-num_images // NUM_KNOWN) == 0 else None
+    noise = float(np.square(sigma).mean()) * min(x.shape[1], SMALL) * min(x.shape[2], SMALL) / x.size
+    looks = Looks(found, small, noise, blocks_of(x) if has_blocks(i, num_images) else None)
     if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
-        return found, None, small, noise
-    measured = blind_net().levels(image).flatten().tolist()
-    return found, [float(np.clip(measured[0], *np.quantile(sigma, (0.05, 0.95)))), *measured], small, noise
+        return looks
+    levels = blind_net().levels(image).flatten().tolist()
+    stated = float(np.clip(levels[0], *np.quantile(sigma, (0.05, 0.95))))
+    rows, columns = (slice(max(0, side - _MAX_SIDE) // 2, (side + _MAX_SIDE) // 2) for side in x.shape[1:])
+    sigma_map = None if np.ndim(sigma) == 0 else torch.tensor(sigma, dtype=torch.float32)[:, rows, columns]
+    middle = image[0, :, rows, columns].clone()
+    return looks._replace(levels=[stated, *levels], middle=middle, sigma_map=sigma_map)
 
 
 def odd_axes(shape: tuple[int, ...]) -> str | None:
@@ -120,17 +144,27 @@ class _Seen:
     noise: float = 0.0  # the highest level
     num_beyond: int = 0
     black_and_white: tuple[float, float] = (0.0, 0.0)
-    levels: list[list[float]] = field(default_factory=list)  # stated, measured, interval
+    ends: set[tuple[float, float]] = field(default_factory=set)  # of noisy images
+    num_noisy: int = 0
+    measured: list[Looks] = field(default_factory=list)
+
+    @property
+    def levels(self) -> np.ndarray:
+        """Stated, measured and its interval, (N, 4)."""
+        return np.array([looks.levels for looks in self.measured]).reshape(-1, 4)
 
     def far_off(self, stabilised: bool) -> tuple[float, float] | None:
         """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
-        both, ends = np.hsplit(np.array(self.levels), 2)
+        both, ends = np.hsplit(self.levels, 2)
         texture, least = (_TEXTURE_STABILISED, 1.0) if stabilised else (_TEXTURE, 0.0)
         ratio = np.log(np.hypot(both, texture)) @ (1, -1)
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
         found = both[[abs(ratio).argmax()]]
-        if abs(np.median(ratio)) > _AGREE + max(least, 3.75 / math.sqrt(len(both))) * np.median(error):
-            found = both[abs(ratio) > _AGREE]  # of a mix, the clean or the noisy images
+        (low, middle, high), surely = np.quantile(ratio, (0.25, 0.5, 0.75)), 3.75 / math.sqrt(len(both))
+        # No texture makes noise measure less than it is: then the spread of the images is their error.
+        is_less = stabilised and len(both) >= FEWEST and middle > _AGREE_STABILISED + surely * (high - low)
+        if is_less or abs(middle) > _AGREE + max(least, surely) * np.median(error):
+            found = both[abs(ratio) >= min(_AGREE, abs(middle))]  # of a mix, the clean or the noisy images
         elif (abs(ratio) > _AGREE + 2 * error).mean() <= 0.25:
             return None
         return float(np.quantile(found[:, 0], 0.5, method="lower")), float(np.median(found[:, 1]))
@@ -140,42 +174,122 @@ class _Seen:
         (black, white), (lowest, mean, highest) = note.black_and_white, note.values
         self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, highest)
         self.noise = max(self.noise, note.sigma)
+        if note.sigma > 0:
+            self.num_noisy += 1
+            self.ends.add((lowest, highest))
         middle, span = (black + white) / 2, white - black
         far = abs(mean - middle) / 0.75 if note.sigma > 0 else max(highest - middle, middle - lowest)
         self.num_beyond += far > span
         self.black_and_white = note.black_and_white
-        self.levels += [note.levels] if note.levels else []
+        self.measured += [note.looks] if note.looks.levels else []
 
     def warnings(self, in_files: bool, cure: str) -> list[str]:
         """What of its values and levels looks wrong; `cure` says how to give a range."""
+        return [*self.of_values(cure), *self.of_levels(in_files)]
+
+    def of_values(self, cure: str) -> Iterator[str]:
+        """What of its values looks wrong."""
         black, white = self.black_and_white
         is_bright = black == -white and self.lowest + 5 * min(self.noise, 0.2) * white >= 0  # 0 may be black
         is_bright &= self.lowest + self.highest > white / 4  # and not the middle
-        found, between = [], f"between {self.lowest:.4g} and {self.highest:.4g}"
+        between = f"between {self.lowest:.4g} and {self.highest:.4g}"
         stated = f"where black and white are {black:g} and {white:g}: is their range right?{cure}"
         if self.num_beyond:
-            found.append(f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}")
+            yield f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}"
         elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
-            found.append(f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}")
-        stabilised = not in_files and self.noise > 0
-        if self.levels and (levels := self.far_off(stabilised)):
+            yield f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}"
+        if self.num_noisy >= FEWEST and len(self.ends) == 1 and self.dtype != "uint8":
+            what = f"all noisy images of {self.name} have values {between}"
+            yield f"{what}, exactly: if each was scaled to these ends, its noise was too; use the originals"
+        if (colours := self.colours()) < _MIN_COLOURS:
+            what = f"the three channels of clean images of {self.name} hardly correlate ({colours:.2f})"
+            yield f"{what}: are they colours of one picture, or pages of a stack?"
+
+    def of_levels(self, in_files: bool) -> Iterator[str]:
+        """What of its noise looks wrong."""
+        (black, white), stabilised = self.black_and_white, not in_files and self.noise > 0
+        correlated, depends = self.correlates(), "" if stabilised else self.depends()
+        if kind := correlated or depends:
+            yield f"{kind}. `assay data noise` tells more"
+        levels = self.far_off(stabilised) if self.measured else None
+        if levels and not (correlated and levels[0] > levels[1]):  # which measures less than there is
             sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
             words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
-            cure = "is `sigma` right, and in the units of the files? `assay data noise` measures it"
+            doubts = "and in the units of the images" if sigma else "and are the axes in order"
+            cure = f"is `sigma` right, {doubts}? `assay data noise` measures it"
             if stabilised:
                 words = f"should have noise of {sigma:.3g} once it is stabilised"
                 cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"
-            found.append(f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}")
-        elif self.levels and (order := self.order()) < _MIN_ORDER:
+            yield f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}"
+        elif self.measured and (order := self.order()) < _MIN_ORDER:
             words = f"the levels of {self.name} hardly follow those that the noise measures"
-            found.append(f"{words} (rank correlation {order:.2f}): are they in the order of the images?")
-        return found
+            yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
+        if (follows := self.follows_maps()) < _MIN_FOLLOWED:
+            what = f"the noise of {self.name} hardly follows its map (correlation over pixels {follows:.2f})"
+            yield f"{what}: is the map turned or flipped, or of other images?"
+
+    def of_one_level(self) -> list[Looks]:
+        """Noisy images that have one level each, if these are enough to judge the kind of their noise."""
+        found = [looks for looks in self.measured if looks.noise > 0 and looks.sigma_map is None]
+        return found if len(found) >= FEWEST else []
+
+    def correlates(self) -> str:
+        """What to say of noise that is not white."""
+        if not (seen := self.of_one_level()):
+            return ""
+        levels = [looks.levels[1] for looks in seen]
+        if not is_correlated(white := neighbour_correlation([looks.middle for looks in seen], levels)):
+            return ""
+        what = f"the noise of neighbouring pixels of {self.name} correlates ({white.value:.2f}; white: 0)"
+        return (
+            f"{what}, as after resizing or compression, if it is not texture: use unprocessed images if you can"
+        )
+
+    def depends(self) -> str:
+        """What to say of noise that grows with the signal, other than by clipping."""
+        if not (images := [looks.middle for looks in self.of_one_level()]):
+            return ""
+        bounds = min(float(x.min()) for x in images), max(float(x.max()) for x in images)
+        sensor = fit_sensor(images, bounds)
+        if sensor is None or (ratio := sensor.dependence()) <= DEPENDS:
+            return ""
+        what = f"the noise of {self.name} depends on the signal: its variance is {ratio:.1f} times as large"
+        return f"{what} in bright parts as in dark ones, but `sigma` is one level; give `gain` and `read_noise`"
+
+    def follows_maps(self) -> float:
+        """The correlation of the levels that maps state and those of the finest detail; 1 if it says little."""
+        seen = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
+        if len(seen) < FEWEST:
+            return 1.0
+        images, maps = map(torch.stack, zip(*seen, strict=True))
+        kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]])[None, None] / 6
+        detail = (
+            functional.conv2d(images.flatten(0, 1)[:, None], kernel).square().unflatten(0, images.shape[:2])
+        )
+        stated = functional.conv2d(maps.square().flatten(0, 1)[:, None], kernel.square())
+        stated = stated.unflatten(0, maps.shape[:2]).mean((0, 1)).flatten()
+        found = detail.mean(1).quantile(0.5, 0).flatten()  # of most images: edges are in few
+        low, high = np.quantile(stated, (0.1, 0.9))
+        if high < _VARIED * low or found.mean() > 2 * stated.mean():  # texture prevails
+            return 1.0
+        return float(np.corrcoef(stated.sqrt(), found.sqrt())[0, 1])
+
+    def colours(self) -> float:
+        """The mean correlation of the three channels of clean images, 1 if there are few."""
+        seen = [
+            looks.middle.flatten(1) for looks in self.measured if looks.noise == 0 and len(looks.middle) == 3
+        ]
+        if len(seen) < FEWEST:
+            return 1.0
+        with np.errstate(invalid="ignore"):
+            found = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in seen])
+        return float(found[np.isfinite(found)].mean()) if np.isfinite(found).sum() >= FEWEST else 1.0
 
     def order(self) -> float:
         """The rank correlation of stated and measured levels, if these spread well beyond their errors."""
-        stated, measured, low, high = np.array([each for each in self.levels if each[0] > 0]).reshape(-1, 4).T
-        if len(stated) < _FEWEST or np.ptp(np.log(stated)) < _SPREAD:
+        stated, measured, low, high = self.levels[self.levels[:, 0] > 0].T
+        if len(stated) < FEWEST or np.ptp(np.log(stated)) < _SPREAD:
             return 1.0
         error = np.median(np.log(np.maximum([low, high], 1e-9)), axis=1) @ (-1, 1) / (2 * 1.96)
         ranks = np.argsort(np.argsort([stated, measured]))
@@ -192,7 +306,7 @@ class Notes:
         self._in_files, self._cure, self._named, self._num_images = in_files, cure, twins, 0
         self._names, self._seen = sources, dict[tuple[int, str], _Seen]()
         self._first: dict[int, str] = {}  # of each content
-        self._different: list[tuple[str, Tensor, float]] = []  # names, small copies and their noise
+        self._different: list[Note] = []
         self._copies: list[str] = []
         self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
@@ -202,9 +316,9 @@ class Notes:
         self._num_images += 1
         if (first := self._first.setdefault(note.content, note.name)) != note.name:
             self._copies.append(f"{note.name} of {first}")
-        elif note.small is not None:
-            self._different.append((note.name, note.small, note.noise))
-        for what, values in note.found.items():
+        elif note.looks.small is not None:
+            self._different.append(note)
+        for what, values in note.looks.found.items():
             self._found[what].append(values)
 
     def warnings(self) -> list[str]:
@@ -216,123 +330,107 @@ class Notes:
         if num := len(self._copies):
             which = ", ".join(self._copies[:3]) + (", ..." if num > 3 else "")
             told.append(f"{num:,} of the {self._num_images:,} images are copies ({which}): leave them out")
-        return [*told, *self._twins()]
+        return [*told, *self._compared()]
 
-    def _twins(self) -> Iterator[str]:
-        """Noisy images of one scene, and clean images that are others turned or brighter."""
+    def _compared(self) -> Iterator[str]:
+        """Sources of another scale, images of one scene, and images that share pixels."""
         if not self._different:
             return
-        names, copies, noise = zip(*self._different, strict=True)
-        small, variance, every = torch.stack(copies), torch.tensor(noise), torch.arange(len(copies))
+        seen = self._different
+        small = torch.stack([note.looks.small for note in seen if note.looks.small is not None])
+        variance, every = torch.tensor([note.looks.noise for note in seen]), torch.arange(len(seen))
+        source = torch.tensor([note.kind[0] for note in seen])
+        parts = [source == k for k in source.unique()]
+        for part in parts[1:]:
+            both = [_scale(small[each], float(variance[each].mean())) for each in (parts[0], part)]
+            if min(int(parts[0].sum()), int(part.sum())) >= FEWEST and (unlike := _unlike(*both)):
+                pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
+                yield "images like {} and like {} have {}".format(*pair, unlike)
         if self._named:
             yield self._named
         elif found := find_twins(small, variance, every[variance > 0], every):
-            which = (
-                f"{found[0]} noisy images show the scene of another ({names[found[1]]} and {names[found[2]]})"
-            )
+            which = f"{found[0]} noisy images show the scene of another ({self._pair(found)})"
             yield f"{which}: they teach no new scene, and what is held out must show others"
-        if found := find_twins(small, variance, every, every, True):
-            which = f"{_TURNED_WORDS} ({names[found[1]]} and {names[found[2]]})"
-            yield f"{found[0]} clean images are others {which}: leave them out"
+        if found := find_twins(small, variance, every, every, brighter=True):
+            which = f"brighter or darker ({self._pair(found)})"
+            yield f"{found[0]} clean images are others, {which}: leave them out"
+        group = np.array([note.group for note in seen])
+        blocks = {i: note.looks.blocks for i, note in enumerate(seen) if note.looks.blocks is not None}
+        if found := find_shared(blocks, group):
+            what = f"{found[0]} images share pixels with another ({self._pair(found)})"
+            what += ": are they overlapping crops, or shifted, flipped or turned copies?"
+            yield f"{what} Images held out must share none: leave copies out, or {_SCENES}"
 
-
-_Twins = tuple[str, int, int] | None
-
-
-def find_twins(small: Tensor, noise: Tensor, asked: Tensor, known: Tensor, turned: bool = False) -> _Twins:
-    """How many images of those `asked` show the scene of another that is `known`, and the first such pair.
-
-    None if few do, or if that may be by chance.
-    Of small copies (N, H, W) with noise of variance (N,), two of one scene differ by a chi-squared number times
-    their noise. That others differ by more is seen in how many differ by little more, and in mirror images,
-    which show no scene of the set. `turned`: of clean images, copies that are turned, flipped or brighter.
-    """
-    num_cells, unit = small[0].numel(), 1 + 2 * math.sqrt(2 / small[0].numel())  # two deviations above the mean
-    if turned:
-        small = small - small.mean((1, 2), keepdim=True)
-        size = small.flatten(1).norm(dim=1)
-        small, fits = small / size[:, None, None], (noise == 0) & (size > _NEAR * math.sqrt(num_cells))
-        asked, known = asked[fits[asked]], known[fits[known]]
-    if min(len(asked), len(known)) < _FEWEST:
-        return None
-    asked, known = asked[spread(len(asked), _NUM_ASKED)], known[spread(len(known), _NUM_KNOWN)]
-    variance = noise[asked][:, None] + noise[known] + _NEAR**2
-    scale, far = (2 * _TURNED, 10.0) if turned else (num_cells * unit * variance, 2 / unit)
-    found = []
-    for turn in range(0, 8, 1 if turned and small.shape[1] == small.shape[2] else 2):
-        other = small[known].rot90(turn % 4, (1, 2))
-        other = (other if turn < 4 else other.flip(2)).flatten(1)
-        distance = torch.cdist(small[asked].flatten(1), other).square() / scale
-        found.append(distance.masked_fill_(asked[:, None] == known, math.inf).min(1))
-    values = torch.stack([each.values for each in found])
-    best = values.argmin(0) if turned else torch.zeros(len(asked), dtype=torch.long)
-    nearest = values.gather(0, best[None])[0]
-    is_twin, chance = nearest < 1, 0.0 if turned else float((values[1:] < 1).double().mean(1).max())
-    almost = float(((nearest >= 1) & (nearest < far)).double().mean())
-    num, limit = int(is_twin.sum()), _MAX_SHARE + 4 * almost + 2 * chance
-    if num < 3 or num <= limit * len(asked):
-        return None
-    first = int(is_twin.nonzero()[0])
-    twin = known[found[int(best[first])].indices[first]]
-    return f"{num} of {len(asked)}", int(asked[first]), int(twin)
+    def _pair(self, found: Pair) -> str:
+        return " and ".join(self._different[i].name for i in found[1:])
 
 
 def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     """Reject held-out images many of which are trained on; warn of a few, and of those that nearly are.
 
-    A model that memorised them would look good. Images are compared by a hash of their pixels and by the
-    distance of small copies. Of a training set that would take long to read, an even selection is compared.
+    A model that memorised them would look good. Images are compared by hashes of their pixels and by
+    the distance of small copies. Of a training set that would take long to read, an even selection is compared.
     """
-    known: dict[str, int] = {}
-    copies, others, numbers = [], [], []
     every = -(-len(training) * 4 * math.prod(training.image_shape) // _MAX_BYTES)
-    for part in torch.arange(0, len(training), every).split(_BATCH):
-        x = training.read(part)
-        copies.append(_copy(x))
-        for number, image in zip(part.tolist(), x, strict=True):
-            known.setdefault(_hash(image), number)
-    small = torch.cat(copies)
-    for part in torch.arange(len(held_out)).split(_BATCH):
-        x = held_out.read(part)
-        numbers += [known.get(_hash(image), -1) for image in x]
-        others.append(_copy(x))
-    (mean, spread_of), (other, spread_there) = _scale(training, small), _scale(held_out, torch.cat(others))
-    if abs(mean - other) > spread_of / 2 or max(spread_of, spread_there) > 1.5 * min(spread_of, spread_there):
-        values = f"values of {other:.2g} ± {spread_there:.2g}, those trained on of {mean:.2g} ± {spread_of:.2g}"
-        warn(f"held-out images have {values}: are they scaled alike, and of one kind?")
-    is_same = torch.tensor(numbers) >= 0
+    index = torch.arange(0, len(training), every)
+    small, known, blocks = _read(training, index)
+    small_there, seen, blocks_there = _read(held_out, torch.arange(len(held_out)))
+    share = small[0].numel() / math.prod(training.image_shape)  # of the variance of noise, in small copies
+    sources = (small_there, held_out), (small, training)
+    if unlike := _unlike(*(_scale(each, share * float(of.sigma_tn.square().mean())) for each, of in sources)):
+        warn(f"images held out and those trained on have {unlike}")
+    first_with = {each: number for number, each in reversed(list(enumerate(known)))}
+    is_same = torch.tensor([each in first_with for each in seen])
     num_same = int(is_same.sum())
     what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
-    if num_same > _MAX_SHARE * len(held_out):
+    if num_same > MAX_SHARE * len(held_out):
         first = int(is_same.nonzero()[0])
-        what += f": image {first} of {held_out.name} is image {numbers[first]} of {training.name}"
+        where = int(index[first_with[seen[first]]])
+        what += f": image {first} of {held_out.name} is image {where} of {training.name}"
         raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
     if num_same:
         warn(f"{what}: a model that memorises them looks better than it is")
-    num_trained, levels = len(small), torch.cat([training.sigma_tn[::every], held_out.sigma_tn])
-    small, index = torch.cat([small, *others]), torch.arange(len(levels))
-    noise = levels.square() * small[0].numel() / math.prod(training.image_shape)
-    asked = index[num_trained:][~is_same]
-    for turned, what in enumerate(("show the scene of one trained on", f"are one trained on {_TURNED_WORDS}")):
-        if found := find_twins(small, noise, asked, index[:num_trained], bool(turned)):
-            pair = f"image {found[1] - num_trained} and image {every * found[2]} of those"
-            cure = "hold whole scenes out (`--patch`, or `group` of arrays)"
-            return warn(f"{found[0]} held-out images {what} ({pair}): {cure}")
+    noise = share * torch.cat([training.sigma_tn[::every], held_out.sigma_tn]).square()
+    copies, asked = torch.cat([small, small_there]), len(small) + (~is_same).nonzero()[:, 0]
+    trained = torch.arange(len(small))
+    blocks |= {len(small) + i: each for i, each in blocks_there.items() if not is_same[i]}
+    for what, found in (
+        ("show the scene of one trained on", find_twins(copies, noise, asked, trained)),
+        ("are one trained on, brighter or darker", find_twins(copies, noise, asked, trained, brighter=True)),
+        (
+            "share pixels with one trained on",
+            find_shared(blocks, np.arange(len(copies)) >= len(small), asked.numpy()),
+        ),
+    ):
+        if found:
+            pair = f"image {found[1] - len(small)} and image {every * found[2]} of those"
+            return warn(f"{found[0]} held-out images {what} ({pair}): {_SCENES}")
 
 
-def _hash(image: Tensor) -> str:
-    """The same of one picture in stores of 8 bits, 16 bits and float32: their values are on this grid."""
-    return content_hash(((image.double() + 1) * (16 * 65535 / 2)).round().long().numpy().tobytes())
+def _read(source: ImageSource, index: Tensor) -> tuple[Tensor, list[str], dict[int, np.ndarray]]:
+    """Small copies of images (N,), hashes of their contents, and those of the blocks of some."""
+    copies, contents, blocks = [], list[str](), dict[int, np.ndarray]()
+    for part in index.split(_BATCH):
+        x = source.read(part)
+        copies.append(small_copy(x))
+        for image in x:
+            if has_blocks(len(contents), len(index)):
+                blocks[len(contents)] = blocks_of(image.numpy())
+            contents.append(content(image))
+    return torch.cat(copies), contents, blocks
 
 
-def _scale(source: ImageSource, copies: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of the values of small copies, without that of noise; NaN if it prevails."""
-    noise = float(source.sigma_tn.square().mean()) * copies[0].numel() / math.prod(source.image_shape)
+def _unlike(one: tuple[float, float], other: tuple[float, float]) -> str:
+    """What to say of two sets of images whose values have these means and deviations, if they differ much."""
+    (mean, deviation), (mean_there, deviation_there) = one, other
+    low, high = sorted((deviation, deviation_there))
+    if not (abs(mean - mean_there) > deviation_there / 2 or high > 1.5 * low):
+        return ""
+    values = f"values of {mean:.2g} ± {deviation:.2g} and {mean_there:.2g} ± {deviation_there:.2g}"
+    return f"{values}, where black is -1 and white 1: are they scaled alike, and of one kind?"
+
+
+def _scale(copies: Tensor, noise: float) -> tuple[float, float]:
+    """Mean and deviation of the values of small copies, without the variance of noise; NaN if that prevails."""
     variance = float(copies.double().var()) - noise
     return (float(copies.mean()), math.sqrt(variance)) if variance > noise else (math.nan, math.nan)
-
-
-def _copy(x: Tensor) -> Tensor:
-    """Small grey copies of images (B, C, H, W)."""
-    height, width = (min(side, _SIDE) for side in x.shape[2:])
-    return functional.adaptive_avg_pool2d(x.mean(1), (height, width))

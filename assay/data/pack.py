@@ -330,7 +330,8 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
     looks = look_at(x, sigma if sigma_map is None else sigma_map, i, len(raw.names), files)
     kind, content = (job.source, files.dtype.name), hash(values.tobytes())
-    note = Note(job.name, sigma, ends_and_mean, units, content, kind, found | looks[0], *looks[1:])
+    looks = looks._replace(found=found | dict(looks.found))
+    note = Note(job.name, sigma, ends_and_mean, units, content, kind, job.group, looks)
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
     return PackedImage(job.name, values, *columns), note, layout

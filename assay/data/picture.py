@@ -95,5 +95,5 @@ def levels_text(low: float, high: float, form: str = ".3g", to: str = " to ") ->
 
 
 def snr_text(sigma: float) -> str:
-    """The signal-to-noise ratio of images with signal power 1 (`assay.noise.snr_db`)."""
+    """The signal-to-noise ratio (`assay.noise.snr_db`)."""
     return "clean" if sigma == 0 else f"{snr_db(sigma):.1f} dB"

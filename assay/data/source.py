@@ -120,7 +120,7 @@ class ImageSource(ABC):
         return f"<{self.name}: {num_images} images of {shape}, {counts}>"
 
     def plot(self) -> Image:
-        """A picture with a row of images for each noise level; dB are its SNR where signal has power 1."""
+        """A picture with a row of images for each noise level; dB are its SNR (`assay.noise.snr_db`)."""
         from assay.data.picture import noise_picture
 
         return noise_picture(self)

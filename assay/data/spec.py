@@ -204,18 +204,23 @@ class Level(NamedTuple):
 def read_levels(path: Path, names: Sequence[str], scaled: bool = False) -> list[Level | AssayError]:
     """The level of each image, or what is wrong with it, from a CSV or a JSONL (see the top of this module).
 
-    File names are relative to the source; the last part alone will do if no two images share it. Lines of
-    images that are not in the source do not matter. `scaled`: all levels are for images from -1 to 1.
+    File names are relative to the source; the last part alone will do if no two images share it, also in other
+    case and without its ending. Lines of images that are not in the source do not matter. `scaled`: all levels
+    are for images from -1 to 1.
     """
-    number = {name: [i] for i, name in enumerate(names)}
-    by_last_part: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        by_last_part.setdefault(PurePosixPath(name).name, []).append(i)
+    numbers: dict[str, list[int]] = {}
+    for short in (str, lambda name: PurePosixPath(name).name, _stem):  # of names that agree, the longest counts
+        longer = set(numbers)
+        for i, name in enumerate(names):
+            if short(name) not in longer:
+                numbers.setdefault(short(name), []).append(i)
     cure = "write one line with one level for each image (0 if it is clean), and folders where names repeat"
     found: dict[int, Level | AssayError] = {}
+    others = []
     for line, row in _rows(path):
-        name = str(row["filename"])
-        images = number.get(name) or by_last_part.get(name, [])
+        name = str(row["filename"]).strip()
+        images = numbers.get(name) or numbers.get(_stem(name), [])
+        others += [] if images else [name]
         for i in images:
             try:
                 if len(images) > 1 or i in found:
@@ -223,10 +228,15 @@ def read_levels(path: Path, names: Sequence[str], scaled: bool = False) -> list[
                 found[i] = _level_of(row, scaled)
             except (TypeError, ValueError, OverflowError) as error:
                 found[i] = AssayError(one_line(f"line {line}: {name}: {error}"), path=path, cure=cure)
+    instead = f" (it has one for {one_line(others[0])})" if others else ""
     return [
-        found.get(i) or AssayError(f"has no sigma for {one_line(name)}", path=path, cure=cure)
+        found.get(i) or AssayError(f"has no sigma for {one_line(name)}{instead}", path=path, cure=cure)
         for i, name in enumerate(names)
     ]
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).stem.lower()
 
 
 def _level_of(row: dict[str, Any], scaled: bool) -> Level:

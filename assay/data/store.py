@@ -168,7 +168,8 @@ class Store(ImageSource):
     def __init__(self, path: Path) -> None:
         self.path, self.meta = path, (meta := read_meta(path))
         self.name, self.image_shape, self.class_names = meta.name, meta.image_shape, meta.class_names
-        self.physical_range = meta.physical_range or meta.value_range
+        units = meta.physical_range or meta.value_range
+        self.physical_range = units if meta.physical_range or units != (-1, 1) else None  # sources differ
         for file in meta.checksums:
             if not (path / file).is_file():
                 raise AssayError("is missing", path=path / file, cure=_CURE)

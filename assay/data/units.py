@@ -44,6 +44,11 @@ class Stabilised:
         return self
 
     @property
+    def sensor(self) -> str:
+        """The sensor in words."""
+        return f"gain {self.gain:g}, read noise {self.read_noise:g}, black at {self.black:g}"
+
+    @property
     def sigma_tn(self) -> float:
         """The noise level of every noisy image, where black to white is 2."""
         low, high = self._ends()

@@ -14,20 +14,23 @@ epoch, which would leak the clean image.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from assay.data.source import ImageSource, as_source
-from assay.data.store import Store
-from assay.errors import AssayError, check, check_same
+from assay.data.store import PackedImage, Store, write_store
+from assay.errors import AssayError, Rules, check, check_same
 from assay.files import content_hash
 from assay.noise import check_sigma, warn_of_units
 
 _MAX_CACHE_BYTES = 2**30
+_BATCH = 64  # images written at once
 
 
 class View(ImageSource):
@@ -95,6 +98,20 @@ class View(ImageSource):
             return super().read_levels(index)
         before, target = self.source.read_levels(self.index[index]), self.sigma_tn[index]
         return torch.maximum(before, target.where(self._added[index] > 0, 0)[:, None, None, None])
+
+    def save(self, path: Path | str) -> Store:
+        """Write the images to a store, with the noise that they have here."""
+
+        def images() -> Iterator[PackedImage]:
+            group = torch.full_like(self.label, -1) if self.group is None else self.group
+            for index in torch.arange(len(self)).split(_BATCH):
+                maps = self.read_levels(index).numpy() if self.has_map else [None] * len(index)
+                for i, x, levels in zip(index.tolist(), self.read(index).numpy(), maps, strict=True):
+                    about = float(self.sigma_tn[i]), int(self.label[i]), None, self.physical_range
+                    yield PackedImage(f"{i:06d}", x, *about, int(group[i]), levels)
+
+        layout = self.image_shape, "float32", (-1, 1)
+        return write_store(Path(path), self.name, images(), *layout, self.class_names)  # type: ignore[arg-type]
 
     def _compute(self, index: Tensor) -> Tensor:
         x, added = self.source.read(self.index[index]), self._added[index]
@@ -280,6 +297,7 @@ def part(
     source = usable(as_source(source), seed)
     is_noisy = source.sigma_tn > 0
     if levels is not None:
+        check(_level_rules(source.sigma_tn[is_noisy], levels, source.name))
         low, high = torch.tensor(levels)
         is_noisy &= (source.sigma_tn >= low) & (source.sigma_tn <= high)
     order = _order(source, seed)
@@ -290,6 +308,19 @@ def part(
         chosen.append(there[: _size(key, size, len(there), f"{key} images{within} of {source.name}")])
     name = f"{source.name} ({len(chosen[0])} clean, {len(chosen[1])} noisy)"
     return View(source, torch.cat(chosen).sort().values, seed=seed, name=name)
+
+
+def _level_rules(sigma_tn: Tensor, levels: Any, name: str) -> Rules:
+    """There are images between these levels; `sigma_tn` are those of all noisy images."""
+    what = f"{levels!r:.80} is not the lowest level and the highest"
+    is_pair = isinstance(levels, tuple | list) and len(levels) == 2 and levels[0] <= levels[1]
+    yield not is_pair, AssayError(what, key="levels", cure="give both, e.g. (0.1, 0.3)")
+    yield not len(sigma_tn), AssayError(f"no image of {name} is noisy", key="levels", cure="leave it out")
+    low, high = torch.tensor(levels)
+    what = f"no image of {name} has a level from {low:g} to {high:g}, where black to white is 2"
+    cure = f"choose others: they go from {sigma_tn.min():.3g} to {sigma_tn.max():.3g}"
+    is_inside = (sigma_tn >= low) & (sigma_tn <= high)
+    yield not is_inside.any(), AssayError(what, key="levels", cure=cure)
 
 
 def raised(source: ImageSource, level: float, seed: int = 0) -> View:
@@ -345,17 +376,19 @@ def split_held_out(
 
 def count_of(size: float | int, num_there: int) -> int:
     """How many images a share (float) or a number (int) of `num_there` images is; halves are rounded up."""
-    if isinstance(size, int):
-        return size
+    if isinstance(size, Integral):
+        return int(size)
     return math.floor(size * num_there + 0.5 + 1e-9)  # 1e-9: 0.29 * 50 is 14.499999999999998
 
 
 def _size(key: str, size: float | int, num_there: int, what: str) -> int:
     """`count_of` with checks, for a number that a user gave; `what` describes the images."""
-    count, limit = count_of(size, num_there), 1 if isinstance(size, float) else num_there
-    if not 0 <= count <= num_there or not 0 <= size <= limit or count == 0 < size < 1:
+    limit = num_there if isinstance(size, Integral) else 1
+    is_possible = isinstance(size, Real) and 0 <= size <= limit
+    count = count_of(size, num_there) if is_possible else -1
+    if count < 0 or count == 0 < size < 1:
         cure = "give a share between 0.0 and 1.0, or a whole number of images"
-        raise AssayError(f"{size} cannot be had: there are only {num_there} {what}", key=key, cure=cure)
+        raise AssayError(f"{size!r:.80} cannot be had: there are only {num_there} {what}", key=key, cure=cure)
     return count
 
 

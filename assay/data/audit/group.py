@@ -31,6 +31,10 @@ _TEXTURE = 0.01  # how much too high a level may be for what is left of texture 
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
+_MIN_SHARE = 0.25  # of the images that must have as many flat ones: in fewer, levels may be too high by chance
+_MAX_SPREAD = 1 / 3  # variance of the detail of flat windows over its square: 2/15 for noise, more for texture
+DEPENDS = 1.5  # times the variance of noise in dark parts, if it depends on the signal
+_SURELY = 1.3  # times, at the low end of the interval of the gain
 
 
 class Measured(NamedTuple):
@@ -63,10 +67,14 @@ class Sensor:
         return self.gain.value * mean + self.offset.value
 
     def dependence(self) -> float:
-        """Variance of the noise at the bright end over that at the dark end; 1 if the gain may be zero."""
-        if self.gain.low <= 0:
+        """Variance of the noise at the bright end over that at the dark end; 1 if it may hardly differ."""
+        if self.gain.low <= 0 or not len(self.mean):
             return 1.0
-        dark, bright = self.line(np.array([self.mean.min(), self.mean.max()])).tolist()
+        ends, middle = np.array([self.mean.min(), self.mean.max()]), self.mean.mean()
+        least = self.line(middle) + self.gain.low * (ends - middle)
+        dark, bright = self.line(ends).tolist()
+        if least[1] < _SURELY * least[0]:
+            return 1.0
         return bright / dark if dark > 0 else math.inf
 
     def __str__(self) -> str:
@@ -189,6 +197,8 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY, black: float = 0
         if len(passed) < _MIN_WINDOWS or np.array_equal(passed, chosen):
             break
         chosen, variance = passed, everywhere[passed]
+    if np.square(pool.detail[chosen] / variance - 1).mean() > _MAX_SPREAD:
+        return None
     gain, offset, slack = sensor.gain, sensor.offset, 2 * _TEXTURE * float(np.median(variance))
     gain = gain._replace(low=gain.low - 2 * _TEXTURE * abs(gain.value))  # for texture, as the level of a group
     offset = Measured(offset.value, offset.low - slack, offset.high + slack)
@@ -248,25 +258,33 @@ def _fitted(
     return Sensor(gain, offset, np.bincount(bin_of, mean)[filled] / count[filled])
 
 
+def is_correlated(white: Measured) -> bool:
+    """Whether a correlation of neighbours is surely, and by more than a little, above that of white noise."""
+    return white.low > 0.05 and white.value > 0.1
+
+
 def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> Measured:
     """Correlation of the noise of pixels beside each other; 0 for white noise, NaN without flat parts.
 
     If the noise has the spectrum exp(b (cos u + cos v)), neighbours correlate by I_1(b) / I_0(b), and the log
     of the variance of a coefficient is a line in the lag-one sum of its cosines (`lag_one`), with slope b.
-    That line is fitted to the fine coefficients of windows with less structure than `sigma`^2.
+    That line is fitted to the fine coefficients of windows with less structure than `sigma`^2. Without
+    any, the flattest of each image may have texture, which unlike noise differs from image to image: the
+    interval then covers most images.
     """
     fine, lag = lag_one(_SIDE)
     slope_of = np.linalg.pinv(np.stack([np.ones(int(fine.sum())), lag[fine].numpy()], 1))[1]
-    for share in (0.0, 0.05):  # if hardly any window is that flat, the flattest of each image must do
+    for share in (0.0, 0.05):  # if hardly any image has such windows, the flattest of each image must do
         spectra = []
         for image, level in zip(images, sigma, strict=True):
             found = windows(image[:, None], _SIDE)
-            bound = max(level**2, found.structure.quantile(share).item() if share else 0.0)
+            least = max(share, min(1.0, (_MIN_FLAT + 1) / found.structure.numel()))
+            bound = max(level**2, found.structure.quantile(least).item() if share else 0.0)
             flat = (found.structure < bound).double()
             if level > 0 and flat.sum() >= _MIN_FLAT:
                 energy = found.energy[:, fine.flatten()].double()
                 spectra.append((torch.einsum("cfl,cl->f", energy, flat) / level**2).numpy())
-        if len(spectra) >= 0.05 * len(images):
+        if len(spectra) >= _MIN_SHARE * len(images):
             break
     if not spectra:
         return Measured(math.nan, math.nan, math.nan)
@@ -280,4 +298,7 @@ def neighbour_correlation(images: Sequence[Tensor], sigma: Sequence[float]) -> M
     blocks = [block for block in np.array_split(total, 10) if 0 < len(block) < len(total)]
     without = np.array([correlation(total.sum(0) - block.sum(0)) for block in blocks])  # the jackknife
     error = 1.96 * math.sqrt(0.9 * np.square(without - without.mean()).sum()) if blocks else math.inf
-    return Measured(together, max(-1.0, together - error), min(1.0, together + error))
+    ends = [max(-1.0, together - error), min(1.0, together + error)]
+    if share:
+        ends += np.quantile([correlation(spectrum) for spectrum in spectra], (0.05, 0.95)).tolist()
+    return Measured(together, min(ends), max(ends))

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from assay.data.audit.group import (
+    DEPENDS,
     Measured,
     Sensor,
     fit_sensor,
     group_level,
+    is_correlated,
     mean_around,
     neighbour_correlation,
     sensor_from_repeats,
@@ -43,13 +45,13 @@ _MAX_EXAMPLES = 1000
 _NOISY_EXAMPLES = 0.06  # of an image's range that may look like noise in clean examples
 _SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
 _VARIED = 2.0  # times the noise that the signal must vary by to show that the noise does not depend on it
-_DEPENDS = 1.5  # times the variance in dark parts
 _MAX_ERROR = 10.0  # of the logarithm of a level; no noise was found then
 _ONE_SCENE = 0.6  # correlation of neighbours above which exposures differ by more than noise
+_MAX_FACTOR = 10.0  # either way that a level may be off, to be called measured
 _AGREEMENT = 1.5  # mean squared deviation, in standard errors, of images that may share a level
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """The noise of N images, in the units of their files; arrays are (N,)."""
 
@@ -68,6 +70,10 @@ class Audit:
     sensor: Sensor | None
     recorded: np.ndarray | None  # levels that are stated for the images
 
+    def __repr__(self) -> str:
+        warnings = [("warning", text) for text in self.warnings()]
+        return "\n".join(f"{title}: {text}" for title, text in [*self.rows(), *warnings])
+
     def rows(self) -> list[tuple[str, str]]:
         """The audit as a table of two columns."""
         lowest, typical, highest = np.quantile(self.sigma, [0.05, 0.5, 0.95])
@@ -76,12 +82,15 @@ class Audit:
         white, noisy = self.whiteness, self.low > 0
         is_white_known = white.high - white.low < 1
         factor = float(np.median(np.sqrt(self.high[noisy] / self.low[noisy]))) if noisy.any() else 1.0
+        sure = f"each to within a factor of {factor:.3g} (95% interval)"
+        if not factor <= _MAX_FACTOR:
+            sure = f"but not to within a factor of {_MAX_FACTOR:g}: clean examples or `repeats` tell more"
         rows = [
             ("images", f"{len(self.names):,}"),
             ("values of the pixels", f"{darkest} to {brightest} ({low} to {high} for 98% of them)"),
             ("mean value", f"{self.mean:.5g}"),
             ("noise level, in the same units", f"{typical:.4g}{spread}"),
-            ("measured", f"{self.method}, each to within a factor of {factor:.3g} (95% interval)"),
+            ("measured", f"{self.method}, {sure}"),
             ("correlation of neighbours", f"{white:.2f}" if is_white_known else "unknown: too few flat parts"),
             ("clipped values", f"{self.clipped.mean():.2%}"),
             ("rounded to steps of", f"{self.step:.4g}" if 0 < self.step < math.inf else "not rounded"),
@@ -114,13 +123,14 @@ class Audit:
         if self.method.startswith(_REPEATS) and self.whiteness.value > _ONE_SCENE:
             what = f"exposures differ by what is smooth (correlation of neighbours {self.whiteness.value:.2f})"
             found.append(f"{what}: does each folder hold exposures of one scene, and are they aligned?")
-        elif self.whiteness.low > 0.05 and self.whiteness.value > 0.1:
+        elif is_correlated(self.whiteness):
             found.append(
                 f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
-                "as it is after resizing, sharpening, compression or demosaicing. Training assumes white "
-                "noise, and the true levels are higher than these: use unprocessed images if you can"
+                "as it is after resizing, sharpening, compression or demosaicing, if it is not texture. "
+                "Training assumes white noise, and the true levels are higher than these: use unprocessed "
+                "images if you can"
             )
-        if self.sensor is not None and (ratio := self.sensor.dependence()) > _DEPENDS:
+        if self.sensor is not None and (ratio := self.sensor.dependence()) > DEPENDS:
             step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
             low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
             found.append(
@@ -152,7 +162,7 @@ def audit(
     with one_thread():
         found = _from_repeats(raw, black, progress) if repeats else _from_each(raw, clean, black, progress)
     if shared:
-        depends = found["sensor"] is not None and found["sensor"].dependence() > _DEPENDS
+        depends = found["sensor"] is not None and found["sensor"].dependence() > DEPENDS
         if found["group"].value > 0 and (depends or not found["agree"]):
             warn("levels differ, between images or within them: leave out `shared`, whose level describes few")
         found |= {key: np.full(len(raw.names), end) for key, end in found["group"]._asdict().items()}

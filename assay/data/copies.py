@@ -1,0 +1,132 @@
+"""Which images show what others show: one scene in other noise or brightness, or the same pixels elsewhere.
+
+Scenes are compared by small copies of the images, up to noise. Pixels are compared exactly, by hashes of small
+blocks: overlapping crops have blocks in common, and so have an image and its shifted, flipped or turned copy.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from assay.data.audit.level import spread
+from assay.files import content_hash
+
+SMALL = 8  # the side of small copies
+MAX_SHARE = 0.05  # of images that may be in a set twice: photographs do
+FEWEST = 16  # images, for twins to be looked for
+NUM_KNOWN = 2**16  # images that others are compared with: some seconds
+_MAX_HASHES = 64  # of the blocks of an image
+_NUM_HASHED = 2**12  # images of a set whose blocks are compared: a second
+_NUM_ASKED = 256  # images whose twins are looked for
+_NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
+_BRIGHTER = 2e-4  # 1 - correlation of two copies, of which one may be brighter
+_BLOCK, _LEAST_BLOCK = 8, 6  # sides; smaller ones are alike by chance
+_FEWEST_SHARED = 3  # blocks
+_MAX_SIDE = 256  # of the middle of an image in which blocks are looked at
+_WEIGHTS = np.random.default_rng(0).integers(2**62, size=_BLOCK // 2) * 2 + 1
+
+Pair = tuple[str, int, int]  # how many of how many, and the first two
+
+
+def small_copy(x: Tensor) -> Tensor:
+    """Small grey copies of images (B, C, H, W)."""
+    height, width = (min(side, SMALL) for side in x.shape[2:])
+    return functional.adaptive_avg_pool2d(x.mean(1), (height, width))
+
+
+def find_twins(
+    small: Tensor, noise: Tensor, asked: Tensor, known: Tensor, brighter: bool = False
+) -> Pair | None:
+    """How many images of those `asked` show the scene of another that is `known`, and the first such pair.
+
+    None if few do, or if that may be by chance. Small copies (N, H, W) of one scene, with noise of variance
+    (N,), differ by little more than it. Where images are alike by chance, many differ by a little more than
+    that, and as many are as near to mirror images of others, which show no scene of the set.
+    `brighter`: of clean images, copies that are brighter or darker.
+    """
+    if brighter:
+        small = small - small.mean((1, 2), keepdim=True)
+        size = small.square().mean((1, 2), keepdim=True).sqrt()
+        small, fits = small / size, (noise == 0) & (size.flatten() > _NEAR)
+        asked, known = asked[fits[asked]], known[fits[known]]
+    if min(len(asked), len(known)) < FEWEST:
+        return None
+    asked, known = asked[spread(len(asked), _NUM_ASKED)], known[spread(len(known), NUM_KNOWN)]
+    num_cells, ours = small[0].numel(), small[asked].flatten(1)
+    unit = 1 + 2 * math.sqrt(2 / num_cells)  # of the noise: two deviations above its mean
+    limit = 2 * _BRIGHTER if brighter else unit * (noise[asked][:, None] + noise[known] + _NEAR**2)
+    found = []
+    for axes in ((), (1,), (2,), (1, 2)):
+        distance = torch.cdist(ours, small.flip(axes)[known].flatten(1)).square() / (num_cells * limit)
+        found.append(distance.masked_fill_(asked[:, None] == known, math.inf).min(1))
+    distances = torch.stack([each.values for each in found])
+    is_twin, by_chance = distances[0] < 1, (distances[1:] < 1).sum(1).max()
+    almost = (~is_twin & (distances[0] < (10.0 if brighter else 2 / unit))).sum()
+    num = int(is_twin.sum())
+    if num < 3 or num <= MAX_SHARE * len(asked) + 4 * almost + 2 * by_chance:
+        return None
+    first = int(is_twin.nonzero()[0])
+    return f"{num} of {len(asked)}", int(asked[first]), int(known[found[0].indices[first]])
+
+
+def content(image: Tensor) -> str:
+    """A hash that is the same of one picture in stores of 8 bits, 16 bits and float32."""
+    return content_hash(_on_grid(image.double().numpy()).tobytes())
+
+
+def _on_grid(x: np.ndarray) -> np.ndarray:
+    """Whole numbers of the steps that values of 8 bits, 16 bits and, nearly, float32 are on."""
+    return np.rint((x.astype(np.float64) + 1) * (16 * 65535 / 2)).astype(np.int64)
+
+
+def has_blocks(i: int, num_images: int) -> bool:
+    """Whether the blocks of image i are compared: a random choice, as copies may follow at equal distances."""
+    return zlib.crc32(str(i).encode()) * num_images < _NUM_HASHED * 2**32
+
+
+def blocks_of(x: np.ndarray) -> np.ndarray:
+    """Hashes of blocks of an image (C, H, W) that are not flat: the lowest, which any image with them keeps.
+
+    A block is summed with symmetric weights, modulo 2^64: flipped or turned, it has the same hash.
+    """
+    side = min(_BLOCK, 3 * min(x.shape[1:]) // 4)
+    if side < _LEAST_BLOCK:
+        return np.zeros(0, np.int64)
+    top, left = (max(0, length - _MAX_SIDE) // 2 for length in x.shape[1:])
+    values = _on_grid(x[:, top : top + _MAX_SIDE, left : left + _MAX_SIDE]).sum(0)
+    weights = np.concatenate([_WEIGHTS[: side // 2], _WEIGHTS[: -(-side // 2)][::-1]])
+    height, width = (length - side + 1 for length in values.shape)
+    rows = np.sum([w * values[:, j : j + width] for j, w in enumerate(weights)], 0)
+    hashes = np.sum([w * rows[i : i + height] for i, w in enumerate(weights)], 0)
+    num = np.pad((values[:, 1:] != values[:, :-1]).cumsum(0).cumsum(1), ((1, 0), (1, 0)))  # that differ
+    down = num[side:] - num[:-side]
+    is_flat = down[:, side - 1 :] - down[:, : 1 - side] < side * (side - 1) / 2
+    return np.unique(hashes[~is_flat])[:_MAX_HASHES]
+
+
+def find_shared(
+    blocks: Mapping[int, np.ndarray], group: np.ndarray, asked: np.ndarray | None = None
+) -> Pair | None:
+    """How many images share `blocks` with one of another group (N,), and the first such pair; None if few do.
+
+    Only those `asked` count. Images are known by their numbers.
+    """
+    owner = np.repeat(list(blocks), list(map(len, blocks.values()))).astype(int)
+    counted = np.array(list(blocks)) if asked is None else np.intersect1d(list(blocks), asked)
+    if not owner.size:
+        return None
+    _, block = np.unique(np.concatenate(list(blocks.values())), return_inverse=True)
+    first, last = (np.zeros(block.max() + 1, int) for _ in range(2))
+    order = np.argsort(group[owner], kind="stable")
+    last[block[order]], first[block[order[::-1]]] = group[owner[order]], group[owner[order[::-1]]]
+    num_shared = np.bincount(owner[(first != last)[block]], minlength=len(group))
+    found = counted[num_shared[counted] >= _FEWEST_SHARED]
+    if len(found) < 3 or len(found) <= MAX_SHARE * len(counted):
+        return None
+    others = owner[np.isin(block, block[owner == found[0]]) & (group[owner] != group[found[0]])]
+    return f"{len(found)} of {len(counted)}", int(found[0]), int(np.bincount(others).argmax())
