@@ -161,10 +161,11 @@ _FIRST = ["fd", "fd_std", "metric", "extractor", "num_images"]
 _MEASURED = _FIRST + [name for name in Evaluation.model_fields if name not in (*_FIRST, *NOT_COLUMNS)]
 _SECONDS = ["train_seconds", "sample_seconds", "held_out_loss_seconds"]
 COLUMNS = _CONFIGURATION + _MEASURED + _COUNTS + _SECONDS
-_OTHER_NAMES = {"fid": "fd", "fid_std": "fd_std", "n_clean": "num_clean", "n_noisy": "num_noisy"}
-_OTHER_NAMES |= {"clean": "num_clean", "noisy": "num_noisy", "clean_images": "num_clean"}
-_OTHER_NAMES |= {"noisy_images": "num_noisy", "noise": "sigma", "noise_level": "sigma"}
-_OTHER_NAMES |= {"block": "seed", "loss": "held_out_loss"}
+OTHER_NAMES = {"fid": "fd", "fid_std": "fd_std", "n_clean": "num_clean", "n_noisy": "num_noisy"}
+OTHER_NAMES |= {"clean": "num_clean", "noisy": "num_noisy", "clean_images": "num_clean"}
+OTHER_NAMES |= {"noisy_images": "num_noisy", "noise": "sigma", "noise_level": "sigma"}
+OTHER_NAMES |= {"block": "seed", "loss": "held_out_loss"}
+_OTHER_MARKS = {";": "semicolons", "\t": "tabs"}
 _TEXT = ("dataset", "table", "metric", "extractor", "sampling")
 
 
@@ -189,25 +190,62 @@ def _number(value: float) -> str:
     return str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
 
 
-def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outcome]:
+def read_table(table: Path | str | Any) -> tuple[Path, list[str], dict[int, list[str]]]:
+    """The name of a CSV file, a DataFrame or columns; its header in plain spelling, and its cells by line."""
+    if isinstance(table, str | Path):
+        path = Path(table)
+        with decoding(path, "give a CSV file"), open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header, rows = next(reader, []), {line: row for row in reader if row and (line := reader.line_num)}
+    else:
+        path = Path("the table")
+        try:
+            columns = {str(name): list(values) for name, values in dict(table).items()}
+        except (TypeError, ValueError):
+            cure = "give a DataFrame, or columns: {'sigma': [...], ...}"
+            raise AssayError("is no table", key="table", cure=cure) from None
+        if len({len(values) for values in columns.values()}) > 1:
+            raise AssayError("has columns of unequal length", path=path, cure="fill the shorter ones")
+        cells = zip(*columns.values(), strict=True)
+        filled = [["" if cell is None or cell != cell else str(cell) for cell in row] for row in cells]
+        header, rows = [*columns], dict(enumerate(filled, 2))
+    header = [name.strip().lower().replace(" ", "_") for name in header]
+    check(_table_rules(path, header, rows))
+    return path, header, rows
+
+
+def _table_rules(path: Path, header: Sequence[str], rows: Mapping[int, Sequence[str]]) -> Rules:
+    """There are rows, with as many cells as the header has, and commas between them."""
+    yield not rows, AssayError("has no rows", path=path, cure="give a header and rows")
+    mark = next((name for sign, name in _OTHER_MARKS.items() if len(header) == 1 and sign in header[0]), "")
+    cure = "save it with commas, and decimals with a point"
+    yield mark, AssayError(f"has {mark} between its cells", path=path, cure=cure)
+    for line, row in rows.items():
+        what = f"{len(row)} values, but the header names {len(header)}"
+        cure = "correct the line; cells are separated by commas, and decimals have a point"
+        yield len(row) != len(header), AssayError(what, path=f"{path}, line {line}", cure=cure)
+
+
+def read_outcomes(table: Path | str | Any, num_images: float | None = None) -> dict[int, Outcome]:
     """Read a table of results; the keys are the lines that the outcomes stand on.
 
     `num_images` is the size of the data set if the table gives fractions; it is known for those of the paper.
     """
-    with decoding(path, "give a CSV file of results"), open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        header = [name.strip().lower().replace(" ", "_") for name in next(reader, [])]
-        rows = {line: row for row in reader if row and (line := reader.line_num)}
-    names = [_OTHER_NAMES.get(name, name) for name in header]
-    check(_table_rules(path, header, names, rows))
+    path, header, rows = read_table(table)
+    names = [OTHER_NAMES.get(name, name) for name in header]
+    check(_column_rules(path, header, names))
     default = {"dataset": "" if "dataset" in names else path.stem, "metric": "FID" if "fid" in header else "FD"}
     found = {}
     for line, row in rows.items():
-        where = f"{path}, line {line}"
         cells = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
         cells |= {name: csv_text(cells[name]) for name in _TEXT if name in cells}
-        with about(where):
-            found[line] = _read_outcome(default | cells, num_images)
+        try:
+            with about(f"{path}, line {line}"):
+                found[line] = _read_outcome(default | cells, num_images)
+        except AssayError as error:
+            theirs = dict(zip(names, header, strict=True)).get(error.key or "", error.key)
+            error.key = error.key if theirs == error.key else f"column {theirs}"
+            raise
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
         warn(f"{what}, which make intervals too narrow: remove them")
@@ -223,11 +261,8 @@ def read_outcomes(path: Path, num_images: float | None = None) -> dict[int, Outc
     return found
 
 
-def _table_rules(
-    path: Path, header: Sequence[str], names: Sequence[str], rows: Mapping[int, Sequence[str]]
-) -> Rules:
-    """There are results, below names of columns that say what they are."""
-    yield not rows, AssayError("has no rows", path=path, cure="give a header and results")
+def _column_rules(path: Path, header: Sequence[str], names: Sequence[str]) -> Rules:
+    """The columns say what the results are."""
     needed = [] if {"clean_fraction", "noisy_fraction"} <= set(names) else ["num_clean", "num_noisy"]
     missing = [name for name in ("sigma", *needed) if name not in names]
     missing += ["fd or held_out_loss"] * (not {"fd", "held_out_loss"} & set(names))
@@ -236,9 +271,6 @@ def _table_rules(
     yield missing, AssayError(what, path=path, key=[*missing, ""][0], cure=cure)
     twice = min((name for name in names if names.count(name) > 1), default=None)
     yield twice, AssayError("is named twice", path=path, key=twice, cure="remove one of the columns")
-    for line, row in rows.items():
-        what = f"{len(row)} values, but the header names {len(header)}"
-        yield len(row) != len(header), AssayError(what, path=f"{path}, line {line}", cure="correct the line")
 
 
 def _warn_of_numbers(name: str, outcomes: Collection[Outcome]) -> None:
@@ -283,6 +315,8 @@ def _row_rules(clean: list[float], noisy: list[float], levels: list[float], meas
     what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images"
     error = AssayError(what, key="sigma", cure="give one for each (are num_clean and num_noisy swapped?)")
     yield any(noisy) and len(levels) != len(noisy), error
+    what = f"{min(levels, default=1):g} is no noise level of noisy images"
+    yield min(levels, default=1) <= 0, AssayError(what, key="sigma", cure="give it, or count them as clean")
     for name, text in measured.items():
         number, positive = float(text) if is_number(text) else 1.0, name in METRICS
         least = 0.0 if positive or name.endswith(("_error", "_std")) else -math.inf

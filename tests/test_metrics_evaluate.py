@@ -363,8 +363,15 @@ def test_images_that_were_trained_on_are_not_held_out(tmp_path: Path, digits: St
     with pytest.warns(UserWarning, match="have changed"), rejected("held_out"):
         assay.load(tmp_path / "run").held_out_loss(unseen)
     shutil.rmtree(seen.path)
-    with pytest.warns(UserWarning, match="cannot be opened"):
-        assay.load(tmp_path / "run").held_out_loss(unseen)
+    saved = fitted.save(tmp_path / "fitted.safetensors")
+    for unknown in (tmp_path / "run", saved):  # what a file of weights was trained on is not known either
+        with pytest.warns(UserWarning, match=f"cannot tell whether images of {unseen.name} were trained on"):
+            assay.load(unknown).held_out_loss(unseen)
+    with rejected(path="fitted.safetensors"):
+        fitted.save(saved)
+    with pytest.warns(UserWarning, match="scene|tell"):
+        loss = assay.load(saved).held_out_loss(noisy)  # nothing can be said below their noise of 0.3
+    assert f"of levels above {loss.covers[0]:.3g} only" in repr(loss) and loss.covers[0] > 0.3
 
 
 def test_a_run_is_measured_on_the_images_that_it_set_aside(tmp_path: Path, digits: Store, cache: Path) -> None:

@@ -19,7 +19,7 @@ from assay.outcome import (
 )
 from assay.pricing import PAPER
 from assay.study.report import averages
-from tests.errors import rejected
+from tests.errors import fault, rejected
 
 # --- words -------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,8 @@ def test_fractions_need_the_size_of_the_data_set(tmp_path: Path) -> None:
         (",10,0,2.5,slow,0,0", "sampling"),
         ("0.1 0.2,10,5,2.5,full,0,0", "sigma"),
         ("0.1,-1,5,2.5,full,0,0", "num_clean"),
-        ("-0.1,1,5,2.5,full,0,0", "noisy"),
+        ("-0.1,1,5,2.5,full,0,0", "sigma"),
+        ("0,1,5,2.5,full,0,0", "sigma"),
         ("0.1,1,five,2.5,full,0,0", "num_noisy"),
         (",0,0,2.5,full,0,0", "num_clean"),
         (",1,0,inf,full,0,0", "fd"),
@@ -200,6 +201,15 @@ def test_columns_that_are_missing_or_named_twice_are_rejected(tmp_path: Path, he
     (tmp_path / "t.csv").write_text(f"{header}\n,1,0,2,3\n")
     with rejected(key):
         read_outcomes(tmp_path / "t.csv")
+
+
+def test_errors_name_the_separator_and_the_column_as_the_table_has_it(tmp_path: Path) -> None:
+    path, text = tmp_path / "t.csv", "n_clean,n_noisy,noise,fid\n10,5,0,2.5\n"
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        path.write_text(text.replace(",", mark))
+        assert f"has {name} between" in fault(lambda: read_outcomes(path)).what
+    path.write_text(text)
+    assert fault(lambda: read_outcomes(path)).key == "column noise"
 
 
 def test_every_metric_is_a_column() -> None:

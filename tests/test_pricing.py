@@ -1,6 +1,7 @@
 """Prices against exact Gaussian learners, known laws, simulated coverage, and the paper's own numbers."""
 
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,22 @@ from assay.pricing.law import Law, _Problem, interval
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.price import Prices, price_results
 from assay.pricing.quote import _costs, _information, _worth, spectrum
-from assay.pricing.words import amount, headline, plan_rows, price_lines, price_panels, reason, sentence
+from assay.pricing.words import (
+    _ends,
+    amount,
+    cautions,
+    doubts,
+    headline,
+    plan_rows,
+    price_lines,
+    price_panels,
+    price_rows,
+    reason,
+    sentence,
+    training_limits,
+)
 from tests.commands import failing
-from tests.errors import rejected
+from tests.errors import fault, rejected
 from tests.stores import stored
 
 SIGMAS = np.array([0.1, 0.3])
@@ -131,6 +145,32 @@ def test_images_that_cannot_be_quoted(images: Any, sigma: float, key: str) -> No
     with pytest.raises(AssayError) as caught:
         assay.quote(images, sigma)
     assert caught.value.key == key
+
+
+def test_a_value_range_scales_images_and_noise() -> None:
+    images = np.random.default_rng(0).random((60, 4, 4))
+    found, scaled = (
+        assay.quote(16 * images, [1.6, 4], value_range=(0, 16)),
+        assay.quote(2 * images - 1, [0.2, 0.5]),
+    )
+    assert found.sigmas == pytest.approx([0.2, 0.5]) and found.worth == pytest.approx(scaled.worth, rel=1e-5)
+    with rejected("value_range"):
+        assay.quote(assay.from_arrays(images, value_range=(0, 1)), 0.2, value_range=(0, 1))
+    with pytest.warns(
+        UserWarning, match="level of 0.002353, .* a grey step 0.0078: is it in the units of the images"
+    ):
+        assay.quote(255 * images, [0.3, 20], value_range=(0, 255))
+
+
+def test_levels_that_cannot_be_quoted_are_named_in_their_unit() -> None:
+    for wrong in (20, -0.1, [0.2, 5]):
+        with pytest.raises(AssayError) as caught:
+            assay.quote(np.random.default_rng(0).uniform(-1, 1, (40, 4, 4)), wrong)
+        assert (
+            f"level of {np.max(wrong):g} is not between 0 and 4, where black to white is 2" in caught.value.what
+        )
+    with pytest.raises(AssayError, match="597 noise levels, and 1 to 100"):
+        assay.quote(np.random.default_rng(0).uniform(-1, 1, (40, 4, 4)), np.linspace(0.1, 0.3, 597))
 
 
 def test_copies_and_results_that_rise_are_told() -> None:
@@ -298,7 +338,7 @@ def test_verdicts_are_of_three_kinds(found: Price, verdict: str, words: str) -> 
     assert found.verdict == verdict and amount(found) == words
     assert "undecided" not in sentence(found) or reason(found) in sentence(found)
     rate, low, high = found.rate
-    assert 1 <= low <= rate <= high
+    assert 1 <= low <= rate <= high if found.tells else math.isnan(rate) and (low, high) == (1, math.inf)
 
 
 def test_more_blocks_narrow_an_interval_by_their_root() -> None:
@@ -372,6 +412,18 @@ def test_training_as_the_limit_is_said() -> None:
     assert {found.limited > 0 for found in price_results([], late).prices} == {True}
 
 
+def test_levels_limited_by_training_are_in_the_rows() -> None:
+    late = by_level(late=True)
+    fine = late.centres < 0.05
+    prices = price_results([], replace(late, step=np.where(fine, late.step, 300)))
+    rows = price_rows(prices)
+    told = {level for row in rows for level in row["levels_limited_by_training"]}
+    assert told and told <= set(late.centres[fine])
+    words = training_limits(prices)[0].removesuffix(".").split(": ")[1].split(", ")
+    assert words == [f"{level:.2g}" for level in sorted(told)]
+    assert not any(row["levels_limited_by_training"] for row in price_rows(price_results([], by_level())))
+
+
 def test_a_ladder_without_slope_prices_nothing() -> None:
     flat = replace(a_price(0.03, 0.0, 0.1), law=replace(a_law(), gain=0.94))
     assert flat.verdict == "undecided" and "more clean images" in reason(flat)
@@ -418,9 +470,48 @@ def test_all_missing_columns_are_named_at_once() -> None:
 def test_a_slip_in_the_table_is_named() -> None:
     given = columns(block=[row[0] for row in DESIGNS["three"]])
     given["fid"] = [10 * value if i == 3 else value for i, value in enumerate(given["fid"])]
-    found = next(one for one in price(given).prices if one.verdict == "undecided")
-    value, clean = given["fid"][3], given["n_clean"][3]
-    assert f"FID of {value:.4g} with {clean:,.0f} clean and 0 noisy images is far from" in reason(found)
+    prices = price(given)
+    found, (value, clean) = prices.prices[0], (given["fid"][3], given["n_clean"][3])
+    assert {each.verdict for each in prices.prices} == {"undecided"}
+    assert f"FID of {value:.4g} with {clean:,.0f} clean is far from" in reason(found)
+    # No law, no fit and no plan until it is resolved; the reason once.
+    assert headline(prices).count(reason(found)) == 1 and repr(prices).count(reason(found)) == 1
+    assert not doubts(prices) and {each.kind for each in price_panels(prices)[0].series} == {"points"}
+    assert all(math.isnan(row["worth"]) and math.isnan(row["lack_of_fit"]) for row in price_rows(prices))
+    with rejected("table"):
+        plan(prices, [Vendor(price=1.0), Vendor(sigma=0.1, price=0.1)], budget=500)
+
+
+def test_the_row_that_fits_least_is_named() -> None:
+    (table,) = simulate("three", "fd", (0.4, 0.1), 1, 0.0)
+    smooth = (8 + 15 * (table.num_clean + table.num_noisy @ (0.4, 0.1)) ** -0.7) * (1 + 1e-4 * table.block)
+    given = {"n_clean": table.num_clean, "n_noisy": table.num_noisy.sum(1), "block": table.block}
+    given["noise"] = [0.1 if a else 0.3 if b else None for a, b in table.num_noisy]
+    given["fid"] = smooth * np.where(table.num_clean == 180, 1.02, 1 + 1e-4 * np.sin(np.arange(len(smooth))))
+    prices = price(given)
+    assert (prices.of("looks").law.lack_of_fit or 1) < 0.01
+    (said,) = cautions(prices.goals["looks"])
+    assert "does not fit" in said and "with 180 clean is far from it" in said and said in doubts(prices)[0]
+
+
+def test_a_level_typed_wrong_is_asked_about() -> None:
+    """Noise of 0.1 typed as 1: worth falls with noise, so it cannot be worth more than 0.3."""
+    (table,) = simulate("three", "fd", (0.5, 0.1), 1, 0.0)
+    given = {"n_clean": table.num_clean, "n_noisy": table.num_noisy.sum(1), "fid": table.value}
+    given["block"] = table.block
+    for low, asks in ((0.1, False), (1.0, True)):
+        given["noise"] = [low if a else 0.3 if b else None for a, b in table.num_noisy]
+        found = price(given)
+        offers = [Vendor(price=1.0), Vendor(sigma=0.3, price=0.1)]
+        notes = price_rows(found)[0]["notes"], plan(found, offers, budget=500).notes, price_lines(found)
+        for said in notes:
+            assert ("at noise 1, but" in " ".join(said) and "at noise 0.3" in " ".join(said)) == asks
+            assert any("typed right?" in each for each in said) == asks
+
+
+@pytest.mark.parametrize("table", [PAPER, *sorted(Path(__file__).parents[1].glob("studies/*/levels.csv"))])
+def test_no_level_of_ours_is_asked_about(table: Path) -> None:
+    assert not [said for each in price_all(table) for said in price_lines(each) if "typed right" in said]
 
 
 def test_the_headline_says_each_thing_once() -> None:
@@ -457,6 +548,7 @@ def test_price_of_the_paper_on_the_command_line(tmp_path: Path) -> None:
     assert sum(line.startswith(("cifar10", "celeba_hq", "imagenet")) for line in done.output.splitlines()) == 3
     rows = json.loads(run("price", "--paper", "--json").output)
     assert len(rows) == 9 and all(row["rate_low"] <= row["rate"] for row in rows)
+    assert [_ends(4, 4), _ends(3, 4), _ends(3, math.inf)] == ["about 4", "3 to 4", "3 or more"]
     details = run("price", "--paper", "--details", "--dataset", "cifar10").output
     assert "Not in the fit" in details and "paper's box" in details
 
@@ -529,9 +621,21 @@ def test_plan_of_one_offer_and_of_the_same_twice() -> None:
     assert "counts as 50 clean images, and measured were 100 to 1,000,000" in note
     dear = [Vendor(price=2.0), Vendor(sigma=0.2, price=20.0), Vendor(sigma=0.2, price=0.2, name="lab")]
     between, odd = plan(known(), dear, budget=1000).notes[-2:]
-    assert "no result has noise 0.2" in between and "noisy at 0.2 costs 20, and a clean image 2" in odd
+    assert "no result has noise 0.2" in between and "noisy at 0.2 costs 20, a clean image 2: are both" in odd
+    thousand = [Vendor(price=1000.0), Vendor(sigma=0.1, price=0.5)]  # a thousand clean images
+    assert (
+        "noisy at 0.1 costs 0.5, a clean image 1000: are both" in plan(known(), thousand, budget=1e4).notes[-1]
+    )
+    fair = [Vendor(price=400.0), Vendor(sigma=0.1, price=0.5)]
+    assert not any("per image" in note for note in plan(known(), fair, budget=1e4).notes)
     with rejected("budget"):
         plan(known(), [Vendor(price=2.0, min_images=300)], budget=500)
+    shared = [Vendor(price=2.0, min_images=300), Vendor(sigma=0.1, price=0.1)]
+    error = fault(lambda: plan(known(share=0.1), shared, budget=500))
+    assert error.key == "budget" and "300 clean for 600.00" in error.what
+    alone = fault(lambda: plan(known(share=0.1), shared[1:], budget=500))
+    assert alone.key == "vendors" and "have_clean" in (alone.cure or "")
+    assert plan(known(share=0.1), shared[1:], budget=500, have_clean=100).mixes[0].counts == (900,)
     with pytest.raises(AssayError, match="offered twice"):
         plan(known(), [Vendor(price=2.0)] * 2, budget=1000)
 
@@ -550,6 +654,29 @@ def test_plan_says_how_sure_the_mix_is() -> None:
     assert len(found.mixes) == 2 and sum(mix.chance for mix in found.mixes) == pytest.approx(1)
     assert 0.5 < found.mixes[0].chance < 0.9
     assert found.count_intervals == ((0, 1000), (0, 2222))
+    said = repr(found)
+    assert (
+        f"the very best in {found.mixes[0].chance:.0%} of the likely cases, but within {found.close:.2g}"
+        in said
+    )
+    best, other = found.mixes
+    rare = repr(replace(found, mixes=(replace(best, chance=0.0), replace(other, chance=0.2))))
+    assert "best in few of" in rare and "best in 20% of" in rare and "0% of" not in rare.replace("20%", "")
+
+
+def test_a_plan_is_for_the_goal_that_prices_lead_with_and_names_it() -> None:
+    prices = price_results([], by_level())
+    clean, low, high = Vendor(price=1.0), Vendor(sigma=0.1, price=0.05), Vendor(sigma=0.3, price=0.05)
+    found = plan(prices, [clean, low, high], budget=200)
+    assert (found.goal, found.metric) == ("structure", prices.of("structure", 0.3).results.metric)
+    assert "For structure" in repr(found) and plan_rows(found)[0]["goal"] == "structure"
+    # Structure is what lies above the noise that is for sale.
+    assert plan(prices, [clean, low], budget=200).metric == prices.of("structure", 0.1).results.metric
+    other = plan(prices, [clean, low], budget=200, goal="everything")
+    assert other.goal == "everything" and "For everything" in repr(other)
+    open_ones = [replace(each, limited=4.0) if each.goal == "structure" else each for each in prices.prices]
+    undecided = replace(prices, prices=tuple(open_ones))
+    assert plan(undecided, [clean, low], budget=200).goal == "everything"
 
 
 @given(
@@ -573,6 +700,26 @@ def test_cheapest_plan_reaches_its_target() -> None:
     offers = [Vendor(price=1.0), Vendor(sigma=0.1, price=0.2)]
     found = plan(known(), offers, target=3.0)
     assert found.mixes[0].value <= 3.0 and found.mixes[0].cost == pytest.approx(900 / 0.5 * 0.2, rel=1e-3)
+    close = [Vendor(price=1.0), Vendor(sigma=0.1, price=0.5)]  # each of two is best about half of the time
+    unsure = plan(known(spread=0.15), close, target=3.0)
+    assert all(mix.value <= 3.0 for mix in unsure.mixes)
+    bought = plan(known(spread=0.15), close, budget=unsure.mixes[0].cost)
+    assert max(mix.value for mix in bought.mixes) > 3.0  # these would miss it
+    clean, noisy = unsure.mixes  # 900 clean images, which are sure, or noisy ones that may be worth more
+    assert sorted([clean.counts, noisy.counts])[1] == (900, 0) and clean.chance + noisy.chance == pytest.approx(
+        1
+    )
+    assert unsure.sure is not None and unsure.sure.counts == (900, 0) and unsure.sure.reached == 1
+    assert 500 < unsure.cost_interval[0] < 750 and unsure.cost_interval[1] == pytest.approx(900, rel=0.02)
+    only = plan(known(spread=0.15), close[1:], target=3.0)
+    assert only.mixes[0].reached == pytest.approx(0.5, abs=0.02) and only.sure and only.sure.reached >= 0.95
+    assert only.sure.cost > 1.5 * only.mixes[0].cost and plan_rows(only)[-1]["cost"] == only.sure.cost
+    assert f"reached in {only.mixes[0].reached:.0%}" in repr(only) and "To be" not in repr(only)
+    unreached = plan(
+        known((0.1, 0.1), spread=0.1), [Vendor(sigma=0.1, price=1.0)], target=3.0
+    )  # may be worth 0
+    assert unreached.sure is None and "no mix is 95% sure" in repr(unreached)
+    assert math.isinf(unreached.cost_interval[1]) and "or more (95%)" in repr(unreached)
     with pytest.raises(AssayError) as caught:
         plan(known(), offers, target=1.0)
     assert caught.value.key == "target"
@@ -585,16 +732,37 @@ def test_cheapest_plan_reaches_its_target() -> None:
         plan(known(), 100, offers)  # type: ignore[arg-type]
 
 
+def test_intervals_of_the_cheapest_mix_hold_it_as_often_as_they_say() -> None:
+    """Worths are known up to errors as large as their likely ones."""
+    offers = [Vendor(price=1.0, max_images=300), Vendor(sigma=0.1, price=0.3), Vendor(sigma=0.3, price=0.15)]
+    rng, held = np.random.default_rng(1), []
+    for _ in range(24):
+        truth = rng.uniform((0.4, 0.2), (0.6, 0.3))
+        found = plan(known(tuple(truth + 0.04 * rng.standard_normal(2)), spread=0.04), offers, target=3.0)
+        best = plan(known(tuple(truth)), offers, target=3.0).mixes[0]
+        held.append(
+            [
+                low - 2 <= n <= high + 2
+                for n, (low, high) in zip(best.counts, found.count_intervals, strict=True)
+            ]
+        )
+        held[-1].append(0.98 * found.cost_interval[0] <= best.cost <= found.cost_interval[1])
+    assert (np.mean(held, 0) >= 0.88).all()
+
+
 def test_plan_from_a_quote_needs_some_clean_images_for_detail(tmp_path: Path) -> None:
     images = np.random.default_rng(0).standard_normal((300, 6, 6)).cumsum(1).cumsum(2) / 12
     quoted = quote(images, [0.3])
     (tmp_path / "vendors.csv").write_text("name,sigma,price,max_images\nstudio,,1,\nphone,0.3,0.02,\n")
-    found = plan(quoted, tmp_path / "vendors.csv", budget=1000)
+    found = plan(quoted, tmp_path / "vendors.csv", budget=1000, goal="everything")
     clean, noisy = found.mixes[0].counts
     assert clean > 100 and found.names == ("clean from studio", "noisy at 0.3 from phone")
     offers = [Vendor(price=1.0), Vendor(sigma=0.3, price=0.02)]
-    structure = plan(quoted, offers, budget=1000, goal="structure").mixes[0]
-    assert structure.counts[1] > noisy
+    structure = plan(quoted, offers, budget=1000)
+    assert structure.goal == "structure" and structure.mixes[0].counts[1] > noisy
+    assert plan(quoted, offers[:1], budget=1000).mixes[0].counts == (1000,)
+    with rejected("goal"):
+        plan(quoted, offers, budget=1000, goal="looks")
 
 
 @pytest.mark.parametrize(
@@ -616,9 +784,15 @@ def test_vendor_files_that_cannot_be_used(tmp_path: Path, text: str) -> None:
 
 
 def test_plan_on_the_command_line() -> None:
-    done = run("plan", "--budget", 10000, "--vendors", 1, "--vendors", "0.2@0.1", "--vendors", "0.05@0.2")
+    asked = "--budget", 10000, "--vendors", 1, "--vendors", "0.2@0.1", "--vendors", "0.05@0.2"
+    done = run("plan", "--paper", *asked)
     assert done.exit_code == 0 and "Buy" in done.output, done.output
+    assert done.output.startswith("For how samples look, by the paper's results of cifar10:")
+    assert failing("plan", *asked).key == failing("price").key == "source"
     assert run("plan", "--vendors", "cheap", "--budget", 1).exit_code != 0
+    for options in ((), ("--quote",)):
+        missing = failing("plan", "--budget", 100, *options)
+        assert missing.key == "vendors" and "vendors = 0.2@0.1" in str(missing.cure)
 
 
 def test_a_table_of_ones_own_is_read_as_it_was_meant(tmp_path: Path) -> None:
@@ -644,10 +818,8 @@ def test_a_table_of_ones_own_is_read_as_it_was_meant(tmp_path: Path) -> None:
     wrong = [*rows[:5], rows[5].rsplit(",", 1)[0] + ",250", *rows[6:]]  # one of three repeats, typed wrong
     (tmp_path / "results.csv").write_text("\n".join(wrong) + "\n")
     offers = [Vendor(price=1.0), Vendor(sigma=0.2, price=0.1)]
-    for said in (
-        repr(price(tmp_path / "results.csv")),
-        plan(tmp_path / "results.csv", offers, budget=4000).notes[0],
-    ):
+    error = fault(lambda: plan(tmp_path / "results.csv", offers, budget=4000))
+    for said in (repr(price(tmp_path / "results.csv")), error.what):
         assert "FID of 250 with 2,000 clean" in said and "suggest about 25" in said
 
 
@@ -661,8 +833,8 @@ def test_one_wrong_result_is_named_without_repeats(tmp_path: Path) -> None:
     header = "Clean images,Noisy images,Noise level,FID"
     few, many, sigma, result = rows[6].split(",")
     for wrong, words in (
-        (f"{few},{many},{sigma},{float(result) * 10:.4g}", "1,000 clean and 9,000 noisy"),
-        (f"2000,0,,{float(rows[2].split(',')[3]) * 1.7:.4g}", "2,000 clean and 0 noisy"),
+        (f"{few},{many},{sigma},{float(result) * 10:.4g}", "1,000 clean + 9,000 noisy at 0.2"),
+        (f"2000,0,,{float(rows[2].split(',')[3]) * 1.7:.4g}", "2,000 clean is far"),
     ):
         at = 6 if "9,000" in words else 2
         table = tmp_path / "results.csv"

@@ -32,9 +32,10 @@ def test_levels_come_back(tmp_path: Path) -> None:
 
 def test_totals_sum_the_bands_above() -> None:
     results = example()
-    above = results.total("structure", results.centres[1])
-    assert np.allclose(above.value, results.loss[:, 2:].sum(1))
-    assert np.allclose(above.error, np.hypot(*results.error[:, 2:].T))
+    above = results.total("structure", results.centres[1])  # half of the band that it is the middle of
+    assert np.allclose(above.value, results.loss[:, 1] / 2 + results.loss[:, 2:].sum(1))
+    assert np.allclose(above.error, np.sqrt(np.square(results.error[:, 1:]) @ [0.25, 1, 1]))
+    assert np.allclose(results.total("structure", results.edges[2]).value, results.loss[:, 2:].sum(1))
     assert np.allclose(results.total("everything").value, results.loss.sum(1))
 
 

@@ -27,6 +27,7 @@ Source = Annotated[
         "price: the folder of a study, or a CSV with sigma, num_clean, num_noisy and fd or held_out_loss.",
     ),
 ]
+Paper = Annotated[bool, typer.Option("--paper", help="Use the tables of the paper.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]
 NumImages = Annotated[float | None, typer.Option(min=1, help="Full size, for tables that give fractions.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -39,7 +40,7 @@ def price(
         list[float] | None,
         typer.Option(min=0, help="Quote noisy images of this level. Repeatable. Default: the store's own."),
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Use the tables of the paper.")] = False,
+    paper: Paper = False,
     dataset: Dataset = None,
     num_images: NumImages = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
@@ -98,11 +99,14 @@ def price(
 def plan(
     source: Source = None,
     from_quote: Annotated[bool, typer.Option("--quote", help="Plan from a quote for clean images.")] = False,
+    paper: Paper = False,
     dataset: Dataset = None,
     num_images: NumImages = None,
     goal: Annotated[
         Literal["structure", "everything", "looks"] | None,
-        typer.Option(help="What to buy for. Default: looks if it was measured, else everything."),
+        typer.Option(
+            help="What to buy for. Default: the first of structure, looks, everything that is decided."
+        ),
     ] = None,
     vendors: Annotated[
         list[str] | None,
@@ -119,12 +123,12 @@ def plan(
 ) -> None:
     """Find which images to buy: the best mix for a budget, or the cheapest mix for a target.
 
-    It says how sure the mix is: the best few, the chance that each is best, and where the best counts lie.
-    Without results it uses the paper's, of CIFAR-10.
+    It says how sure the mix is: the best few, the chance that each is best or reaches the target, and where the
+    best counts lie. With --paper it plans by the paper's results, of CIFAR-10 unless --dataset names another.
 
     Examples:
 
-        assay plan --budget 10000 --vendors 1 --vendors 0.2@0.1 --vendors 0.05@0.2
+        assay plan --paper --budget 10000 --vendors 1 --vendors 0.2@0.1 --vendors 0.05@0.2
 
         assay plan stores/scans --quote --vendors vendors.csv --budget 500 --have-clean 400
     """
@@ -132,12 +136,16 @@ def plan(
     from assay.pricing import PAPER
     from assay.pricing import plan as find_plan
     from assay.pricing import price as find_price
-    from assay.pricing.words import plan_lines, plan_rows, plan_table
+    from assay.pricing.words import plan_lines, plan_rows
 
     offers = [offer for text in vendors or [] for offer in _vendors(text)]
+    cure = "give what is for sale, e.g. vendors = 1 for clean images and vendors = 0.2@0.1, or a CSV file"
+    check([(not offers, AssayError("there are no offers", key="vendors", cure=cure))])
     known: Quote | Prices
     if from_quote:
         known = _quote(source, [offer.sigma for offer in offers if offer.sigma])
+    elif (source is None) != paper:
+        raise AssayError("give results, or images with --quote, or --paper", key="source")
     elif source and is_store(source):
         raise AssayError("is a store of images, not results", path=source, cure="give --quote too")
     else:
@@ -147,7 +155,6 @@ def plan(
         _print_json(plan_rows(found))
     else:
         _say(Console(), *plan_lines(found))
-        Console().print(_sheet(*plan_table(found)))
 
 
 def _quote(source: Path | None, noise: Sequence[float] | None) -> "Quote":
@@ -179,7 +186,7 @@ def _vendors(text: str) -> "list[Vendor]":
     from assay.pricing.plan import read_vendors
 
     if text.lower().endswith(".csv"):
-        return read_vendors(Path(text))
+        return read_vendors(text)
     amount, _, sigma = text.partition("@")
     try:
         return [Vendor(price=float(amount), sigma=float(sigma or 0))]

@@ -31,7 +31,7 @@ from assay.metrics.classifier import VERSION, Classifier, train_classifier
 from assay.metrics.distance import FeatureStatistics, features_to_statistics, load_statistics, save_statistics
 from assay.metrics.inception import Inception
 from assay.metrics.weights import FeatureNetwork, find_weights, to_bytes
-from assay.registry import find, own_code
+from assay.registry import find, make, own_code
 
 BUILT_IN = (Classifier, Inception)  # imported so that their names are known
 MIN_IMAGES = 20  # for a distance
@@ -84,7 +84,11 @@ class Extractor:
             x = x.expand(-1, 3, -1, -1)
         size = (x.device.type == "cpu" and self.network.num_on_cpu) or len(x)
         parts = x.contiguous(memory_format=torch.channels_last).split(size)
-        return torch.cat([self.network(part) for part in parts]).cpu().numpy()
+        features = torch.cat([self.network(part) for part in parts])
+        if features.ndim != 2 or len(features) != len(x):
+            what = f"{self.name} gives features {list(features.shape)} for {len(x)} images, not a row for each"
+            raise AssayError(what, key="extractor", cure="flatten them to (B, D)")
+        return features.cpu().numpy()
 
 
 def images_to_features(
@@ -132,7 +136,7 @@ def load_extractor(
             raise AssayError(what, key="extractor", cure=cure)
         found = _classifier(reference, cache, progress)
     elif kind.weights is None:
-        network = kind()
+        network = make(FeatureNetwork, name, "extractor")
         own = {key: value.numpy().tobytes() for key, value in network.state_dict().items()}
         identity = content_hash(type(network).__module__, type(network).__qualname__, own | own_code(kind))
         found = Extractor(name, network.eval().requires_grad_(False), identity)

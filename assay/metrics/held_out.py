@@ -32,7 +32,6 @@ each band the stop that is best for it, chosen on one half of the held-out image
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -130,7 +129,9 @@ class HeldOutLoss(Record, frozen=True, extra="forbid", arbitrary_types_allowed=T
 
     def __repr__(self) -> str:
         what = f"held-out loss of {self.model} on {len(self.index)} images of {self.held_out}"
-        return f"<{what}: {self.nats_per_dim} nats per dimension>"
+        low = self.covers[0]
+        which = f", of levels above {low:.3g} only, for their noise" if low > self.config.sigma_min else ""
+        return f"<{what}: {self.nats_per_dim} nats per dimension{which}>"
 
     __str__ = __repr__
 
@@ -280,24 +281,35 @@ def checkpoint_loss(checkpoint: Checkpoint | Path, source: ImageSource, **option
 
 
 def check_unseen(trained_on: ImageSource | Path | None, held_out: ImageSource) -> None:
-    """Reject held-out images that a model was trained on, given its training images or its run's folder."""
+    """Reject held-out images that a model was trained on, given its training images or its run's folder.
+
+    A warning tells where one cannot know.
+    """
+    why = "" if trained_on is not None else "the model does not know its training images"
     if isinstance(trained_on, Path):
-        if not (trained_on / "config.json").is_file():
-            return
-        record, run, trained_on = read_run(trained_on / "config.json"), trained_on, None
-        with suppress(OSError, ValueError):
-            data = _data_of(record).prepared()
-            trained_on = data.open()
-        if trained_on is None or usable(trained_on, data.seed).fingerprint != record["fingerprint"]["data"]:
-            what = "cannot be opened" if trained_on is None else "have changed"
-            text = f"the images that {run} was trained on {what}: {held_out.name} may have some of them."
-            warn(text)
+        trained_on, why = _training_images(trained_on)
+    if why:
+        warn(f"Assay cannot tell whether images of {held_out.name} were trained on: {why}")
     if trained_on is not None and trained_on.image_shape == held_out.image_shape:
         try:
             check_overlap(_before_noise(trained_on), held_out)
         except AssayError as error:
             cure = "give images that it was not trained on"
             raise AssayError(error.what, path=held_out.name, key="held_out", cure=cure) from None
+
+
+def _training_images(run: Path) -> tuple[ImageSource | None, str]:
+    """The images that a run was trained on, if they are here; or why one cannot know."""
+    if not (run / "config.json").is_file():
+        return None, f"{run} is not the folder of a run, which knows its training images"
+    record = read_run(run / "config.json")
+    try:
+        data = _data_of(record).prepared()
+        images = data.open()
+    except (OSError, ValueError):
+        return None, f"the training images of {run} were not in a store, or it is gone"
+    is_same = usable(images, data.seed).fingerprint == record["fingerprint"]["data"]
+    return images, "" if is_same else f"the images that {run} was trained on have changed"
 
 
 def set_aside(run: Path) -> ImageSource | None:

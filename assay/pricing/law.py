@@ -69,9 +69,8 @@ class Law:
     seen: tuple[tuple[float, float], tuple[float, float]]
 
     def __repr__(self) -> str:
-        worths = ", ".join(
-            f"{np.median(w):.3g} at {s:.3g}" for s, w in zip(self.sigmas, self.worth.T, strict=True)
-        )
+        each = zip(np.median(self.worth, 0), self.sigmas, strict=True)
+        worths = ", ".join(f"{worth:.3g} at {sigma:.3g}" for worth, sigma in each)
         return f"Law(worth {worths}; exponent {np.median(self.exponent):.2g}; {self.num_runs} runs)"
 
     def worth_at(self, sigmas: ArrayLike) -> Array:
@@ -95,10 +94,8 @@ class Law:
 
     def values(self, size: Array) -> Array:
         """Draws (R, m) of the results at sizes (R, m); less than one image counts as one: no pole at none."""
-        least = min(1.0, self.seen[1][0])
-        return (
-            self.floor[:, None] + self.amplitude[:, None] * np.maximum(size, least) ** -self.exponent[:, None]
-        )
+        size = np.maximum(size, min(1.0, self.seen[1][0]))
+        return self.floor[:, None] + self.amplitude[:, None] * size ** -self.exponent[:, None]
 
 
 def check_confidence(confidence: float) -> None:
@@ -115,25 +112,40 @@ def interval(draws: Array, confidence: float = 0.95) -> tuple[Array, Array, Arra
     return np.asarray(middle.clip(low, high)), low, high
 
 
-def robust_values(runs: Measured) -> Array:
-    """What the law suggests for each run (n,), fitted so that a few wrong results do not count."""
+@dataclass(frozen=True)
+class Farthest:
+    """The run that is farthest from what others suggest, and whether that is far enough to be a slip."""
+
+    run: int
+    expected: float
+    is_slip: bool
+
+
+def farthest(runs: Measured) -> Farthest | None:
+    """The run farthest from a law that is fitted so that a few wrong results do not count."""
+    if runs.value.min() <= 0:
+        return None
     value, most = np.log(runs.value), runs.value.min()
 
-    def expected(theta: Array) -> Array:
+    def law(theta: Array) -> Array:
         floor, slope, amplitude, *worth = np.exp(theta.clip(-50, 50))
         size = np.maximum(runs.num_clean + runs.num_noisy @ np.minimum(worth, 1), 1)
-        return np.asarray(np.log(most * floor / (1 + floor) + amplitude * (size / size.max()) ** -slope))
+        rest = amplitude * (size / size.max()) ** -min(slope, 20)
+        return np.asarray(np.log(most * floor / (1 + floor) + rest))
 
     start = np.array([-1.0, np.log(_BETA), np.log(np.median(runs.value)), *[-1.0] * len(runs.sigmas)])
-    found = least_squares(lambda theta: expected(theta) - value, start, loss="cauchy", f_scale=0.05)
-    return np.exp(expected(found.x))
+    by_law = law(least_squares(lambda theta: law(theta) - value, start, loss="cauchy", f_scale=0.05).x)
+    off = abs(value - by_law - np.median(value - by_law))
+    worst = int(off.argmax())
+    return Farthest(
+        worst, float(np.exp(by_law[worst])), bool(off[worst] >= max(np.log(1.4), 8 * np.median(off)))
+    )
 
 
 def fit_laws(metrics: Sequence[Measured], relative: bool = False, seed: int = 0) -> list[Law]:
     """Fit the law to metrics of the same runs, each on its own."""
-    design, values = _Design(metrics[0]), np.stack([each.value for each in metrics])
-    errors = np.stack([each.error for each in metrics])
-    return design.fit(values, errors, relative, metrics[0].sigmas, seed)
+    values, errors = (np.stack([getattr(each, name) for each in metrics]) for name in ("value", "error"))
+    return _Design(metrics[0]).fit(values, errors, relative, metrics[0].sigmas, seed)
 
 
 class _Design:
@@ -170,7 +182,7 @@ class _Design:
         problem = _Problem(self, unit, values / (unit @ self.of_run.T), np.eye(len(self.of_run)))
         rough = np.median(problem.sample(prior, seed, _NUM_WALKERS // 2, 60), 1)
         if relative:  # to the law, not to results: one that happens to be low would count for more
-            _, _, last, slope, _ = problem.project(rough[:, None])
+            _, _, last, slope, *_ = problem.project(rough[:, None])
             unit = (last + slope * self.columns(rough)).clip(means / 2, means * 2)
         scaled, known = values / (unit @ self.of_run.T), known / unit
         problem = _Problem(self, unit, scaled, np.eye(len(self.of_run)))
@@ -187,14 +199,12 @@ class _Design:
         found = []
         for t, worth in enumerate(theta[..., 1:]):
             size = self.clean + self.noisy @ np.median(worth, 0).clip(0, 1)
-            found.append(
-                Law(
-                    sigmas, worth, beta[t], floor[t] - amplitude[t] * last[t], amplitude[t], float(scatter[t]),
-                    None if doubt is None else float(doubt[t]), float(gain[t]), len(self.of_run),
-                    self.of_block.shape[1], self.repeat_df > 0,
-                    ((share.min(), share.max()), (size.min(), size.max())),
-                )
-            )  # fmt: skip
+            found.append(Law(
+                sigmas, worth, beta[t], floor[t] - amplitude[t] * last[t], amplitude[t], float(scatter[t]),
+                None if doubt is None else float(doubt[t]), float(gain[t]), len(self.of_run),
+                self.of_block.shape[1], self.repeat_df > 0,
+                ((share.min(), share.max()), (size.min(), size.max())),
+            ))  # fmt: skip
         return found
 
     def columns(self, theta: Array) -> Array:
@@ -264,17 +274,18 @@ class _Problem:
     """Density of theta (T, K, 1 + S), F, A and the scale integrated, for runs of a precision ([T,] n, n)."""
 
     def __init__(self, design: _Design, unit: Array, scaled: Array, precision: Array) -> None:
-        self.design, self.unit = design, unit
+        self.design, self.unit, self.df = design, unit, len(scaled.T) - 2 + _SCALE_DF
         half = design.of_run.T @ precision
         weight = half @ design.of_run
         self.weight = np.broadcast_to(weight, (len(unit), *weight.shape[-2:]))  # (T, C, C)
         self.target = (half @ scaled[..., None])[..., 0]  # (T, C)
         self.total = (scaled * (precision @ scaled[..., None])[..., 0]).sum(1)  # (T,)
 
-    def project(self, theta: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def project(self, theta: Array) -> tuple[Array, ...]:
         """Least squares on the law's two columns for theta (T, K, 1 + S).
 
-        Returns (T, K) each: residual, determinant, value at the last end, slope, and its variance / scale.
+        Returns (T, K) each: residual, determinant, value at the last end, slope, and the products of the first
+        column with itself and with the second.
         """
         one, shape = 1 / self.unit, self.design.columns(theta) / self.unit[:, None]
         weighted = (self.weight @ one[..., None])[..., 0]
@@ -284,16 +295,16 @@ class _Problem:
         determinant = np.maximum(oo * ss - os**2, 1e-300)
         slope, floor = (oo * st - os * ot) / determinant, (ss * ot - os * st) / determinant
         residual = np.maximum(self.total[:, None] - floor * ot - slope * st, 0)
-        return residual, determinant, floor, slope, oo / determinant
+        return residual, determinant, floor, slope, oo, os
 
     def log_density(self, theta: Array, prior: Array) -> Array:
         """Log posterior density (T, K) of theta (T, K, 1 + S)."""
         worth = theta[..., 1:]
         inside = ((worth > self.design.least) & (worth < _MOST_WORTH)).all(-1) & (np.abs(theta[..., 0]) < 4)
-        residual, determinant, _, slope, variance = self.project(np.where(inside[..., None], theta, 0.3))
-        df, total = len(self.design.of_run) - 2 + _SCALE_DF, residual + prior[:, None]
-        falling = stdtr(df, slope / np.sqrt(variance * total / df))
-        value = -0.5 * np.log(determinant) - df / 2 * np.log(total) + np.log(np.maximum(falling, 1e-12))
+        residual, determinant, _, slope, oo, _ = self.project(np.where(inside[..., None], theta, 0.3))
+        total = residual + prior[:, None]
+        falling = stdtr(self.df, slope / np.sqrt(oo / determinant * total / self.df))
+        value = -0.5 * np.log(determinant) - self.df / 2 * np.log(total) + np.log(np.maximum(falling, 1e-12))
         value -= 0.5 * np.square((theta[..., 0] - np.log(_BETA)) / _BETA_SPREAD)
         value -= np.log(np.abs(worth) + 0.1).sum(-1)
         return np.where(inside, value, -np.inf)
@@ -338,15 +349,11 @@ class _Problem:
 
     def linear(self, theta: Array, rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """Draws (T, R) of the value at the last end and the slope, and the chance (T,) that results fall."""
-        residual, _, floor, slope, variance = self.project(theta)
-        df = len(self.design.of_run) - 2 + _SCALE_DF
-        scale = np.sqrt((residual + _SCALE_DF) / rng.chisquare(df, residual.shape))
+        residual, determinant, floor, slope, oo, os = self.project(theta)
+        total, variance = residual + _SCALE_DF, oo / determinant
+        scale = np.sqrt(total / rng.chisquare(self.df, residual.shape))
         drawn = slope + np.sqrt(variance) * scale * rng.standard_normal(slope.shape)
-        one, shape = 1 / self.unit, self.design.columns(theta) / self.unit[:, None]
-        weighted = (self.weight @ one[..., None])[..., 0]
-        oo = (one * weighted).sum(-1)[:, None]
-        along = (shape @ weighted[..., None])[..., 0] / oo  # how the floor moves with the slope
-        falls = drawn > 0
-        drawn = np.where(falls, drawn, 1e-9 * np.abs(floor))
-        floor = floor - along * (drawn - slope) + scale / np.sqrt(oo) * rng.standard_normal(slope.shape)
-        return floor, drawn, stdtr(df, slope / np.sqrt(variance * (residual + _SCALE_DF) / df)).mean(1)
+        drawn = np.where(drawn > 0, drawn, 1e-9 * np.abs(floor))
+        floor = floor - os / oo * (drawn - slope)  # which moves with the slope
+        floor += scale / np.sqrt(oo) * rng.standard_normal(slope.shape)
+        return floor, drawn, stdtr(self.df, slope / np.sqrt(variance * total / self.df)).mean(1)

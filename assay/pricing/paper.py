@@ -39,15 +39,12 @@ def pair_bounds(results: Measured) -> dict[float, tuple[float, float]]:
     configurations, which = np.unique(counts, axis=0, return_inverse=True)
     which = which.reshape(-1)
     value = np.bincount(which, results.value) / np.bincount(which)
-    clean = configurations[:, 1:].sum(1) == 0
-    size, clean_value = configurations[clean, 0], value[clean]
-    found = {}
+    clean, noisy = configurations[:, 0], configurations[:, 1:]
+    alone, found = noisy.sum(1) == 0, {}
     for level, sigma in enumerate(results.sigmas):
-        mixed = (configurations[:, 1 + level] > 0) & (
-            configurations[:, 1:].sum(1) == configurations[:, 1 + level]
-        )
-        num_clean, num_noisy = configurations[mixed, 0, None], configurations[mixed, 1 + level, None]
-        bound, gap = (size - num_clean) / num_noisy, value[mixed, None] - clean_value
+        mixed = ~alone & (noisy[:, level] == noisy.sum(1))
+        bound = (clean[alone] - clean[mixed, None]) / noisy[mixed, level, None]
+        gap = value[mixed, None] - value[alone]
         above = np.where((gap > 0) | ((gap == 0) & (bound > 0)), bound, np.inf)
         below = np.where(gap < 0, bound, -np.inf)
         found[float(sigma)] = float(below.max(initial=0.0)), float(above.min(initial=1.0))

@@ -10,30 +10,34 @@ which is best on average, how often each of them is, and how far the best one mo
 shares of clean images that were measured: beyond them the law was never tested.
 """
 
-import csv
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from assay.errors import AssayError, check
 from assay.files import decoding
 from assay.noise import warn_of_units
-from assay.pricing.law import check_confidence
+from assay.outcome import OTHER_NAMES, read_table
+from assay.pricing.law import Law, check_confidence
+from assay.pricing.price import Prices, price
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
 from assay.settings import Config, Rules
 
-if TYPE_CHECKING:
-    from assay.pricing.price import Prices
-
+Flags = NDArray[np.bool_]
 _NUM_SHOWN, _MAX_DRAWS, _MAX_CORNERS = 4, 200, 10_000
-_MAX_ENDS, _PARTS = 6, 20  # mixes between which others are tried, and into how many parts a way is divided
+_MOST_MONEY = 1e15  # that anybody has
+_RARE = 0.02  # cases that are not worth a line
+_STEP = 0.02  # of the costs of the cheapest mixes by each draw
+_MAX_ENDS, _PARTS = 6, 10  # mixes between which others are tried, and into how many parts a way is divided
 
 
 class Vendor(Config):
@@ -63,7 +67,10 @@ class Vendor(Config):
 
 @dataclass(frozen=True)
 class Mix:
-    """What to buy of each vendor, its cost, the predicted result on average, the chance that it is best."""
+    """What to buy of each vendor, its cost, and the predicted result on average with its interval.
+
+    `chance` is that it is best; for a target, that its vendors are the cheapest, and `reached` that it is.
+    """
 
     counts: tuple[float, ...]
     cost: float
@@ -71,44 +78,54 @@ class Mix:
     low: float
     high: float
     chance: float
+    reached: float = math.nan
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The best few mixes, best first, and the interval of the best number of each vendor's images."""
+    """The best few mixes, best first, and the interval of the best number of each vendor's images.
+
+    `basis` is what it was read from. The first mix is within `close` of the very best at this confidence.
+    For a target, mixes reach it on average, and `sure` (if any can) at this confidence; the intervals are those
+    of the cheapest mix of each likely law that reaches it.
+    """
 
     names: tuple[str, ...]
     metric: str
     mixes: tuple[Mix, ...]
     count_intervals: tuple[tuple[float, float], ...]
+    cost_interval: tuple[float, float]
     confidence: float
-    have_clean: float
+    goal: Goal
+    basis: str
     notes: tuple[str, ...]
     decided: bool = True  # whether a price that it rests on is
+    close: float = 0.0
+    target: float | None = None
+    sure: Mix | None = None
 
     def __repr__(self) -> str:
-        from assay.pricing.words import plan_lines, runners_up
+        from assay.pricing.words import plan_lines
 
-        return "\n".join([*plan_lines(self), *runners_up(self)])
+        return "\n".join(plan_lines(self))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicts results (R, m) of mixes, clean images (m,) and noisy ones (m, V) at levels (V,)."""
+    """Predicts results (R, m) of mixes, clean images (m,) and noisy ones (m, V) at levels (V,), for a goal."""
 
+    goal: Goal
     metric: str
+    basis: str  # what it was read from
     predict: Callable[[Array, Array, Array], Array]
-    least_share: float = 0.0
-    size: Callable[[Array, Array, Array], Array] | None = None  # effective images (R, m) of mixes
-    sizes: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest size that was measured
-    levels: tuple[float, ...] = ()  # of noise that were measured
+    law: Law | None = None  # of the results, if there are any
     doubts: tuple[str, ...] = ()  # about the results
     decided: bool = True  # whether any price is
 
 
 def plan(
-    source: "Prices | Quote | Any",
-    vendors: "Sequence[Vendor] | Path | str | Any",
+    source: Prices | Quote | Any,
+    vendors: Sequence[Vendor] | Path | str | Any,
     budget: float | None = None,
     target: float | None = None,
     have_clean: float = 0.0,
@@ -118,18 +135,18 @@ def plan(
     """The mix of images to buy, for a budget or a target, from a price, a quote or what `price` takes.
 
     `vendors` are `Vendor`s, or a CSV file or DataFrame with columns name, sigma (0 or empty for clean), price
-    and, where they apply, min_images and max_images. `goal` is by default what samples look like, if measured,
-    else everything.
+    and, where they apply, min_images and max_images. `goal` is by default the first of structure, looks and
+    everything whose price is decided; of a quote it is structure.
 
     >>> offers = [assay.Vendor(price=1.0), assay.Vendor(sigma=0.2, price=0.1)]
     >>> assay.plan(assay.price(), offers, budget=10_000)
-    Buy ...
+    For ...
     """
-    offers: Any = vendors
-    if isinstance(vendors, str | Path) or hasattr(vendors, "to_csv"):
-        offers = read_vendors(Path(vendors) if isinstance(vendors, str | Path) else vendors)
+    is_table = isinstance(vendors, str | Path) or hasattr(vendors, "to_csv")
+    offers: Any = read_vendors(vendors) if is_table else vendors
     if not (isinstance(offers, Sequence) and offers and all(isinstance(offer, Vendor) for offer in offers)):
-        raise AssayError("are not offers", key="vendors", cure="give a list of `Vendor`s, or their CSV file")
+        cure = "give a list of `Vendor`s with one or more, or their CSV file"
+        raise AssayError("are not offers", key="vendors", cure=cure)
     check([
         ((budget is None) == (target is None), AssayError("give either a budget or a target", key="budget")),
         (not 0 <= (budget or 0) < math.inf, AssayError(f"{budget} is no sum of money", key="budget")),
@@ -137,68 +154,61 @@ def plan(
          AssayError(f"{have_clean:g} is no number of images", key="have_clean", cure="count them")),
     ])  # fmt: skip
     check_confidence(confidence)
-    warn_of_units(max(offer.sigma for offer in offers))
+    warn_of_units(noise := max(offer.sigma for offer in offers))
     if twice := [offer.title for offer in set(offers) if offers.count(offer) > 1]:
         raise AssayError(f"{twice[0]} is offered twice", key="vendors", cure="list each offer once")
-    from assay.pricing.price import Prices, price
-
-    forecast = forecast_of(source if isinstance(source, Prices | Quote) else price(source), goal)
-    market = _Market(forecast, offers, have_clean)
-    if budget is None:
-        assert target is not None
-        budget = market.cheapest(target)
-    return market.plan(budget, confidence)
+    known = source if isinstance(source, Prices | Quote) else price(source)
+    market = _Market(forecast_of(known, goal, noise), offers, have_clean)
+    if target is not None:
+        return market.for_target(target, confidence)
+    return market.for_budget(budget or 0.0, confidence)
 
 
 def read_vendors(table: Any) -> list[Vendor]:
     """The vendors of a CSV file or a DataFrame."""
-    path = table if isinstance(table, Path) else "the table of vendors"
-    cure = "give a CSV file with columns name, sigma, price, min_images, max_images"
-    with decoding(path, cure):
-        text = table.read_text("utf-8-sig") if isinstance(table, Path) else table.to_csv(index=False)
-        read = list(csv.DictReader(text.splitlines()))
-        if any(None in row for row in read):
-            cure = "separate cells by commas, and write decimals with a point"
-            raise AssayError("has rows with more cells than its header", cure=cure)
-        names = {name: name.strip().lower().replace(" ", "_") for row in read for name in row}
-        names = {name: "sigma" if known in ("noise", "noise_level") else known for name, known in names.items()}
-        rows = [{names[name]: (cell or "").strip() for name, cell in row.items()} for row in read]
-        if rows and "sigma" not in rows[0]:
-            cure = "add it, and leave it empty for clean images"
-            raise AssayError("has no column for the noise level of each offer", key="sigma", cure=cure)
-    offers = []
-    for line, row in enumerate(rows, 2):
+    path, header, rows = read_table(table)
+    names, offers = [OTHER_NAMES.get(name, name) for name in header], []
+    if "sigma" not in names:
+        cure = "add it, and leave it empty for clean images"
+        raise AssayError("has no column for the noise level of each offer", path=path, key="sigma", cure=cure)
+    for line, row in rows.items():
         with decoding(f"{path}, line {line}", "correct the line"):
-            offers.append(Vendor(**{key: cell for key, cell in row.items() if cell}))
+            cells = zip(names, map(str.strip, row), strict=True)
+            offers.append(Vendor(**{name: cell for name, cell in cells if cell}))
     return offers
 
 
-def forecast_of(source: "Prices | Quote", goal: Goal | None = None) -> Forecast:
-    """What predicts the results of mixes for a goal."""
+def forecast_of(source: Prices | Quote, goal: Goal | None, noise: float) -> Forecast:
+    """What predicts the results of mixes for a goal, with noise up to this level."""
     if isinstance(source, Quote):
-        chosen: Goal = goal or "everything"
+        chosen: Goal = goal or "structure"
         power = np.exp(SPREAD * np.random.default_rng(0).standard_normal(_MAX_DRAWS // 4))
 
         def closed_form(clean: Array, noisy: Array, sigmas: Array) -> Array:
             return source.excess(clean, noisy, sigmas, chosen, power)
 
-        return Forecast("excess loss", closed_form)
-    from assay.pricing.words import cautions
+        return Forecast(chosen, "excess loss", "a quote", closed_form)
+    from assay.pricing.words import cautions, far_row
 
-    goal = goal or ("looks" if any(price.goal == "looks" for price in source.prices) else "everything")
-    price = source.of(goal)
-    law, laws = price.law, [price.law]
+    goal = goal or source.leading.goal
+    seen = [each.sigma for each in source.goals.get(goal, ()) if each.sigma >= 0.99 * noise]
+    found = source.of(goal, min(seen, default=None))  # structure is what lies above the noise on offer
+    if found.has_slip:
+        raise AssayError(far_row(found), key="table", cure="correct its row, or remove it")
+    law, laws = found.law, [found.law]
     if source.curves and goal != "looks":
-        low = price.sigma if goal == "structure" else 0.0
+        low = found.sigma if goal == "structure" else 0.0
         laws = [band for band, level in zip(source.bands, source.curves[0].levels, strict=True) if level > low]
     thin = slice(None, None, max(1, len(law.floor) // _MAX_DRAWS))
 
     def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
-    prices, ((share, _), sizes) = [each for each in source.prices if each.goal == goal], law.seen
+    prices = source.goals[goal]
     decided, doubts = any(each.verdict != "undecided" for each in prices), tuple(cautions(prices))
-    return Forecast(price.results.metric, by_law, share, law.size, sizes, tuple(law.sigmas), doubts, decided)
+    whose = "the paper's" if source.from_paper else "the"
+    basis = f"{whose} results of {source.dataset}"
+    return Forecast(goal, found.results.metric, basis, by_law, law, doubts, decided)
 
 
 class _Market:
@@ -208,7 +218,8 @@ class _Market:
         self.forecast, self.offers, self.have_clean = forecast, offers, have_clean
         columns = zip(*((o.price, o.min_images, o.max_images, o.sigma) for o in offers), strict=True)
         self.price, self.least, self.most, self.sigma = (np.array(column, float) for column in columns)
-        self.clean = self.sigma == 0
+        self.least, self.most, self.clean = np.ceil(self.least), np.floor(self.most), self.sigma == 0
+        self.least_share = forecast.law.seen[0][0] if forecast.law else 0.0  # of clean images
 
     def split(self, counts: Array) -> tuple[Array, Array, Array]:
         """Clean images (m,), noisy ones (m, S) and their levels (S,) of mixes (m, V)."""
@@ -221,7 +232,7 @@ class _Market:
 
     def corners(self, budget: float) -> Array:
         """The corners (m, V) of what the budget buys, in whole images; what is left buys some more."""
-        num, share = len(self.price), self.forecast.least_share
+        num, share = len(self.price), self.least_share
         limits = np.stack([self.price, share - self.clean])  # times counts, at most these
         ends = np.array([budget, (1 - share) * self.have_clean])
         known = zip(self.least, np.where(self.most * self.price <= budget, self.most, 0), strict=True)
@@ -259,7 +270,7 @@ class _Market:
         """Those of mixes (m, V) that can be bought, within the measured shares."""
         clean, noisy, _ = self.split(counts)
         is_order = (counts == 0) | ((counts >= self.least) & (counts <= self.most))
-        share = clean + 1e-6 >= self.forecast.least_share * (clean + noisy.sum(1))
+        share = clean + 1e-6 >= self.least_share * (clean + noisy.sum(1))
         return counts[is_order.all(1) & share & (counts @ self.price <= budget * (1 + 1e-9))]
 
     def mixes(self, budget: float) -> tuple[Array, Array]:
@@ -273,83 +284,138 @@ class _Market:
             parts = np.linspace(0, 1, _PARTS + 1)[1:-1, None]
             ways = [one + parts * (other - one) for one, other in itertools.combinations(ends, 2)]
             if ways:
-                counts = np.concatenate([counts, self.allowed(np.floor(np.concatenate(ways)), budget)])
-                values = self.predict(counts)
+                more = self.allowed(np.floor(np.concatenate(ways)), budget)
+                counts, values = np.concatenate([counts, more]), np.hstack([values, self.predict(more)])
         return counts, values
 
-    def plan(self, budget: float, confidence: float) -> Plan:
+    def check_budget(self, budget: float) -> None:
+        """Reject less than the cheapest order that can be bought alone costs."""
+        order, share, have = np.maximum(self.least, 1), self.least_share, self.have_clean
+        alone = (have + order * self.clean >= share * (have + order)) & (order <= self.most)
+        cost = np.where(alone, order * self.price, math.inf)
+        first, least = int(cost.argmin()), float(cost.min())
+        what = f"mixes need clean images, a share of {share:.2g} or more, and none are for sale"
+        cure = "offer some, or say how many you have, e.g. have_clean = 400"
+        enough = f" with clean images in a share of {share:.2g} or more, as measured," * bool(share)
+        less = f"the cheapest order{enough} is {order[first]:,.0f} {self.offers[first].title} for {least:,.2f}"
+        check([
+            (math.isinf(least), AssayError(what, key="vendors", cure=cure)),
+            (least > budget * (1 + 1e-9), AssayError(f"{less}, more than {budget:,.2f}", key="budget",
+                                                     cure="raise it; are prices those of one image?")),
+        ])  # fmt: skip
+
+    def for_budget(self, budget: float, confidence: float) -> Plan:
         """The best mixes for a budget, and how sure that is."""
-        cost = self.price * np.maximum(self.least, 1)
-        if not (cost <= budget * (1 + 1e-9)).any():
-            first = int(cost.argmin())
-            order = f"the cheapest order, {max(self.least[first], 1):,.0f} {self.offers[first].title}"
-            what = f"{order}, costs {cost[first]:,.2f}, more than {budget:,.2f}"
-            raise AssayError(what, key="budget", cure="raise it; are prices those of one image?")
+        self.check_budget(budget)
         counts, values = self.mixes(budget)
-        if not counts.any():
-            what = f"no mix within {budget:,.2f} has the least measured share of clean images, "
-            what += f"{self.forecast.least_share:.2g}"
-            raise AssayError(what, key="budget", cure="raise the budget, or offer clean images")
-        middle, winners = np.median(values, 0).clip(0), values.argmin(1)
-        tail = 50 * (1 - confidence)
-        ends = np.percentile(counts[winners], [tail, 100 - tail], axis=0, method="nearest")
-        low, high = np.percentile(values, [tail, 100 - tail], axis=0).clip(0)
+        first, winners = int(np.median(values, 0).argmin()), values.argmin(1)
         chance = np.bincount(winners, minlength=len(counts)) / len(winners)
-        first = int(middle.argmin())
-        others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i] > 0]
+        others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i]]
         shown = [first, *others[: _NUM_SHOWN - 1]]
-        numbers = np.column_stack([counts @ self.price, middle, low, high, chance])
+        found = self.plan(counts[shown], chance[shown], counts[winners], confidence)
+        return replace(found, close=float(np.quantile(values[:, first] - values.min(1), confidence)))
+
+    def for_target(self, target: float, confidence: float) -> Plan:
+        """The cheapest mixes that reach a target on average, one that surely does, and how sure that is."""
+        self.check_budget(math.inf)
+        if self.have_clean and np.median(self.predict(np.zeros((1, len(self.price))))) <= target:
+            what = f"{self.have_clean:,.0f} clean images reach {target:g} already: nothing needs to be bought"
+            raise AssayError(what, key="target", cure="lower it")
+        average, sure = self.cheapest(target, lambda v: np.quantile(v, [0.5, confidence], axis=0))
+        if np.isinf(average).any():
+            best = float(np.median(self.mixes(_MOST_MONEY)[1], 0).min())
+            what = f"a target of {target:g} is out of reach of these vendors, who allow {best:.4g}"
+            raise AssayError(what, key="target", cure="raise it, or find more offers")
+        likely = self.cheapest(target, lambda v: v, _STEP)
+        used, number = np.unique((likely > 0) & np.isfinite(likely), axis=0, return_counts=True)
+        often, mixes = number / number.sum(), [average]
+        for i in np.argsort(-number, kind="stable")[:_NUM_SHOWN]:
+            mix = self.only(used[i]).cheapest(target, lambda v: np.quantile(v, [0.5], axis=0))[0]
+            if often[i] >= _RARE and ((mix > 0) == used[i]).all() and (used[i] != (average > 0)).any():
+                mixes.append(mix)
+        found = np.array([*mixes[:_NUM_SHOWN], sure])
+        chance = np.array([often[((mix > 0) == used).all(1)].sum() for mix in found])
+        known = np.isfinite(found).all(1)
+        plan = self.plan(found[known], chance[known], likely, confidence, target)
+        return replace(plan, mixes=plan.mixes[:-1], sure=plan.mixes[-1]) if known[-1] else plan
+
+    def plan(
+        self, counts: Array, chance: Array, likely: Array, confidence: float, target: float | None = None
+    ) -> Plan:
+        """A plan of mixes (k, V), best first; by each draw the best is in `likely` (R, V), inf if none is."""
+        values, tail = self.predict(counts), 50 * (1 - confidence)
+        low, middle, high = np.percentile(values, [tail, 50, 100 - tail], axis=0).clip(0)
+        ends, spent = (
+            np.percentile(each, [tail, 100 - tail], axis=0, method="nearest")
+            for each in (likely[np.isfinite(likely).all(1)], likely @ self.price)
+        )
+        reached = np.full(len(counts), math.nan) if target is None else (values <= target).mean(0)
+        numbers = np.column_stack([counts @ self.price, middle, low, high, chance, reached]).tolist()
+        of, notes = self.forecast, self.notes(counts[0])
         return Plan(
-            tuple(offer.title for offer in self.offers), self.forecast.metric,
-            tuple(Mix(tuple(counts[i].tolist()), *numbers[i].tolist()) for i in shown),
-            tuple((float(a), float(b)) for a, b in ends.T), confidence, self.have_clean,
-            tuple(dict.fromkeys((*self.forecast.doubts, *self.notes(counts[first])))), self.forecast.decided,
+            tuple(offer.title for offer in self.offers), of.metric,
+            tuple(Mix(tuple(each), *known) for each, known in zip(counts.tolist(), numbers, strict=True)),
+            tuple((float(a), float(b)) for a, b in ends.T), (float(spent[0]), float(spent[1])), confidence,
+            of.goal, of.basis, tuple(dict.fromkeys((*of.doubts, *notes))), of.decided, target=target,
         )  # fmt: skip
 
     def notes(self, counts: Array) -> Iterable[str]:
         """What the reader of a plan must know of a mix (V,) and of the offers."""
-        forecast, (clean, noisy, levels) = self.forecast, self.split(counts[None])
-        num_clean, total = float(clean[0]), float(clean[0] + noisy.sum())
-        if forecast.least_share and num_clean <= 1.1 * forecast.least_share * total:
-            share = f"the smallest measured share of clean images ({forecast.least_share:.2g})"
+        clean, noisy, levels = self.split(counts[None])
+        if self.least_share and clean[0] <= 1.1 * self.least_share * (clean[0] + noisy.sum()):
+            share = f"the smallest measured share of clean images ({self.least_share:.2g})"
             yield f"this is {share}, which decides the mix: a smaller one might be better, or not"
-        size = float(np.median(forecast.size(clean, noisy, levels))) if forecast.size else total
-        fewest, most = forecast.sizes
-        if not fewest / 1.5 <= size <= 1.5 * most:
-            units = " (are budget and prices in the same unit, and per image?)" * bool(size < fewest / 10)
-            seen = f"measured were {fewest:,.0f} to {most:,.0f}"
-            yield f"an extrapolation{units}: this mix counts as {size:,.0f} clean images, and {seen}"
-        if num_clean == 0:
+        if clean[0] == 0:
             yield "a mix without clean images learns nothing finer than its noise"
-        for level in dict.fromkeys(self.sigma[(counts > 0) & ~self.clean].tolist()):
-            if forecast.levels and np.abs(np.array(forecast.levels) / level - 1).min() > 0.01:
-                read = "its worth is read between the levels that have"
-                yield f"no result has noise {level:.3g}: {read}, and the interval leaves out what that adds"
+        if law := self.forecast.law:
+            size, (fewest, most) = float(np.median(law.size(clean, noisy, levels))), law.seen[1]
+            if not fewest / 1.5 <= size <= 1.5 * most:
+                units = " (are budget and prices in the same unit, and per image?)" * bool(size < fewest / 10)
+                seen = f"measured were {fewest:,.0f} to {most:,.0f}"
+                yield f"an extrapolation{units}: this mix counts as {size:,.0f} clean images, and {seen}"
+            for level in np.unique(self.sigma[(counts > 0) & ~self.clean]):
+                if np.abs(law.sigmas / level - 1).min() > 0.01:
+                    read = "its worth is read between the levels that have"
+                    yield f"no result has noise {level:.3g}: {read}, and the interval leaves out what that adds"
         cheapest = self.price[self.clean].min(initial=math.inf)
         if (spent := float(counts @ self.price)) < cheapest < math.inf:
             yield f"this costs {spent:g}, and one clean image {cheapest:g}: are budget and prices in one unit?"
         for offer in self.offers:
-            if offer.sigma and offer.price > cheapest:
-                yield f"{offer.title} costs {offer.price:g}, and a clean image {cheapest:g}: is that per image?"
+            if offer.sigma and cheapest < math.inf and not cheapest / 1000 < offer.price <= cheapest:
+                yield f"{offer.title} costs {offer.price:g}, a clean image {cheapest:g}: are both per image?"
 
-    def cheapest(self, target: float) -> float:
-        """The least budget whose best mix is predicted to reach the target."""
+    def only(self, vendors: Flags) -> "_Market":
+        """The offers of some vendors (V,)."""
+        other = copy(self)
+        other.least, other.most = np.where(vendors, self.least, 0), np.where(vendors, self.most, 0)
+        return other
 
-        def result(budget: float) -> float:
-            return float(np.median(self.mixes(budget)[1], 0).min())
+    def cheapest(self, target: float, scores: Callable[[Array], Array], step: float = 1e-4) -> Array:
+        """The cheapest mixes (k, V) that reach a target by each of k scores, inf if none does.
 
-        have = float(np.median(self.predict(np.zeros((1, len(self.price))))))
-        if self.have_clean and have <= target:
-            what = f"{self.have_clean:,.0f} clean images reach {target:g} already: nothing needs to be bought"
-            raise AssayError(what, key="target", cure="lower it")
-        high, reached, most = min(self.price), math.inf, 1e15
-        while (reached := result(high)) > target:
-            high *= 2
-            if high > most:
-                what = f"a target of {target:g} is out of reach of these vendors, who allow {reached:.4g}"
-                raise AssayError(what, key="target", cure="raise it, or find more offers")
-        low = high / 2
-        for _ in range(20):
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if result(middle) <= target else (middle, high)
-        return high
+        `scores` makes (k, m) of draws (R, m), e.g. their median; costs are found to a factor 1 + step.
+        """
+
+        def reach(budget: float) -> tuple[Flags, Array]:
+            counts, values = self.mixes(budget)
+            score = scores(values)
+            return np.asarray(score.min(1) <= target), counts[score.argmin(1)]
+
+        high = float(self.price.min())
+        reached, mixes = reach(high)
+        found, ways = np.where(reached[:, None], mixes, math.inf), list[tuple[float, float, Flags]]()
+        while not reached.all() and high < _MOST_MONEY:
+            low, high = high, 4 * high
+            now, mixes = reach(high)
+            now &= ~reached
+            found[now], reached = mixes[now], reached | now
+            ways.append((low, high, now))
+        while ways:  # each of scores that reach the target at the higher budget, not at the lower one
+            low, high, which = ways.pop()
+            if which.any() and high > low * (1 + step):
+                middle = math.sqrt(low * high)
+                now, mixes = reach(middle)
+                now &= which
+                found[now] = mixes[now]
+                ways += [(low, middle, now), (middle, high, which & ~now)]
+        return found

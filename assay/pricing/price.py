@@ -7,20 +7,18 @@ one end of it ("at least", "at most"), or undecided, with the reason and what wo
 """
 
 import math
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL.Image import Image
 
 from assay.errors import AssayError, about, choose
 from assay.figure import draw
 from assay.outcome import Outcome, read_outcomes
-from assay.pricing.law import Law, check_confidence, fit_laws, interval
+from assay.pricing.law import Farthest, Law, check_confidence, farthest, fit_laws, interval
 from assay.pricing.paper import PAPER
 from assay.pricing.quote import Quote, quoted_at
 from assay.pricing.results import Array, Goal, LevelResults, Measured, read_levels
@@ -36,7 +34,8 @@ class Price:
     """The worth of a noisy image of a level for a goal, with its interval within [0, 1].
 
     `results` are what it was read from, by `law`. `limited` is how many times the training steps it would take
-    to see what data is worth; 0 if data is the limit.
+    to see what data is worth; 0 if data is the limit. A slip among the results, the `farthest` of them, spoils
+    the law.
     """
 
     results: Measured
@@ -47,6 +46,17 @@ class Price:
     high: float
     confidence: float
     limited: float = 0.0
+    farthest: Farthest | None = None
+
+    def __repr__(self) -> str:
+        from assay.pricing.words import sentence
+
+        return sentence(self)
+
+    @property
+    def has_slip(self) -> bool:
+        """Whether one of the results is too far from the others to be right."""
+        return self.farthest is not None and self.farthest.is_slip
 
     @property
     def goal(self) -> Goal:
@@ -55,14 +65,19 @@ class Price:
 
     @property
     def rate(self) -> tuple[float, float, float]:
-        """The replacement rate, noisy images per clean one, and its interval; infinite where w may be 0."""
+        """The replacement rate, noisy images per clean one, and its interval; infinite where w may be 0.
+
+        NaN, with an interval from 1 to infinity, where the results do not tell.
+        """
+        if not self.tells:
+            return math.nan, 1.0, math.inf
         rate, low, high = (1 / w if w > 0 else math.inf for w in (self.worth, self.high, self.low))
         return rate, low, high
 
     @property
-    def rises(self) -> bool:
-        """Whether results surely rise with the number of images, where a price needs them to fall."""
-        return self.law.gain < 0.01
+    def tells(self) -> bool:
+        """Whether the results say anything about what a noisy image is worth."""
+        return not (self.has_slip or self.limited or self.high == 0 or self.flat)
 
     @property
     def flat(self) -> bool:
@@ -73,7 +88,7 @@ class Price:
     def verdict(self) -> Verdict:
         """What kind of answer this is."""
         _, low, high = self.rate
-        if self.limited or self.high == 0 or self.flat:
+        if not self.tells:
             return "undecided"
         if high <= _MOST_FACTOR * low:
             return "estimate"
@@ -121,13 +136,25 @@ class Prices:
 
         return "\n".join(price_lines(self))
 
+    @property
+    def goals(self) -> dict[Goal, list[Price]]:
+        """The prices of each goal, lowest noise first."""
+        names = dict.fromkeys(price.goal for price in self.prices)
+        return {goal: [price for price in self.prices if price.goal == goal] for goal in names}
+
+    @property
+    def leading(self) -> Price:
+        """The price to act on: decided, for structure before looks before everything, at the highest noise."""
+        order = ["structure", "looks", "everything"]
+        return min(self.prices, key=lambda p: (p.verdict == "undecided", order.index(p.goal), -p.sigma))
+
     def of(self, goal: Goal, sigma: float | None = None) -> Price:
         """The price for a goal at a noise level, by default the highest."""
-        found = [price for price in self.prices if price.goal == goal and sigma in (None, price.sigma)]
+        found = [price for price in self.goals.get(goal, ()) if sigma in (None, price.sigma)]
         if not found:
             have = ", ".join(f"{price.goal} at {price.sigma:.3g}" for price in self.prices)
             wanted = goal if sigma is None else f"{goal} at noise {sigma:.3g}"
-            key = "sigma" if goal in {price.goal for price in self.prices} else "goal"
+            key = "sigma" if goal in self.goals else "goal"
             raise AssayError(f"{self.dataset} has no price for {wanted}; it has {have}", key=key)
         return found[-1]
 
@@ -178,13 +205,11 @@ def price_all(
     with about(table if isinstance(table, str | Path) else None):
         outcomes, levels = read_results(table, num_images)
         is_paper = isinstance(table, str | Path) and Path(table).resolve() == PAPER.resolve()
-        names = dict.fromkeys(
-            [*(each.configuration.dataset for each in outcomes), *(each.dataset for each in levels)]
-        )
+        names = [each.configuration.dataset for each in outcomes] + [each.dataset for each in levels]
         if dataset is not None:
-            choose(dataset, names, "dataset")
+            choose(dataset, dict.fromkeys(names), "dataset")
         found = []
-        for name in [dataset] if dataset is not None else names:
+        for name in dict.fromkeys(names) if dataset is None else [dataset]:
             chosen = [each for each in outcomes if each.configuration.dataset == name]
             by_level = next((each for each in levels if each.dataset == name), None)
             found.append(replace(price_results(chosen, by_level, confidence, quote), from_paper=is_paper))
@@ -207,27 +232,23 @@ def price_results(
         fitted = fit_laws([*goals, *(levels.band(band) for band in range(len(levels.centres)))])
         bands = fitted[len(goals) :]
         for which, (results, law) in enumerate(zip(goals, fitted, strict=False)):
+            worst = farthest(results)
             everything = results.goal == "everything"
-            above = levels.centres > (0.0 if everything else levels.sigmas[which])
+            share = levels.above(0.0 if everything else levels.sigmas[which])
             for level in range(len(levels.sigmas)) if everything else (which,):
-                limited = _limited(levels, law, level, above)
-                found.append(_price(results, law, level, confidence, limited))
+                limited = _limited(levels, law, level, share)
+                found.append(_price(results, law, level, confidence, worst, limited))
         curves = tuple(_curves(levels, bands, confidence, quote))
-    for goal, metric in _goals(outcomes, bool(found)):
-        results = measure(outcomes, goal, metric)
-        (law,) = fit_laws([results], relative=goal == "looks")
-        found += [_price(results, law, level, confidence, 0.0) for level in range(len(results.sigmas))]
+    metrics: dict[Goal, str] = {"looks": "fd"} if found else {"everything": "held_out_loss", "looks": "fd"}
+    for goal, metric in metrics.items():
+        if any(each.value(metric) is not None for each in outcomes):
+            results = measure(outcomes, goal, metric)
+            (law,) = fit_laws([results], relative=goal == "looks")
+            worst = farthest(results)
+            found += [_price(results, law, level, confidence, worst) for level in range(len(results.sigmas))]
     if not found:
         raise AssayError("no result has a held-out loss or an FD", key="table", cure="add such a column")
     return Prices(found[0].results.dataset, tuple(found), curves, tuple(bands))
-
-
-def _goals(outcomes: list[Outcome], have_levels: bool) -> list[tuple[Goal, str]]:
-    """The goals that a table has columns for."""
-    known: list[tuple[Goal, str]] = [("looks", "fd")]
-    if not have_levels:
-        known = [("everything", "held_out_loss"), *known]
-    return [(goal, name) for goal, name in known if any(one.value(name) is not None for one in outcomes)]
 
 
 def measure(outcomes: Iterable[Outcome], goal: Goal, metric: str) -> Measured:
@@ -236,15 +257,11 @@ def measure(outcomes: Iterable[Outcome], goal: Goal, metric: str) -> Measured:
     These have a value by the metric, clean images, full sampling, no consistency loss and no rounds; and the
     table `clean_mix` where there is one.
     """
+    measured = [(each, each.configuration) for each in outcomes if each.value(metric) is not None]
     plain = [
-        (each, each.configuration)
-        for each in outcomes
-        if each.value(metric) is not None
-        and (each.configuration.sampling, each.configuration.consistency, each.configuration.rounds)
-        == ("full", False, 0)
+        each for each in measured if each[1].sampling == "full" and not (each[1].consistency or each[1].rounds)
     ]
-    if any(setting.table == "clean_mix" for _, setting in plain):
-        plain = [(each, setting) for each, setting in plain if setting.table == "clean_mix"]
+    plain = [each for each in plain if each[1].table == "clean_mix"] or plain
     kept = [each for each, setting in plain if setting.num_clean > 0]
     if not kept:
         what = f"no result with clean images and full sampling has a value by {metric}"
@@ -274,29 +291,15 @@ def read_results(
 ) -> tuple[list[Outcome], list[LevelResults]]:
     """Outcomes and results by level of a folder, a file, a DataFrame or columns."""
     if not isinstance(table, str | Path):
-        try:
-            columns = {str(name): list(values) for name, values in dict(table).items()}
-        except (TypeError, ValueError):
-            cure = "give a DataFrame, or columns: {'sigma': [...], ...}"
-            raise AssayError("is no table", key="table", cure=cure) from None
-        if len({len(values) for values in columns.values()}) > 1:
-            raise AssayError("has columns of unequal length", path="the table", cure="fill the shorter ones")
-        with tempfile.TemporaryDirectory() as folder:
-            path, rows = Path(folder) / "table.csv", [columns, *zip(*columns.values(), strict=True)]
-            path.write_text("".join(",".join(map(_cell, row)) + "\n" for row in rows))
-            try:
-                return list(read_outcomes(path, num_images).values()), []
-            except AssayError as error:
-                error.path = str(error.path).replace(str(path), "the table")
-                raise
+        return list(read_outcomes(table, num_images).values()), []
     path = Path(table)
     folder_of = path if path.is_dir() else path.parent
     results, levels = folder_of / "results.csv", folder_of / "levels.csv"
     if not path.is_dir() and path.name != "levels.csv":
         results, levels = path, levels if path.name == "results.csv" else path.with_suffix(".levels.csv")
-    by_level = read_levels(levels) if levels.exists() and "level_low" in _first_line(levels) else []
-    tables = {each.table for each in by_level}
-    by_level = [each for each in by_level if "clean_mix" not in tables or each.table == "clean_mix"]
+    of_bands = levels.exists() and "level_low" in levels.read_text(errors="replace")  # not levels of images
+    by_level = read_levels(levels) if of_bands else []
+    by_level = [each for each in by_level if each.table == "clean_mix"] or by_level
     if by_level and not results.exists():
         return [], by_level
     if path.is_dir() and not results.exists():
@@ -306,32 +309,24 @@ def read_results(
     return list(read_outcomes(results, num_images).values()), by_level
 
 
-def _first_line(path: Path) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.readline()
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None or value != value else str(value)
-    return f'"{text}"' if "," in text else text
-
-
-def _price(results: Measured, law: Law, level: int, confidence: float, limited: float) -> Price:
+def _price(
+    results: Measured, law: Law, level: int, confidence: float, worst: Farthest | None, limited: float = 0.0
+) -> Price:
     worth, low, high = (float(end[level]) for end in interval(law.worth, confidence))
-    return Price(results, law, float(results.sigmas[level]), worth, low, high, confidence, limited)
+    return Price(results, law, float(results.sigmas[level]), worth, low, high, confidence, limited, worst)
 
 
-def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_]) -> float:
-    """How many times the steps it would take if training is the limit in these bands (B,), else 0.
+def _limited(levels: LevelResults, law: Law, level: int, share: Array) -> float:
+    """How many times the steps it would take if training is the limit in these shares of bands (B,), else 0.
 
     It is where most runs are best at their last stop (bands count by their part of the loss) and either more
     clean images do not help or mixes do no better than their clean images alone. Where runs did stop early,
     stops grow as the number of images.
     """
-    step, last = levels.step[:, bands], levels.last_step[:, None]
-    late = step >= last
+    step, loss = levels.step[:, share > 0], (levels.loss.mean(0) * share)[share > 0]
+    late = step >= levels.last_step[:, None]
     useless = interval(law.worth)[0][level] == 0
-    if np.average(late.mean(0), weights=levels.loss[:, bands].mean(0)) < 0.5 or not (law.gain < 0.9 or useless):
+    if np.average(late.mean(0), weights=loss) < 0.5 or not (law.gain < 0.9 or useless):
         return 0.0
     size = levels.num_clean + levels.num_noisy.sum(1)
     if late.all():
@@ -343,7 +338,7 @@ def _limited(levels: LevelResults, law: Law, level: int, bands: NDArray[np.bool_
 def _curves(levels: LevelResults, bands: list[Law], confidence: float, quote: Quote | None) -> list[WorthCurve]:
     """The worth in each band by the law of that band, nothing shared between them."""
     worth, low, high = np.stack([np.stack(interval(law.worth, confidence)) for law in bands], 2)  # (S, B) each
-    only = np.eye(len(bands), dtype=bool)
+    only = np.eye(len(bands))
     found = []
     for level, sigma in enumerate(levels.sigmas.tolist()):
         limited = [bool(_limited(levels, law, level, one)) for law, one in zip(bands, only, strict=True)]

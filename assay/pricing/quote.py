@@ -40,13 +40,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from assay.data import ImageSource
-from assay.data.picture import levels_text
+from assay.data.arrays import Ends, from_arrays
 from assay.data.source import as_source
 from assay.errors import AssayError, check_enough, choose
-from assay.noise import MOST_NOISE
+from assay.noise import MOST_NOISE, warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
 SPREAD = 0.39  # root mean square of log(log w measured / log w quoted), over 59 measured worths
@@ -82,8 +82,7 @@ class Quote:
         `sigma` is its level, or the levels of many images, or of the pixels of a map: then it is an average.
         """
         levels, count = np.unique(np.asarray(sigma, float).round(6), return_counts=True)
-        low = choose(goal, {"structure": float(np.median(levels)), "everything": GREY_STEP}, "goal")
-        cost = _costs(self.modes, _grid(low))
+        cost = self._cost(goal, float(np.median(levels)))
         return interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
 
     def excess(
@@ -91,46 +90,60 @@ class Quote:
     ) -> Array:
         """Excess loss (R, m) in nats of mixes (m,), (m, V) at levels (V,), with worths w^power (R,)."""
         levels = np.asarray(sigmas, float)
-        low = levels.max() if goal == "structure" else GREY_STEP
-        cost, least = _costs(self.modes, _grid(low)), 1.0  # no fewer than one image: no pole at none
+        cost = self._cost(goal, levels.max(initial=GREY_STEP))
         information = _information(self.modes, levels)  # (V, k, k + 1)
-        found = np.empty((len(power), len(np.atleast_1d(num_clean))))
-        for r, exponent in enumerate(power):
+        found = []
+        for exponent in power:
             effective = np.tensordot(np.asarray(num_noisy, float), information**exponent, 1)
             size = np.asarray(num_clean, float)[:, None, None] + effective
-            found[r] = (cost / np.maximum(size, least)).sum((1, 2)) / self.num_values
-        return found
+            found.append((cost / np.maximum(size, 1)).sum((1, 2)))  # not below one image: no pole at none
+        return np.array(found) / self.num_values
+
+    def _cost(self, goal: Goal, noise: float) -> Array:
+        low = choose(goal, {"structure": noise, "everything": GREY_STEP}, "goal")
+        return _costs(self.modes, np.geomspace(low, _HIGHEST_LEVEL, 40))
 
 
-def quote(images: ImageSource | NDArray[np.generic], sigma: ArrayLike, share: float = 0.1) -> Quote:
+def quote(
+    images: ImageSource | np.ndarray, sigma: ArrayLike, share: float = 0.1, value_range: Ends | None = None
+) -> Quote:
     """What noisy images will be worth: from clean images alone, in seconds.
 
     `images` are a source, of which the clean ones are used, or an array as `from_arrays` takes it; `sigma` is
     a noise level or several, e.g. of several vendors, for images scaled to [-1, 1] (of 8-bit grey levels,
-    divide by 127.5). `share` of the images in the mix are clean.
+    divide by 127.5). With `value_range`, the values of black and white in an array, `sigma` is in its units;
+    the quote has it scaled. `share` of the images in the mix are clean.
 
     >>> from sklearn.datasets import load_digits
-    >>> quoted = assay.quote(load_digits().images / 8 - 1, 0.2)
+    >>> quoted = assay.quote(load_digits().images, 1.6, value_range=(0, 16))
     >>> worth, low, high = quoted.goal("structure", 0.2)
     """
-    levels = np.unique(np.atleast_1d(np.asarray(sigma, float)))
-    if not ((levels > 0) & (levels <= MOST_NOISE)).all() or not 0 < levels.size <= _MAX_LEVELS:
-        told = f"{levels.size:,} levels, {levels_text(levels[0], levels[-1])}," if levels.size else "none"
-        cure = "give a few, e.g. 0.2, where black to white is 2 (of 8-bit grey levels, divide by 127.5)"
-        what = f"{told} are not 1 to {_MAX_LEVELS} levels above 0 and up to {MOST_NOISE:g}"
-        raise AssayError(what, key="sigma", cure=f"{cure}; `goal` of the quote averages over many")
+    if value_range is not None and isinstance(images, ImageSource):
+        raise AssayError("is for arrays; a source knows its own", key="value_range", cure="leave it out")
+    source = as_source(images) if value_range is None else from_arrays(images, value_range=value_range)
+    black, white = value_range or (-1, 1)
+    levels = np.unique(np.asarray(sigma, float) * 2 / (white - black))
+    if (wrong := levels[~((levels > 0) & (levels <= MOST_NOISE))]).size:
+        what = (
+            f"a noise level of {wrong[-1]:.4g} is not between 0 and {MOST_NOISE:g}, where black to white is 2"
+        )
+        raise AssayError(what, key="sigma", cure="give e.g. 0.2 (of 8-bit grey levels, divide by 127.5)")
+    if not 0 < levels.size <= _MAX_LEVELS:
+        what = f"there are {levels.size:,} noise levels, and 1 to {_MAX_LEVELS} can be quoted"
+        raise AssayError(what, key="sigma", cure="give a few; `goal` of the quote averages over many")
     if not 0 < share < 1:
         raise AssayError(f"{share:g} is not a share between 0 and 1", key="share", cure="give e.g. 0.1")
-    x = _read(images)
+    warn_of_units(levels[0])
+    x = _read(source)
     modes, at = spectrum(x), np.geomspace(GREY_STEP, 20.0, 48)
     costs = [_costs(modes, np.array([level])) for level in at]
     worth = [[_worth(cost, modes, np.array([s]), np.ones(1), share) for cost in costs] for s in levels]
     return Quote(levels, at, np.array(worth), modes, share, len(x), x.shape[1])
 
 
-def interval(worth: float, spread: float = SPREAD, deviations: float = 1.96) -> tuple[float, float, float]:
-    """A quoted worth with its 95% interval: log w is right up to a factor exp(+-1.96 spread)."""
-    low, high = (worth ** np.exp(sign * deviations * spread) for sign in (1, -1))
+def interval(worth: float) -> tuple[float, float, float]:
+    """A quoted worth with its 95% interval: log w is right up to a factor exp(+-1.96 `SPREAD`)."""
+    low, high = (worth ** np.exp(sign * 1.96 * SPREAD) for sign in (1, -1))
     return worth, float(low), float(high)
 
 
@@ -153,9 +166,8 @@ def spectrum(x: Array) -> tuple[Array, Array]:
     return np.add.reduceat(eigenvalues, edges) / count, count.astype(float)
 
 
-def _read(images: ImageSource | NDArray[np.generic]) -> Array:
+def _read(source: ImageSource) -> Array:
     """Clean images, or patches of them, as (N, d)."""
-    source = as_source(images)
     clean = (source.sigma_tn == 0).nonzero()[:, 0]
     check_enough(len(clean), _LEAST_IMAGES, "clean images for a spectrum", "images")
     x = source.read(clean[torch.linspace(0, len(clean) - 1, min(len(clean), _MAX_IMAGES)).long()]).numpy()
@@ -170,10 +182,6 @@ def _read(images: ImageSource | NDArray[np.generic]) -> Array:
         top, left = (rng.integers(size - side + 1) for size in x.shape[-2:])
         parts.append(image[:, top : top + side, left : left + side].reshape(-1))
     return np.stack(parts).astype(np.float64)
-
-
-def _grid(low: float) -> Array:
-    return np.geomspace(low, _HIGHEST_LEVEL, 40)
 
 
 def _costs(modes: tuple[Array, Array], levels: Array) -> Array:

@@ -21,13 +21,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.files import csv_cell, csv_text, decoding, one_line, write_whole
+from assay.files import csv_cell, csv_text, decoding, one_line, write_text
 
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -86,34 +86,32 @@ class LevelResults:
 
     def with_clean(self) -> "LevelResults":
         """The runs that have clean images: a price compares noisy images with those."""
-        keep = self.num_clean > 0
-        columns = {name: value for name, value in vars(self).items() if name not in ("sigmas", "edges")}
-        rows: dict[str, Any] = {
-            name: value[keep] for name, value in columns.items() if isinstance(value, np.ndarray)
-        }
-        return replace(self, **rows)
+        of_runs = {"block", "num_clean", "num_noisy", "loss", "error", "step", "last_step", "loss_last"}
+        return replace(self, **{name: getattr(self, name)[self.num_clean > 0] for name in of_runs})
 
     @property
     def centres(self) -> Array:
         """The middle of each band (B,), in sigma_t."""
         return np.sqrt(self.edges[1:] * self.edges[:-1])
 
+    def above(self, low: float) -> Array:
+        """The share (B,) of each band, in log sigma_t, that lies above a level."""
+        ends = np.log(np.maximum(self.edges, low))
+        return np.diff(ends) / np.diff(np.log(self.edges))
+
     def total(self, goal: Goal, low: float = 0.0) -> Measured:
-        """The loss summed over the bands whose middle lies above `low`."""
-        bands = self.centres > low
-        return Measured(
-            self.dataset, goal, f"held-out loss above {max(low, self.edges[0]):.2g}", self.sigmas, self.block,
-            self.num_clean, self.num_noisy, self.loss[:, bands].sum(1),
-            np.sqrt(np.square(self.error[:, bands]).sum(1)),
-        )  # fmt: skip
+        """The loss above a level; of the band that holds this level, a share."""
+        return self._sum(goal, f"held-out loss above {max(low, self.edges[0]):.2g}", self.above(low))
 
     def band(self, which: int) -> Measured:
         """One band."""
-        metric = f"held-out loss at {self.centres[which]:.2g}"
-        return Measured(
-            self.dataset, "everything", metric, self.sigmas, self.block, self.num_clean, self.num_noisy,
-            self.loss[:, which], self.error[:, which],
-        )  # fmt: skip
+        only = np.eye(len(self.centres))[which]
+        return self._sum("everything", f"held-out loss at {self.centres[which]:.2g}", only)
+
+    def _sum(self, goal: Goal, metric: str, share: Array) -> Measured:
+        runs = self.block, self.num_clean, self.num_noisy
+        error = np.sqrt(np.square(self.error) @ np.square(share))
+        return Measured(self.dataset, goal, metric, self.sigmas, *runs, self.loss @ share, error)
 
 
 def write_levels(path: Path, results: Iterable[LevelResults]) -> None:
@@ -129,8 +127,7 @@ def write_levels(path: Path, results: Iterable[LevelResults]) -> None:
             row += [*each.edges[band : band + 2], each.loss[run, band], each.error[run, band]]
             row += [each.step[run, band], each.last_step[run], each.loss_last[run, band]]
             writer.writerow(map(csv_cell, row))
-    with write_whole(path) as partial:
-        partial.write_text(buffer.getvalue(), encoding="utf-8")
+    write_text(path, buffer.getvalue())
 
 
 def _cell(values: Array) -> str:

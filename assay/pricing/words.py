@@ -2,19 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from assay.figure import COLOURS, Panel, Series
-from assay.outcome import read_outcomes
-from assay.pricing.law import Law, robust_values
+from assay.outcome import Configuration, read_outcomes
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.plan import Mix, Plan
 from assay.pricing.price import Price, Prices
 from assay.pricing.quote import Quote, interval
-from assay.pricing.results import Goal, Measured
+from assay.pricing.results import Goal
 
 GOALS: dict[Goal, str] = {
     "structure": "structure, the levels above the noise",
@@ -31,29 +30,23 @@ Sheet = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
 def amount(price: Price) -> str:
     """The replacement rate with its interval: "3.1 (2.4 to 4.2)", "at least 12", "undecided"."""
     rate, low, high = price.rate
-    match price.verdict:
-        case "estimate":
-            return f"{rate:.3g} ({low:.3g} to {high:.3g})"
-        case "at least":
-            return f"at least {low:.3g}"
-        case "at most":
-            return f"at most {high:.3g}"
-    return "undecided"
+    bounds = {"at least": f"at least {low:.3g}", "at most": f"at most {high:.3g}", "undecided": "undecided"}
+    return bounds.get(price.verdict, f"{rate:.3g} ({low:.3g} to {high:.3g})")
 
 
 def reason(price: Price) -> str:
     """Why a price is undecided, and what would decide it."""
+    if price.has_slip:
+        return f"{far_row(price)}: is it right?"
     if price.limited:
         return f"training, not data, is the limit here; it takes at least {price.limited:.0f} times the steps"
-    if price.rises:
+    if price.law.gain < 0.01:  # surely not falling, as a price needs it
         return f"{price.results.metric} rises with the number of images; give a result of which lower is better"
     if price.high == 0:
         return (
             "the mixes did worse than their clean images alone, so noisy images took training from clean ones; "
             "train longer, with the same number of draws at every level"
         )
-    if odd := _odd_one(price):
-        return odd
     if price.flat:
         what = f"more clean images may not improve {price.results.metric} here"
         return f"{what}; train longer, on sizes that differ more, or in more blocks"
@@ -63,38 +56,54 @@ def reason(price: Price) -> str:
     return f"{ends} of them may replace a clean one; about {more} more blocks ({runs:,} runs) would decide"
 
 
-def _odd_one(price: Price) -> str:
-    """The result that is farthest from its repeats, or else from the law, if far enough to be a slip."""
-    results = price.results
-    if results.value.min() <= 0:
-        return ""
-    expected = robust_values(results)
-    images = np.column_stack([results.num_clean, results.num_noisy])
-    for which in map(np.flatnonzero, (images[:, None] == images).all(2)):
-        if len(which) > 2:  # of two, either may be wrong
-            expected[which] = np.median(results.value[which])
-    off = np.log(results.value / expected)
-    worst = int((off := abs(off - np.median(off))).argmax())
-    if not off[worst] >= max(math.log(1.4), 8 * np.median(off)):
-        return ""
-    words = f"{results.num_clean[worst]:,.0f} clean and {results.num_noisy[worst].sum():,.0f} noisy images"
-    value = f"{results.metric} of {results.value[worst]:.4g} with {words}"
-    return f"the {value} is far from the other results, which suggest about {expected[worst]:.3g}: is it right?"
+def far_row(price: Price, others: str = "the other results, which suggest") -> str:
+    """The result that is farthest from others, and what these suggest."""
+    results, far = price.results, price.farthest
+    if far is None:
+        return "a row may be wrong"
+    noisy = tuple(zip(results.sigmas.tolist(), results.num_noisy[far.run].tolist(), strict=True))
+    of = Configuration(num_clean=results.num_clean[far.run], noisy=noisy)
+    value = f"the {results.metric} of {results.value[far.run]:.4g} with {of}"
+    return f"{value} is far from {others} about {far.expected:.3g}"
+
+
+def _misfit(price: Price) -> str:
+    doubt = f"the scaling law does not fit the results (p = {price.law.lack_of_fit:.2g} for lack of fit)"
+    return f"{doubt}; {far_row(price, 'it, which suggests')}: is it right?"
+
+
+def _odd_levels(prices: Sequence[Price]) -> str:
+    """Two levels of which the higher is surely worth more: noise only takes worth away, so one is a slip."""
+    one_metric = [p for p in prices if p.goal != "structure" and p.verdict != "undecided"]
+    for less, more in itertools.combinations(one_metric, 2):
+        if more.low > less.high:
+            both = f"{more.worth:.2g} at noise {more.sigma:.3g}, but {less.worth:.2g} at noise {less.sigma:.3g}"
+            return f"a noisy image is worth {both}, which has less noise: are both levels typed right?"
+    return ""
 
 
 def cautions(prices: Sequence[Price]) -> list[str]:
-    """What to check before acting on prices of one goal: a result that may be a slip, or why none is sure."""
-    law = prices[0].law
-    said = [odd] if (odd := _odd_one(prices[0])) else []
+    """What to check before acting on prices of one goal: what may be a slip, or why none is sure."""
+    first, law = prices[0], prices[0].law
+    said = [reason(first)] if first.has_slip else list(filter(None, [_odd_levels(prices)]))
     if not said and law.lack_of_fit is not None and law.lack_of_fit < _UNLIKELY:
-        said = [f"the scaling law does not fit the results (p = {law.lack_of_fit:.2g}): is every row right?"]
-    return said or [reason(price) for price in prices if price.verdict == "undecided"]
+        said = [_misfit(first)]
+    if said:
+        return said
+    reasons = dict[str, list[str]]()
+    for price in (price for price in prices if price.verdict == "undecided"):
+        reasons.setdefault(reason(price), []).append(f"{price.sigma:.3g}")
+    if len(prices) == 1:
+        return [*reasons]
+    return [f"at noise {' and '.join(levels)}: {why}" for why, levels in reasons.items()]
 
 
 def sentence(price: Price) -> str:
     """The price in a sentence, with its interval and the number of runs."""
     law, noisy = price.law, f"noisy images at noise {price.sigma:.3g}"
     goal = f"For {GOALS[price.goal]} ({price.results.metric}), "
+    if price.has_slip:
+        return f"{goal}what {noisy} are worth is undecided: {reason(price)}"
     number, _, ends = amount(price).partition(" (")
     sure = f"{price.confidence:.0%} interval{f' {ends[:-1]}' if ends else ''}, {law.num_runs} runs"
     sure += f" in {law.num_blocks} blocks" * (law.num_blocks > 1) + f"; {_ASSUMED}" * (not law.repeated)
@@ -104,43 +113,43 @@ def sentence(price: Price) -> str:
 
 
 def headline(prices: Prices) -> str:
-    """What to act on: the decided price at the highest noise, structure first, and how samples look there."""
-    order = {"structure": 0, "looks": 1, "everything": 2}
-    best = min(prices.prices, key=lambda p: (p.verdict == "undecided", order[p.goal], -p.sigma))
-    looks = (p for p in prices.prices if (p.goal, p.sigma, p.verdict) == ("looks", best.sigma, "estimate"))
-    said = [*map(sentence, (best, *(p for p in looks if p is not best)))]
-    others = [p for p in prices.prices if p.goal == best.goal and p is not best]
-    if others:
-        said.append(
-            f"{', '.join(f'At noise {p.sigma:.3g}: {amount(p)}' for p in others)}.".replace(", At", ", at")
-        )
+    """What to act on: the leading price, how samples look at its noise, and its goal at other levels."""
+    best, others = prices.leading, [p for p in prices.prices if p is not prices.leading]
+    looks = [p for p in others if (p.goal, p.sigma, p.verdict) == ("looks", best.sigma, "estimate")]
+    rates = ", at noise ".join(f"{p.sigma:.3g}: {amount(p)}" for p in others if p.goal == best.goal)
+    said = [*map(sentence, [best, *looks]), *[f"At noise {rates}."] * bool(rates)]
     return " ".join([*said, *training_limits(prices)])
 
 
 def price_lines(prices: Prices) -> list[str]:
     """At most three lines, one for each goal: the rate at each noise level."""
     lines = []
-    for goal in GOALS:
-        if found := [price for price in prices.prices if price.goal == goal]:
-            each = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in found)
-            each += "".join(f"; {caution}" for caution in dict.fromkeys(cautions(found)))
-            metric = found[0].results.metric if goal == "looks" else "held-out loss"
-            lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
+    for goal, found in prices.goals.items():
+        each = ", ".join(f"{amount(price)} at noise {price.sigma:.3g}" for price in found)
+        each += "".join(f"; {caution}" for caution in cautions(found))
+        metric = found[0].results.metric if goal == "looks" else "held-out loss"
+        lines.append(f"{prices.dataset}, for {goal} ({metric}), noisy images per clean one: {each}")
     return lines + training_limits(prices)
 
 
 def doubts(prices: Prices) -> list[str]:
-    """What a reader must know: reasons for what is undecided, assumptions, and where the law does not fit."""
-    open_ones = [price for price in prices.prices if price.verdict == "undecided"]
-    said = [f"For {price.goal} at noise {price.sigma:.3g}: {reason(price)}." for price in open_ones]
-    for goal, law in {price.goal: price.law for price in prices.prices}.items():
+    """What a reader of the headline must know: reasons for what is undecided, assumptions, and lack of fit."""
+    said = []
+    for goal, found in prices.goals.items():
+        law = found[-1].law
+        if found[0].has_slip:  # it spoils the law: nothing else can be said
+            said += [f"For {goal}: {reason(found[0])}"] * (goal != prices.leading.goal)
+            continue
+        open_ones = [price for price in found if price.verdict == "undecided"]
+        said += [f"For {goal} at noise {price.sigma:.3g}: {reason(price)}." for price in open_ones]
         if not law.repeated:
             said.append(f"For {goal}, {_ASSUMED}.")
         elif law.lack_of_fit is None:
             said.append(f"For {goal}, there are too few configurations to test the scaling law.")
+        elif law.lack_of_fit < _UNLIKELY:
+            said.append(f"For {goal}, {_misfit(found[0])}")
         else:
-            fits = "does not fit" if law.lack_of_fit < _UNLIKELY else "fits"
-            said.append(f"For {goal}, the scaling law {fits} (p = {law.lack_of_fit:.2g} for lack of fit).")
+            said.append(f"For {goal}, the scaling law fits (p = {law.lack_of_fit:.2g} for lack of fit).")
     return said + training_limits(prices)
 
 
@@ -170,6 +179,8 @@ def extremes(prices: Prices) -> list[str]:
 def price_rows(prices: Prices) -> list[dict[str, Any]]:
     """One flat row for each goal and noise level; the pairs' bounds and the paper's boxes as cross-checks."""
     rows = []
+    limited = {curve.sigma: curve.levels[np.flatnonzero(curve.limited)].tolist() for curve in prices.curves}
+    notes = {goal: cautions(found) for goal, found in prices.goals.items()}
     for price in prices.prices:
         rate, low, high = price.rate
         least, most = pair_bounds(price.results)[price.sigma]
@@ -179,11 +190,16 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
             "worth_low": price.low, "worth_high": price.high, "lack_of_fit": price.law.lack_of_fit,
             "num_runs": price.law.num_runs, "num_blocks": price.law.num_blocks,
             "pairs_low": 1 / most if most > 0 else math.inf, "pairs_high": 1 / least if least > 0 else math.inf,
+            "levels_limited_by_training": limited.get(price.sigma, []), "notes": notes[price.goal],
         }  # fmt: skip
         if price.verdict in ("at least", "at most"):
             row["rate"] = math.nan  # there is only a bound
         if price.verdict == "undecided":
             row |= {"reason": reason(price)} | dict.fromkeys(("rate", "rate_low", "rate_high"), math.nan)
+        if not price.tells:
+            row |= dict.fromkeys(("worth", "worth_low", "worth_high"), math.nan)
+        if price.has_slip:
+            row["lack_of_fit"] = math.nan
         if prices.from_paper and (box := PAPER_BOXES.get((prices.dataset, price.sigma))):
             row |= {"box_low": box[0], "box_high": box[1]}
         rows.append(row)
@@ -192,34 +208,36 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
 
 def detail_table(prices: Prices) -> Sheet:
     """The table behind `--details`."""
-    header = ["goal", "noise", "noisy per clean", "worth", "by pairs alone"]
+    header = ["goal", "noise", "noisy per clean", "worth", "by pairs of runs, errors ignored"]
     header += ["paper's box"] * prices.from_paper
     rows = []
     for row, price in zip(price_rows(prices), prices.prices, strict=True):
-        worth = f"{price.worth:.3g} ({price.low:.3g} to {price.high:.3g})"
+        worth = f"{price.worth:.3g} ({price.low:.3g} to {price.high:.3g})" if price.tells else "-"
         pairs = _ends(row["pairs_low"], row["pairs_high"])
-        cells = [price.goal, f"{price.sigma:.3g}", amount(price), worth, pairs]
         box = _ends(row["box_low"], row["box_high"]) if "box_low" in row else "-"
-        rows.append((*cells, *[box] * prices.from_paper))
+        cells = price.goal, f"{price.sigma:.3g}", amount(price), worth, pairs, box
+        rows.append(cells[: len(header)])
     return tuple(header), rows
 
 
 def _ends(low: float, high: float) -> str:
     if low > high or math.isinf(low):
         return "contradictory"
-    return f"{low:.4g} to {high:.4g}" if math.isfinite(high) else f"{low:.4g} or more"
+    first, last = f"{low:.4g}", f"{high:.4g}"
+    if math.isinf(high):
+        return f"{first} or more"
+    return f"about {first}" if first == last else f"{first} to {last}"
 
 
 def quote_lines(quote: Quote) -> list[str]:
     """A quote in three lines for each noise level; the last says whether a study would pay."""
-    goals: tuple[Goal, ...] = ("structure", "everything")
-    lines = []
-    for sigma in quote.sigmas.tolist():
-        for goal in goals:
-            worth, low, high = quote.goal(goal, sigma)
-            rate = f"{1 / worth:.3g} noisy images at noise {sigma:.3g} replace a clean one"
-            lines.append(f"For {GOALS[goal]}: about {rate} ({1 / high:.3g} to {1 / low:.3g} in 95% of quotes).")
-        _, low, high = quote.goal("structure", sigma)
+    lines, rows = [], quote_rows(quote)
+    for structure, everything in zip(rows[::2], rows[1::2], strict=True):
+        for row in (structure, everything):
+            rate = f"{row['rate']:.3g} noisy images at noise {row['sigma']:.3g} replace a clean one"
+            ends = f"{row['rate_low']:.3g} to {row['rate_high']:.3g} in 95% of quotes"
+            lines.append(f"For {GOALS[row['goal']]}: about {rate} ({ends}).")
+        low, high = structure["worth_low"], structure["worth_high"]
         advice = "A study would hardly narrow that."
         if high / low > 2.5:
             advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
@@ -246,8 +264,7 @@ def quote_rows(quote: Quote) -> list[dict[str, Any]]:
 def price_panels(prices: Prices) -> list[Panel]:
     """The worth curve; without results by level, each metric against the clean images, with its law."""
     if not prices.curves:
-        by_goal = {price.goal: price for price in prices.prices}
-        return [_law_panel(prices.dataset, price.results, price.law) for price in by_goal.values()]
+        return [_law_panel(prices.dataset, each[-1]) for each in prices.goals.values()]
     panel = Panel(f"{prices.dataset}: worth by level", "noise level", _WORTH, log_x=True)
     for which, curve in enumerate(prices.curves):
         colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:.3g}"
@@ -260,42 +277,40 @@ def price_panels(prices: Prices) -> list[Panel]:
     return [panel]
 
 
-def _law_panel(dataset: str, measured: Measured, law: Law) -> Panel:
-    """Results and the law: the paper's Figure 1 if all mixes have one size, else against effective images."""
-    total = measured.num_noisy.sum(1)
-    size = (measured.num_clean + total).max()
-    if np.ptp((measured.num_clean + total)[total > 0]) > 0.01 * size:
-        return _size_panel(dataset, measured, law)
-    unit = "images that are noisy, or (clean only) left out, in %"
-    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_y=True)
+def _law_panel(dataset: str, price: Price) -> Panel:
+    """Results and the law: the paper's Figure 1 if all mixes have one size, else against effective images.
+
+    A slip spoils the law: then there are the results alone, against all images.
+    """
+    measured, law, has_law = price.results, price.law, not price.has_slip
+    num_clean, num_noisy, total = measured.num_clean, measured.num_noisy, measured.num_noisy.sum(1)
+    sizes, whole = law.size(num_clean, num_noisy, measured.sigmas), (num_clean + total).max()
+    one_size = np.ptp((num_clean + total)[total > 0]) <= 0.01 * whole
+    x, unit = np.median(sizes, 0), "training images, noisy ones counted by their worth"
+    if not has_law:
+        x, unit = num_clean + total, "training images, clean and noisy"
+    if one_size:
+        x, unit = 100 * (1 - num_clean / whole), "images that are noisy, or (clean only) left out, in %"
+    title = f"{dataset}: {measured.metric}" + ", and the law" * has_law
+    panel = Panel(title, unit, measured.metric, log_x=not one_size, log_y=True)
+    if has_law and not one_size:
+        grid = np.geomspace(x.min(), x.max(), 60)
+        low, middle, high = np.quantile(law.values(grid[None]), [0.025, 0.5, 0.975], axis=0)
+        panel.series.append(Series("", "band", grid, middle, low, high, COLOURS[0]))
+        panel.series.append(Series("the law", "line", grid, middle, colour=COLOURS[0]))
     for which, sigma in enumerate([0.0, *measured.sigmas]):
-        rows = total == 0 if not sigma else (total > 0) & (measured.num_noisy[:, which - 1] == total)
-        order = np.flatnonzero(rows)[np.argsort(-measured.num_clean[rows])]
-        x, colour = 100 * (1 - measured.num_clean[order] / size), COLOURS[which % len(COLOURS)]
-        sizes = law.size(measured.num_clean[order], measured.num_noisy[order], measured.sigmas)
-        alone = [value for level, value in measured.alone if level == sigma]
-        points = np.append(x, np.full(len(alone), 100.0)), np.append(measured.value[order], alone)
-        name = f"noise {sigma:.3g}" if sigma else "clean only"
+        colour, noisy = COLOURS[which % len(COLOURS)], num_noisy[:, which - 1]
+        name, rows = "clean only", total == 0
+        if sigma:
+            name = f"noise {sigma:.3g}" if one_size else f"with noise {sigma:.3g}"
+            rows = (noisy > 0) & ((noisy == total) | (not one_size))
+        order = np.flatnonzero(rows)[np.argsort(-num_clean[rows])]
+        alone = [value for level, value in measured.alone if level == sigma and one_size]
+        points = np.append(x[order], np.full(len(alone), 100.0)), np.append(measured.value[order], alone)
         panel.series.append(Series(name, "points", *points, colour=colour))
-        panel.series.append(Series("", "line", x, np.median(law.values(sizes), 0), colour=colour))
-    return panel
-
-
-def _size_panel(dataset: str, measured: Measured, law: Law) -> Panel:
-    """Results against the clean images that their training images count as, and the law with its band."""
-    unit = "training images, noisy ones counted by their worth"
-    panel = Panel(f"{dataset}: {measured.metric}, and the law", unit, measured.metric, log_x=True, log_y=True)
-    size = np.median(law.size(measured.num_clean, measured.num_noisy, measured.sigmas), 0)
-    grid = np.geomspace(size.min(), size.max(), 60)
-    low, middle, high = np.quantile(law.values(grid[None]), [0.025, 0.5, 0.975], axis=0)
-    panel.series.append(Series("", "band", grid, middle, low, high, COLOURS[0]))
-    panel.series.append(Series("the law", "line", grid, middle, colour=COLOURS[0]))
-    for which, sigma in enumerate([0.0, *measured.sigmas]):
-        rows = measured.num_noisy.sum(1) == 0 if not sigma else measured.num_noisy[:, which - 1] > 0
-        name = f"with noise {sigma:.3g}" if sigma else "clean only"
-        panel.series.append(
-            Series(name, "points", size[rows], measured.value[rows], colour=COLOURS[which % len(COLOURS)])
-        )
+        if has_law and one_size:
+            line = np.median(law.values(sizes[:, order]), 0)
+            panel.series.append(Series("", "line", x[order], line, colour=colour))
     return panel
 
 
@@ -311,48 +326,61 @@ def quote_panels(quote: Quote) -> list[Panel]:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What to buy, and how sure that is."""
-    best = plan.mixes[0]
+    """What it is for, what to buy, how sure that is, the runners-up, and notes."""
+    best, *others = plan.mixes
     moves = zip(plan.names, best.counts, plan.count_intervals, strict=True)
-    ends = ", ".join(f"{a:,.0f} to {b:,.0f} {name}" for name, count, (a, b) in moves if count or b)
-    more = max((mix.chance for mix in plan.mixes[1:]), default=0.0)
-    others = f"; another is so in {more:.0%}, but this one is best on average" if more > best.chance else ""
-    first = _bought(plan, best)
-    return [
+    ends = ", ".join(f"{_outward(*ends)} {name}" for name, count, ends in moves if count or ends[1])
+    sure, first = f"{plan.confidence:.0%}", _bought(plan, best)
+    lines = [
+        f"For {GOALS[plan.goal]}, by {plan.basis}:",
         f"Buy {first}." if plan.decided else f"Undecided, see the notes. If you must buy now: {first}.",
-        f"It is the best mix in {best.chance:.0%} of the cases that the results allow{others}. "
-        f"The best mix lies within {ends} ({plan.confidence:.0%}).",
-        *(f"Note: {note.rstrip('?')}{'?' if note.endswith('?') else '.'}" for note in plan.notes),
     ]
+    if plan.target is None:
+        hedge = f", but within {plan.close:.2g} of that in {sure}" * (best.chance < plan.confidence)
+        lines += [
+            f"This is the best mix on average: {_often(plan, best)}{hedge}.",
+            f"The very best lies within {ends} ({sure}).",
+        ]
+    else:
+        surely = f"no mix is {sure} sure to reach it"
+        if plan.sure:
+            surely = f"to be {sure} sure, buy {_bought(plan, plan.sure)}"
+        lines += [
+            f"This is the cheapest mix that reaches {plan.target:g} on average; {_often(plan, best)}.",
+            f"The cheapest mix lies within {ends}, for {_outward(*plan.cost_interval)} ({sure}).",
+            f"The target is reached in {best.reached:.0%} of the likely cases; {surely}.",
+        ]
+    lines += [f"Or {_bought(plan, mix)}; {_often(plan, mix)}." for mix in others]
+    return lines + [f"Note: {note}{'' if note.endswith('?') else '.'}" for note in plan.notes]
 
 
-def runners_up(plan: Plan) -> list[str]:
-    """The other mixes, a line each."""
-    return [f"Or {_bought(plan, mix)}; the best mix in {mix.chance:.0%}." for mix in plan.mixes[1:]]
+def _outward(low: float, high: float) -> str:
+    """An interval with three digits, rounded outward."""
+
+    def end(value: float, away: Callable[[float], int]) -> str:
+        unit = 10.0 ** max(math.floor(math.log10(max(value, 1))) - 2, 0)
+        return f"{away(value / unit) * unit:,.0f}"
+
+    first = end(low, math.floor)
+    return f"{first} or more" if math.isinf(high) else f"{first} to {end(high, math.ceil)}"
 
 
 def _bought(plan: Plan, mix: Mix) -> str:
     counts = ", ".join(f"{n:,.0f} {name}" for name, n in zip(plan.names, mix.counts, strict=True) if n)
-    result = f"{plan.metric} {mix.value:.4g} on average ({mix.low:.4g} to {mix.high:.4g})"
+    result = f"{plan.metric} of {mix.value:.4g} on average ({mix.low:.4g} to {mix.high:.4g})"
     return f"{counts} for {mix.cost:,.2f}: {result}"
 
 
-def plan_table(plan: Plan) -> Sheet:
-    """The best few mixes side by side, their predicted results, and the chance that each is best."""
-    names = *plan.names, "cost", plan.metric, f"its {plan.confidence:.0%} interval", "chance to be best"
-    columns = [
-        (*(f"{count:,.0f}" for count in mix.counts), f"{mix.cost:,.2f}", f"{mix.value:.4g}",
-         f"{mix.low:.4g} to {mix.high:.4g}", f"{mix.chance:.0%}")
-        for mix in plan.mixes
-    ]  # fmt: skip
-    return ("", "best", "2nd", "3rd", "4th")[: len(columns) + 1], list(zip(names, *columns, strict=True))
+def _often(plan: Plan, mix: Mix) -> str:
+    often = f"in {f'{mix.chance:.0%}' if mix.chance >= 0.02 else 'few'} of the likely cases"
+    return f"the very best {often}" if plan.target is None else f"its vendors are the cheapest {often}"
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
-    """One flat row for each of the best few mixes."""
-    return [
-        dict(zip(plan.names, mix.counts, strict=True))
-        | {name: value for name, value in vars(mix).items() if name != "counts"}
-        | {"decided": plan.decided, "notes": list(plan.notes)}
-        for mix in plan.mixes
-    ]
+    """One flat row for each of the best few mixes, and for that which surely reaches a target."""
+    same = {"goal": plan.goal, "basis": plan.basis, "decided": plan.decided, "notes": list(plan.notes)}
+    rows = []
+    for mix in (*plan.mixes, *filter(None, [plan.sure])):
+        told = {name: value for name, value in vars(mix).items() if name != "counts"}
+        rows.append(dict(zip(plan.names, mix.counts, strict=True)) | told | same)
+    return rows
