@@ -1,9 +1,10 @@
-"""Four more blocks of three studies: what they say of the paper's claims.
+"""Four more blocks of the studies: what they say of the paper's claims.
 
     python studies/more-blocks/more_blocks.py OUT [DATA] [BLOCK ...]
 
 writes OUT/DATA/*.csv after every training, and resumes. README.md says what was registered. Mixes are trained
-level first, as in the studies of the same names, and image first, as in studies/looks, if they have an FD.
+as in the studies of the same names; those that draw the level first also image first, as in studies/looks, if
+they have an FD.
 """
 
 import sys
@@ -13,28 +14,31 @@ from pathlib import Path
 
 from assay.outcome import write_outcomes
 from assay.pricing.results import write_levels
+from assay.settings import read_toml
 from assay.study import open_study
 from assay.study.run import run_local
 from assay.study.spec import Run
 from assay.study.stages import OpenStudy, Update
 
 STUDIES = Path(__file__).parents[1]
-DATA = ("digits", "fashion-mnist", "galaxies")
+DATA = ("digits", "fashion-mnist", "galaxies", "cifar10")
 BLOCKS = range(3, 7)
 
 
 def main(out: Path, data: str, blocks: Sequence[int]) -> None:
     """Train and measure what is missing of one data set, block by block."""
-    settings = {"level_first": [], "image_first": ["train.pairing=image_first"]}
+    path = STUDIES / data / "study.toml"
+    own = read_toml(path)["train"].get("pairing", "level_first")
+    settings = {own: [], "image_first": ["train.pairing=image_first"]}
     opened = {
-        name: open_study(STUDIES / data / "study.toml", out / name, each).with_blocks(BLOCKS.stop)
+        name: open_study(path, out / name, each, claim=False).with_blocks(BLOCKS.stop)
         for name, each in settings.items()
     }
-    if not opened["level_first"].study.evaluate.num_images:
+    if own != "image_first" and not opened[own].study.evaluate.num_images:
         del opened["image_first"]  # it differs in how samples look
     for i in range(len(blocks)):
         for name, study in opened.items():
-            mine = replace(study, runs=needed(study, name == "level_first", blocks[: i + 1]))
+            mine = replace(study, runs=needed(study, name == own, blocks[: i + 1]))
 
             def on_update(update: Update, name: str = name, mine=mine) -> None:
                 if update.is_end:
@@ -42,7 +46,7 @@ def main(out: Path, data: str, blocks: Sequence[int]) -> None:
                     print(f"{name}: {len(mine.outcomes())} of {len(mine.runs)}", flush=True)
 
             run_local(mine, num_workers=1, on_update=on_update)
-            if name == "level_first":
+            if name == own:
                 write_levels(out / "levels.csv", mine.levels())
 
 
