@@ -3,6 +3,7 @@
 For a notebook or a script these names are enough; each has an example in its docstring:
 
     from_arrays, open_store         images with their noise levels, from arrays or from files
+    measure_noise                   the noise levels of an array, if you do not know them
     part, simulate, split_held_out  which of them to use; noise to simulate; images kept for evaluation
     fit, load                       train a `Model`, or open one; it samples, denoises, and is evaluated
     run_study, open_study           a grid of trainings and its report
@@ -23,6 +24,7 @@ __version__ = "0.2.0"
 _MODULE_OF = {
     "AssayError": "assay.errors",
     "from_arrays": "assay.data.arrays",
+    "measure_noise": "assay.data.arrays",
     "open_store": "assay.data",
     "part": "assay.data",
     "simulate": "assay.data",

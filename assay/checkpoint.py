@@ -23,9 +23,27 @@ from assay.archives import check_unpacked
 from assay.data.picture import levels_text
 from assay.data.units import PhysicalRange
 from assay.denoise import Preconditioned
-from assay.errors import AssayError, choose, extra
-from assay.files import Name, decoding, one_line, read_json, reason, write_whole, write_whole_directory
-from assay.nets import ADMConfig, NetConfig, UNetConfig, build_denoiser, channels_last, net_kind
+from assay.errors import AssayError, choose, extra, warn
+from assay.files import (
+    Name,
+    content_hash,
+    decoding,
+    one_line,
+    read_json,
+    reason,
+    write_whole,
+    write_whole_directory,
+)
+from assay.nets import (
+    ADMConfig,
+    NetConfig,
+    UNetConfig,
+    build_denoiser,
+    channels_last,
+    net_class,
+    net_code,
+    net_kind,
+)
 from assay.registry import is_own
 from assay.settings import Config, checked
 from assay.unpickle import Plain, PlainTensor, read_pickle
@@ -47,6 +65,7 @@ class CheckpointInfo(Config):
     seed: int | None = None  # of training
     loss: Name | None = None  # its kind, and that of the distribution of levels
     noise: Name | None = None
+    code: Name | None = None  # a hash of that of a network of the user's own
     consistency: bool | None = None  # whether the consistency loss was used
     rounds: int = 0  # how often its training images were restored and trained on again
     num_images_seen: int | None = None
@@ -83,7 +102,8 @@ def save_checkpoint(
     path: Path, denoiser: Preconditioned, config: NetConfig, info: CheckpointInfo | None = None
 ) -> None:
     """Write the denoiser to one file, whole or not at all; an older file of that name is replaced."""
-    about = {"config": config, "info": info or CheckpointInfo()}
+    info = info or CheckpointInfo()
+    about = {"config": config, "info": info.model_copy(update={"code": info.code or _code(config)})}
     plain = {name: part.model_dump(mode="json") for name, part in about.items()}
     save_tensors(Path(path), _state(denoiser), {"format_version": FORMAT_VERSION, **plain})
 
@@ -153,8 +173,9 @@ def find_checkpoint(path: Path) -> Path:
     if not snapshots and not (path / "state").is_dir():
         what = "is a folder without snapshots/final.safetensors"
         raise AssayError(what, path=path, cure="give a finished run")
-    cure = f"repeat its command to resume it, or end it at step N: `assay train IMAGES --continue-from {path} "
-    cure += "--num-steps N -o OTHER`" + (f", or give its last snapshot, {snapshots[-1]}" if snapshots else "")
+    cure = "repeat its command to resume it (in Python call `fit` again with the same run_dir), or end it at "
+    cure += f"step N: `assay train IMAGES --continue-from {path} --num-steps N -o OTHER`"
+    cure += f", or give its last snapshot, {snapshots[-1]}" if snapshots else ""
     raise AssayError("is a run that has not finished", path=path, cure=cure)
 
 
@@ -183,7 +204,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if header["format_version"] != FORMAT_VERSION:
             raise ValueError(f"its format is {header['format_version']!r:.20}, not {FORMAT_VERSION}")
         config = checked(net_kind(header["config"]), header["config"])
-        return Checkpoint(_fill(config, weights, path), config, checked(CheckpointInfo, header["info"]))
+        info = checked(CheckpointInfo, header["info"])
+    if is_own(net := _net_class(config)) and info.code not in (None, _code(config)):
+        warn(f"{path} was trained with another network: code or arguments of {net.__name__} have changed since")
+    return Checkpoint(_fill(config, weights, path), config, info)
 
 
 def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -313,7 +337,8 @@ def _fill(
     cure = "no network can be built from its config; correct it"
     with decoding(config_path or path, cure), torch.device("meta"):
         denoiser = build_denoiser(config)  # also sizes that overflow fail
-    cure = "pass the network that it was trained with" if config.kind == "passed" else "get it again"
+    own = is_own(_net_class(config))
+    cure = "give the network the code that it was trained with" if own else "get it again"
     with decoding(path, f"{cure}{f', or {config_path.name}' if config_path else ''}"):
         slots, trained = denoiser.state_dict(), dict(denoiser.named_parameters(remove_duplicate=False))
         found = {key: value.to(slots[key].dtype) if key in slots else value for key, value in weights.items()}
@@ -323,10 +348,20 @@ def _fill(
                 raise ValueError(f"{key} has values that are not finite numbers")
             if not slots[key].is_meta and not torch.allclose(found[key], slots[key]):
                 raise ValueError(f"{key} is not what its config says")
-        if config.kind == "passed" or is_own(type(config)):  # it may have tensors that are not in the file
+        if own or config.kind == "passed":  # it may have tensors that are not in the file
             denoiser = build_denoiser(config)
             denoiser.load_state_dict(found)
     return channels_last(denoiser).eval()
+
+
+def _net_class(config: NetConfig) -> type:
+    return net_class(config.model_dump(include={"kind", "name"}))
+
+
+def _code(config: NetConfig) -> str | None:
+    """A hash of what `net_code` tells."""
+    code = net_code(config.model_dump(include={"kind", "name"}))
+    return content_hash(code) if code else None
 
 
 def _state(denoiser: Preconditioned) -> dict[str, Tensor]:

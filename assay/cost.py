@@ -7,6 +7,7 @@ evaluation follow from shapes (`assay.nets.measure_cost`), seconds from a few tr
 import math
 import time
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from assay.train.config import RunConfig, TrainConfig, read_config
 from assay.train.folder import read_run
 from assay.train.loop import losses
 from assay.train.optimizer import make_optimizer
-from assay.train.presets import PRESETS, preset_tree, suited_preset
+from assay.train.presets import PRESETS, preset_tree, smaller_preset, suited_preset
 
 WITH_GRADIENT = 3.0  # evaluations that a forward and a backward pass amount to
 _NUM_TIMED = 3  # steps
@@ -98,6 +99,8 @@ def choose_config(
     config = read()
     if minutes is None:
         return config
+    if not isinstance(minutes, Real) or not 0 < minutes < math.inf:
+        raise AssayError(f"{minutes!r:.80} is no time", key="minutes", cure="give those that it may train")
     if "num_steps" in given:
         raise AssayError("num_steps says already how long to train", key="minutes", cure="give one of both")
     begun = None if run_dir is None else run_dir / "config.json"
@@ -106,5 +109,7 @@ def choose_config(
     share = 60 * minutes / training_seconds(config, source, device)
     if (num_steps := int(config.train.num_steps * share)) < _FEWEST_STEPS:
         least = duration(60 * minutes * _FEWEST_STEPS / (config.train.num_steps * share))
-        warn(f"the shortest training, of {_FEWEST_STEPS} steps, takes about {least} here, not {minutes:g} min")
+        faster = f"; the preset {smaller} is faster" if (smaller := smaller_preset(name)) else ""
+        told = f"the shortest training, of {_FEWEST_STEPS} steps, takes about {least} here, not {minutes:g} min"
+        warn(told + faster)
     return read(num_steps=max(_FEWEST_STEPS, num_steps))

@@ -6,6 +6,7 @@ which ends with the process, tells leftovers from work in progress. Nothing else
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -167,14 +168,13 @@ def hold_lock(path: Path, busy: str = "") -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock called `path`; one that is dead does not."""
-    if not Path(f"{_partial(path)}{_LOCK}").exists():
-        return False
+    """Whether a process holds the lock called `path`; one that is dead does not. Writes nothing."""
     try:
-        with hold_lock(path, "{holder} holds it"):
-            return False
-    except (Busy, OSError):  # or it belongs to another user
-        return True
+        with open(f"{_partial(path)}{_LOCK}", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:  # or it belongs to another user
+        return not isinstance(error, FileNotFoundError)
+    return False
 
 
 def _holder(path: Path) -> str:

@@ -21,7 +21,7 @@ from assay.data.store import PackedImage, Parents, write_store
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser
 from assay.devices import NumDevices, find_device, open_fabric
-from assay.errors import check_same, choose, warn
+from assay.errors import AssayError, check_same, choose, warn
 from assay.files import sha256
 from assay.noise import per_image
 from assay.sample import (
@@ -79,10 +79,8 @@ def sample_to_files(
     loaded = load_checkpoint(checkpoint)
     warn_of_full_sampling(sample, loaded.info)
     sample = sample.for_levels(level for level, _ in loaded.info.sigma_tn)
-    num_classes, names = loaded.config.num_classes, loaded.info.label_names
-    if label is not None:
-        known = {name: k for k, name in enumerate(names)}
-        label = choose(str(label), {str(k): k for k in range(num_classes)} | known, "label", checkpoint)
+    num_classes = loaded.config.num_classes
+    label = None if label is None else class_number(loaded, label)
     shape, units = loaded.config.image_shape, files.range or loaded.info.physical_range
     target = open_target(output, shape[0], units, files.format or "png", files.dtype)
     classes = None
@@ -98,6 +96,15 @@ def sample_to_files(
 
     columns = {"seeds": list(seeds)} | ({} if classes is None else {"label": classes.numpy()})
     return _run(target, job, [f"{seed:06d}" for seed in seeds], columns, make, compute, progress)
+
+
+def class_number(loaded: Checkpoint, label: int | str) -> int:
+    """The number of the class that a name or a number stands for."""
+    if not (num_classes := loaded.config.num_classes):
+        cure = "leave it out, or train with class_conditional = true"
+        raise AssayError("the model was trained without classes", key="label", cure=cure)
+    known = {str(k): k for k in range(num_classes)}
+    return choose(str(label), known | {name: k for k, name in enumerate(loaded.info.label_names)}, "label")
 
 
 class DenoiseConfig(Strict):
@@ -242,7 +249,8 @@ def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
     """A model and images that it is for; a warning if their values may mean something else to it."""
     loaded, images = load_checkpoint(checkpoint), open_store(store)
     shape, trained_on = loaded.config.image_shape, loaded.info.physical_range
-    what, cure = "its images and the network differ in shape", "pack them at that size"
+    what = "its images and the network differ in shape"
+    cure = "pack them at that size; `assay data pack --patch` cuts larger ones"
     check_same(images.image_shape, shape, what, path=store, cure=cure)
     if trained_on not in (None, images.physical_range):
         units = f"{store} has black and white at {images.physical_range}, the training data at {trained_on}"

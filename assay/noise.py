@@ -139,13 +139,15 @@ def snr_db(sigma: float, signal_power: float = 1.0) -> float:
 
 
 MOST_NOISE = 4.0  # twice the range from black to white
+_LEAST_NOISE = 2 / 255  # a grey step
 
 
 def warn_of_units(sigma: float) -> None:
-    """Warn of a level that is more than twice the range from black to white."""
-    if sigma > MOST_NOISE:
+    """Warn of a level that is more than twice the range from black to white, or below one grey step."""
+    if sigma > MOST_NOISE or 0 < sigma < _LEAST_NOISE:
         what = f"a noise level of {sigma:.4g}, where black to white is 2"
-        warn(f"{what}: is it in the units of the files?")
+        what += f" and a grey step {_LEAST_NOISE:.2g}" if sigma < 1 else ""
+        warn(f"{what}: is it in the units of the {'images' if sigma < 1 else 'files'}?")
 
 
 def same_axes(sigma_tn: Tensor, sigma_t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

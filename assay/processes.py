@@ -10,12 +10,35 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from threading import current_thread, main_thread
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """Yield a list that SIGINT and SIGTERM append to, so that a loop can stop; a second SIGINT kills.
+
+    Only the main thread can listen.
+    """
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+
+    def note(number: int, frame: object) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

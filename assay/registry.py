@@ -8,6 +8,7 @@ the group `assay`:
     mine = "my_package.my_module"
 """
 
+import gc
 import inspect
 import re
 import sys
@@ -31,7 +32,9 @@ def find(base: type, kind: str, key: str) -> Any:
         _load_entry_points()
     known = registered(base)
     if kind not in known:
-        cure = f"choose one of {', '.join(known)}, or install the package that has it (an entry point)"
+        names = ", ".join(name for name in known if name != "passed")  # which no setting asks for
+        cure = f"choose one of {names}, or install the package that has it (an entry point)"
+        cure = "give a class that has a `kind`, not an object or a function" if " at 0x" in kind else cure
         raise AssayError(f"nothing is called {kind!r:.80}", key=key, cure=cure)
     return known[kind]
 
@@ -82,8 +85,19 @@ def own_code(part: type) -> dict[str, str]:
 
 
 def registered(base: type) -> dict[str, Any]:
-    """`base` and its subclasses that have a `kind` of their own, by it."""
-    return {kind: found for found in (base, *_subclasses(base)) if (kind := kind_of(found))}
+    """`base` and its subclasses that have a `kind` of their own, by it; of a class defined anew, the last."""
+    if _clash(base):
+        gc.collect()  # a class that was replaced, in a notebook, lives until then
+    if what := _clash(base):
+        raise AssayError(what, key="kind", cure="choose another name")
+    return {kind: part for part in (base, *_subclasses(base)) if (kind := kind_of(part))}
+
+
+def _clash(base: type) -> str:
+    """What to say of a class of the user's own that has the kind of one of ours."""
+    ours = {kind_of(part): part.__name__ for part in (base, *_subclasses(base)) if not is_own(part)}
+    own = (part for part in _subclasses(base) if is_own(part) and kind_of(part) in ours.keys() - {None})
+    return next((f"{part.__name__} has the kind of Assay's own {ours[kind_of(part)]}" for part in own), "")
 
 
 def kind_of(found: type) -> str | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from assay.denoise import Denoiser, check_converged, check_label, check_label_shape
 from assay.errors import AssayError, Rules
 from assay.noise import per_image
-from assay.registry import find
+from assay.registry import find, make
 from assay.settings import Strict
 
 Precision = Literal["32", "64", "bf16"]
@@ -150,7 +150,7 @@ def solve(
     The grid is (num_steps + 1,), or (num_steps + 1, B) with levels > 0 of its own for each image. `churn` needs
     one grid for all, and `noise`, which returns unit noise of x's shape.
     """
-    walker: Solver = find(Solver, solver, "solver")() if isinstance(solver, str) else solver
+    walker: Solver = make(Solver, solver, "solver") if isinstance(solver, str) else solver
     shared = sigmas.ndim == 1
     levels: list[Any] = sigmas.tolist() if shared else [per_image(row, x) for row in sigmas]
 
@@ -166,7 +166,12 @@ def solve(
             sigma = raised
         if shared and sigma_next == 0:
             return predict(x, sigma)
-        x = walker.step(predict, x, sigma, sigma_next)
+        x_next = walker.step(predict, x, sigma, sigma_next)
+        if not isinstance(x_next, Tensor) or x_next.shape != x.shape:
+            found = list(x_next.shape) if isinstance(x_next, Tensor) else type(x_next).__name__
+            what = f"{type(walker).__name__}.step does not give images {list(x.shape)} as it gets, but {found}"
+            raise AssayError(what, key="solver", cure="correct it")
+        x = x_next
     return x
 
 
@@ -204,11 +209,12 @@ def generate(
     """
     if len(sigmas) < 2 or not bool((sigmas.diff() < 0).all()) or not 0 <= sigmas[-1] <= sigmas[0] < math.inf:
         raise AssayError(f"levels must fall strictly and stay >= 0; got {sigmas.tolist()!s:.200}", key="sigmas")
-    kind = find(Solver, solver, "solver") if isinstance(solver, str) else solver
     num_classes = getattr(denoiser, "num_classes", None)  # a plain function need not tell
     if label is not None and num_classes is not None:
         check_label_shape(label, num_classes, len(seeds))
         check_label(label, num_classes)
+
+    walker = partial(make, Solver, solver, "solver") if isinstance(solver, str) else solver
 
     def predict(x_t: Tensor, sigma_t: Tensor, label: Tensor | None = None) -> Tensor:
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
@@ -218,7 +224,7 @@ def generate(
         noise = SeededNoise([seeds[i] for i in padded], image_shape, device)
         batch_label = None if label is None else label[padded].to(device)
         start = noise().to(torch.float64 if precision == "64" else torch.float32) * sigmas[0].item()
-        images = solve(predict, start, sigmas, kind(), batch_label, churn, noise).float()[: len(index)]
+        images = solve(predict, start, sigmas, walker(), batch_label, churn, noise).float()[: len(index)]
         check_converged(images, "the model")
         yield images
 
@@ -301,7 +307,13 @@ def spread_labels(frequencies: Sequence[float] | Tensor, seeds: Sequence[int]) -
 class SampleConfig(Strict):
     """How to sample, in one place: for `assay sample`, pictures of a run, evaluation and studies.
 
-    `for_levels` gives "auto" a value; `Checkpoint.sampler` guides.
+    num_steps, solver, precision : how the flow is followed; `solver` is "heun", "multistep" or "euler".
+    sigma_max, sigma_min, rho : the grid of noise levels: its ends, and how dense it is at low ones.
+    truncate_at, truncate : the level at which to stop; "auto" is the lowest of the training images.
+    refine_at, num_extra : a level to put on the grid, and more steps below it; "auto" is their highest.
+    churn, churn_low, churn_high, churn_noise : noise added back at each step, as EDM's stochastic sampler does.
+
+    `for_levels` gives "auto" a value.
     """
 
     num_steps: int = Field(18, ge=2, description="Steps from noise to image.")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from assay.errors import AssayError, Rules, check
 from assay.files import decoding, one_line, read_text
+from assay.registry import kind_of
 
 Level = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]  # of noise; images are in [-1, 1]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -70,7 +71,12 @@ def checked(
     """`tree` as a `model`; an error lists every fault, and its key, below `section`, is that of the first."""
     with explaining(model, path, section):
         # As JSON, where strict types still take a list for a tuple and a string for a path.
-        return model.model_validate_json(json.dumps(tree, default=str))
+        return model.model_validate_json(json.dumps(tree, default=_plain))
+
+
+def _plain(value: Any) -> str:
+    """A class of the user's own by its kind, anything else as text."""
+    return (kind_of(value) if isinstance(value, type) else None) or str(value)
 
 
 @contextmanager

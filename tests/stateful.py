@@ -436,7 +436,7 @@ class Folder(RuleBasedStateMachine):
         for store in self.stores if name in self.trained else ():  # all share images
             loss, said = loss_of(self.run(name), self.store(store))
             gone = not self.store(self.origin[name]).exists()  # then it is measured, with a warning
-            assert ("cannot be opened" if gone else "trained on") in said.replace("\n", " "), said
+            assert ("cannot tell whether" if gone else "trained on") in said.replace("\n", " "), said
             assert bool(loss) == gone, said
 
     @precondition(lambda self: self.studies)

@@ -6,8 +6,10 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +23,14 @@ from torch import Tensor, nn
 
 import assay
 import assay.model
+from assay.data.units import Stabilised
 from assay.errors import AssayError
+from assay.metrics.weights import FeatureNetwork
 from assay.nets import NetConfig
 from assay.noise import LogNormal
+from assay.sample import Euler, SampleConfig
 from assay.train import OwnLoss
+from assay.train.config import TrainConfig
 from tests.errors import fault, rejected
 
 STUDY = """
@@ -211,16 +217,19 @@ def test_slips_with_own_parts_are_named(folder: Path) -> None:
     nothing = type("Nothing", (OwnLoss,), {"kind": "nothing", "__call__": lambda *_: None})
     needy = type("Needy", (LogNormal,), {"kind": "needy", "__init__": lambda self, a: None})
     pair = type("Pair", (Buffers,), {"forward": lambda self, x, c_noise: (self.first(x), 1)})
+    blind = type("Blind", (Buffers,), {"forward": lambda self, x: self.first(x)})
     without_class = type("Plain", (Buffers,), {"forward": lambda self, x, c_noise: self.first(x)})
     for settings, key in (
         ({"net": Buffers}, "net"),
         ({"net": BuffersConfig(image_shape=(1, 8, 8))}, "net"),
         ({"net": pair()}, "net"),
+        ({"net": blind()}, "net"),
         ({"net": without_class(), "class_conditional": True}, "train.class_conditional"),
         ({"loss": nothing}, "train.loss"),
         ({"loss": nothing()}, "train.loss"),
         ({"loss": nothing, "weight": "x_0"}, "train.weight"),
         ({"noise": LogNormal()}, "train.noise"),
+        ({"noise": type("Mine", (LogNormal,), {"kind": "mine"}), "sigma_mean": -0.5}, "train.sigma_mean"),
         ({"noise": needy}, "train.noise"),
     ):
         with rejected(key):
@@ -253,6 +262,126 @@ class Scaled(OwnLoss):
             assay.fit(images, "run", loss=loss, num_steps=2, batch_size=16, progress=False)
 
 
+def test_weights_know_the_code_of_their_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """\
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x, c_noise):
+        return 1.0 * self.layer(x)
+"""
+    monkeypatch.syspath_prepend(folder)
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+
+    def defined(number: int, text: str) -> nn.Module:
+        (folder / f"own_net_{number}.py").write_text(text)
+        return importlib.import_module(f"own_net_{number}").Own()
+
+    assay.fit(images, "run", net=defined(0, source), num_steps=2, batch_size=16, progress=False)
+    with warnings.catch_warnings(action="error"):
+        model = assay.load("run", net=defined(1, source + "\n\nUNUSED = 2\n"))
+    with pytest.warns(UserWarning, match="arguments of Own have changed since"):
+        other = assay.load("run", net=defined(2, source.replace("1.0", "2.0")))
+    assert not torch.equal(other.sample(2, num_steps=3), model.sample(2, num_steps=3))
+    other.save("again.safetensors")  # does not hide it
+    with pytest.warns(UserWarning, match="arguments of Own have changed since"):
+        assay.load("again.safetensors", net=defined(3, source.replace("1.0", "2.0")))
+    with rejected(path="final.safetensors"), pytest.warns(UserWarning):
+        assay.load("run", net=defined(4, source.replace("3, padding=1", "5, padding=2")))
+
+
+def test_an_own_class_may_not_hide_one_of_ours() -> None:
+    class Hidden(OwnLoss):  # removed below: classes are known as long as they live
+        kind = "ambient"
+
+        def __call__(self, *_: Any) -> Tensor:
+            return torch.ones(1)
+
+    with rejected("kind"):
+        TrainConfig(loss="mine").own_loss()
+    del Hidden
+    assert TrainConfig(loss="ambient").loss == "ambient" and TrainConfig().own_loss() is None
+
+
+class Switched(nn.Module):
+    """A network whose output depends on what it is made with, not on its code or weights alone."""
+
+    def __init__(self, act: Any) -> None:
+        super().__init__()
+        self.act, self.layer = act, nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, c_noise: Tensor) -> Tensor:
+        return self.act(self.layer(x))
+
+
+def test_a_passed_network_is_known_by_what_it_was_made_with(folder: Path) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+    settings: Any = {"num_steps": 2, "batch_size": 16, "progress": False}
+    assay.fit(images, "run", net=Switched(torch.relu), **settings).save("relu.safetensors")
+    with rejected("code", "run"):
+        assay.fit(images, "run", net=Switched(torch.sin), **settings)
+    with pytest.warns(UserWarning, match="arguments of Switched have changed since"):
+        assay.load("relu.safetensors")
+    with warnings.catch_warnings(action="error"):
+        assay.load("relu.safetensors", net=Switched(torch.relu))
+
+
+def test_an_interrupted_fit_is_saved_and_goes_on(folder: Path) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+
+    class Stopped(OwnLoss):
+        kind = "stopped"
+        num_calls = 0
+
+        def __call__(self, denoiser: Any, batch: Any, label: Tensor | None) -> Tensor:
+            Stopped.num_calls += 1
+            if Stopped.num_calls == 2:
+                signal.raise_signal(signal.SIGINT)
+            return denoiser(batch.x_tn, batch.sigma_t, label).square().flatten(1).mean(1)
+
+    settings: Any = {"loss": Stopped, "num_steps": 4, "batch_size": 16, "progress": False}
+    with pytest.raises(KeyboardInterrupt, match="step 2 of 4, saved"):
+        assay.fit(images, "run", **settings)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assay.fit(images, "run", **settings)
+    assert Stopped.num_calls == 4
+    Stopped.num_calls = 0
+    with pytest.raises(KeyboardInterrupt, match="run_dir"):
+        assay.fit(images, **settings)
+
+
+def test_own_solvers_and_extractors_are_taken_as_classes_and_checked(folder: Path) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((64, 8, 8)), value_range=(0, 1))
+    model = assay.fit(images, num_steps=2, batch_size=16, progress=False)
+
+    class Half(Euler):
+        kind = "half"
+
+    assert torch.equal(model.sample(2, solver=Half, num_steps=3), model.sample(2, solver="euler", num_steps=3))
+    number = type("Number", (Euler,), {"kind": "number", "step": lambda *_: 1.0})
+    needy = type("NeedySolver", (Euler,), {"kind": "needy-solver", "__init__": lambda self, a: None})
+    for solver in (number, needy):
+        with rejected("solver"):
+            model.sample(2, solver=solver, num_steps=3)
+
+    class Flat(FeatureNetwork):
+        kind = "flat"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)
+
+    same = [model.evaluate(images, 50, each, num_steps=3).fd for each in (Flat, "flat")]
+    assert same[0] == same[1] > 0
+    square = type("Square", (Flat,), {"kind": "square", "forward": lambda self, x: x})
+    for extractor in (square, FeatureNetwork, 3):
+        with rejected("extractor"):
+            model.evaluate(images, 50, extractor, num_steps=3)  # type: ignore[arg-type]
+
+
 def test_arrays_go_in_and_come_out(folder: Path) -> None:
     images = np.random.default_rng(0).uniform(-1, 1, (64, 8, 8))
     model = assay.fit(images, num_steps=2, batch_size=16, net={"width": 16, "num_blocks": 1}, progress=False)
@@ -262,21 +391,64 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
     assert np.array_equal(clean, model.denoise(torch.tensor(noisy)[:, None], 0.3)[:, 0].numpy())
     with rejected("x_tn"):
         model.denoise(noisy[:, :4], 0.3)
-    for wrong, key in ((noisy[0], "images"), (255 * np.abs(noisy), "value_range"), (np.nan * noisy, "images")):
+    for wrong, key in ((noisy[0], "x_tn"), (255 * np.abs(noisy), "value_range"), (np.nan * noisy, "x_tn")):
         with rejected(key):
             model.denoise(wrong, 0.3)
     for level in (-1.0, np.nan, [0.3, 0.2]):
-        with rejected("sigma"):
+        with rejected("sigma_tn"):
             model.denoise(noisy, level)
     with pytest.warns(UserWarning, match="level of 20, where black to white is 2"):
         model.denoise(noisy, 20.0)
-    for number in (0, 2.5):
+    for number in (0, 2.5, "4"):
         with rejected("num_images"):
             model.sample(number)
     with rejected("num_step"):
         model.sample(2, num_step=3)
     with rejected("path"):
         model.save("model.pt")
+    with rejected("label"):
+        model.sample(2, label=0)  # it knows no classes
+    (folder / "mine.npz").touch()
+    for run_dir in (100, "mine.npz"):
+        with rejected("run_dir", "mine.npz" if run_dir != 100 else None):
+            assay.fit(images, run_dir)  # type: ignore[arg-type]
+    for minutes in (0, -1, "2"):
+        with rejected("minutes"):
+            assay.fit(images, minutes=minutes)  # type: ignore[arg-type]
+
+
+def test_samples_of_one_class(folder: Path) -> None:
+    label = np.arange(40) % 2
+    images = assay.from_arrays(np.where(label, 0.8, -0.8)[:, None, None] * np.ones((40, 8, 8)), label=label)
+    model = assay.fit(images, num_steps=2, batch_size=16, class_conditional=True, progress=False)
+    both, one = model.sample(4, num_steps=2), model.sample(4, label="1", num_steps=2)
+    assert torch.equal(one, model.sample(4, label=1, num_steps=2))
+    classes = [torch.full((4,), k) for k in (0, 1)]
+    seeds = dict(seeds=range(4), image_shape=(1, 8, 8))
+    config = SampleConfig(num_steps=2)
+    expected = [next(config.generate(model.denoiser, **seeds, label=k)) for k in classes]
+    torch.testing.assert_close(one, expected[1])
+    assert not torch.allclose(expected[0], expected[1]) and both.shape == one.shape
+    with rejected("label"):
+        model.sample(4, label=2)
+
+
+def test_counts_of_a_sensor_are_denoised_in_the_domain_of_the_model() -> None:
+    units = Stabilised(0.0, 4000.0, gain=2.0, read_noise=3.0, black=100.0)
+    rng = np.random.default_rng(0)
+    counts = 100 + 2 * rng.poisson(rng.uniform(20, 1500, (40, 8, 8))) + rng.normal(0, 3, (40, 8, 8))
+    x_tn = units.noisy_to_images(counts)
+    source = assay.from_arrays(x_tn, units.sigma_tn)
+    source.physical_range = units  # type: ignore[assignment]
+    model = assay.fit(source, num_steps=2, batch_size=16, net={"width": 16, "num_blocks": 1}, progress=False)
+    assert repr(model).endswith("; sensor: gain 2, read noise 3, black at 100>")
+    for values, ends in ((counts, (0, 4000)), (counts, None), (counts.astype(np.uint16), None)):
+        error = fault(lambda values=values, ends=ends: model.denoise(values, 40.0, value_range=ends))  # type: ignore[misc]
+        assert error.key == "value_range" and "units.noisy_to_images" in str(error.cure)
+    # The cure gives what `assay denoise` writes: the prediction, in counts.
+    found = units.to_physical(model.denoise(units.noisy_to_images(counts), units.sigma_tn))
+    expected = model.denoiser(source.x_tn, source.sigma_tn).detach().double().numpy()[:, 0]
+    np.testing.assert_allclose(found, units.to_physical(expected), rtol=1e-4)
 
 
 def test_arrays_are_denoised_in_their_own_axes_and_units() -> None:
@@ -334,6 +506,23 @@ def test_a_study_of_arrays_is_the_one_that_was_asked_for(folder: Path, monkeypat
     again = assay.open_study("out/patches")
     assert again.folder == assay.open_study("out/patches/study.toml", "out/patches").folder == opened.folder
     assert repr(again) == f"<patches in out/patches: 0 of {len(again.runs)} runs finished>"
+    half = assay.part(patches, clean=0.5)
+    views = assay.run_study(half, "out/half", have_clean=60)
+    every = torch.arange(350)
+    stored = assay.open_store("out/half/images")
+    assert torch.equal(stored.read(every), half.read(every)) and views.study.design.noisy == (0.2,)
+    assert assay.run_study(stored, "out/of-store").source.fingerprint == views.source.fingerprint
+    for options, key in (({"noisy": 80}, "noisy"), ({"minutes": 0}, "minutes"), ({"noisy": object()}, "noisy")):
+        with rejected(key):
+            assay.run_study(others, "out/other", **options)
+    for study in ("nope.toml", "out/none"):
+        with rejected(path=study):
+            assay.open_study(study)
+    monkeypatch.setattr(
+        "assay.study.run.drive", lambda o, *a, **k: signal.raise_signal(signal.SIGINT) or (o, (), {})
+    )
+    with pytest.raises(KeyboardInterrupt, match=r"run_study.'out/patches'. resumes it"):
+        assay.run_study(patches)
     with rejected(path="out/patches"):
         assay.price("out/patches")
     with rejected("table"):
@@ -350,3 +539,19 @@ def test_scales_and_losses_that_are_not_as_stated() -> None:
     model = assay.fit(source, num_steps=1, batch_size=8, progress=False)
     with pytest.warns(UserWarning, match="-1 and 1:"):
         model.denoise(images[:4], 0.1)
+
+
+def test_classes_reach_the_denoiser(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = assay.from_arrays(rng.random((32, 8, 8)), label=np.arange(32) % 2, value_range=(0, 1))
+    model = assay.fit(images, class_conditional=True, num_steps=2, batch_size=16, progress=False)
+    x_tn = torch.from_numpy(rng.normal(size=(4, 1, 8, 8))).float()
+    classes = torch.tensor([0, 1, 1, -1])
+    with torch.no_grad():
+        expected = model.denoiser(x_tn, torch.full((4,), 0.3), classes)
+    assert torch.equal(model.denoise(x_tn, 0.3, label=classes), expected)
+    with pytest.warns(UserWarning, match="trained on classes"):
+        assert torch.equal(model.denoise(x_tn, 0.3)[3], expected[3])
+    for wrong in (2, [0, 1]):
+        with rejected("label"), pytest.warns(UserWarning):
+            model.denoise(x_tn, 0.3, label=wrong)

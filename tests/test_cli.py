@@ -13,10 +13,14 @@ from typer.testing import CliRunner
 
 from assay.cli import COMMANDS, app, load_command
 from assay.cli.options import config_from
-from assay.errors import AssayError
+from assay.cost import choose_config
+from assay.data.arrays import from_arrays
+from assay.errors import AssayError, AssayWarning
 from assay.nets import DiTConfig
 from assay.pricing import Vendor
-from assay.settings import Config, Strict, checked
+from assay.settings import Config, Strict, checked, override
+from assay.train.config import read_config
+from tests.commands import run
 from tests.errors import rejected
 
 
@@ -91,3 +95,52 @@ def test_settings_in_cures_are_rendered_as_options(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 16, 16), np.uint8))
     done = CliRunner().invoke(app, ["data", "pack", str(tmp_path / "a.npy"), "-o", "x", "--size", "64"])
     assert done.exit_code == 1 and "--fit crop" in done.stderr and done.stderr.endswith("--skip-bad\n")
+
+
+def test_a_store_that_exists_can_be_overwritten(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 16, 16), np.uint8))
+    (tmp_path / "store").mkdir()
+    done = CliRunner().invoke(app, ["data", "pack", str(tmp_path / "a.npy"), "-o", str(tmp_path / "store")])
+    assert done.exit_code == 1 and done.stderr.endswith("or give --overwrite\n")
+    done = CliRunner().invoke(app, ["data", "get", "digits", "-o", str(tmp_path / "store")])
+    assert done.exit_code == 1 and "exists already" in done.stderr and "--overwrite" not in done.stderr
+
+
+def test_exit_codes_are_told() -> None:
+    text = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output.split())
+    assert "Exit codes: 0 done; 1 an error" in text and "2 wrong arguments; 130 stopped" in text
+    assert CliRunner().invoke(app, ["train", "--no-such-option"]).exit_code == 2
+    assert CliRunner().invoke(app, ["train", "no-such-store"]).exit_code == 1
+
+
+def test_the_example_of_a_setting_suits_every_preset() -> None:
+    text = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "300"}).output
+    assert "a preset comes before these defaults" in text
+    (setting,) = re.findall(r"Any: (\S+)\. Repeat", text)
+    config = read_config(override({"data": {"store": "x"}}, [setting]))
+    for side in (8, 16, 32):
+        source = from_arrays(np.random.default_rng(0).uniform(-1, 1, (2, side, side)))
+        assert config.net_config(source).num_blocks == 2  # type: ignore[attr-defined]
+
+
+def test_a_dry_run_names_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "\npreset      digits\n" in run("train", "digits", "--dry-run")
+    assert "\npreset      tiny\n" in run("train", "digits", "--dry-run", "--preset", "tiny")
+    (tmp_path / "run.toml").write_text('data.store = "digits"\nnet.preset = "mlp"\ntrain.num_steps = 2\n')
+    assert "\npreset      none, as run.toml says all\n" in run("train", "run.toml", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("preset", "smaller"), [("digits", ""), ("tiny", "digits"), ("small", "tiny"), ("celeba", "small")]
+)
+def test_too_little_time_suggests_a_smaller_preset(
+    preset: str, smaller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.cost.training_seconds", lambda *arguments: 1e6)
+    source = from_arrays(np.random.default_rng(0).uniform(-1, 1, (300, 8, 8)))
+    with pytest.warns(AssayWarning) as told:
+        choose_config({"data": {"store": "x"}}, source, preset, minutes=1)
+    assert str(told[0].message).endswith(
+        f"not 1 min; the preset {smaller} is faster" if smaller else "not 1 min"
+    )

@@ -105,6 +105,8 @@ def fill(folder: Path) -> None:
             image[top : top + 6, left : left + 6] = value
             image += np.float32(sigma) * rng.standard_normal((12, 12), np.float32)
             tifffile.imwrite(folder / name / f"{number}.tif", image)
+    (folder / "frames").mkdir()
+    tifffile.imwrite(folder / "frames/one.tif", rng.uniform(0, 16, (16, 20)).astype(np.float32))
     for scene, image in enumerate(rng.uniform(0, 16, (2, 8, 8))):
         (folder / f"repeats/{scene}").mkdir(parents=True)
         for number, noise in enumerate(rng.normal(0, 1.6, (5, 8, 8))):

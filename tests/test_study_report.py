@@ -4,11 +4,14 @@ The paper's own numbers come out in the paper's own places.
 """
 
 import csv
+import html
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,23 +134,28 @@ def test_tables_that_say_little_are_reported_all_the_same(rows: Any, tmp_path: P
 
 def test_commands_on_a_finished_study(design: Path) -> None:
     status = run("study", "status", design)
-    assert "8 of 8 runs finished in 2 blocks" in status and "\n80 clean (seed 0)  " in status
+    assert "8 of 8 runs are finished; " in status and "\n80 clean (seed 0)  " in status
+    caution = "learns with pairing = 'image_first', not 'level_first'"
+    assert caution in status and caution in html.unescape((design / "report.html").read_text())
     assert "0 trainings" in run("study", "cost", design)
     assert "held-out loss" in run("study", "compare", design, design)
     before = (design / "results.csv").read_bytes()
     first = next(design.glob("runs/*/outcome-*.json")).parent
-    shutil.copytree(first, other := first.with_name("other"))  # of other settings
-    outcome = next(other.glob("outcome-*.json"))
-    outcome.rename(outcome.with_name("outcome-0123456789abcdef.json"))
+    shutil.copytree(first, other := first.with_name("other"))  # of other settings, or other images
     mine = [folder / "mine.txt" for folder in (first.parent, first / "snapshots", other, other / "snapshots")]
     for path in mine:
         path.write_text("not of the study")
+    for command in ("report", "run"):  # also of the folder itself: nothing is replaced
+        assert failing("study", command, design).what.startswith("holds 1 runs from before digits")
+    assert json.loads(run("study", "status", design, "--json"))["num_others"] == 1
     listed = run("study", "clean", design)
-    assert listed.count("snapshots") == 9 and len([*design.glob("runs/*/snapshots/final.*")]) == 9
+    assert listed.count("snapshots") == 8 and len([*design.glob("runs/*/snapshots/final.*")]) == 9
+    kept = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     assert "Removed" in run("study", "clean", design, "--yes")
-    assert sorted(design.glob("runs/*/snapshots/*")) == sorted([mine[1], mine[3]])
-    assert {*other.rglob("*")} == {other / "snapshots", *mine[2:]} and mine[0].exists()
-    for path in mine:
+    assert sorted(design.glob("runs/*/snapshots/*")) == sorted([mine[1], *(other / "snapshots").iterdir()])
+    assert all(path.read_bytes() == content for path, content in kept.items()) and mine[0].exists()
+    shutil.rmtree(other)
+    for path in mine[:2]:
         path.unlink()
     run("study", "report", design)
     assert (design / "results.csv").read_bytes() == before
@@ -156,12 +164,77 @@ def test_commands_on_a_finished_study(design: Path) -> None:
     (changed := design.parent / "changed.toml").write_text(
         (design / "study.toml").read_text().replace("lr = 2e-3", "lr = 1e-3")
     )
-    assert run("study", "clean", changed, "-o", design).count("(a result of other settings)") == 8
+    assert "Would free 0.0 MB" in run("study", "clean", changed, "-o", design)
+    assert "8 runs of other settings" in failing("study", "run", changed, "-o", design).what
     (design / "settings.txt").write_text("train.lr=0.1\n")  # as if it had been run so
-    error = failing("study", "clean", changed, "-o", design, "--yes")
+    error = failing("study", "run", changed, "-o", design)
     assert (error.path, error.what) == (str(design), "was run with --set train.lr=0.1")
     (design / "settings.txt").unlink()
     assert failing("study", "compare", design, design / "no").cure == "check the path"
+
+
+def test_status_writes_nothing_and_does_without_the_images(design: Path, tmp_path: Path) -> None:
+    shutil.copytree(design, study := tmp_path / "copy")
+    unfinished = next(study.glob("runs/*/outcome-*.json"))
+    title = json.loads(unfinished.read_text())["configuration"]["num_clean"]
+    unfinished.unlink()
+    (lock := unfinished.parent / ".assay-partial" / "run.lock").parent.mkdir(exist_ok=True)
+    lock.write_text("of a process that was killed")
+
+    def status() -> dict[str, Any]:
+        before = {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}
+        found: dict[str, Any] = json.loads(run("study", "status", study, "--json"))
+        assert {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]} == before
+        assert len(found["runs"]) == 8 and found["folder"] == str(study)
+        return {run["key"]: run for run in found["runs"]} | found
+
+    there = status()
+    row = there[unfinished.parent.name]
+    assert there["lists_all_runs"] and (row["state"], row["trained"]) == ("to be measured", 1)
+    assert (
+        row["title"].startswith(f"{title:.0f} clean")
+        and row["held_out_loss"] is None
+        and row["seconds_left"] > 0
+    )
+    finished = {run["title"]: run["held_out_loss"] for run in there["runs"] if run["state"] == "finished"}
+    measured = {each.configuration.title: each for each in read_outcomes(study / "results.csv").values()}
+    assert len(finished) == 7 and finished == {
+        title: measured[title].value("held_out_loss") for title in finished
+    }
+    shutil.rmtree(study / "data")
+    without = status()
+    assert not without["lists_all_runs"] and without["notes"][0].endswith("is known but not packed yet.")
+    assert without[unfinished.parent.name] == {**row, "title": unfinished.parent.name}
+    assert all(without[run["key"]] == run for run in there["runs"] if run["state"] == "finished")
+    assert "0 of 0 runs" in run("study", "status", design.parent / "spec.toml", "-o", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_of_two_studies_are_compared(design: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("results.csv", "study.toml"):
+            shutil.copy(design / name, folder)
+    assert run("study", "compare", *folders).endswith("here:\nnone\n")
+    (folders[1] / "settings.txt").write_text("train.lr=0.001\ntrain.pairing=image_first\n")
+    said = run("study", "compare", *folders).splitlines()
+    assert said[-3:-1] == [
+        "train.lr: 0.002 there, 0.001 here",
+        "train.pairing: level_first there, image_first here",
+    ]
+    assert "compare losses within a study" in said[-1] and any(line.startswith("± is") for line in said)
+    (folders[0] / "study.toml").unlink()
+    assert f"there is no {folders[0] / 'study.toml'}" in run("study", "compare", *folders)
+
+
+@pytest.mark.parametrize(("low", "advised"), [(0.25, True), (0.0, False)])
+def test_more_blocks_are_advised_where_they_help(
+    low: float, advised: bool, design: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = SimpleNamespace(low=low, high=0.5, limited=0.0, law=SimpleNamespace(num_blocks=2))
+    monkeypatch.setattr("assay.study.run.drive", lambda opened, *_, **how: (opened, (price,), {}))
+    assert ("6 more blocks (24 runs, " in run("study", "run", design)) == advised
 
 
 def test_figures_are_the_same_in_every_report() -> None:

@@ -74,7 +74,8 @@ def test_workers_with_a_gpu_each_one_of_them_killed_give_identical_results(
     run_local(opened, 8, look)
     assert victims and seen == {"CUDA_VISIBLE_DEVICES=4", "CUDA_VISIBLE_DEVICES=6"}
     ends = [(update.run, update.phase) for update in updates if update.is_end and update.phase != "held"]
-    assert sorted(ends) == sorted((run.key, "done") for run in opened.runs)
+    assert [phase for _, phase in ends].count("lost") == 1
+    assert sorted(end for end in ends if end[1] != "lost") == sorted((run.key, "done") for run in opened.runs)
     assert_same(opened, undisturbed)
     before = kept(opened)
     run_local(opened, 2, updates.append)  # nothing is left to do, and nothing is done
@@ -172,11 +173,40 @@ def test_a_job_that_kills_its_workers_fails_after_the_second(tmp_path: Path) -> 
             os.kill(worker, signal.SIGKILL)
 
     run_local(opened, 1, kill)
-    (end,) = ends
-    assert end.phase == "failed" and end.reason == "workers die of it (the last with exit code -9)"
+    lost, end = ends
+    assert (lost.phase, end.phase) == ("lost", "failed") and end.reason.startswith("2 workers died of it")
     assert opened.failure(opened.runs[0]) == end.reason and opened.missing()
     run_local(opened, 1)
     assert not opened.missing() and opened.failure(opened.runs[0]) is None
+
+
+def test_a_lost_worker_is_told_with_its_run(tmp_path: Path) -> None:
+    opened, lines, victims = prepared(tmp_path, short), list[str](), list[int]()
+
+    def kill(name: str, done: int, total: int, note: str) -> None:
+        if "training" in note and not victims:
+            victims.extend(workers_of(os.getpid()))
+            os.kill(victims[0], signal.SIGKILL)
+
+    drive(opened, tell=kill, say=lines.append, num_workers=1)
+    title, how = opened.runs[0].title, "its worker died (exit code -9, killed: is there enough memory?)"
+    assert lines == [f"lost    {title}: {how}; another one resumes it", f"done    {title}"]
+
+
+def test_a_full_disk_ends_the_study_at_its_first_run(tmp_path: Path) -> None:
+    opened = prepared(tmp_path, fewer)
+    limit = 30_000  # bytes: room for results and reasons, none for a state
+    options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
+    command = ASSAY, "study", "run", opened.folder, "--workers", "1"
+    with started(*command, stderr=subprocess.STDOUT, **options) as process:
+        lines = process.communicate()[0].splitlines()
+    assert process.returncode == 1
+    assert lines[-1].startswith(f"error: {opened.folder}: the disk is full; free some space")
+    assert [line.split(":")[0] for line in lines if line.startswith(("full", "failed"))] == [
+        f"full    {opened.runs[0].title}"
+    ]
+    assert len([*opened.folder.glob("runs/*/config.json")]) == 1  # the others were not tried
+    assert not opened.failure(opened.runs[0])  # it is not the run's fault
 
 
 @pytest.mark.parametrize("name", ["results.csv", "levels.csv", "tables.md", "report.html"])
@@ -235,12 +265,12 @@ def test_an_unwritable_run_and_a_full_disk_are_reported_and_keep_the_rest(
     opened.work(blocked).run_dir.touch()  # a file where the run's folder should be
     limit = 30_000  # bytes: room for results and reasons, none for a state
     options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
-    with started(ASSAY, "study", "run", opened.folder, "--workers", "2", **options) as process:
+    with started(ASSAY, "study", "run", opened.folder, "--workers", "1", **options) as process:
         said, _ = process.communicate()
     assert process.returncode == 1
-    failures = [line for line in said.splitlines() if line.startswith("failed: ")]
-    assert len(failures) == 2 and "Error: [Errno" in failures[0] and "File too large" in failures[1]
-    assert blocked.title in failures[0] and third.title in failures[1]
+    failed, full = (line for line in said.splitlines() if line.startswith(("failed ", "full ")))
+    assert "Error: [Errno" in failed and "File too large" in full
+    assert blocked.title in failed and third.title in full
     assert kept(opened) == before and len(before) == 2  # an outcome and a checkpoint
     opened.work(blocked).run_dir.unlink()
     run_local(opened, 1)

@@ -1,5 +1,6 @@
 """A study file that suits a store and the time: its ladder, mixes and steps; and what cannot be studied."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def test_what_is_in_hand_and_could_be_bought(tmp_path: Path, monkeypatch: pytest
         (400, ((level, 3600),)) for level in (0.1, 0.2)
     ]
     assert study.num_blocks == 3 and study.study.evaluate.num_images == 0
+    text = (tmp_path / "study.toml").read_text()
+    assert 'pairing = "level_first"' in text and "left out" not in text and "too few" not in text
     assert mixes(drafted(tmp_path, 1e-5, monkeypatch))[0][0] == 450  # a tenth, if nothing is said
 
 
@@ -46,12 +49,31 @@ def test_little_time_trains_on_fewer_images(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
+    ("have_clean", "seconds", "ladder", "words"),
+    [(400, 0.05, (1, 3, 10), "1.7 and 5 are left out"), (900, 1e-5, (1, 1.7, 3, 5), "too few clean images")],
+)
+def test_a_short_ladder_is_explained(
+    have_clean: int, seconds: float, ladder: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise_store(tmp_path / "store", [0.0] * 5000)
+    with pytest.warns(UserWarning, match="too few for a price") if seconds > 0.01 else nullcontext():
+        study = drafted(tmp_path, seconds, monkeypatch, have_clean=have_clean)
+    text, train = (tmp_path / "study.toml").read_text(), study.study.train
+    epochs = round(train.num_steps * train.batch_size / max(clean for clean, _ in mixes(study)))
+    assert (epochs < 100) == (seconds > 0.01) and f"({epochs} epochs of the largest size)" in text
+    assert ("1.7 and 5" not in text) or f"for {epochs} epochs in this time" in text
+    assert study.study.design is not None and study.study.design.ladder == ladder
+    assert words in text
+
+
+@pytest.mark.parametrize(
     ("sigma", "options", "key"),
     [
         ([0.0] * 50, {}, None),
         ([0.5] * 500, {}, "store"),
         ([0.0] * 500 + [0.5] * 500, {"noisy": (0.2,)}, "noisy"),
         ([0.0] * 500, {"minutes": 0}, "minutes"),
+        ([0.0] * 500, {"noisy": (0.2, 80.0)}, "noisy"),
         ([0.0] * 500, {"have_clean": 200}, "have_clean"),  # a ladder of three sizes needs images above those
     ],
 )

@@ -14,6 +14,7 @@ from assay.metrics.held_out import losses_by_band, stopping_steps
 from assay.pricing.results import read_levels, write_levels
 from assay.study.report import write_report
 from assay.study.stages import (
+    OpenStudy,
     Update,
     Work,
     along_steps,
@@ -28,7 +29,7 @@ from assay.study.stages import (
     train_stage,
 )
 from assay.train.folder import final_path, snapshot_path
-from tests.commands import failing
+from tests.commands import failing, run
 from tests.studies import DESIGN, prepared, short
 
 
@@ -36,6 +37,11 @@ def measured(spec: str) -> str:
     """One short training, measured four times, with 200 held-out images."""
     spec = short(spec).replace('store = "digits"', 'store = "digits"\nheld_out = 200')
     return spec.replace("num_ranges = 2", "num_ranges = 2\nalong = 4")
+
+
+def status(opened: OpenStudy) -> tuple[str, float]:
+    (found,) = study_status(opened.folder)["runs"]
+    return found["state"], found["trained"]
 
 
 def work_of(folder: Path) -> Work:
@@ -51,9 +57,14 @@ def test_each_stage_resumes_and_repeats_nothing(tmp_path: Path) -> None:
     steps: list[int] = []
     stopping = replace(work, tell=lambda update: steps.append(update.done), should_stop=lambda: len(steps) >= 7)
     assert not train_stage(stopping) and steps[-1] == 7
-    assert study_status(opened)[0][1] == "stopped at 35%"
+    assert status(opened) == ("stopped", 7 / 20)
     with hold_lock(work.run_dir / "run"):
-        assert study_status(opened)[0][1] == "training 35%"
+        assert status(opened) == ("training", 7 / 20)
+    work.fail("a long reason")
+    assert status(opened) == ("failed", 7 / 20)
+    lines = run("study", "status", opened.folder).splitlines()
+    assert lines[3].split()[-2:] == ["failed", "35%"] and lines[5] == f"failed: {work.run.title}: a long reason"
+    work.failure_path.unlink()
     assert train_stage(work) and set(snapshots(work)) == set(compared_steps(work))
     told: list[Update] = []
     assert train_stage(replace(work, tell=told.append)) and not told
@@ -113,8 +124,7 @@ def test_results_by_level_are_written_and_read_again(tmp_path: Path) -> None:
         "blocks = 2", "blocks = 2\nladder = [1, 2, 4]"
     )
     opened = prepared(tmp_path, lambda spec: few)
-    for run in opened.runs[:3]:
-        assert execute(opened.work(run))
+    assert all(execute(opened.work(each)) for each in opened.runs[:3])
     assert opened.to_finish().startswith("3 of 8 runs are finished") and (written := write_report(opened))
     assert written.answer[-1] == f"Nothing to price yet: {opened.to_finish()}"
     assert failing("price", opened.folder).cure == opened.to_finish()
@@ -126,3 +136,6 @@ def test_results_by_level_are_written_and_read_again(tmp_path: Path) -> None:
     (again,) = read_levels(tmp_path / "levels.csv")
     for name in ("block", "num_clean", "edges", "loss", "error", "step", "loss_last"):
         np.testing.assert_array_equal(getattr(again, name), getattr(levels, name))
+    for path in opened.work(opened.runs[0]).run_dir.glob("outcome-*.json"):
+        path.unlink()  # measured, but not finished: every number of a report counts it alike
+    assert opened.to_finish().startswith("2 of 8 runs") and len(opened.levels()[0].block) == 2

@@ -112,6 +112,8 @@ def _rendered(error: Exception, command: Any) -> str:
     if isinstance(error, AssayError):
         options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
         error.key = options.get(error.key, error.key)
+        if error.what == "exists already" and "overwrite" in options:
+            error.cure = f"{error.cure}, or give --overwrite"
         for name, option in options.items():  # `fit = crop` is `--fit crop`, and `skip_bad = true` `--skip-bad`
             error.cure = error.cure and re.sub(rf"(?<![\w.]){name} =( true\b)?", option, error.cure)
     return str(error)
@@ -139,7 +141,10 @@ def assay_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Train diffusion models on clean and noisy images; find how many noisy ones replace a clean one."""
+    """Train diffusion models on clean and noisy images; find how many noisy ones replace a clean one.
+
+    Exit codes: 0 done; 1 an error, or failed trainings of a study; 2 wrong arguments; 130 stopped (Ctrl-C).
+    """
 
 
 def main() -> None:

@@ -158,7 +158,7 @@ def _describe(store: Store, title: str) -> None:
         scales["in the files"] = (known[1] - known[0]) / 2, ".4g"
     for name, levels in columns.items():
         titles = [scale or name for scale in scales]
-        table = Table(*titles, "SNR (signal power 1)", "images", box=None, header_style="bold")
+        table = Table(*titles, "SNR (noisy / noise)", "images", box=None, header_style="bold")
         for low, high, num_images in noise_histogram(levels):
             units = [levels_text(unit * low, unit * high, form, " .. ") for unit, form in scales.values()]
             table.add_row(*units, snr_text((low * high) ** 0.5), f"{num_images:,}")
@@ -177,7 +177,7 @@ def _units_text(store: Store) -> str:
     if isinstance(units, Stabilised):
         sensor = f"gain {units.gain:g}, read noise {units.read_noise:g} and {units.black:g} for no light"
         return f"{ends}; the sensor has {sensor}; images are stabilised"
-    if store.meta.physical_range is None and store.meta.value_range == (-1, 1):
+    if store.physical_range is None:
         return "its sources have different values of black and white: sigma is where black to white is 2"
     return f"{ends}: a sigma of 1 is {(high - low) / 2:g} there"
 

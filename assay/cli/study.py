@@ -1,5 +1,7 @@
 """`assay study`: which data should I use, and what is it worth?"""
 
+import json
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.options import open_console, output_option
-from assay.cli.train import stop_on_signal
 from assay.errors import AssayError
+from assay.processes import stop_on_signal
 from assay.progress import duration, open_progress
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _NOTHING = "No run is finished yet."
 def _open(spec: Path, output: Path | None, settings: Sequence[str] = (), claim: bool = True) -> "OpenStudy":
     from assay.study import open_study
 
-    return open_study(spec) if spec.is_dir() else open_study(spec, output, settings, claim)
+    return open_study(spec, None if spec.is_dir() else output, settings, claim)
 
 
 @app.command()
@@ -48,15 +50,10 @@ def init(
     store: Annotated[Path, typer.Argument(help="The store to study, or a known data set (`assay data get`).")],
     output: Annotated[Path, output_option("The study file to write.", suffix=".toml")] = Path("study.toml"),
     have_clean: Annotated[
-        int | None,
-        typer.Option(min=20, help="Clean images in each mix. Default: a tenth of the store's."),
+        int | None, typer.Option(min=20, help="Clean images in each mix. Default: a tenth of the store's.")
     ] = None,
     noisy: Annotated[
-        list[float],
-        typer.Option(
-            metavar="SIGMA",
-            help="A noise level that you could buy; repeat it for several. Default: 0.2.",
-        ),
+        list[float], typer.Option(metavar="SIGMA", help="A noise level on offer; repeat it. Default: 0.2.")
     ] = [],  # noqa: B006
     minutes: Annotated[float, typer.Option(help="How long the first blocks may take here.")] = 30.0,
 ) -> None:
@@ -85,11 +82,7 @@ def run(
     settings: Settings = [],  # noqa: B006
     until: Annotated[
         float | None,
-        typer.Option(
-            min=1.05,
-            metavar="FACTOR",
-            help="Add blocks to a design until the ends of the price's interval differ by this factor at most.",
-        ),
+        typer.Option(min=1.05, help="Add blocks until the interval's ends are within this factor."),
     ] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="Add blocks for at most this long.")] = None,
     workers: Workers = None,
@@ -145,10 +138,10 @@ def _run(
     if stopped:
         console.print("Stopped and saved. Repeat the command to resume.")
         raise typer.Exit(130)
-    for title, reason in failed.items():  # before the report, which a full disk has no room for either
+    for title, reason in failed.items():
         console.print(f"failed: {title}: {reason}", style="red")
     console.print(write_report(opened) or _NOTHING)
-    if prices and not any(price.limited for price in prices):
+    if prices and all(math.isfinite(width(price)) for price in prices):
         # An interval shrinks as the square root of the blocks: half of it takes four times as many.
         blocks = 3 * max(prices, key=width).law.num_blocks
         runs = blocks * len(opened.runs) // opened.num_blocks
@@ -166,9 +159,7 @@ def cost(
     settings: Settings = [],  # noqa: B006
     rate: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, help="TFLOP/s that a device sustains; needs no data. 60 if there is none here."
-        ),
+        typer.Option(min=0.001, help="Count at these TFLOP/s, without data. 60 if nothing can be timed."),
     ] = None,
 ) -> None:
     """List the unfinished runs and estimate how long they will take on this machine.
@@ -202,22 +193,37 @@ def cost(
 
 
 @app.command()
-def status(spec: Spec, output: Folder = None) -> None:
-    """Show how far each run is, its held-out loss, and the time that is left.
+def status(
+    spec: Spec,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the study.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Show how far each run is, its held-out loss, and the time that is left. Writes nothing.
 
     Example: `assay study status out/demo`
     """
+    from assay.outcome import METRICS
     from assay.study.report import Table
-    from assay.study.stages import disk_use, study_status
+    from assay.study.stages import study_status
 
-    console, opened = open_console(markup=False), _open(spec, output)
-    header = ("run", "state", "held-out loss", "FD", "left on one core")
-    console.print(str(Table(opened.study.name, header, study_status(opened))))
-    done = f"{len(opened.runs) - len(opened.missing())} of {len(opened.runs)} runs finished"
-    size = disk_use(opened.folder) / 1e6
-    console.print(f"{done} in {opened.num_blocks} blocks or seeds; {opened.folder} takes {size:,.0f} MB.")
-    if not opened.outcomes():
-        console.print(f"Until one is finished, `assay study cost {spec}` estimates the time left.")
+    console, found = open_console(markup=False), study_status(spec, output)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        return
+    rows = []
+    for run in found["runs"]:
+        numbers = (f"{run[name]:.4g}" if run[name] else "" for name in METRICS)
+        left = duration(run["seconds_left"]) if run["seconds_left"] else ""
+        rows.append((run["title"], run["state"], f"{run['trained']:.0%}", *numbers, left))
+    header = ("run", "state", "trained", "held-out loss", "FD", "left on one core")
+    console.print(str(Table(found["name"], header, tuple(rows))))
+    for run in (run for run in found["runs"] if run["failure"]):
+        console.print(f"failed: {run['title']}: {run['failure']}", style="red")
+    num_done = sum(run["state"] == "finished" for run in found["runs"])
+    size = f"{found['folder']} takes {found['num_bytes'] / 1e6:,.0f} MB"
+    console.print(f"{num_done} of {len(rows)} runs are finished; {size}.", *found["notes"], sep="\n")
+    if num_done < len(rows) and not found["num_others"]:
+        console.print(f"`assay study run {spec}` resumes it, and `assay study cost {spec}` estimates the time.")
 
 
 @app.command()
@@ -248,12 +254,12 @@ def compare(
     first: Annotated[Path, typer.Argument(help="The folder of a study, or a results.csv.")],
     second: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
-    """Show the results of two studies side by side, configuration by configuration.
+    """Show the results of two studies side by side, configuration by configuration, and how they differ.
 
     Example: `assay study compare out/demo out/mine`
     """
     from assay.outcome import read_outcomes
-    from assay.study.report import compared_table
+    from assay.study.report import SPREAD, compared_settings, compared_table
 
     tables = [path / "results.csv" if path.is_dir() else path for path in (first, second)]
     for given, path in zip((first, second), tables, strict=True):
@@ -261,7 +267,8 @@ def compare(
             cure = f"`assay study report {given}` writes it once a training is finished"
             raise AssayError("does not exist", path=path, cure=cure if given.is_dir() else "check the path")
     mine, theirs = (list(read_outcomes(path).values()) for path in tables)
-    open_console(markup=False).print(str(compared_table(mine, theirs, (str(first), str(second)))))
+    table = compared_table(mine, theirs, (str(first), str(second)))
+    open_console(markup=False).print(str(table), SPREAD, *compared_settings(*tables), sep="\n")
 
 
 @app.command()
@@ -272,16 +279,15 @@ def clean(
 ) -> None:
     """List what results and report do not need, and how much room it takes; remove it with --yes.
 
-    Weights and logs of finished runs, and results of other settings than those of the file; other results and
-    pictures stay.
+    That is the weights of its finished runs. Results and pictures stay.
 
     Example: `assay study clean out/demo`
     """
     console, opened = open_console(markup=False), _open(spec, output, claim=False)
-    found, others = opened.unneeded(), {*opened.left_out()}
+    found = opened.unneeded()
     sizes = [path.stat().st_size / 1e6 for path in found]
     for size, path in zip(sizes, found, strict=True):
-        console.print(f"{size:10,.1f} MB  {path}{'  (a result of other settings)' if path in others else ''}")
+        console.print(f"{size:10,.1f} MB  {path}")
         if yes:
             path.unlink(missing_ok=True)
             with suppress(OSError):  # up to the first that is not empty

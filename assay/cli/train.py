@@ -1,9 +1,6 @@
 """`assay train`: learn from images of any quality."""
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +11,7 @@ from assay.cli.options import open_console, output_option, takes
 from assay.data.config import DataConfig
 from assay.devices import NumDevices
 from assay.errors import AssayError
+from assay.processes import stop_on_signal
 from assay.progress import duration, open_progress
 from assay.settings import DEVICE, DEVICES, Strict, override, read_toml
 from assay.train.config import TrainConfig
@@ -48,7 +46,7 @@ _TRAIN = [name for name in TrainConfig.model_fields if name not in _OTHER]
 _DATA = [name for name in DataConfig.model_fields if name not in _OTHER | {"seed"}]
 
 
-@takes("training", TrainConfig, *_TRAIN, panel="Training")
+@takes("training", TrainConfig, *_TRAIN, panel="Training (a preset comes before these defaults)")
 @takes("images", _Images, *_DATA, panel="Images")
 @takes("launch", Launch, panel="Options")
 def train(
@@ -57,7 +55,7 @@ def train(
         typer.Argument(help="The images: a store, or digits, fashion-mnist, cifar10. Or a TOML file with all."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: net.width=64. Repeat.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any: net.num_blocks=2. Repeat.")
     ] = None,
     output: Annotated[Path | None, output_option("Folder of the run. Default: runs/HASH.")] = None,
     *,
@@ -66,6 +64,8 @@ def train(
     training: TrainConfig,
 ) -> None:
     """Train a denoiser on clean and noisy images. Repeat the command to resume.
+
+    Unless a TOML file says all, a preset for images of this size sets network and training; --dry-run names it.
 
     Example: `assay train digits --clean-fraction 0.1 --sigma 0.5 --minutes 2 -o runs/mix`
 
@@ -80,9 +80,11 @@ def train(
         for name, chosen in PRESETS.items():
             console.print(f"[bold]{name:12}[/] {chosen.about} (source: {chosen.origin})")
         return
-    config, source, run_dir = _opened(_tree(what, settings or [], images, training), what, launch, output)
+    config, source, run_dir, preset = _opened(
+        _tree(what, settings or [], images, training), what, launch, output
+    )
     if launch.dry_run:
-        _describe(config, source, run_dir, launch.device)
+        _describe(config, source, run_dir, launch.device, preset)
         return
     with open_progress(not console.quiet) as tell, stop_on_signal() as stopped:
         shown_at = 0.0
@@ -117,10 +119,11 @@ def _tree(what: Path | None, settings: list[str], images: _Images, training: Tra
 
 def _opened(
     tree: dict[str, Any], what: Path | None, launch: Launch, output: Path | None
-) -> tuple["RunConfig", "ImageSource", Path]:
-    """The run's config, images and folder. A file alone says all; else a preset that suits the images helps."""
+) -> tuple["RunConfig", "ImageSource", Path, str]:
+    """The run's config, images, folder and preset. A file alone says all; else one for these images helps."""
     from assay.cost import choose_config
     from assay.train import read_config
+    from assay.train.presets import suited_preset
 
     preset, minutes = launch.preset, launch.minutes
     if minutes is not None and (launch.devices, launch.num_nodes) != (1, 1):  # ranks would measure other times
@@ -130,17 +133,18 @@ def _opened(
         raise AssayError("there are no images to train on", key="data.store", cure=cure)
     source = read_config({"data": tree["data"]}, what).data.prepared().open()
     if what is not None and what.suffix == ".toml" and preset is None and minutes is None:
-        config = read_config(tree, what)
+        config, preset = read_config(tree, what), f"none, as {what} says all"
     else:
+        preset = preset or suited_preset(source.image_shape)
         config = choose_config(tree, source, preset, device=launch.device)
     name = config.fingerprint(source) + (f"-{minutes:g}min" if minutes else "")
     run_dir = output or Path("runs") / name
     if minutes is not None:
         config = choose_config(tree, source, preset, minutes, run_dir, launch.device)
-    return config, source, run_dir
+    return config, source, run_dir, preset
 
 
-def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device: str) -> None:
+def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device: str, preset: str) -> None:
     from assay.cost import training_seconds
     from assay.nets import measure_cost
     from assay.train.run import check_run
@@ -151,27 +155,10 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device:
     num_images, at_once = train.total_steps * train.batch_size, train.max_per_device or train.batch_size
     console.print(
         f"images      {len(source)}, of which {num_noisy} are noisy; {num_images / len(source):.0f} epochs\n"
+        f"preset      {preset}\n"
         f"network     {cost.num_parameters:,} parameters\n"
         f"steps       {train.total_steps} of {train.batch_size} images\n"
         f"memory      about {cost.step_bytes(min(at_once, train.batch_size)) / 2**20:.0f} MiB\n"
         f"time        about {duration(training_seconds(config, source, device))} on one device here\n"
         f"folder      {run_dir}"
     )
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[list[int]]:
-    """Yield a list that SIGINT and SIGTERM append to, so that a loop can stop; a second SIGINT kills."""
-    received: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -21,7 +21,7 @@ from assay.errors import AssayError, choose
 from assay.nets.dit import DiTConfig, MLPConfig
 from assay.nets.layers import BaseConfig as NetConfig
 from assay.nets.unet import ADMConfig, UNetConfig
-from assay.registry import find
+from assay.registry import find, own_code
 
 __all__ = ["ADMConfig", "DiTConfig", "MLPConfig", "NetConfig", "PassedConfig", "UNetConfig"]
 Shape = tuple[int, int, int]
@@ -62,6 +62,9 @@ class _Adapted(nn.Module):
         parameters = inspect.signature(module.forward).parameters.values()
         takes_all = any(each.kind == each.VAR_POSITIONAL for each in parameters)
         self.num_inputs = 4 if takes_all else len(parameters)
+        if self.num_inputs < 2:
+            what = f"{type(module).__name__} does not take the noise level"
+            raise AssayError(what, key="net", cure="define forward(self, x, c_noise), even if it is not used")
 
     def forward(self, *inputs: Tensor | None) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or None, `augment_label` (B, A) or None."""
@@ -78,6 +81,23 @@ def net_class(tree: Mapping[str, Any]) -> type:
     """The class that a `[net]` names: of the module that was passed in, or of a config."""
     module = _passed.get(str(tree.get("name"))) if tree.get("kind") == "passed" else None
     return type(module) if module is not None else net_kind({"kind": "mlp", **tree})
+
+
+def net_code(tree: Mapping[str, Any]) -> dict[str, str]:
+    """What decides the results of a network of the user's own besides its settings and weights.
+
+    That is its code and, of a module that was passed in, the values that it was made with.
+    """
+    module = _passed.get(str(tree.get("name"))) if tree.get("kind") == "passed" else None
+    parts = dict(module.named_modules()) if module is not None else {}
+    return own_code(net_class(tree)) | {f"values of {name}": _values(part) for name, part in parts.items()}
+
+
+def _values(part: nn.Module) -> str:
+    """The numbers, texts and functions that a part of a module holds."""
+    held = {name: value for name, value in vars(part).items() if name[0] != "_" and name != "training"}
+    shown = {name: getattr(value, "__qualname__", None) or repr(value) for name, value in held.items()}
+    return str({name: text for name, text in shown.items() if " at 0x" not in text})
 
 
 def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:

@@ -27,7 +27,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from assay.data.picture import noise_picture
 from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
-from assay.files import hold_lock, write_text, write_whole
+from assay.files import differences, hold_lock, write_text, write_whole
 from assay.metrics.evaluate import titles
 from assay.outcome import METRICS, Configuration, Outcome, percent, read_outcomes, write_outcomes
 from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
@@ -41,6 +41,10 @@ from assay.study.stages import OpenStudy
 
 Role = Literal["all_clean", "noisy", "noisy_truncated", "noisy_consistent", "few_clean", "mix"]
 _PAGE = Path(__file__).with_name("page")
+SPREAD = (
+    "± is the standard deviation over seeds or blocks; where there is one, that over sets of samples, or the "
+    "standard error of a held-out loss."
+)
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,14 @@ def report_from_table(
     `followed` along training are in no table. What was `quoted` is drawn beside the worth curve;
     what is `left` to do is told.
     """
-    outcomes, about = list(read_outcomes(table).values()), _about(table.with_name("study.toml"))
+    outcomes = list(read_outcomes(table).values())
+    about, caution = _about(table.with_name("study.toml"))
     subjects: dict[str, dict[str, Any]] = {}
     names = list(dict.fromkeys(outcome.configuration.dataset for outcome in outcomes))
     for name in names:
         mine = [outcome for outcome in outcomes if outcome.configuration.dataset == name]
         found = subjects[name] = {"name": name, "prices": None, "cards": {}, "details": None, "doubts": []}
+        found["notes"] = [SPREAD, caution]
         found |= {"facts": _facts(mine, about), "answer": [*filter(None, [headline(mine)])]}
         found["tables"] = [*study_tables(mine), *filter(None, [_beside_paper(mine)])]
         prefix = "" if len(names) == 1 else f"{_slug(name)}-"
@@ -146,13 +152,13 @@ def report_from_table(
     return Written(folder / "report.html", first, answer, priced)
 
 
-def _about(spec: Path) -> str:
-    """The images and the network of a study file, if it is there."""
+def _about(spec: Path) -> tuple[str, str]:
+    """The images and the network of a study file, if it is there, and with what not to compare its losses."""
     with suppress(AssayError, OSError):
         study = read_study(spec)
         network = study.net.get("kind") or study.net.get("preset")
-        return f"{', '.join(map(str, study.data.paths))}; network {network}"
-    return ""
+        return f"{', '.join(map(str, study.data.paths))}; network {network}", study.caution
+    return "", ""
 
 
 def _add_prices(
@@ -419,6 +425,18 @@ def compared_table(first: Sequence[Outcome], second: Sequence[Outcome], names: t
                 alike = {of.model_copy(update={"dataset": ""}): value for of, value in found}
                 columns[f"{first[0].evaluation.title(metric)}, {name}"] = alike
     return _configurations_table(f"{names[0]} and {names[1]}", columns)
+
+
+def compared_settings(first: Path, second: Path) -> list[str]:
+    """How the studies of two tables differ, by the study.toml beside each."""
+    specs = [table.with_name("study.toml") for table in (first, second)]
+    for spec in (spec for spec in specs if not spec.exists()):
+        return [f"Which settings differ is not known: there is no {spec}."]
+    there, here = (read_study(spec).model_dump(mode="json", exclude={"name"}) for spec in specs)
+    found = differences(there, here)
+    if any("pairing" in line for line in found):
+        found.append("So models learn in different ways: compare losses within a study, not between the two.")
+    return [f"Settings that differ, of {first.parent} there and {second.parent} here:", *(found or ["none"])]
 
 
 def _configurations_table(title: str, columns: Mapping[str, Mapping[Configuration, Average]]) -> Table:

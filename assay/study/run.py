@@ -11,6 +11,7 @@ how many workers there happened to be.
 
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,17 +24,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.data.arrays import Arrays, from_arrays
+from assay.data import Store, View
+from assay.data.arrays import Arrays
 from assay.data.config import DataConfig
+from assay.data.source import as_source
 from assay.devices import limit_threads
 from assay.errors import AssayError
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.pricing.price import Price, price_results
 from assay.pricing.words import amount
-from assay.processes import Ended, Workers
+from assay.processes import Ended, Workers, stop_on_signal
 from assay.progress import Tell, open_progress
 from assay.study.report import Written, write_report
-from assay.study.sizing import draft_study, heading
+from assay.study.sizing import draft_study, heading, study_name
 from assay.study.spec import Run, Study
 from assay.study.stages import OpenStudy, Update, Work, attempt, find_reference, open_study
 from assay.train.run import check_ranks
@@ -48,13 +51,12 @@ def run_local(
     num_workers: int | None = None,
     on_update: Callable[[Update], None] = lambda update: None,
     should_stop: Callable[[], bool] = lambda: False,
-    num_threads: int = 1,
     gpus_per_run: int | None = None,
 ) -> None:
     """Take every unfinished run to its end, `num_workers` at a time; wait for those that others hold.
 
     Each worker has `gpus_per_run` GPUs for itself. Failures are recorded; a run whose worker dies is taken up
-    again, and has failed if that happens twice.
+    again, and has failed if that happens twice. A full disk ends all of them.
     """
     shares = gpu_shares(gpus_per_run)
     num_ranks = shares[0].count(",") + 1 if shares else 1
@@ -66,45 +68,48 @@ def run_local(
         with suppress(OSError):
             opened.work(run).failure_path.unlink()  # it is tried again, by whichever process
     shares = shares or [""] * (num_workers or os.cpu_count() or 1)
-    doing, losses, stopping = dict[Connection, tuple[str, str]](), Counter[str](), False
+    doing, losses, stopping, full = dict[Connection, tuple[str, str]](), Counter[str](), False, False
     with Workers() as workers:
 
         def start(share: str) -> None:
             where = opened.study, opened.folder, opened.data
             variables = {"CUDA_VISIBLE_DEVICES": share}
-            doing[workers.start(_work, num_threads, num_ranks, where, runs, environment=variables)] = share, ""
+            doing[workers.start(_work, num_ranks, where, runs, environment=variables)] = share, ""
 
         for share in shares[: min(num_workers or len(shares), len(runs))]:
             start(share)
         while doing:
-            if not stopping and should_stop():
+            if not stopping and (full or should_stop()):
                 stopping = True
                 workers.tell_all(None)  # any message means stop
             for worker, message in workers.heard():
                 share, key = doing.pop(worker)
                 if not isinstance(message, Ended):
                     doing[worker] = share, "" if message.is_end else message.run
+                    full = full or message.phase == "full"
                     on_update(message)
                 elif message.exit_code and not stopping:
                     losses[key] += 1
-                    if losses[key] == _MAX_LOSSES:
-                        if not key:
-                            what, cure = "workers die before they begin", "see what they print"
-                            raise AssayError(what, path=opened.folder, cure=cure)
-                        reason = f"workers die of it (the last with exit code {message.exit_code})"
-                        on_update(next(opened.work(run) for run in runs if run.key == key).fail(reason))
+                    again, code = losses[key] < _MAX_LOSSES, message.exit_code
+                    if not (key or again):
+                        what, cure = "workers die before they begin", "see what they print"
+                        raise AssayError(what, path=opened.folder, cure=cure)
+                    how = f"(exit code {code}{', killed: is there enough memory?' * (code == -signal.SIGKILL)})"
+                    for work in (opened.work(run) for run in runs if run.key == key):
+                        resumed = Update(key, "lost", reason=f"its worker died {how}; another one resumes it")
+                        on_update(resumed if again else work.fail(f"{_MAX_LOSSES} workers died of it {how}"))
                     start(share)
+    if full:
+        space = f" (`assay study clean {opened.folder}` helps)" if opened.unneeded() else ""
+        cure = f"free some space{space}, and repeat the command to resume"
+        raise AssayError("the disk is full", path=opened.folder, cure=cure)
 
 
 def _work(
-    connection: Connection,
-    num_threads: int,
-    num_ranks: int,
-    where: tuple[Study, Path, DataConfig],
-    runs: Sequence[Run],
+    connection: Connection, num_ranks: int, where: tuple[Study, Path, DataConfig], runs: Sequence[Run]
 ) -> None:
     """Take runs that nobody holds, and tell how they go, until none is left or a message says stop."""
-    limit_threads(num_threads)
+    limit_threads(1)
     told, when = ("", ""), 0.0
 
     def tell(update: Update) -> None:
@@ -121,6 +126,8 @@ def _work(
             if connection.poll():
                 return
             tell(end := attempt(work))
+            if end.phase == "full":
+                return
             if end.phase != "held":
                 left.remove(work)
                 break
@@ -167,7 +174,7 @@ def drive(
     while True:
         num_missing, begun = len(opened.missing()), time.monotonic()
         hear = _display(opened, reasons, tell, say)
-        run_local(opened, on_update=hear, should_stop=should_stop, **how)  # type: ignore[arg-type]
+        run_local(opened, on_update=hear, should_stop=should_stop, **how)
         if left := opened.missing():
             failed = {run.title: reasons.get(run.key) or opened.failure(run) or "" for run in left}
             return opened, (), {} if should_stop() else failed
@@ -200,8 +207,8 @@ def _display(
             doing.pop(update.run, None)
             num_done = len(titles) - len(opened.missing())  # others may have finished some, too
             if update.phase != "held":
-                say(f"{update.phase:7} {title}")
-            if update.reason:
+                say(f"{update.phase:7} {title}" + f": {update.reason}" * bool(update.reason))
+            if update.phase == "failed":
                 reasons[update.run] = update.reason
         else:
             doing[update.run] = f"{title}: {update.phase} {update.done / max(update.total, 1):.0%}"
@@ -238,33 +245,40 @@ def run_study(
     """Find out what a noisy image is worth: train and measure every configuration, and write the report.
 
     `study` is a TOML file, as of `assay study init`, or a study's folder; or images, as the path of a store, an
-    array (N, ...) in [-1, 1] or what `assay.from_arrays` gives, for which one is drafted: `have_clean` clean
-    images are in hand, and images with noise `noisy` could be had. Results go to `folder`, by default out/NAME.
-    Call it again to resume; other images or arguments are rejected. `until` adds blocks until the ends of the
-    interval are within this factor, and none begins after `minutes`; a drafted study is planned to take about
-    as long. `num_workers` processes share the work, by default one for each core.
+    array (N, ...) in [-1, 1] or any source (`assay.from_arrays`, `assay.part`), for which one is drafted:
+    `have_clean` clean images are in hand, by default a tenth, and images with noise `noisy` could be had, by
+    default 0.2 where black to white is 2. Leave `noisy` out if the source has noisy images: these are studied.
+
+    Results go to `folder`, by default out/NAME. Call it again to resume; other images or arguments are
+    rejected. `until` adds blocks until the ends of the interval are within this factor, and none begins after
+    `minutes`; a drafted study is planned to take about as long, by default 30, and a warning tells if that is
+    too short for a price. `num_workers` processes share the work, by default one for each core.
 
     >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
     >>> found.path
     PosixPath('out/mine/report.html')
     """
     try:
-        levels = np.atleast_1d(np.asarray(noisy, float)).tolist()
-    except ValueError:
+        levels = np.asarray(noisy, float).ravel().tolist()
+    except (ValueError, TypeError):
         cure = "give numbers, where black to white is 2, e.g. 0.2"
         raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
-    asked = {"have_clean": have_clean, "noisy": levels}
+    asked = {"have_clean": have_clean, "noisy": levels, "minutes": minutes}
+    asked = {key: value for key, value in asked.items() if value not in (None, [])}
     given = Path(study) if isinstance(study, str | Path) else None
     if given is None or not (given.suffix == ".toml" or (given / "study.toml").exists()):
-        study, folder = _drafted(study, folder, asked | {"minutes": minutes}, num_workers)
+        study, folder = _drafted(study, folder, asked, num_workers)
         if progress:
             print(f"{heading(read_text(study))}\nThe study is {study}.", file=sys.stderr)
-    elif key := next((key for key, value in asked.items() if value), None):
+    elif key := next((key for key in asked if key != "minutes"), None):
         raise AssayError("is for images, not for a study", path=given, key=key, cure="set it in its file")
     opened = open_study(study, folder)
-    with open_progress(progress) as tell:
+    with open_progress(progress) as tell, stop_on_signal() as stopped:
+        how: Any = {"should_stop": lambda: bool(stopped), "num_workers": num_workers}
         limit = minutes if until is not None else None
-        opened, _, failed = drive(opened, until, limit, tell, num_workers=num_workers)
+        opened, _, failed = drive(opened, until, limit, tell, **how)
+    if stopped:
+        raise KeyboardInterrupt(f"stopped and saved: run_study({str(opened.folder)!r}) resumes it")
     for title, reason in failed.items():
         raise AssayError(f"{title} failed: {reason}", path=opened.folder, cure="correct it, and call again")
     written = write_report(opened)
@@ -276,16 +290,17 @@ def _drafted(
     images: Path | str | Any, folder: Path | str | None, asked: dict[str, Any], num_workers: int | None
 ) -> tuple[Path, Path]:
     """The file of a study of images, drafted once as it is `asked` for, and its folder."""
-    given = Path(images) if isinstance(images, str | Path) else None
-    source: Any = images if given or isinstance(images, Arrays) else from_arrays(images)
-    place = Path(folder or Path("out", given.name if given else source.name))
+    path = images.path if isinstance(images, Store) else images
+    given = Path(path) if isinstance(path, str | Path) else None
+    source: Any = None if given else as_source(images)
+    source = source if given or isinstance(source, Arrays) else View(source)  # which can be saved
+    name = given.name if given else study_name(source.name)
+    place = Path(folder or Path("out", name))
     spec, record, store = place / "drafted.toml", place / "drafted.json", given or place / "images"
-    asked = {key: value for key, value in asked.items() if value}
     wanted = asked | {"images": str(given.resolve()) if given else f"{source} {source.fingerprint[:16]}"}
     if not spec.exists():
         made = None if given or store.exists() else source.save(store)
         try:
-            name = given.name if given else source.name
             text = draft_study(store, **asked, name=name, cores=num_workers)
         except BaseException:
             if made:

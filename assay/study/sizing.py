@@ -33,6 +33,7 @@ from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations, stopping_steps
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
+from assay.noise import MOST_NOISE
 from assay.study.spec import Study, level_bins, study_runs
 from assay.study.stages import OpenStudy, can_measure, open_study
 from assay.train.presets import PRESETS, suited_preset
@@ -80,14 +81,15 @@ def draft_study(
         note = _fit(draft, num_clean, 60 * minutes * cores / per_image, measured, num_mixes)
         num_runs, num_images = len(_opened(draft, folder).runs), draft["num_steps"] * draft["batch_size"]
         taken = per_image * num_runs * (num_images + measured) / 60 / cores
-    if taken > 1.5 * minutes:
-        told = (
-            f"the smallest study that can decide a price takes about {taken:.2g} minutes here, not {minutes:g}"
-        )
-        warn(told)
+    largest = draft["ladder"][-1] * draft["have_clean"]
+    if (epochs := round(num_images / largest)) < _MIN_EPOCHS:
+        needed = taken + per_image * num_runs * (_MIN_EPOCHS * largest - num_images) / 60 / cores
+        few = f"{epochs} epochs of the largest size are too few for a price, for which data must be the limit"
+        warn(f"{few}: {_MIN_EPOCHS} epochs take about {needed:.2g} minutes here, not {minutes:g}")
     draft["timing"] = (
         f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
-        f"on {num_images:,} images\n# each take about {taken:.2g} minutes on {cores} core(s).{note}"
+        f"on {num_images:,} images\n# each ({epochs} epochs of the largest size) take about {taken:.2g} "
+        f"minutes on {cores} core(s).{note}"
     )
     return _text(draft)
 
@@ -96,6 +98,11 @@ def heading(text: str) -> str:
     """What the file of a study says of itself at its top: images, time, and what was left out for it."""
     lines = text[: text.index("\nname = ")].splitlines()
     return "\n".join(line.removeprefix("#").strip() for line in lines)
+
+
+def study_name(name: str) -> str:
+    """What a study of images with this name, and its folder, are called."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "study"
 
 
 def _first_draft(
@@ -108,6 +115,9 @@ def _first_draft(
     if num_noisy and noisy:
         what = f"{num_noisy} images of {source.name} are noisy already"
         raise AssayError(what, key="noisy", cure="leave it out")
+    if wrong := [level for level in noisy if not 0 < level <= MOST_NOISE]:
+        what = f"{wrong[0]:.4g} is not a level between 0 and {MOST_NOISE:g}, where black to white is 2"
+        raise AssayError(what, key="noisy", cure="give e.g. 0.2 (of 8-bit grey levels, divide by 127.5)")
     if have_clean and not MIN_IMAGES <= have_clean <= num_clean // 3:
         what = f"{have_clean} is not between {MIN_IMAGES} and {num_clean // 3}, a third of the {num_clean} "
         cure = "choose one: a study compares it with three times as many"
@@ -121,7 +131,7 @@ def _first_draft(
     preset = PRESETS[suited_preset(source.image_shape)]
     return {
         "store": str(store),
-        "name": re.sub(r"[^\w.-]+", "-", name).strip(".-") or "study",
+        "name": study_name(name),
         "about": about + ".",
         "preset": preset,
         "have_clean": have_clean,

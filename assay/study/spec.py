@@ -29,7 +29,7 @@ from assay.data import ImageSource
 from assay.data.config import DataConfig
 from assay.data.view import count_of
 from assay.errors import AssayError, Rules, check
-from assay.files import sha256
+from assay.files import read_text, sha256
 from assay.metrics.extract import ExtractorName, FeatureNetwork
 from assay.noise import warn_of_units
 from assay.outcome import Configuration, Sampling
@@ -41,6 +41,7 @@ from assay.train.config import ConsistencyConfig, RunConfig, TrainConfig, read_c
 from assay.train.presets import PRESETS, preset_tree
 from assay.train.run import check_run
 
+SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
 DEMO = Path(__file__).parent / "demo.toml"  # the study of `assay demo`
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rung = Annotated[float, Field(ge=1)]
@@ -140,6 +141,14 @@ class Study(Strict):
         description="Below 1, a dry run: this share of the steps and samples, and a thin network. E.g. 1e-5.",
     )
 
+    @property
+    def caution(self) -> str:
+        """With which losses those of this study cannot be compared."""
+        own, usual = self.train.pairing, TrainConfig().pairing
+        learns = f" and by default learns with pairing = {usual!r}, not {own!r}" if own != usual else ""
+        measured = f"a model of `assay train` is measured at its last step, not its best{learns}"
+        return f"Compare these losses with each other only: {measured}."
+
     def scaled(self) -> "Study":
         """The study that `scale` asks for."""
         if self.scale == 1:
@@ -189,14 +198,21 @@ _DECIDED = {
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
-    """Read and check a study file; `settings` change it as `assay train --set` does: "train.num_steps=100"."""
-    tree = with_preset(override(read_toml(path), settings))
+    """Read and check a study file, changed by `settings` ("train.lr=1e-3"), or by those it was begun with."""
+    tree = with_preset(override(read_toml(path), settings or remembered(path)))
+    if "design" in tree and isinstance(tree.setdefault("train", {}), dict):
+        tree["train"].setdefault("pairing", "level_first")  # every mix trains equally often at each level
     for key, cure in _DECIDED.items():
         section, name = key.split(".")
         if name in tree.get(section, {}):
             cure = f"leave it out, and set {cure}"
             raise AssayError("is decided by the study", path=path, key=key, cure=cure)
     return checked(Study, tree, path).scaled()
+
+
+def remembered(spec: Path) -> list[str]:
+    """The settings with which a study was begun, beside its file."""
+    return read_text(kept).splitlines() if (kept := spec.with_name(SETTINGS)).exists() else []
 
 
 def with_preset(tree: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +336,7 @@ def _design_rows(study: Study, data: DataConfig, source: ImageSource, blocks: in
         for levels in bins:
             num_there, middle = bin_size(source.sigma_tn, levels)
             mixes.append(({"clean": clean, "noisy": min(num_noisy, num_there), "levels": levels}, middle))
-    train = {"pairing": "level_first"} | study.train.model_dump(mode="json", exclude_unset=True)
+    train = study.train.model_dump(mode="json", exclude_unset=True)
     for block in range(blocks):
         for images, level in mixes:
             tree = {"data": data.model_dump(mode="json") | images | {"block": block}, "net": study.net}

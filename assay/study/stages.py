@@ -12,6 +12,7 @@
 file is all that counts: with it nothing is repeated, even if the checkpoint is gone.
 """
 
+import errno
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,27 +41,33 @@ from assay.metrics.extract import Extractor, Reference
 from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import MIN_IMAGES, losses_by_band, paired_errors, stopping_steps
 from assay.metrics.measure import MeasureConfig, counter
-from assay.outcome import Outcome
+from assay.outcome import METRICS, Outcome
 from assay.pricing.results import LevelResults
-from assay.progress import duration
 from assay.sample import SampleConfig
-from assay.study.spec import Run, Study, check_against_data, hash_tree, read_study, study_runs
+from assay.study.spec import (
+    SETTINGS,
+    Run,
+    Study,
+    check_against_data,
+    hash_tree,
+    read_study,
+    remembered,
+    study_runs,
+)
 from assay.train import train
-from assay.train.folder import final_path, remove_states
+from assay.train.config import TrainConfig, read_config
+from assay.train.folder import final_path, read_run, remove_states
 from assay.train.ranks import train_on_ranks
 from assay.train.restored import restored_path, round_ends, round_path, snapshot_at
 
 _NUM_PICTURED = 64
-_WEIGHTS = r"(snapshots|state)/(\d{9,}|final)\.safetensors"
-_OURS = (
-    rf"(round-\d+/)?({_WEIGHTS}|(config|metrics)\.jsonl?)|(train|failure)\.\w+|[a-z]+-[\da-f-]{{16,}}\.[\w.]+"
-)
-_SETTINGS = "settings.txt"  # next to study.toml: what was changed on the command line
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WEIGHTS = r"(round-\d+/)?(snapshots|state)/(\d{9,}|final)\.safetensors"
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a run is doing and how far it is, or how it ended: done, stopped, failed for a `reason`, held."""
+    """What a run is doing and how far it is, or how it ended: if failed, lost or full (the disk), why."""
 
     run: str
     phase: str
@@ -71,7 +78,7 @@ class Update:
     @property
     def is_end(self) -> bool:
         """Whether no more is heard of this attempt."""
-        return self.phase in ("done", "stopped", "failed", "held")
+        return self.phase in ("done", "stopped", "held", "failed", "lost", "full")
 
 
 class Interrupted(Exception):
@@ -142,6 +149,8 @@ def attempt(work: Work) -> Update:
     except Busy:
         return held
     except Exception as error:
+        if isinstance(error, OSError) and (error.errno in _FULL or "the disk is full" in str(error)):
+            return Update(work.run.key, "full", 0, 1, str(error))  # no fault of the run
         return work.fail(f"{type(error).__name__}: {error}")
 
 
@@ -364,38 +373,41 @@ class OpenStudy:
         for run in self.runs:
             for of, sample in run.ways:
                 if (path := self.work(run).path("outcome", sample)).exists():
-                    with decoding(path, "remove it, and it is measured again"):
-                        outcome = Outcome.model_validate_json(path.read_bytes())
-                    found.append((run, outcome.model_copy(update={"configuration": of})))
+                    found.append((run, _read_outcome(path).model_copy(update={"configuration": of})))
         return found
 
     def levels(self) -> list[LevelResults]:
-        """The losses of all measured runs by bands of levels, for each table of configurations."""
+        """The losses of all finished runs by bands of levels, for each table of configurations."""
         tables: dict[str, list[tuple[Run, Evaluation]]] = {}
         for run in self.runs:
-            if (path := self.work(run).losses_path).exists():
+            if self.work(run).is_finished and (path := self.work(run).losses_path).exists():
                 tables.setdefault(run.ways[0][0].table, []).append((run, read_measures(path)))
         return [_level_results(self.study.name, table, rows) for table, rows in tables.items()]
 
     def seconds(self) -> float:
         """What all outcomes took together, on one core."""
-        found = [outcome for _, outcome in self.outcomes()]
-        parts = [(each.train_seconds, each.sample_seconds, each.held_out_loss_seconds) for each in found]
-        return sum(seconds or 0.0 for each in parts for seconds in each)
+        return sum(_seconds(outcome) for _, outcome in self.outcomes())
 
     def left_out(self) -> list[Path]:
-        """The outcomes in the folder that belong to none of its runs: of other settings."""
-        mine = {self.work(run).path("outcome", sample) for run in self.runs for sample in run.samples}
-        return sorted(set(self.folder.glob("runs/*/outcome-*.json")) - mine)
+        """Folders of runs in its own that it would not show: begun with other settings, or on other images."""
+        known, more = self.runs, self
+        while self.study.design is not None:  # blocks may have been added, and not finished
+            more = more.with_blocks(more.num_blocks + 1)
+            if not any(self.work(run).run_dir.exists() for run in more.runs[len(known) :]):
+                break
+            known = more.runs
+        outcomes = {self.work(run).path("outcome", sample) for run in known for sample in run.samples}
+        keys = {each.key for run in known for each in (run, run.continues) if each is not None}
+        found = {path.parent for path in {*self.folder.glob("runs/*/outcome-*.json")} - outcomes}
+        begun = (path for path in self.folder.glob("runs/*") if any(path.glob("**/config.json")))
+        return sorted(found | {path for path in begun if path.name not in keys})
 
     def unneeded(self) -> list[Path]:
-        """Files of ours that no result needs: weights of finished runs, and results of other settings."""
-        works, left, found = [self.work(run) for run in self.runs], self.missing(), {*self.left_out()}
-        finished = {each.run_dir for each in works if each.is_finished and not (left and each.run.is_continued)}
-        for folder in finished | {path.parent for path in found} - {work.run_dir for work in works}:
-            ours = _WEIGHTS if folder in finished else _OURS
-            found |= {path for path in folder.rglob("*") if re.fullmatch(ours, str(path.relative_to(folder)))}
-        return sorted(found)
+        """Weights of its finished runs, which no result needs."""
+        runs = [run for run in self.runs if not (run.is_continued and self.missing())]
+        folders = [work.run_dir for work in map(self.work, runs) if work.is_finished]
+        files = ((folder, path) for folder in folders for path in folder.rglob("*"))
+        return sorted(path for folder, path in files if re.fullmatch(_WEIGHTS, str(path.relative_to(folder))))
 
     def missing(self) -> list[Run]:
         """The runs without all of their results."""
@@ -412,6 +424,15 @@ class OpenStudy:
         """Why the run failed the last time, if it did."""
         path = self.work(run).failure_path
         return path.read_text(errors="replace") if path.exists() else None
+
+
+def _read_outcome(path: Path) -> Outcome:
+    with decoding(path, "remove it, and it is measured again"):
+        return Outcome.model_validate_json(path.read_bytes())
+
+
+def _seconds(of: Outcome) -> float:
+    return sum(part or 0.0 for part in (of.train_seconds, of.sample_seconds, of.held_out_loss_seconds))
 
 
 def _level_results(dataset: str, table: str, rows: Sequence[tuple[Run, Evaluation]]) -> LevelResults:
@@ -447,8 +468,8 @@ def open_study(
     """Check a study against its data, before any work, and open its folder (by default out/NAME).
 
     `spec` is its file, or the folder of a study that was begun. `settings` change the file as
-    `assay train --set` does; the folder remembers them. It must not hold results of other settings, unless it
-    is only looked at, without a `claim`. Blocks that were added to a design are found again.
+    `assay train --set` does; the folder remembers them. It must not hold runs of other settings or images,
+    unless it is only looked at, without a `claim`. Blocks that were added to a design are found again.
 
     >>> opened = assay.open_study("study.toml")
     >>> opened.source
@@ -459,9 +480,9 @@ def open_study(
     spec, folder = Path(spec), Path(folder) if folder else None
     if spec.is_dir():
         spec, folder = spec / "study.toml", folder or spec
-    kept = spec.with_name(_SETTINGS)
-    if not settings and kept.exists():
-        settings = read_text(kept).splitlines()
+    if not spec.is_file():
+        raise AssayError("does not exist", path=spec, cure="give the TOML file of a study, or its folder")
+    settings = settings or remembered(spec)
     study = read_study(spec, settings)
     folder = folder or Path("out") / study.name
     if (folder / "study.toml").exists():
@@ -480,21 +501,26 @@ def open_study(
         if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
             break
         opened = more
+    if not claim:
+        return opened
+    if lost := len(opened.left_out()):
+        there, begun_with = folder / "study.toml", remembered(folder / "study.toml")
+        is_same = there.exists() and read_text(there) == read_text(spec) and begun_with == list(settings)
+        what, cure = (
+            f"holds {lost} runs of other settings, which a report would not show",
+            "choose another with -o",
+        )
+        if is_same:
+            what = f"holds {lost} runs from before {study.data.store}, or code of your own classes, has changed"
+            cure = "undo that, or run the study anew in another folder with -o"
+        elif begun_with and not settings:
+            what = f"was run with --set {' --set '.join(begun_with)}"
+            cure = f"give {folder} instead of the file, or another with -o"
+        raise AssayError(what, path=folder, cure=cure)
     if spec.resolve() != (folder / "study.toml").resolve():
-        lost, changed = len(opened.left_out()), folder / _SETTINGS
-        if lost and not settings and changed.exists():
-            what = f"was run with --set {' --set '.join(read_text(changed).splitlines())}"
-            raise AssayError(what, path=folder, cure=f"give {folder} instead of the file, or another with -o")
-        if not claim:
-            return opened
-        if lost:
-            what = f"holds {lost} results of other settings, which a report would not show"
-            cure = "choose another folder with -o"
-            cure += "" if settings else f", or remove them (`assay study clean {spec} -o {folder}`)"
-            raise AssayError(what, path=folder, cure=cure)
         write_text(folder / "study.toml", read_text(spec))
-        if settings:
-            write_text(folder / _SETTINGS, "\n".join(settings) + "\n")
+    if settings:
+        write_text(folder / SETTINGS, "\n".join(settings) + "\n")
     return opened
 
 
@@ -504,40 +530,59 @@ def disk_use(folder: Path) -> int:
     return sum(file.stat().st_size for file in files if file.exists())
 
 
-def study_status(opened: OpenStudy) -> tuple[tuple[str, ...], ...]:
-    """Title, state, held-out loss, FD and time left of every run, as text; by what the finished ones took."""
-    outcomes, found = {run.key: outcome for run, outcome in opened.outcomes()}, []
-    parts = ("train_seconds", "held_out_loss_seconds", "sample_seconds")
-    timed = [[getattr(each, part) for part in parts] for each in outcomes.values()] or [[0.0] * 3]
-    training, *after = (np.mean([seconds or 0 for seconds in column]) for column in zip(*timed, strict=True))
-    for run in opened.runs:
-        work, last, numbers = opened.work(run), run.config.train.total_steps, ["", ""]
-        running = is_held(work.run_dir / "run")
-        step = _last_step(work, running)
-        state = f"{'training' if running else 'stopped at'} {step / last:.0%}" if step or running else "to do"
-        if step == last:
-            state = "being measured" if running else "to be measured"
-        left = training * (1 - step / last) + sum(after)
-        if work.is_finished:
-            evaluation = outcomes[run.key].evaluation
-            numbers = [f"{each:.4g}" if each else "" for each in (evaluation.held_out_loss, evaluation.fd)]
-            state, left = "finished", 0.0
-        elif reason := opened.failure(run):
-            state = f"failed: {reason}"
-        found.append((run.title, state, *numbers, duration(left) if left else ""))
-    return tuple(found)
+def study_status(spec: Path, folder: Path | None = None) -> dict[str, Any]:
+    """How far a study and its runs are, as plain values; nothing is written.
+
+    Without its images it does not list all runs: those that have not begun are missing, and `notes` say why.
+    """
+    study = read_study(spec / "study.toml" if spec.is_dir() else spec)
+    folder = folder or (spec if spec.is_dir() else Path("out", study.name))
+    notes, found, opened, num_others = list[str](), [], None, 0
+    try:
+        if not (folder / "data").exists():
+            study.data.open()  # fails where a known data set would have to be packed first
+        opened = open_study(spec, folder, claim=False)
+        runs = {run.key: (run.title, run.config.train) for run in opened.runs}
+        outcomes = {run.key: outcome for run, outcome in opened.outcomes() if opened.work(run).is_finished}
+        if num_others := len(opened.left_out()):
+            others = "runs of other settings or images are not shown, and no study goes on beside them."
+            notes.append(f"{num_others} {others}")
+    except (AssayError, OSError) as error:
+        why = str(error).removesuffix("; call prepared()")  # a cure for Python alone
+        notes.append(f"Only runs that have begun are shown, those without a result by their folder: {why}.")
+        outcomes = {path.parent.name: _read_outcome(path) for path in folder.glob("runs/*/outcome-*.json")}
+        begun = sorted(folder.glob("runs/*/config.json"))
+        runs = {path.parent.name: ("", read_config(read_run(path)["config"]).train) for path in begun}
+    took = [(each.train_seconds or 0.0, _seconds(each)) for each in outcomes.values()]
+    training, whole = np.mean(took or [(0, 0)], 0).tolist()
+    for key, (title, settings) in runs.items():
+        run_dir, outcome = folder / "runs" / key, outcomes.get(key)
+        running, failure = is_held(run_dir / "run"), run_dir / "failure.txt"
+        trained = 1.0 if outcome else _last_step(settings, run_dir, running) / settings.total_steps
+        state = "training" if running else "stopped" if trained else "to do"
+        if trained == 1:
+            state = "finished" if outcome else "being measured" if running else "to be measured"
+        reason = failure.read_text(errors="replace") if failure.exists() and not outcome else None
+        row: dict[str, Any] = {"key": key, "title": title or (outcome.configuration.title if outcome else key)}
+        row |= {"state": "failed" if reason else state, "trained": trained, "failure": reason}
+        row |= {name: getattr(outcome and outcome.evaluation, name, None) for name in METRICS}
+        left = 0.0 if outcome else whole - trained * training  # seconds on one core
+        found.append(row | {"seconds_left": left if took else None})
+    notes += [study.caution] * any(row["held_out_loss"] for row in found)
+    general = {"name": study.name, "folder": str(folder), "lists_all_runs": opened is not None}
+    general |= {"num_others": num_others}
+    return general | {"num_bytes": disk_use(folder), "runs": found, "notes": notes}
 
 
-def _last_step(work: Work, running: bool) -> int:
+def _last_step(settings: TrainConfig, run_dir: Path, running: bool) -> int:
     """The last step of a training that is saved, or of one that is `running` recorded, over all rounds."""
-    settings, last, start = work.run.config.train, 0, 0
+    last, start = 0, 0
     for number, end in enumerate(round_ends(settings)):
-        folder = round_path(work.run_dir, number) if settings.rounds else work.run_dir
+        folder = round_path(run_dir, number) if settings.rounds else run_dir
         path = folder / "metrics.jsonl"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        steps = [
-            start + json.loads(line)["step"] for line in lines[-2:] if line.endswith("}")
-        ]  # one may be cut
+        whole = [line for line in lines[-2:] if line.endswith("}")]  # one may be cut
+        steps = [start + json.loads(line)["step"] for line in whole]
         saved = [path.stem for path in folder.glob("state/*.safetensors")]
         steps = [step for step in steps if running or step == end] + [start + int(step) for step in saved]
         last, start = max([last, *steps]), end

@@ -20,7 +20,7 @@ from assay.denoise import Denoiser
 from assay.devices import Strategy
 from assay.errors import AssayError, Rules
 from assay.files import content_hash, sha256
-from assay.nets import NetConfig, net_class, net_kind, preset
+from assay.nets import NetConfig, net_code, net_kind, preset
 from assay.noise import LogNormal, NoiseDistribution
 from assay.registry import find, make, own_code
 from assay.settings import Seed, Strict, checked
@@ -149,7 +149,7 @@ class TrainConfig(Strict):
         return default if self.lr_ramp_images is None else self.lr_ramp_images
 
     def rules(self) -> Rules:
-        """Muon, fp16 and a loss of your own do without what they cannot have."""
+        """Muon, fp16, a loss and a noise distribution of your own do without what they cannot have."""
         muon, decay = self.optimizer == "muon", self.weight_decay_kind != "decoupled" and self.weight_decay
         what, cure = "adds to Adam's gradient, which muon has not", "decay decoupled, or use adam"
         yield muon and decay, AssayError(what, key="train.weight_decay_kind", cure=cure)
@@ -159,6 +159,9 @@ class TrainConfig(Strict):
         yield cannot, AssayError(what, key="train.strategy", cure=cure)
         what, own = "belongs to the ambient loss; your own is used as it is", self.loss != "ambient"
         yield own and self.weight != "x_tn", AssayError(what, key="train.weight", cure="leave it out")
+        is_set = LogNormal(self.sigma_mean, self.sigma_std) != LogNormal() and self.noise != LogNormal.kind
+        what = f"belongs to {LogNormal.kind}; your own distribution is used as it is"
+        yield is_set, AssayError(what, key="train.sigma_mean", cure="leave it out")
 
 
 class RunConfig(Strict):
@@ -197,9 +200,11 @@ class RunConfig(Strict):
             tree["train"]["init_from"] = sha256(path)
         if self.train.continue_from is not None:  # wherever it lies; a study names runs by their contents
             tree["train"]["continue_from"] = self.train.continue_from.name
-        parts = [find(NoiseDistribution, self.train.noise, "train.noise"), net_class(self.net)]
-        parts += [find(OwnLoss, self.train.loss, "train.loss")]
-        own = [code for part in parts if (code := own_code(part))]
+        parts = (
+            find(NoiseDistribution, self.train.noise, "train.noise"),
+            find(OwnLoss, self.train.loss, "train.loss"),
+        )
+        own = [code for code in (*map(own_code, parts), net_code(self.net)) if code]
         return tree | ({"code": content_hash(own)} if own else {})
 
     def fingerprint(self, source: ImageSource) -> str:

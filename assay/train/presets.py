@@ -101,3 +101,8 @@ def suited_preset(image_shape: tuple[int, int, int]) -> str:
     """The small preset for images of this size."""
     side = max(image_shape[1:])
     return "digits" if side <= 12 else "tiny" if side <= 20 else "small"
+
+
+def smaller_preset(name: str) -> str:
+    """The largest of the small presets below this one, if there is any."""
+    return ("", "digits", "tiny", "small")[min([*PRESETS].index(name), 3)]
