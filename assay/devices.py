@@ -102,6 +102,24 @@ def mesh_of(fabric: "Fabric") -> "DeviceMesh | None":
     return fabric.strategy.device_mesh if isinstance(fabric.strategy, ModelParallelStrategy) else None
 
 
+def count_devices(device: str, devices: NumDevices) -> int:
+    """How many devices of this machine are meant; "auto" is every GPU, or the CPU once.
+
+    On a CPU `devices` counts processes, at most one per core.
+    """
+    found = find_device(device)
+    kinds = {"cuda": torch.cuda.device_count(), "mps": 1}
+    num_here = kinds.get(found.type, os.cpu_count() or 1)
+    if devices == "auto":
+        return num_here if found.type == "cuda" and found.index is None else 1
+    if not 1 <= devices <= num_here:
+        what = f"{devices} are not there: this machine has {num_here} of {found.type}"
+        raise AssayError(what, key="devices", cure=f"ask for 1 to {num_here}")
+    if found.index is not None and devices > 1:
+        raise AssayError(f"{device} is a single device", key="device", cure="use cuda for several")
+    return devices
+
+
 def open_fabric(
     device: str = "auto",
     devices: NumDevices = 1,
@@ -109,26 +127,16 @@ def open_fabric(
     precision: Any = "32-true",
     strategy: Strategy = "ddp",
 ) -> "Fabric":
-    """Start one process per device; `devices` = "auto" takes every GPU of the machine, or the CPU once.
+    """Join the processes of a training, one per device; see `count_devices`.
 
-    On a CPU `devices` counts processes, at most one per core. Modules that are set up with "fsdp" share out
-    their weights over the devices, if there are several.
+    Modules that are set up with "fsdp" share out their weights over the devices, if there are several.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import ModelParallelStrategy
 
-    found = find_device(device)
-    num_here = (
-        torch.cuda.device_count() if found.type == "cuda" else 1 if found.type == "mps" else os.cpu_count()
-    )
-    if isinstance(devices, int) and not 1 <= devices <= (num_here or 1):
-        what = f"{devices} are not there: this machine has {num_here} of {found.type}"
-        raise AssayError(what, key="devices", cure=f"ask for 1 to {num_here}")
-    if found.index is not None and devices not in (1, "auto"):
-        raise AssayError(f"{device} is a single device", key="device", cure="use cuda for several")
-    chosen: Any = [found.index] if found.index is not None else devices
-    per_node = devices if isinstance(devices, int) else num_here if found.type == "cuda" else 1
-    num_ranks = (per_node or 1) * num_nodes
+    found, per_node = find_device(device), count_devices(device, devices)
+    num_ranks = per_node * num_nodes
+    chosen: Any = [found.index] if found.index is not None else per_node
     # Fabric's own "fsdp" is the first version of FSDP, and rejects CPUs.
     sharding = ModelParallelStrategy(shard, data_parallel_size=num_ranks, tensor_parallel_size=1)
     how: Any = sharding if strategy == "fsdp" and num_ranks > 1 else "auto"

@@ -18,8 +18,9 @@ from assay.errors import AssayError
 from assay.nets import build_denoiser, preset
 from assay.train import read_config, train
 from assay.train.ranks import train_on_ranks
+from assay.train.run import Progress
 from tests.errors import rejected
-from tests.processes import children, seconds_until_gone, workers_of
+from tests.processes import seconds_until_gone, workers_of
 from tests.test_train import command, wait_for_log
 
 
@@ -33,22 +34,21 @@ def test_a_rank_that_dies_ends_the_others_and_two_ranks_equal_one(tmp_path: Path
     ddp, fsdp = (read_config({**tree, "train": {**settings, "strategy": each}}) for each in ("ddp", "fsdp"))
     mine: list[int] = []
 
-    def kill_one(step: int, num_steps: int) -> None:
-        if step > 20 and not mine:
+    def kill_one(progress: Progress) -> None:
+        if progress.step > 20 and not mine:
             mine.extend(workers_of(os.getpid()))
             os.kill(mine[1], signal.SIGKILL)
 
     with pytest.raises(AssayError) as caught:
-        train_on_ranks(2, ddp, tmp_path / "two", data, on_step=kill_one)
+        train_on_ranks(2, ddp, tmp_path / "two", data, on_progress=kill_one)
     assert "exit code -9" in caught.value.what and caught.value.path == str(tmp_path / "two")
     assert len(mine) == 2
     seconds_until_gone(mine)
     steps: list[int] = []
-    stopped = train_on_ranks(
-        2, fsdp, tmp_path / "two", data, on_step=lambda step, _: steps.append(step), should_stop=lambda: True
-    )
-    assert not stopped and not steps and "RANK" not in os.environ
-    assert train_on_ranks(2, fsdp, tmp_path / "two", data, [7, 290], lambda step, _: steps.append(step))
+    tell = lambda progress: steps.append(progress.step)  # noqa: E731
+    stopped = train_on_ranks(2, fsdp, tmp_path / "two", data, on_progress=tell, should_stop=lambda: True)
+    assert not stopped.finished and not steps and "RANK" not in os.environ
+    assert train_on_ranks(2, fsdp, tmp_path / "two", data, [7, 290], tell).finished
     assert 20 < steps[0] and steps[-1] == 300  # it went on from a saved state, with split weights
     assert {path.stem for path in (tmp_path / "two/snapshots").iterdir()} == {"final", "000000290"}
     train(ddp, tmp_path / "one", data.open())
@@ -58,15 +58,16 @@ def test_a_rank_that_dies_ends_the_others_and_two_ranks_equal_one(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_command_whose_other_process_dies_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_command_of_which_a_process_dies_says_so(rank: int, tmp_path: Path) -> None:
     get("digits", tmp_path / "digits")
     words = ["train", tmp_path / "digits", "--num-steps", "1000000", "--log-every", "1", "--devices", "2"]
     words += ["--set", "net.width=16", "--set", "net.num_blocks=1", "-o", tmp_path / "run"]
-    process = command(tmp_path / "assay_command.py", *words)  # which the launcher starts again
+    process = command(tmp_path / "assay_command.py", *words)
     wait_for_log(process, tmp_path / "run")
-    os.kill(children(process.pid, "assay_command.py")[0], signal.SIGKILL)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 1 and "another of the 2 processes" in said and "Traceback" not in said
+    os.kill(workers_of(process.pid)[rank], signal.SIGKILL)
+    said = " ".join(process.communicate(timeout=120)[0].split())
+    assert process.returncode == 1 and "on 2 devices died with exit code -9" in said and "Traceback" not in said
 
 
 @pytest.mark.slow

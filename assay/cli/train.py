@@ -1,5 +1,6 @@
 """`assay train`: learn from images of any quality."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from pydantic import Field
 
 from assay.cli.options import open_console, output_option, takes
 from assay.data.config import DataConfig
-from assay.devices import NumDevices
+from assay.devices import NumDevices, count_devices
 from assay.errors import AssayError
 from assay.processes import stop_on_signal
 from assay.progress import duration, open_progress
@@ -72,6 +73,7 @@ def train(
     All noisy and 500 clean images of a store: `assay train stores/scans --clean 500`
     """
     from assay.train import train as run_training
+    from assay.train.ranks import train_on_ranks
 
     console = open_console()
     if launch.preset == "list":
@@ -96,8 +98,14 @@ def train(
                 note = f"{now.images_per_second:.0f} images/s, loss {now.loss:.4f}"
                 tell(str(run_dir), now.step, now.num_steps, note)
 
-        on = launch.device, launch.devices, launch.num_nodes
-        result = run_training(config, run_dir, source, *on, on_progress=show, should_stop=lambda: bool(stopped))
+        how: Any = {"device": launch.device, "on_progress": show, "should_stop": lambda: bool(stopped)}
+        num_devices = count_devices(launch.device, launch.devices)
+        if num_devices > 1 and launch.num_nodes == 1 and "WORLD_SIZE" not in os.environ:  # which torchrun sets
+            result = train_on_ranks(num_devices, config, run_dir, config.data, **how)
+        else:
+            result = run_training(
+                config, run_dir, source, devices=launch.devices, num_nodes=launch.num_nodes, **how
+            )
     if not result.finished:
         total = config.train.total_steps
         console.print(f"Stopped and saved at step {result.step} of {total}. Repeat the command to resume.")

@@ -59,6 +59,7 @@ from assay.train.config import TrainConfig, read_config
 from assay.train.folder import final_path, read_run, remove_states
 from assay.train.ranks import train_on_ranks
 from assay.train.restored import restored_path, round_ends, round_path, snapshot_at
+from assay.train.run import Progress
 
 _NUM_PICTURED = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -210,24 +211,21 @@ def train_stage(work: Work) -> bool:
         config = config.model_copy(update={"train": config.train.model_copy(update=goes_on)})
     steps = compared_steps(work)
 
-    def tell(step: int, num_steps: int) -> None:
-        work.tell(Update(work.run.key, "training", step, num_steps))
+    def tell(progress: Progress) -> None:
+        work.tell(Update(work.run.key, "training", progress.step, progress.num_steps))
 
+    how: Any = {"snapshot_steps": steps, "on_progress": tell, "should_stop": work.should_stop}
     with _timed(run_dir / "train.seconds"):
         if work.num_ranks > 1:
-            ranks = work.num_ranks, config, run_dir, config.data
-            finished = train_on_ranks(*ranks, steps, tell, work.should_stop)
+            result = train_on_ranks(work.num_ranks, config, run_dir, config.data, **how)
         else:
-            finished = train(
-                config, run_dir, config.data.open(), snapshot_steps=steps, should_stop=work.should_stop,
-                on_progress=lambda progress: tell(progress.step, progress.num_steps),
-            ).finished  # fmt: skip
-    if finished:
+            result = train(config, run_dir, config.data.open(), **how)
+    if result.finished:
         if not work.run.is_continued:
             remove_states(run_dir / "state")
         for number in range(config.train.rounds + 1):  # by a finished model
             shutil.rmtree(restored_path(run_dir, number), ignore_errors=True)
-    return finished
+    return result.finished
 
 
 @contextmanager

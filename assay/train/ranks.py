@@ -1,12 +1,12 @@
-"""Training on several devices inside a worker of a study: a process per device, as `torchrun` would start it.
+"""Training on several devices of one machine: a process per device, as `torchrun` would start it.
 
-A rank that dies ends the others.
+A rank that dies ends the others, and is named.
 """
 
 import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from assay.devices import limit_threads
 from assay.errors import AssayError
 from assay.processes import Ended, Workers
 from assay.train.config import RunConfig
-from assay.train.restored import train
-from assay.train.run import MEMORY, Progress
+from assay.train.folder import final_path
+from assay.train.restored import OnProgress, ShouldStop, train
+from assay.train.run import Progress, TrainResult
 
+_MEMORY = "see that memory suffices, and repeat the command to resume"
 _SECONDS_TO_FAIL = 5.0  # for the other ranks, once one has failed
 
 
@@ -29,18 +31,21 @@ def train_on_ranks(
     run_dir: Path,
     data: DataConfig,
     snapshot_steps: Sequence[int] = (),
-    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Train as `assay.train.train` on `num_ranks` devices, on images of this machine; True if finished."""
+    on_progress: OnProgress = lambda progress: None,
+    should_stop: ShouldStop = lambda: False,
+    device: str = "auto",
+) -> TrainResult:
+    """Train as `assay.train.train` on `num_ranks` devices, on images of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     # What `torchrun` tells each rank on one machine; Fabric reads it.
     same = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "assay"}
     same |= {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
-    what = num_ranks, max(1, torch.get_num_threads() // num_ranks), config, run_dir, data, snapshot_steps
+    num_threads = max(1, torch.get_num_threads() // num_ranks)
+    what = (device, num_ranks), num_threads, config, run_dir, data, snapshot_steps
     failure: Exception | None = None
-    finished, stopping, deadline = False, False, math.inf
+    result = TrainResult(run_dir, 0, False, final_path(run_dir))
+    stopping, deadline = False, math.inf
     with Workers(patience=0) as ranks:
         for rank in range(num_ranks):
             told = {name: str(value) for name, value in (same | {"RANK": rank, "LOCAL_RANK": rank}).items()}
@@ -55,23 +60,23 @@ def train_on_ranks(
                         continue
                     case Ended(exit_code=code):  # killed: the errors of the others are its consequence
                         died = f"a process of a training on {num_ranks} devices died with exit code {code}"
-                        failure = AssayError(died, path=run_dir, cure=MEMORY)
+                        failure = AssayError(died, path=run_dir, cure=_MEMORY)
                     case Exception():
                         failure = failure or message
-                    case bool():
-                        finished = message
-                    case (step, num_steps):
-                        on_step(step, num_steps)
+                    case TrainResult():
+                        result = message
+                    case (step, num_steps, rate, loss):
+                        on_progress(Progress(step, num_steps, rate, torch.tensor(loss)))
             if failure is not None:
                 deadline = min(deadline, time.monotonic() + _SECONDS_TO_FAIL)
     if failure is not None:
         raise failure
-    return finished
+    return result
 
 
 def _train_rank(
     connection: Connection,
-    num_ranks: int,
+    on: tuple[str, int],
     num_threads: int,
     config: RunConfig,
     run_dir: Path,
@@ -84,14 +89,14 @@ def _train_rank(
 
     def tell(progress: Progress) -> None:
         nonlocal last_told
-        if time.monotonic() - last_told > 0.1 or progress.step == progress.num_steps:
+        if (
+            time.monotonic() - last_told > 0.5 or progress.step == progress.num_steps
+        ):
             last_told = time.monotonic()
-            connection.send((progress.step, progress.num_steps))
+            connection.send((progress.step, progress.num_steps, progress.images_per_second, progress.loss))
 
     try:
-        on = "auto", num_ranks, 1  # device, devices, nodes
-        result = train(config, run_dir, data.open(), *on, snapshot_steps, tell, connection.poll)
-        connection.send(result.finished)
+        connection.send(train(config, run_dir, data.open(), *on, 1, snapshot_steps, tell, connection.poll))
     except Exception as error:
         # Not every exception can be sent; a plain one with its text always can.
         known = isinstance(error, (ValueError, OSError))

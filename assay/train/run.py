@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,7 +35,6 @@ _MAX_SKIPPED_IN_A_ROW = 10
 _MAX_UNREAD = 100  # steps whose losses are left on the device
 _DIVERGED = 100.0  # a last loss this many times that of a network without output means that training failed
 _MAX_LEVELS = 100  # kept in a checkpoint's header
-MEMORY = "see that memory suffices, and repeat the command to resume"
 _CALM = "lower train.lr, raise train.lr_ramp_images or set train.clip_grad, e.g. to 1.0"
 
 
@@ -75,7 +74,6 @@ def open_run(
     busy = f"{run_dir} is being trained by {{holder}}: wait for it, stop it, or train into another folder"
     with (
         _switches(config),
-        _lost_rank_named(run_dir, fabric.world_size),
         hold_lock(run_dir / "training", busy) if fabric.is_global_zero else nullcontext(),
     ):
         yield fabric
@@ -94,23 +92,6 @@ def _switches(config: RunConfig) -> Iterator[None]:
     finally:
         torch.set_flush_denormal(False)
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
-
-
-@contextmanager
-def _lost_rank_named(run_dir: Path, num_ranks: int) -> Iterator[None]:
-    """Say that another process died, where all that this one hears of it is a broken connection."""
-    parent = os.getppid()
-    try:
-        yield
-    except RuntimeError as error:
-        time.sleep(0.5 if num_ranks > 1 else 0)  # for a dying process to be dead
-        died = False
-        with suppress(ChildProcessError):  # there is no child
-            died = num_ranks > 1 and (os.getppid() != parent or os.waitpid(-1, os.WNOHANG)[0] != 0)
-        if not died:
-            raise
-        what = f"another of the {num_ranks} processes of this training died"
-        raise AssayError(what, path=run_dir, cure=MEMORY) from error
 
 
 def check_run(config: RunConfig, source: ImageSource) -> None:
