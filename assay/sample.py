@@ -239,10 +239,10 @@ def padded_batches(num_images: int, batch_size: int) -> Iterator[tuple[list[int]
 def padded_rows(index: list[int]) -> list[int]:
     """The positions of a batch, with copies of the last, whose images are to be dropped.
 
-    Matrix products of fewer than four rows a thread sum in another order. Padded, an image has the same bits
-    in every batch size on the CPU.
+    Matrix products of few rows, or of rows that do not split evenly over threads, sum in another order: which
+    depends on the CPU. With 16 a thread, or a multiple, an image has the same bits in every batch size.
     """
-    return index + index[-1:] * (8 * torch.get_num_threads() - len(index))
+    return index + index[-1:] * (-len(index) % (16 * torch.get_num_threads()))
 
 
 @torch.no_grad()

@@ -43,6 +43,7 @@ _MISFIT_RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # variance between confi
 _GROWTHS = (0.0, 1.0, 4.0)  # of the variance of a run, from the largest clean-only size to the smallest
 _NUM_WALKERS, _NUM_STEPS, _EVERY = 64, 1000, 24
 _TINY_WORTH = 1e-3  # the smallest that walkers begin with
+_DIGITS = 6  # of where walkers are: the last bits, which differ between CPUs, would lead them elsewhere
 
 
 @dataclass(frozen=True)
@@ -323,13 +324,14 @@ class _Problem:
         chosen = np.argmax(chance[:, None] + rng.gumbel(size=(len(self.unit), num_walkers, shape[1])), -1)
         theta = np.take_along_axis(theta, chosen[..., None], 1)
         theta *= np.exp(-0.1 * np.abs(rng.standard_normal(theta.shape)))  # apart, and still within their bounds
+        theta = theta.round(_DIGITS)
         density = self.log_density(theta, prior)
         half, kept = num_walkers // 2, []
         for step in range(num_steps):
             for mine, theirs in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
                 partner = theta[:, theirs][:, rng.integers(half, size=half)]
                 stretch = (rng.random(half) + 1) ** 2 / 2
-                trial = partner + stretch[:, None] * (theta[:, mine] - partner)
+                trial = (partner + stretch[:, None] * (theta[:, mine] - partner)).round(_DIGITS)
                 new = self.log_density(trial, prior)
                 chance = (theta.shape[-1] - 1) * np.log(stretch) + new - density[:, mine]
                 moved = np.log(rng.random(chance.shape)) < chance

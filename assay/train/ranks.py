@@ -89,9 +89,7 @@ def _train_rank(
 
     def tell(progress: Progress) -> None:
         nonlocal last_told
-        if (
-            time.monotonic() - last_told > 0.5 or progress.step == progress.num_steps
-        ):
+        if time.monotonic() - last_told > 0.5 or progress.step == progress.num_steps:
             last_told = time.monotonic()
             connection.send((progress.step, progress.num_steps, progress.images_per_second, progress.loss))
 
