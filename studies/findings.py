@@ -64,6 +64,9 @@ UNPREDICTED = {
     "cifar10": "probably because training, not data, was the limit (most runs were best at their last step),\n"
     "and mixes, which draw images first there, train below the noise a tenth as often as clean images alone"
 }
+GALAXIES_LOOKS = (
+    "galaxies-looks"  # whose galaxies know their kind, so that a classifier can tell how samples look
+)
 HEADLINE = "digits"  # the study that page one quotes
 ABOUT_HEADLINE = "handwritten digits of 8x8 pixels, 40 to 400 of them, with a small U-Net"
 ERROR_RATE = 0.05  # of the whole family of claims
@@ -640,6 +643,26 @@ def looks() -> str:
     return markdown(("images", "noise", "level first", "image first"), rows)
 
 
+def galaxies_looks() -> str:
+    """The replacement rate for looks of galaxies that know their kind, and the claim about them."""
+    if not (table := HERE / GALAXIES_LOOKS / "results.csv").exists():
+        return NO_RESULTS
+    outcomes = tuple(read_outcomes(table).values())
+    one = price_results(outcomes).of("looks")
+    claim = Claim(GALAXIES_LOOKS, "the mix beats its clean images by FD", fd_gain(outcomes, one.sigma))
+    low, high = claim.interval
+    verdict = "undecided" if claim.p_value > ERROR_RATE else "holds" if low > 0 else "fails"
+    row = (
+        STUDIES["galaxies"],
+        f"{one.sigma:.3g}",
+        amount(one),
+        verdict,
+        f"{claim.gain.mean():.3g} ({low:.3g} to {high:.3g})",
+    )
+    header = "images", "noise", "looks", claim.words, "gain in FD (95%)"
+    return f"{len(claim.gain)} of 4 blocks are complete.\n\n{markdown(header, [row])}"
+
+
 def noisy_only() -> str:
     """FD and held-out loss of the methods that use noisy images alone."""
     table = HERE / "noisy-only" / "noisy_only.csv"
@@ -716,6 +739,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
         rates,
         recipe,
         looks,
+        galaxies_looks,
         noisy_only,
         prediction,
         again,

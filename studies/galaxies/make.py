@@ -1,7 +1,8 @@
 """Simulates a small survey with GalSim and writes its exposures as FITS files.
 
     pip install 'assay[galaxies]'
-    python studies/galaxies/make.py survey
+    python studies/galaxies/make.py survey              for studies/galaxies
+    python studies/galaxies/make.py survey-2 --kinds    for studies/galaxies-looks
 
     survey/short/    one exposure of each of 2,000 galaxies: noisy
     survey/deep/     300 other galaxies, each the mean of 400 exposures: nearly clean
@@ -9,7 +10,7 @@
 
 Images have 16 x 16 pixels in ADU, the units of the camera, rounded as its converter does. The bias is
 subtracted, the sky is not. Galaxies have a bulge, an inclined disk and knots of young stars, seen through a
-Moffat PSF.
+Moffat PSF. With --kinds, other galaxies lie in a folder for each of four kinds, 1,440 short and 2,000 deep.
 """
 
 import sys
@@ -27,20 +28,23 @@ SIZE = 16
 NUM_SHORT, NUM_DEEP = 2000, 300
 NUM_COADDED = 400  # exposures, in each deep image
 NUM_REPEATED, NUM_REPEATS = 50, 8
+WITH_KINDS = {"short": (1440, 1), "deep": (2000, NUM_COADDED)}  # galaxies, exposures of each
 
 
-def galaxy(rng: np.random.Generator) -> galsim.GSObject:
-    """A galaxy as the telescope sees it; its flux is in electrons per exposure."""
+def galaxy(rng: np.random.Generator) -> tuple[galsim.GSObject, str]:
+    """A galaxy as the telescope sees it, with its flux in electrons per exposure, and its kind."""
     flux = 10 ** rng.uniform(3.2, 3.7)
     bulge, radius = rng.beta(1, 3), rng.uniform(0.9, 1.8)
     knots = (1 - bulge) * rng.uniform(0, 0.5)
-    tilt = galsim.Shear(q=rng.uniform(0.25, 1), beta=rng.uniform(0, 180) * galsim.degrees)
+    axis_ratio = rng.uniform(0.25, 1)
+    tilt = galsim.Shear(q=axis_ratio, beta=rng.uniform(0, 180) * galsim.degrees)
     disk = galsim.Exponential(half_light_radius=radius)
     stars = galsim.RandomKnots(12, profile=disk, rng=galsim.BaseDeviate(int(rng.integers(1, 2**31))))
     flat = ((1 - bulge - knots) * disk + knots * stars).shear(tilt)
     round_part = bulge * galsim.DeVaucouleurs(half_light_radius=0.6 * radius)
     seen = galsim.Convolve(flat + round_part, galsim.Moffat(beta=3, fwhm=0.8))
-    return seen.shift(*rng.uniform(-PIXEL / 2, PIXEL / 2, 2)) * flux
+    kind = f"{'inclined' if axis_ratio < 0.6 else 'round'}-{'bulge' if bulge > 0.25 else 'disk'}"
+    return seen.shift(*rng.uniform(-PIXEL / 2, PIXEL / 2, 2)) * flux, kind
 
 
 def expose(light: galsim.GSObject, num_exposures: int, rng: np.random.Generator) -> np.ndarray:
@@ -68,13 +72,23 @@ def main(folder: Path) -> None:
     """Simulate everything, from one seed."""
     rng = np.random.default_rng(0)
     for number in range(NUM_SHORT):
-        save(folder / "short" / f"{number:04}.fits", expose(galaxy(rng), 1, rng), 1)
+        save(folder / "short" / f"{number:04}.fits", expose(galaxy(rng)[0], 1, rng), 1)
     for number in range(NUM_DEEP):
-        light = galaxy(rng)
+        light, _ = galaxy(rng)
         save(folder / "deep" / f"{number:04}.fits", expose(light, NUM_COADDED, rng), NUM_COADDED)
         for repeat in range(NUM_REPEATS if number < NUM_REPEATED else 0):
             save(folder / "repeats" / f"{number:04}" / f"{repeat}.fits", expose(light, 1, rng), 1)
 
 
+def main_with_kinds(folder: Path) -> None:
+    """Simulate other galaxies, each in the folder of its kind."""
+    rng = np.random.default_rng(1)
+    for name, (num_galaxies, num_exposures) in WITH_KINDS.items():
+        for number in range(num_galaxies):
+            light, kind = galaxy(rng)
+            image = expose(light, num_exposures, rng)
+            save(folder / name / kind / f"{number:04}.fits", image, num_exposures)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (main_with_kinds if "--kinds" in sys.argv else main)(Path(sys.argv[1]))
