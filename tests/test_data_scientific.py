@@ -136,6 +136,23 @@ def test_a_folder_of_arrays_has_an_image_in_each_file(tmp_path: Path) -> None:
     assert store.source_names([0, 2]) == ["0.npy", "2.npy"]
 
 
+def test_folders_of_arrays_are_classes_too(tmp_path: Path) -> None:
+    for folder in ("in", "in/disk", "in/bulge"):
+        write_each(tmp_path / folder, IMAGES[:2])
+    store = packed(tmp_path, "in", PackConfig(classes=True))
+    assert store.class_names == ("bulge", "disk")
+    assert sorted(zip(store.source_names(range(6)), store.label.tolist(), strict=True)) == [
+        ("0.npy", -1), ("1.npy", -1), ("bulge/0.npy", 0), ("bulge/1.npy", 0), ("disk/0.npy", 1), ("disk/1.npy", 1)
+    ]  # fmt: skip
+    write_each(tmp_path / "flat", IMAGES[:2])
+    with rejected("classes", "flat"):
+        pack(
+            SourceSpec(path=str(tmp_path / "flat"), range=(0, 1000)),
+            tmp_path / "none",
+            PackConfig(classes=True),
+        )
+
+
 def test_tiff_axes_say_what_is_a_channel(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 65535, (4, 3, 6, 7), dtype=np.uint16)
     tifffile.imwrite(tmp_path / "a.tif", values, metadata={"axes": "ZCYX"}, ome=True)

