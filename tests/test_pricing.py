@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import assay
@@ -790,9 +791,16 @@ def test_plan_on_the_command_line() -> None:
     assert done.output.startswith("For how samples look, by the paper's results of cifar10:")
     assert failing("plan", *asked).key == failing("price").key == "source"
     assert run("plan", "--vendors", "cheap", "--budget", 1).exit_code != 0
-    for options in ((), ("--quote",)):
-        missing = failing("plan", "--budget", 100, *options)
-        assert missing.key == "vendors" and "vendors = 0.2@0.1" in str(missing.cure)
+    missing = failing("plan", "--budget", 100)
+    assert missing.key == "vendors" and "vendors = 0.2@0.1" in str(missing.cure)
+
+
+def test_a_plan_from_images_is_by_a_quote(tmp_path: Path) -> None:
+    np.save(tmp_path / "clean.npy", load_digits().images[:400] / 8 - 1)
+    asked = "--budget", 100, "--vendors", 1, "--vendors", "0.2@0.3"
+    done = run("plan", tmp_path / "clean.npy", *asked)
+    assert done.exit_code == 0 and done.output.startswith("For structure"), done.output
+    assert "by a quote" in done.output
 
 
 def test_a_table_of_ones_own_is_read_as_it_was_meant(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def price(
     from assay.pricing import PAPER, price_all, words
 
     console = Console()
-    if noise or (source and (source.suffix == ".npy" or (source / "meta.json").is_file())):
+    if noise or (source and _are_images(source)):
         quoted = _quote(source, noise or None)
         _save(console, words.quote_panels(quoted), plot)
         if as_json:
@@ -98,7 +98,6 @@ def price(
 
 def plan(
     source: Source = None,
-    from_quote: Annotated[bool, typer.Option("--quote", help="Plan from a quote for clean images.")] = False,
     paper: Paper = False,
     dataset: Dataset = None,
     num_images: NumImages = None,
@@ -123,16 +122,16 @@ def plan(
 ) -> None:
     """Find which images to buy: the best mix for a budget, or the cheapest mix for a target.
 
-    It says how sure the mix is: the best few, the chance that each is best or reaches the target, and where the
-    best counts lie. With --paper it plans by the paper's results, of CIFAR-10 unless --dataset names another.
+    It plans by results, or by a quote for the clean images of a store, and says how sure the mix is: the best
+    few, the chance that each is best or reaches the target, and where the best counts lie. With --paper it
+    plans by the paper's results, of CIFAR-10 unless --dataset names another.
 
     Examples:
 
         assay plan --paper --budget 10000 --vendors 1 --vendors 0.2@0.1 --vendors 0.05@0.2
 
-        assay plan stores/scans --quote --vendors vendors.csv --budget 500 --have-clean 400
+        assay plan stores/scans --vendors vendors.csv --budget 500 --have-clean 400
     """
-    from assay.data.store import is_store
     from assay.pricing import PAPER
     from assay.pricing import plan as find_plan
     from assay.pricing import price as find_price
@@ -142,12 +141,10 @@ def plan(
     cure = "give what is for sale, e.g. vendors = 1 for clean images and vendors = 0.2@0.1, or a CSV file"
     check([(not offers, AssayError("there are no offers", key="vendors", cure=cure))])
     known: Quote | Prices
-    if from_quote:
+    if (source is None) != paper:
+        raise AssayError("give results, or images for a quote, or --paper", key="source")
+    if source and _are_images(source):
         known = _quote(source, [offer.sigma for offer in offers if offer.sigma])
-    elif (source is None) != paper:
-        raise AssayError("give results, or images with --quote, or --paper", key="source")
-    elif source and is_store(source):
-        raise AssayError("is a store of images, not results", path=source, cure="give --quote too")
     else:
         known = find_price(source or PAPER, dataset, num_images)
     found = find_plan(known, offers, budget, target, have_clean, goal)
@@ -155,6 +152,11 @@ def plan(
         _print_json(plan_rows(found))
     else:
         _say(Console(), *plan_lines(found))
+
+
+def _are_images(source: Path) -> bool:
+    """Whether a quote is asked for, not a price from results."""
+    return source.suffix == ".npy" or (source / "meta.json").is_file()
 
 
 def _quote(source: Path | None, noise: Sequence[float] | None) -> "Quote":

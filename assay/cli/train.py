@@ -20,6 +20,7 @@ from assay.train.config import TrainConfig
 if TYPE_CHECKING:
     from assay.data import ImageSource
     from assay.train import Progress, RunConfig
+    from assay.train.run import TrainResult
 
 
 class Launch(Strict):
@@ -72,9 +73,6 @@ def train(
 
     All noisy and 500 clean images of a store: `assay train stores/scans --clean 500`
     """
-    from assay.train import train as run_training
-    from assay.train.ranks import train_on_ranks
-
     console = open_console()
     if launch.preset == "list":
         from assay.train.presets import PRESETS
@@ -88,7 +86,22 @@ def train(
     if launch.dry_run:
         _describe(config, source, run_dir, launch.device, preset)
         return
-    with open_progress(not console.quiet) as tell, stop_on_signal() as stopped:
+    result = _run(config, source, run_dir, launch, not console.quiet)
+    if not result.finished:
+        total = config.train.total_steps
+        console.print(f"Stopped and saved at step {result.step} of {total}. Repeat the command to resume.")
+        raise typer.Exit(130)
+    console.print(f"Finished. The checkpoint is {result.checkpoint}")
+
+
+def _run(
+    config: "RunConfig", source: "ImageSource", run_dir: Path, launch: Launch, visible: bool
+) -> "TrainResult":
+    """Train on the devices that were asked for, with progress, until the end or a signal."""
+    from assay.train import train as run_training
+    from assay.train.ranks import train_on_ranks
+
+    with open_progress(visible) as tell, stop_on_signal() as stopped:
         shown_at = 0.0
 
         def show(now: "Progress") -> None:
@@ -101,16 +114,8 @@ def train(
         how: Any = {"device": launch.device, "on_progress": show, "should_stop": lambda: bool(stopped)}
         num_devices = count_devices(launch.device, launch.devices)
         if num_devices > 1 and launch.num_nodes == 1 and "WORLD_SIZE" not in os.environ:  # which torchrun sets
-            result = train_on_ranks(num_devices, config, run_dir, config.data, **how)
-        else:
-            result = run_training(
-                config, run_dir, source, devices=launch.devices, num_nodes=launch.num_nodes, **how
-            )
-    if not result.finished:
-        total = config.train.total_steps
-        console.print(f"Stopped and saved at step {result.step} of {total}. Repeat the command to resume.")
-        raise typer.Exit(130)
-    console.print(f"Finished. The checkpoint is {result.checkpoint}")
+            return train_on_ranks(num_devices, config, run_dir, config.data, **how)
+        return run_training(config, run_dir, source, devices=launch.devices, num_nodes=launch.num_nodes, **how)
 
 
 def _tree(what: Path | None, settings: list[str], images: _Images, training: TrainConfig) -> dict[str, Any]:

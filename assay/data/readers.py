@@ -2,7 +2,7 @@
 
 A reader returns `RawImages`: the columns at once, the pixels one image at a time. The formats are in
 `assay.data.formats`; a package of yours adds one by an entry point of the group `assay.formats` that names a
-`Format`. A folder that is of no format holds files: pictures, or those of one format; the folders in it are classes.
+`Format`. A folder that is of no format holds files: pictures, or those of one format; folders in it are classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -138,7 +138,7 @@ def _open_folder(path: Path, spec: SourceSpec) -> RawImages:
 
 
 def with_folder_classes(raw: RawImages) -> RawImages:
-    """The images of a folder, with classes: those in a folder directly below it belong to the class of that name."""
+    """The images of a folder; those in a folder directly below it belong to the class of that name."""
     tops = [PurePosixPath(name).parts[0] if "/" in name else "" for name in raw.names]
     class_names = sorted({*tops} - {""})
     label = np.array([class_names.index(top) if top else -1 for top in tops], np.int64)
