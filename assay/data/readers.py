@@ -2,7 +2,7 @@
 
 A reader returns `RawImages`: the columns at once, the pixels one image at a time. The formats are in
 `assay.data.formats`; a package of yours adds one by an entry point of the group `assay.formats` that names a
-`Format`. A folder that is of no format holds files: pictures, or those of one format; folders in it are classes.
+`Format`. A folder that is of no format holds files: pictures, or those of one format; its folders are classes.
 """
 
 from collections.abc import Callable, Sequence
