@@ -551,7 +551,7 @@ def test_price_of_the_paper_on_the_command_line(tmp_path: Path) -> None:
     assert len(rows) == 9 and all(row["rate_low"] <= row["rate"] for row in rows)
     assert [_ends(4, 4), _ends(3, 4), _ends(3, math.inf)] == ["about 4", "3 to 4", "3 or more"]
     details = run("price", "--paper", "--details", "--dataset", "cifar10").output
-    assert "Not in the fit" in details and "paper's box" in details
+    assert "not in the fit" in details and "paper's box" in details
 
 
 def test_quote_on_the_command_line(tmp_path: Path) -> None:
@@ -706,6 +706,7 @@ def test_cheapest_plan_reaches_its_target() -> None:
     assert all(mix.value <= 3.0 for mix in unsure.mixes)
     bought = plan(known(spread=0.15), close, budget=unsure.mixes[0].cost)
     assert max(mix.value for mix in bought.mixes) > 3.0  # these would miss it
+    assert unsure.mixes[0].chance == max(mix.chance for mix in unsure.mixes)  # of a tie, the likelier leads
     clean, noisy = unsure.mixes  # 900 clean images, which are sure, or noisy ones that may be worth more
     assert sorted([clean.counts, noisy.counts])[1] == (900, 0) and clean.chance + noisy.chance == pytest.approx(
         1

@@ -24,9 +24,14 @@ Source = Annotated[
     typer.Argument(
         metavar="[IMAGES|RESULTS]",
         help="For a quote: a store with clean images, or an array of them (.npy, scaled to [-1, 1]). For a "
-        "price: the folder of a study, or a CSV with sigma, num_clean, num_noisy and fd or held_out_loss.",
+        "price: the folder of a study, or a CSV with sigma, num_clean, num_noisy and fd or held_out_loss "
+        "(usual names will do: noise, n_clean, n_noisy, fid).",
     ),
 ]
+_LAW_OR_PAIRS = (
+    "The law fits one curve to the whole table, pairs compare two runs, and the paper's boxes are its own "
+    "reading of pairs. Where they disagree, single runs cannot tell which is right (docs/errata.md)."
+)
 Paper = Annotated[bool, typer.Option("--paper", help="Use the tables of the paper.")]
 Dataset = Annotated[str | None, typer.Option(help="Only this data set (column `dataset`).")]
 NumImages = Annotated[float | None, typer.Option(min=1, help="Full size, for tables that give fractions.")]
@@ -94,6 +99,8 @@ def price(
         if details:
             console.print(_sheet(*words.detail_table(each)))
             _say(console, *words.doubts(each), *words.extremes(each))
+            if each.from_paper:
+                _say(console, _LAW_OR_PAIRS)
 
 
 def plan(

@@ -227,7 +227,10 @@ def status(
 
 
 @app.command()
-def report(spec: Spec, output: Folder = None) -> None:
+def report(
+    spec: Annotated[Path, typer.Argument(help="The folder of a study, its TOML file, or a CSV of results.")],
+    output: Folder = None,
+) -> None:
     """Write results.csv, tables, figures and report.html from the finished runs.
 
     A CSV file of results can be given instead of a study: your own, or the paper's tables. Its report goes to

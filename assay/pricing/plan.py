@@ -37,6 +37,7 @@ _NUM_SHOWN, _MAX_DRAWS, _MAX_CORNERS = 4, 200, 10_000
 _MOST_MONEY = 1e15  # that anybody has
 _RARE = 0.02  # cases that are not worth a line
 _STEP = 0.02  # of the costs of the cheapest mixes by each draw
+_TIE = 0.01  # of a cost, below which the likelier mix comes first
 _MAX_ENDS, _PARTS = 6, 10  # mixes between which others are tried, and into how many parts a way is divided
 
 
@@ -86,8 +87,8 @@ class Plan:
     """The best few mixes, best first, and the interval of the best number of each vendor's images.
 
     `basis` is what it was read from. The first mix is within `close` of the very best at this confidence.
-    For a target, mixes reach it on average, and `sure` (if any can) at this confidence; the intervals are those
-    of the cheapest mix of each likely law that reaches it.
+    For a target, mixes reach it on average, and `sure` (if any can) at this confidence; the first costs at most
+    a share `close` more than the cheapest, and the intervals are those of the cheapest mix of each likely law.
     """
 
     names: tuple[str, ...]
@@ -188,7 +189,7 @@ def forecast_of(source: Prices | Quote, goal: Goal | None, noise: float) -> Fore
             return source.excess(clean, noisy, sigmas, chosen, power)
 
         return Forecast(chosen, "excess loss", "a quote", closed_form)
-    from assay.pricing.words import cautions, far_row
+    from assay.pricing.words import cautions, extremes, far_row
 
     goal = goal or source.leading.goal
     seen = [each.sigma for each in source.goals.get(goal, ()) if each.sigma >= 0.99 * noise]
@@ -205,7 +206,10 @@ def forecast_of(source: Prices | Quote, goal: Goal | None, noise: float) -> Fore
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
     prices = source.goals[goal]
-    decided, doubts = any(each.verdict != "undecided" for each in prices), tuple(cautions(prices))
+    decided, doubts = (
+        any(each.verdict != "undecided" for each in prices),
+        (*cautions(prices), *extremes(source)),
+    )
     whose = "the paper's" if source.from_paper else "the"
     basis = f"{whose} results of {source.dataset}"
     return Forecast(goal, found.results.metric, basis, by_law, law, doubts, decided)
@@ -333,11 +337,14 @@ class _Market:
             mix = self.only(used[i]).cheapest(target, lambda v: np.quantile(v, [0.5], axis=0))[0]
             if often[i] >= _RARE and ((mix > 0) == used[i]).all() and (used[i] != (average > 0)).any():
                 mixes.append(mix)
-        found = np.array([*mixes[:_NUM_SHOWN], sure])
+        found, costs = np.array([*mixes, sure]), np.array(mixes) @ self.price
         chance = np.array([often[((mix > 0) == used).all(1)].sum() for mix in found])
-        known = np.isfinite(found).all(1)
-        plan = self.plan(found[known], chance[known], likely, confidence, target)
-        return replace(plan, mixes=plan.mixes[:-1], sure=plan.mixes[-1]) if known[-1] else plan
+        first = int(np.where(costs <= (1 + _TIE) * costs[0], chance[:-1], -1).argmax())
+        shown = [first, *np.delete(np.arange(len(mixes)), first)][:_NUM_SHOWN]
+        shown += [-1] * bool(np.isfinite(sure).all())
+        plan = self.plan(found[shown], chance[shown], likely, confidence, target)
+        plan = replace(plan, close=float(costs[first] / costs[0] - 1))
+        return replace(plan, mixes=plan.mixes[:-1], sure=plan.mixes[-1]) if shown[-1] == -1 else plan
 
     def plan(
         self, counts: Array, chance: Array, likely: Array, confidence: float, target: float | None = None
@@ -363,13 +370,13 @@ class _Market:
         """What the reader of a plan must know of a mix (V,) and of the offers."""
         clean, noisy, levels = self.split(counts[None])
         if self.least_share and clean[0] <= 1.1 * self.least_share * (clean[0] + noisy.sum()):
-            share = f"the smallest measured share of clean images ({self.least_share:.2g})"
+            share = f"the smallest share of clean images in the fit ({self.least_share:.2g})"
             yield f"this is {share}, which decides the mix: a smaller one might be better, or not"
         if clean[0] == 0:
             yield "a mix without clean images learns nothing finer than its noise"
         if law := self.forecast.law:
             size, (fewest, most) = float(np.median(law.size(clean, noisy, levels))), law.seen[1]
-            if not fewest / 1.5 <= size <= 1.5 * most:
+            if not fewest <= size <= most:
                 units = " (are budget and prices in the same unit, and per image?)" * bool(size < fewest / 10)
                 seen = f"measured were {fewest:,.0f} to {most:,.0f}"
                 yield f"an extrapolation{units}: this mix counts as {size:,.0f} clean images, and {seen}"

@@ -172,7 +172,7 @@ def extremes(prices: Prices) -> list[str]:
                 values = law.values(law.size([setting.num_clean], [counts], levels))[:, 0]
                 low, middle, high = np.quantile(values, [0.025, 0.5, 0.975])
                 shown = f"predicted {middle:.3g} ({low:.3g} to {high:.3g})"
-            said.append(f"Not in the fit, {setting}: measured {each.evaluation.fd:.3g}, {shown}.")
+            said.append(f"not in the fit, {setting}: measured {each.evaluation.fd:.3g}, {shown}")
     return said
 
 
@@ -342,11 +342,12 @@ def plan_lines(plan: Plan) -> list[str]:
             f"The very best lies within {ends} ({sure}).",
         ]
     else:
+        tie = f", to {math.ceil(1000 * plan.close) / 10:g}%" * (plan.close > 0)
         surely = f"no mix is {sure} sure to reach it"
         if plan.sure:
             surely = f"to be {sure} sure, buy {_bought(plan, plan.sure)}"
         lines += [
-            f"This is the cheapest mix that reaches {plan.target:g} on average; {_often(plan, best)}.",
+            f"This is the cheapest mix that reaches {plan.target:g} on average{tie}; {_often(plan, best)}.",
             f"The cheapest mix lies within {ends}, for {_outward(*plan.cost_interval)} ({sure}).",
             f"The target is reached in {best.reached:.0%} of the likely cases; {surely}.",
         ]
