@@ -46,7 +46,7 @@ from assay.metrics.generated import Samples, samples_of
 from assay.metrics.held_out import HeldOutLoss, check_unseen, checkpoint_loss
 from assay.metrics.weights import FeatureNetwork
 from assay.nets import NetConfig, pass_module
-from assay.noise import warn_of_units
+from assay.noise import MOST_NOISE, warn_of_units
 from assay.processes import stop_on_signal
 from assay.progress import open_progress
 from assay.registry import name_of
@@ -144,7 +144,13 @@ class Model:
         seen, shape = self._seen(given, sigma_tn, value_range), given.shape
         what, cure = "the model and x_tn differ in shape (C, H, W)", "give images like those it was trained on"
         check_same(self.checkpoint.config.image_shape, seen.image_shape, what, key="x_tn", cure=cure)
-        warn_of_units(float(seen.sigma_tn.max()))
+        highest = float(seen.sigma_tn.max())
+        what, cure = (
+            f"has a level of {highest:.4g}, where black to white is 2",
+            "give `value_range`, or scale them",
+        )
+        check([(highest > MOST_NOISE, AssayError(what, key="sigma_tn", cure=cure))])
+        warn_of_units(highest)
         device = x_tn.device if isinstance(x_tn, Tensor) else torch.device("cpu")
         level = seen.sigma_tn.where(seen.sigma_tn > 0, 1.0)  # at 0 the network is not defined
         classes = self._classes(label, len(given))

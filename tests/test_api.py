@@ -394,11 +394,11 @@ def test_arrays_go_in_and_come_out(folder: Path) -> None:
     for wrong, key in ((noisy[0], "x_tn"), (255 * np.abs(noisy), "value_range"), (np.nan * noisy, "x_tn")):
         with rejected(key):
             model.denoise(wrong, 0.3)
-    for level in (-1.0, np.nan, [0.3, 0.2]):
+    for level in (-1.0, np.nan, [0.3, 0.2], 20.0):
         with rejected("sigma_tn"):
             model.denoise(noisy, level)
-    with pytest.warns(UserWarning, match="level of 20, where black to white is 2"):
-        model.denoise(noisy, 20.0)
+    with rejected("sigma_tn"):  # grey levels, whose black and white were forgotten
+        model.denoise(127.5 * (noisy + 1), 40.0)
     for number in (0, 2.5, "4"):
         with rejected("num_images"):
             model.sample(number)

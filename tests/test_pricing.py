@@ -170,6 +170,10 @@ def test_levels_that_cannot_be_quoted_are_named_in_their_unit() -> None:
         assert (
             f"level of {np.max(wrong):g} is not between 0 and 4, where black to white is 2" in caught.value.what
         )
+    grey = assay.quote(255 * load_digits().images[:100] / 16, 40, value_range=(0, 255))
+    with rejected("sigma"):
+        grey.goal("structure", 40)  # in grey levels, which the quote has scaled
+    assert 0 < grey.goal("structure", 40 / 127.5)[0] < 1
     with pytest.raises(AssayError, match="597 noise levels, and 1 to 100"):
         assay.quote(np.random.default_rng(0).uniform(-1, 1, (40, 4, 4)), np.linspace(0.1, 0.3, 597))
 

@@ -165,7 +165,8 @@ def test_commands_on_a_finished_study(design: Path) -> None:
         (design / "study.toml").read_text().replace("lr = 2e-3", "lr = 1e-3")
     )
     assert "Would free 0.0 MB" in run("study", "clean", changed, "-o", design)
-    assert "8 runs of other settings" in failing("study", "run", changed, "-o", design).what
+    told = failing("study", "run", changed, "-o", design).what
+    assert "8 runs of other settings" in told and " there, " in told
     (design / "settings.txt").write_text("train.lr=0.1\n")  # as if it had been run so
     error = failing("study", "run", changed, "-o", design)
     assert (error.path, error.what) == (str(design), "was run with --set train.lr=0.1")

@@ -46,6 +46,8 @@ def import_(
 def export(checkpoint: Model, out: Annotated[Path, output_argument("The folder to write.")]) -> None:
     """Convert a checkpoint to weights for EDM or ambient-laws: config.json and model.safetensors.
 
+    Only networks of EDM can be converted: imported weights, or the presets cifar10, celeba and imagenet64.
+
     Example: `assay model export cifar10.safetensors cifar10-hf`
     """
     export_checkpoint(load_checkpoint(checkpoint), out)

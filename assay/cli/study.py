@@ -222,7 +222,9 @@ def status(
     num_done = sum(run["state"] == "finished" for run in found["runs"])
     size = f"{found['folder']} takes {found['num_bytes'] / 1e6:,.0f} MB"
     console.print(f"{num_done} of {len(rows)} runs are finished; {size}.", *found["notes"], sep="\n")
-    if num_done < len(rows) and not found["num_others"]:
+    if num_running := sum(run["state"] in ("training", "being measured") for run in found["runs"]):
+        console.print(f"The study is running: {num_running} now.")
+    elif num_done < len(rows) and not found["num_others"]:
         console.print(f"`assay study run {spec}` resumes it, and `assay study cost {spec}` estimates the time.")
 
 

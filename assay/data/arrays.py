@@ -176,7 +176,9 @@ def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, end
     yield bad.any(), AssayError(what, key="sigma", cure="give numbers >= 0, 0 for clean images")
     are_far = (np.abs(x_tn) > 2 + 5 * levels.max()).mean() > 0.5 or 0 < np.ptp(x_tn) / 2 < _MIN_SPAN
     what = f"{ends} cannot be black and white of these values, which become {x_tn.min():g} to {x_tn.max():g}"
-    cure = "scale them, or use `assay.from_arrays(images, value_range=(black, white))` (of files: pack them)"
+    cure = (
+        "scale them, or give `value_range=(black, white)`, here or to `assay.from_arrays` (of files: pack them)"
+    )
     yield are_far, AssayError(what, key="value_range", cure=cure)
     is_class = classes.shape == (len(x_tn),) and np.issubdtype(classes.dtype, np.integer)
     what = f"is {classes.dtype} of shape {classes.shape}, for {len(x_tn)} images"
@@ -188,7 +190,7 @@ def _warnings(
     values: np.ndarray, x: np.ndarray, levels: np.ndarray, black_and_white: Ends, name: str, group: np.ndarray
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
-    cure = " `from_arrays(images, value_range=(black, white))` states another."
+    cure = " `value_range=(black, white)` states another."
     notes, axes = Notes([name, name], cure=cure), (1, 2, 3)
     ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
     for i, seen in enumerate(ends):

@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike
 from assay.data import ImageSource
 from assay.data.arrays import Ends, from_arrays
 from assay.data.source import as_source
-from assay.errors import AssayError, check_enough, choose
+from assay.errors import AssayError, check, check_enough, choose
 from assay.noise import MOST_NOISE, warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
@@ -79,9 +79,11 @@ class Quote:
     def goal(self, goal: Goal, sigma: ArrayLike) -> tuple[float, float, float]:
         """The worth of a noisy image for structure or everything, and its 95% interval.
 
-        `sigma` is its level, or the levels of many images, or of the pixels of a map: then it is an average.
+        `sigma` is its level where black to white is 2, as in `sigmas`; or the levels of many images, or of the
+        pixels of a map: then it is an average.
         """
         levels, count = np.unique(np.asarray(sigma, float).round(6), return_counts=True)
+        _check_levels(levels[levels != 0])  # pixels of a map may be clean
         cost = self._cost(goal, float(np.median(levels)))
         return interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
 
@@ -123,11 +125,7 @@ def quote(
     source = as_source(images) if value_range is None else from_arrays(images, value_range=value_range)
     black, white = value_range or (-1, 1)
     levels = np.unique(np.asarray(sigma, float) * 2 / (white - black))
-    if (wrong := levels[~((levels > 0) & (levels <= MOST_NOISE))]).size:
-        what = (
-            f"a noise level of {wrong[-1]:.4g} is not between 0 and {MOST_NOISE:g}, where black to white is 2"
-        )
-        raise AssayError(what, key="sigma", cure="give e.g. 0.2 (of 8-bit grey levels, divide by 127.5)")
+    _check_levels(levels)
     if not 0 < levels.size <= _MAX_LEVELS:
         what = f"there are {levels.size:,} noise levels, and 1 to {_MAX_LEVELS} can be quoted"
         raise AssayError(what, key="sigma", cure="give a few; `goal` of the quote averages over many")
@@ -139,6 +137,15 @@ def quote(
     costs = [_costs(modes, np.array([level])) for level in at]
     worth = [[_worth(cost, modes, np.array([s]), np.ones(1), share) for cost in costs] for s in levels]
     return Quote(levels, at, np.array(worth), modes, share, len(x), x.shape[1])
+
+
+def _check_levels(levels: Array) -> None:
+    """Reject what cannot be noise levels of images from -1 to 1."""
+    wrong = levels[~((levels > 0) & (levels <= MOST_NOISE))]
+    what = f"a noise level of {wrong[-1] if wrong.size else 0:.4g} is not between 0 and {MOST_NOISE:g}"
+    what += ", where black to white is 2"
+    cure = "give e.g. 0.2 (of 8-bit grey levels, divide by 127.5), or `value_range` of an array to `quote`"
+    check([(bool(wrong.size), AssayError(what, key="sigma", cure=cure))])
 
 
 def interval(worth: float) -> tuple[float, float, float]:

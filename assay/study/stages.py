@@ -33,7 +33,7 @@ from assay.data.config import DataConfig
 from assay.data.picture import image_grid
 from assay.devices import find_devices
 from assay.errors import AssayError, about, check_same
-from assay.files import Busy, decoding, hold_lock, is_held, read_text, write_text, write_whole
+from assay.files import Busy, decoding, differences, hold_lock, is_held, read_text, write_text, write_whole
 from assay.metrics import measure
 from assay.metrics.classifier import has_labels
 from assay.metrics.evaluate import Along, Evaluation, evaluate, load_arrays, save_evaluation, with_held_out_loss
@@ -504,10 +504,11 @@ def open_study(
     if lost := len(opened.left_out()):
         there, begun_with = folder / "study.toml", remembered(folder / "study.toml")
         is_same = there.exists() and read_text(there) == read_text(spec) and begun_with == list(settings)
-        what, cure = (
-            f"holds {lost} runs of other settings, which a report would not show",
-            "choose another with -o",
-        )
+        begun = read_study(there) if there.exists() else study
+        differ = differences(begun.model_dump(mode="json"), study.model_dump(mode="json"))
+        what = f"holds {lost} runs of other settings, which a report would not show"
+        what += f" ({'; '.join(differ[:3])}{'; ...' * (len(differ) > 3)})" * bool(differ)
+        cure = "choose another with -o"
         if is_same:
             what = f"holds {lost} runs from before {study.data.store}, or code of your own classes, has changed"
             cure = "undo that, or run the study anew in another folder with -o"
