@@ -34,6 +34,7 @@ from assay.data.audit.level import LevelNet, blind_net, flattest, train_on_examp
 from assay.data.audit.report import rounding_step
 from assay.data.known import get
 from assay.data.readers import RawImages, read_any
+from assay.data.spec import Level
 from bench.scenes import draw_scene
 from tests.commands import failing, run
 from tests.errors import rejected
@@ -285,7 +286,9 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     found = re.search(r":range=-?\d+,\d+,gain=([\d.]+),read_noise=([\d.]+)`", text)
     assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
     text = run("data", "noise", tmp_path / "repeats", "--repeats", "--black", 3)
-    assert f"gain={found[1]},read_noise=" in text and ",black=3`" in text and "at value 3 (" in text
+    assert (
+        f"gain={found[1]},read_noise=" in text and ",black=3`" in text and "read noise, if 3 is black" in text
+    )
     assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98% of them\)", text)
     assert "`repeats`" in run("data", "noise", tmp_path / "clean")  # no flat parts: how to measure the gain
     sensor = f"range=10,70,gain={found[1]},read_noise={found[2]}"
@@ -331,3 +334,14 @@ def test_images_that_break_the_model(tmp_path: Path) -> None:
     rounded = (rng.standard_normal((40, 32, 32)) / 5).round() * 10 + 50
     np.save(tmp_path / "d.npy", rounded.astype(np.float32))
     assert "rounded to steps of" in run("data", "noise", tmp_path / "d.npy")
+
+
+def test_the_noise_of_a_store_is_that_of_its_noisy_images() -> None:
+    """Beside dark noisy images, bright clean ones look like noise that depends on the signal."""
+    rng, bright = np.random.default_rng(0), np.linspace(0.1, 0.9, 80)[:, None, None]
+    light = bright + np.linspace(-0.1, 0.1, 32)[:, None] + np.zeros(32)
+    x = light + np.where(bright < 0.5, 0.02, 0.04) * rng.standard_normal(light.shape)
+    raw = RawImages("mixed", [f"{i}" for i in range(80)], lambda i: x[i, ..., None].astype(np.float32))
+    assert "Pack with" in repr(audit(raw))
+    known = replace(raw, noise=lambda i: Level(0.02 if i < 40 else 0.0))
+    assert audit(known).warnings() == []

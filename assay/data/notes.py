@@ -377,7 +377,9 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     small_there, seen, blocks_there = _read(held_out, torch.arange(len(held_out)))
     share = small[0].numel() / math.prod(training.image_shape)  # of the variance of noise, in small copies
     sources = (small_there, held_out), (small, training)
-    if unlike := _unlike(*(_scale(each, share * float(of.sigma_tn.square().mean())) for each, of in sources)):
+    scales = (_scale(each, share * float(of.sigma_tn.square().mean())) for each, of in sources)
+    num_scenes = min(len(of) if of.group is None else len(of.group.unique()) for _, of in sources)
+    if num_scenes >= FEWEST and (unlike := _unlike(*scales)):
         warn(f"images held out and those trained on have {unlike}")
     first_with = {each: number for number, each in reversed(list(enumerate(known)))}
     is_same = torch.tensor([each in first_with for each in seen])

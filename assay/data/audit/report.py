@@ -108,8 +108,10 @@ class Audit:
         if found.gain.low <= 0:
             return [*rows, ("gain", "none found: the noise does not depend on the signal")]
         rows.append(("gain (variance per unit of signal)", f"{found.gain:.4g}"))
-        title = f"variance at value {found.black:g} (read noise squared if that is black)"
-        return [*rows, (title, f"{found.offset:.4g}")]
+        if found.offset.value <= 0:  # black is above
+            return rows
+        read_noise = Measured(*(math.sqrt(max(end, 0.0)) for end in found.offset))
+        return [*rows, (f"read noise, if {found.black:g} is black", f"{read_noise:.4g}")]
 
     def warnings(self) -> list[str]:
         """What of the Gaussian model does not hold, in words."""
@@ -135,8 +137,12 @@ class Audit:
             low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
             found.append(
                 f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                f"as in dark ones. Pack with `:range={low:g},{high:g},{self.sensor}`"
+                "as in dark ones"
             )
+            if self.recorded is not None:
+                found[-1] += ", which one recorded level for an image does not say"
+                return found
+            found[-1] += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
             if not self.sensor.black:
                 found[-1] += ", one number for black and read noise; if you know black, measure with `--black`"
         return found
@@ -159,23 +165,26 @@ def audit(
     """
     if repeats and clean is not None:
         raise AssayError("repeated exposures need no clean examples", key="clean", cure="give one of the two")
+    stated = [raw.noise(i).sigma for i in range(len(raw.names))]
+    recorded = np.array(stated) if all(isinstance(sigma, float) for sigma in stated) and any(stated) else None
+    noisy = np.ones(len(stated), bool) if recorded is None else recorded > 0
     with one_thread():
-        found = _from_repeats(raw, black, progress) if repeats else _from_each(raw, clean, black, progress)
+        found = (
+            _from_repeats(raw, black, progress) if repeats else _from_each(raw, clean, black, noisy, progress)
+        )
     if shared:
         depends = found["sensor"] is not None and found["sensor"].dependence() > DEPENDS
         if found["group"].value > 0 and (depends or not found["agree"]):
             warn("levels differ, between images or within them: leave out `shared`, whose level describes few")
         found |= {key: np.full(len(raw.names), end) for key, end in found["group"]._asdict().items()}
         found["sigma"] = found.pop("value")
-    stated = [raw.noise(i).sigma for i in range(len(raw.names))]
-    recorded = np.array(stated) if all(isinstance(sigma, float) for sigma in stated) and any(stated) else None
     return Audit(names=tuple(raw.names), recorded=recorded, **found)
 
 
 def _from_each(
-    raw: RawImages, clean: RawImages | None, black: float, progress: Progress | None
+    raw: RawImages, clean: RawImages | None, black: float, noisy: np.ndarray, progress: Progress | None
 ) -> dict[str, Any]:
-    """What each image says about its own noise, and all of them together."""
+    """What each image says about its own noise, and all of them together; the `noisy` (N,) tell of a camera."""
     examples = [] if clean is None else _examples(raw, clean)
     net = train_on_examples(examples) if examples else blind_net()
     kept = spread(len(raw.names), max(1, _MAX_VALUES // _image(raw, 0).numel()))
@@ -199,7 +208,7 @@ def _from_each(
         "group": group_level(images, bounds, examples),
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
-        "sensor": fit_sensor(images, bounds, black),
+        "sensor": fit_sensor([image for i, image in zip(kept, images, strict=True) if noisy[i]], bounds, black),
         **values,
     }
 
