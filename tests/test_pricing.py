@@ -836,6 +836,20 @@ def test_a_table_of_ones_own_is_read_as_it_was_meant(tmp_path: Path) -> None:
         assert "FID of 250 with 2,000 clean" in said and "suggest about 25" in said
 
 
+def test_a_result_that_a_repeat_confirms_is_no_slip() -> None:
+    """A configuration may scatter more than others: two of its four runs are far from the law."""
+    sizes = np.repeat([100, 200, 400, 800, 1600], 4)
+    value, at = 2 + 60 * sizes**-0.5, np.flatnonzero(sizes == 200)
+    value *= np.exp(0.005 * np.random.default_rng(0).standard_normal(len(sizes)))
+    for lower, is_slip in (([0.6], True), ([0.6, 0.7], False)):
+        found = value.copy()
+        found[at[: len(lower)]] *= lower
+        table = {"n_clean": sizes, "n_noisy": 0 * sizes, "noise": 0.0 * sizes, "fid": found}
+        rows = np.array([[*row] for row in zip(*table.values(), strict=True)] + [[100, 700, 0.2, 2 + 60 / 21]])
+        prices = assay.price(dict(zip(table, rows.T, strict=True)))
+        assert prices.of("looks").has_slip == is_slip
+
+
 def test_one_wrong_result_is_named_without_repeats(tmp_path: Path) -> None:
     """A slip of the decimal point bends the law itself; columns may have plain names."""
     rng, rows = np.random.default_rng(3), []

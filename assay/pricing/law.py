@@ -136,11 +136,13 @@ def farthest(runs: Measured) -> Farthest | None:
 
     start = np.array([-1.0, np.log(_BETA), np.log(np.median(runs.value)), *[-1.0] * len(runs.sigmas)])
     by_law = law(least_squares(lambda theta: law(theta) - value, start, loss="cauchy", f_scale=0.05).x)
-    off = abs(value - by_law - np.median(value - by_law))
-    worst = int(off.argmax())
-    return Farthest(
-        worst, float(np.exp(by_law[worst])), bool(off[worst] >= max(np.log(1.4), 8 * np.median(off)))
-    )
+    off = value - by_law - np.median(value - by_law)
+    worst, limit = int(abs(off).argmax()), max(np.log(1.4), 8 * np.median(abs(off)))
+    counts = np.column_stack([runs.num_clean, runs.num_noisy])
+    repeats = np.delete(off, worst)[np.delete(counts == counts[worst], worst, 0).all(1)]
+    is_confirmed = bool((repeats / off[worst] > 0.5).any())  # by a repeat, which is off as well
+    is_slip = bool(abs(off[worst]) >= limit) and not is_confirmed
+    return Farthest(worst, float(np.exp(by_law[worst])), is_slip)
 
 
 def fit_laws(metrics: Sequence[Measured], relative: bool = False, seed: int = 0) -> list[Law]:

@@ -77,7 +77,13 @@ class Price:
     @property
     def tells(self) -> bool:
         """Whether the results say anything about what a noisy image is worth."""
-        return not (self.has_slip or self.limited or self.high == 0 or self.flat)
+        return not (self.has_slip or self.limited or self.too_few or self.high == 0 or self.flat)
+
+    @property
+    def too_few(self) -> int:
+        """How many runs the law would need at least, if there are fewer; else 0."""
+        needed = 4 + len(self.results.sigmas)  # one more than it has unknown numbers
+        return needed if self.law.num_runs < needed else 0
 
     @property
     def flat(self) -> bool:

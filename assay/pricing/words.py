@@ -38,6 +38,8 @@ def reason(price: Price) -> str:
     """Why a price is undecided, and what would decide it."""
     if price.has_slip:
         return f"{far_row(price)}: is it right?"
+    if price.too_few:
+        return f"{price.law.num_runs} runs are too few for a law, which takes {price.too_few} or more"
     if price.limited:
         return f"training, not data, is the limit here; it takes at least {price.limited:.0f} times the steps"
     if price.law.gain < 0.01:  # surely not falling, as a price needs it

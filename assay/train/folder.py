@@ -102,6 +102,9 @@ def take_state(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
     different = differences(theirs["net"], config.net_config(source).model_dump(mode="json"), "net")
     for same in ("batch_size", "optimizer"):  # steps are counted in batches, moments are its
         different += differences(theirs["config"]["train"].get(same), here["train"][same], f"train.{same}")
+    if (aside := theirs["config"]["data"].get("held_out")) and not config.data.held_out:
+        what = f"set images aside (held_out = {aside}), which this run would train on"
+        raise AssayError(what, path=folder, key="data.held_out", cure=f"give held_out = {aside}, too")
     if step >= config.train.num_steps:
         different += [f"train.num_steps is not above {step}, where it is already"]
     if different:
