@@ -179,8 +179,11 @@ def find_checkpoint(path: Path) -> Path:
     raise AssayError("is a run that has not finished", path=path, cure=cure)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, to_measure: bool = False) -> Checkpoint:
     """Open a checkpoint of ours, the final one of a run folder, a published model, or weights of EDM.
+
+    Other code of the user's own network than it was trained with is told, and is an error where the model is
+    `to_measure`: the result would pass for its own.
 
     Of EDM: a `network-snapshot-*.pkl` (EMA weights) or a `training-state-*.pt` (raw weights). Nothing in a file
     is run.
@@ -206,7 +209,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
         config = checked(net_kind(header["config"]), header["config"])
         info = checked(CheckpointInfo, header["info"])
     if is_own(net := _net_class(config)) and info.code not in (None, _code(config)):
-        warn(f"{path} was trained with another network: code or arguments of {net.__name__} have changed since")
+        what = f"was trained with another network: code or arguments of {net.__name__} have changed since"
+        if to_measure:
+            raise AssayError(what, path=path, key="net", cure="undo that, or train anew")
+        warn(f"{path} {what}")
     return Checkpoint(_fill(config, weights, path), config, info)
 
 

@@ -10,7 +10,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -249,6 +249,7 @@ def read_outcomes(table: Path | str | Any, num_images: float | None = None) -> d
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
         warn(f"{what}, which make intervals too narrow: remove them")
+    _warn_of_equal_seeds(path.name, found.values())
     repeats: dict[Configuration, list[int]] = {}
     for line, outcome in found.items():
         repeats.setdefault(outcome.configuration, []).append(line)
@@ -271,6 +272,20 @@ def _column_rules(path: Path, header: Sequence[str], names: Sequence[str]) -> Ru
     yield missing, AssayError(what, path=path, key=[*missing, ""][0], cure=cure)
     twice = min((name for name in names if names.count(name) > 1), default=None)
     yield twice, AssayError("is named twice", path=path, key=twice, cure="remove one of the columns")
+
+
+def _warn_of_equal_seeds(name: str, outcomes: Iterable[Outcome]) -> None:
+    """Warn of two seeds, or blocks, all of whose results are equal: one was copied."""
+    by_seed: dict[int, dict[Configuration, tuple[float | None, ...]]] = {}
+    for each in outcomes:
+        if (seed := each.configuration.seed) is not None:
+            values = tuple(each.value(metric) for metric in METRICS)
+            by_seed.setdefault(seed, {})[each.configuration.model_copy(update={"seed": None})] = values
+    for one, other in combinations(by_seed, 2):
+        both = by_seed[one].keys() & by_seed[other].keys()
+        if len(both) > 2 and all(by_seed[one][of] == by_seed[other][of] for of in both):
+            copied = f"{name} has the same {len(both)} results for seeds {one} and {other}"
+            warn(f"{copied}: copies make intervals too narrow")
 
 
 def _warn_of_numbers(name: str, outcomes: Collection[Outcome]) -> None:

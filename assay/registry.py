@@ -10,6 +10,7 @@ the group `assay`:
 
 import gc
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -66,22 +67,32 @@ def is_own(part: type) -> bool:
 
 @cache
 def own_code(part: type) -> dict[str, str]:
-    """The source of a class of the user's own, and of what it names of its module, by name.
+    """The source of a class of the user's own, and of what it names of its package or folder, by name.
 
     With other code results are others, so it is part of their identity. It is read when the class is first
     used; what was typed into an interpreter has none.
     """
-    known = getattr(sys.modules.get(part.__module__), "__dict__", {})
-    found, pending = dict[str, str](), {part.__name__: part} if is_own(part) else {}
+    found, pending = dict[str, str](), [(part.__name__, part, part.__module__)] if is_own(part) else []
     while pending:
-        name, value = pending.popitem()
+        name, value, where = pending.pop()
         found[name] = repr(value) if isinstance(value, int | float | str) else ""
-        if isinstance(value, type | FunctionType) and value.__module__ == part.__module__:
+        if isinstance(value, type | FunctionType) and _is_near(value.__module__, part.__module__):
+            where = value.__module__
             with suppress(OSError, TypeError):
                 found[name] = inspect.getsource(value)
+        known = getattr(sys.modules.get(where), "__dict__", {})
         words = known.keys() & set(re.findall(r"\w+", found[name])) - found.keys()
-        pending |= {word: known[word] for word in words}
+        pending += [(word, known[word], where) for word in words]
     return found
+
+
+def _is_near(name: str, other: str) -> bool:
+    """Whether two modules are of one package, or lie in one folder."""
+    if name.split(".")[0] == other.split(".")[0]:
+        return True
+    files = (getattr(sys.modules.get(each), "__file__", None) for each in (name, other))
+    folders = {os.path.dirname(file) if file else None for file in files}
+    return len(folders) == 1 and None not in folders
 
 
 def registered(base: type) -> dict[str, Any]:

@@ -686,8 +686,8 @@ def galaxies_looks() -> str:
     structure = amount(price_results([], levels).of("structure"))
     return (
         f"{len(claim.gain)} of 4 blocks are complete.\n\n{markdown(header, [row])}\n\n"
-        f"For structure, which was not to be reported, the same runs give {structure}: far fewer than the galaxies\n"
-        "study, whose mix has 83 noisy images for each clean one, and not 9."
+        f"For structure, which was not to be reported, the same runs give {structure}: far fewer than the "
+        "galaxies\nstudy, whose mix has 83 noisy images for each clean one, and not 9."
     )
 
 

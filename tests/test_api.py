@@ -23,11 +23,13 @@ from torch import Tensor, nn
 
 import assay
 import assay.model
+from assay.checkpoint import load_checkpoint
 from assay.data.units import Stabilised
 from assay.errors import AssayError
 from assay.metrics.weights import FeatureNetwork
 from assay.nets import NetConfig
 from assay.noise import LogNormal
+from assay.registry import own_code
 from assay.sample import Euler, SampleConfig
 from assay.train import OwnLoss
 from assay.train.config import TrainConfig
@@ -288,10 +290,22 @@ class Own(nn.Module):
         other = assay.load("run", net=defined(2, source.replace("1.0", "2.0")))
     assert not torch.equal(other.sample(2, num_steps=3), model.sample(2, num_steps=3))
     other.save("again.safetensors")  # does not hide it
+    with rejected("net", "final.safetensors"):  # nor would its loss pass for that of the model
+        load_checkpoint(Path("run"), to_measure=True)
     with pytest.warns(UserWarning, match="arguments of Own have changed since"):
         assay.load("again.safetensors", net=defined(3, source.replace("1.0", "2.0")))
     with rejected(path="final.safetensors"), pytest.warns(UserWarning):
         assay.load("run", net=defined(4, source.replace("3, padding=1", "5, padding=2")))
+
+
+def test_code_from_the_same_folder_counts_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    (folder / "near_parts.py").write_text("FACTOR = 2.0\n\ndef scaled(x): return FACTOR * x\n")
+    source = "import numpy as np\nfrom near_parts import scaled\n\ndef used(x): return np.abs(scaled(x))\n\n"
+    (folder / "near_net.py").write_text(source + "class Near:\n    def __call__(self, x): return used(x)\n")
+    code = own_code(importlib.import_module("near_net").Near)
+    assert code["scaled"] == "def scaled(x): return FACTOR * x\n" and code["FACTOR"] == "2.0"
+    assert not code["np"] and code.keys() == {"Near", "used", "scaled", "np", "FACTOR"}
 
 
 def test_an_own_class_may_not_hide_one_of_ours() -> None:

@@ -159,6 +159,9 @@ def test_repeated_exposures_are_exact(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.sigma, wanted, rtol=0.1)
     assert found.group.value**2 == pytest.approx((np.mean([1, 4, 25]) + 9) / 2, rel=0.06)
     assert not found.agree and abs(found.whiteness.value) < 0.03
+    np.save(tmp_path / "same.npy", np.stack([scene, scene]).astype(np.float32))
+    with rejected("repeats", "same.npy[0]"):  # one exposure twice
+        audit(read_any(str(tmp_path / "same.npy")), repeats=True)
     tifffile.imwrite(tmp_path / "in" / "c.tif", scene.astype(np.float32))
     for clean, key in ((None, "repeats"), (read_any(str(tmp_path / "in")), "clean")):
         with rejected(key):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from skimage.data import astronaut
 from sklearn.datasets import load_digits
 
@@ -125,8 +126,11 @@ def digits(num_images: int, first: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        (np.concatenate([digits(90), digits(90) + 0.2 * NORMAL[:90]]), "of 90 noisy images show the scene of"),
-        (digits(1).repeat(180, 0) + 0.2 * NORMAL, "90 of 90 noisy images show the scene of another"),
+        (
+            np.concatenate([digits(90), digits(90) + 0.2 * NORMAL[:90]]),
+            "of 180 images show the scene of another",
+        ),
+        (digits(1).repeat(180, 0) + 0.2 * NORMAL, "180 of 180 images show the scene of another"),
         (
             np.concatenate([digits(90), 0.9 * digits(90) + 0.1]),
             "180 of 180 clean images are others, brighter or darker (image 0 and image 90): leave them out",
@@ -141,9 +145,52 @@ def digits(num_images: int, first: int = 0) -> np.ndarray:
     ],
 )
 def test_twins_are_told_by_what_they_show(images: np.ndarray, words: str) -> None:
-    sigma = [0.0] * 90 + [0.2] * 90 if "noisy" in words else 0.0
+    sigma = [0.0] * 90 + [0.2] * 90 if "scene" in words else 0.0
     with pytest.warns(UserWarning, match=re.escape(words)):
         from_arrays(images, sigma)
+
+
+def test_copies_as_jpeg_are_told(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i, picture in enumerate(crops().astype(np.uint8)):
+        Image.fromarray(picture).save(tmp_path / "in" / f"{i}.png")
+        Image.fromarray(picture).save(tmp_path / "in" / f"copy{i}.jpg", quality=92)
+    report = pack(SourceSpec(path=str(tmp_path / "in")), tmp_path / "store")
+    assert "of 48 images show the scene of another" in str(report.warnings)
+
+
+def test_channels_axes_and_rows_in_another_order_are_told(tmp_path: Path) -> None:
+    """Red and blue that change places, transposed images, and rows cut at the wrong width."""
+    image = astronaut()[:256, 128:384].astype(float)
+    parts = np.stack([image[y : y + 32, x : x + 32] for y in range(0, 225, 16) for x in range(0, 225, 16)])
+    warm = 0.7 * parts + [70, 30, 0]
+    noise = 25 * np.random.default_rng(0).normal(size=warm.shape)
+    level = np.where(np.arange(len(warm)) % 2, 25.0, 0.0)
+    grainy = np.where(level[:, None, None, None] > 0, noise, 0)
+    swapped = np.where(level[:, None, None, None] > 0, warm[..., ::-1], warm)
+    turned = np.concatenate([digits(90), digits(90, 90).swapaxes(1, 2) + 0.1 * NORMAL[:90]])
+    straight = np.concatenate([digits(90), digits(90, 90) + 0.1 * NORMAL[:90]])
+    rows = parts.mean(3).reshape(-1, 32 * 32)[:, : 32 * 30].reshape(-1, 48, 20)
+    for given, sigma, ends, words, is_told in (
+        (warm + grainy, level, (0, 255), "is one BGR?", False),
+        (swapped + grainy, level, (0, 255), "is one BGR?", True),
+        (straight, [0.0] * 90 + [0.1] * 90, (-1, 1), "turned, flipped or transposed", False),
+        (turned, [0.0] * 90 + [0.1] * 90, (-1, 1), "turned, flipped or transposed", True),
+        (parts.mean(3), 0.0, (0, 255), "are width and height", False),
+        (rows, 0.0, (0, 255), "are width and height", True),
+    ):
+        assert (words in str(from_arrays(given, sigma, value_range=ends).warnings)) == is_told, words
+
+
+def test_levels_that_differ_are_no_gain(tmp_path: Path) -> None:
+    """Brighter images that happen to be noisier, each at its own level, are not the noise of a sensor."""
+    bright = np.linspace(0.1, 0.9, 80)[:, None, None]
+    light = bright + np.linspace(-0.1, 0.1, 32)[:, None] + np.zeros(32)
+    level = np.where(bright < 0.5, 0.02, 0.04)
+    x = light + level * np.random.default_rng(0).standard_normal(light.shape)
+    for sigma, is_told in ((level.flatten(), False), (0.03, True)):
+        found = from_arrays(x, sigma, value_range=(0, 1)).warnings
+        assert ("depends on the signal" in str(found)) == is_told
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.2, 0.35, 0.5])

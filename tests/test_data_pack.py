@@ -167,6 +167,8 @@ def test_other_modes_and_layouts() -> None:
     np.testing.assert_array_equal(turned, np.rot90(plain, -1))
     wide = np.array([[0, 65535], [7, 300]], dtype=np.int32)
     assert decode_image(saved(wide, "TIFF"), "a").dtype == np.uint16
+    tifffile.imwrite(signed := io.BytesIO(), np.array([[-1000, 2000]], np.int16))  # Hounsfield units
+    assert decode_image(signed.getvalue(), "a").squeeze().tolist() == [-1000.0, 2000.0]
     pixels, buffer = generator.normal(size=(3, 6, 5)).astype(np.float32), io.BytesIO()
     tifffile.imwrite(buffer, pixels, photometric="rgb", planarconfig="separate")
     np.testing.assert_array_equal(decode_image(buffer.getvalue(), "a"), pixels.transpose(1, 2, 0))

@@ -1,6 +1,7 @@
 """Outcomes: words for settings, records through JSON and CSV, old tables."""
 
 import csv
+import warnings
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,16 @@ def test_every_metric_is_a_column() -> None:
     assert (evaluation.title("kid"), outcome.value("kid"), evaluation.error("kid")) == ("KID", 0.01, 0.002)
     assert outcome.value("recall") is None and averages([outcome], "recall") == {}
     assert str(averages([outcome], "kid")[outcome.configuration]) == "0.01 ± 0.002"
+
+
+def test_a_seed_that_is_another_copied_is_told() -> None:
+    table = {
+        "num_clean": [100, 200, 400] * 2,
+        "num_noisy": [0] * 6,
+        "sigma": [None] * 6,
+        "seed": [0] * 3 + [1] * 3,
+    }
+    with pytest.warns(UserWarning, match="same 3 results for seeds 0 and 1"):
+        read_outcomes(table | {"fd": [9.0, 6.0, 4.0] * 2})
+    with warnings.catch_warnings(action="error"):
+        read_outcomes(table | {"fd": [9.0, 6.0, 4.0, 9.0, 6.1, 4.0]})

@@ -161,6 +161,7 @@ def test_known_data_sets_are_packed_once(tmp_path: Path, monkeypatch: pytest.Mon
         ({"clean": 21}, "clean"),
         ({"noisy": 1.5}, "noisy"),
         ({"noisy": 25, "levels": [0.4, 0.4]}, "noisy"),
+        ({"store": ("stores/a", "stores/a")}, "data.store"),
         ({"levels": [0.4, 0.1]}, "data.levels"),
         ({"clean_fraction": 0.5, "sigma": 0.3}, "clean_fraction"),
         ({"sigma": 0.3}, "data.sigma"),

@@ -142,6 +142,8 @@ class DataConfig(Strict):
             value, cure = getattr(self, key), "write 1.0 for all of them"
             is_one = isinstance(value, int) and value == 1
             yield is_one, AssayError("1 would be one image", key=f"data.{key}", cure=cure)
+        twice = len({*self.paths}) < len(self.paths)
+        yield twice, AssayError("has a store twice", key="data.store", cure="name each once")
         what, levels = "the lowest level comes first, then the highest", self.levels or (0, 0)
         yield levels[0] > levels[1], AssayError(what, key="data.levels", cure="swap them")
         shared, what = self.clean_fraction is not None, "below 1 needs the noise of the other images"

@@ -40,9 +40,10 @@ def decode_pixels(data: bytes, where: str) -> np.ndarray:
             return native(_deep_png(data))
         pixels = np.asarray(_plain_mode(image))
         if pixels.dtype == np.int32:  # 16 bits in 32
-            if pixels.min() < 0 or pixels.max() > 65535:
+            low, high = int(pixels.min()), int(pixels.max())
+            if not -(2**15) <= low <= high < 2**16:
                 raise AssayError("has 32-bit pixels", cure="save it as 16-bit or float")
-            pixels = pixels.astype(np.uint16)
+            pixels = pixels.astype(np.uint16 if low >= 0 else np.float32)  # black is not 0 if some are below it
         return native(pixels)
 
 

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,8 @@ _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest o
 _MIN_FOLLOWED = 0.3  # correlation of the levels of a map with those of the noise
 _VARIED = 3.0  # times the variance at the quiet end of a map that is compared
 _MIN_COLOURS = 0.2  # correlation of the colours of clean images
+_TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
+_LIKE, _UNLIKE = 0.9, 0.5  # correlations of mean images
 _SCENES = "hold whole scenes out (`--patch`, or `group` of arrays)"
 _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
@@ -202,6 +205,11 @@ class _Seen:
         if self.num_noisy >= FEWEST and len(self.ends) == 1 and self.dtype != "uint8":
             what = f"all noisy images of {self.name} have values {between}"
             yield f"{what}, exactly: if each was scaled to these ends, its noise was too; use the originals"
+        if (down := self.down_less_across()) < -_TORN:
+            what = (
+                f"rows of pixels of {self.name} hardly continue those above (correlation lower by {-down:.2f}"
+            )
+            yield f"{what} than of columns): are width and height in the right order?"
         if (colours := self.colours()) < _MIN_COLOURS:
             what = f"the three channels of clean images of {self.name} hardly correlate ({colours:.2f})"
             yield f"{what}: are they colours of one picture, or pages of a stack?"
@@ -248,8 +256,10 @@ class _Seen:
 
     def depends(self) -> str:
         """What to say of noise that grows with the signal, other than by clipping."""
-        if not (images := [looks.middle for looks in self.of_one_level()]):
+        seen = self.of_one_level()
+        if not seen or np.ptp(np.log([looks.levels[0] for looks in seen])) > _AGREE:  # levels differ by image
             return ""
+        images = [looks.middle for looks in seen]
         bounds = min(float(x.min()) for x in images), max(float(x.max()) for x in images)
         sensor = fit_sensor(images, bounds)
         if sensor is None or (ratio := sensor.dependence()) <= DEPENDS:
@@ -274,6 +284,22 @@ class _Seen:
         if high < _VARIED * low or found.mean() > 2 * stated.mean():  # texture prevails
             return 1.0
         return float(np.corrcoef(stated.sqrt(), found.sqrt())[0, 1])
+
+    def down_less_across(self) -> float:
+        """The correlation of pixels of clean images with those below, less that with those beside; 0 of few."""
+        seen = [looks.middle for looks in self.measured if looks.noise == 0 and looks.middle.std() > 0]
+        if len(seen) < FEWEST:
+            return 0.0
+        found = [(x - x.mean()) / x.std() for x in seen]
+        both = [((x[:, 1:] * x[:, :-1]).mean() - (x[..., 1:] * x[..., :-1]).mean()) for x in found]
+        return float(torch.stack(both).mean())
+
+    def redness(self) -> np.ndarray:
+        """By how much the first channel of colour images exceeds the third, and its error; NaN of few."""
+        seen = [float((x[0] - x[2]).mean()) for x in (looks.middle for looks in self.measured) if len(x) == 3]
+        return np.array(
+            [np.mean(seen), np.std(seen) / math.sqrt(len(seen))] if len(seen) >= FEWEST else [math.nan] * 2
+        )
 
     def colours(self) -> float:
         """The mean correlation of the three channels of clean images, 1 if there are few."""
@@ -324,6 +350,12 @@ class Notes:
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
         told = [text for seen in self._seen.values() for text in seen.warnings(self._in_files, self._cure)]
+        for one, other in combinations(self._seen.values(), 2):
+            (here, error), (there, error_there) = one.redness(), other.redness()
+            are_known = min(abs(here) - 4 * error, abs(there) - 4 * error_there) > 0
+            if are_known and 2 * abs(here + there) < abs(here - there):
+                what = f"mean colours of {one.name} and {other.name} agree if red and blue change places"
+                told.append(f"{what}: is one BGR?")
         for what, sentence in _SENTENCES.items():
             if values := self._found[what]:
                 told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
@@ -346,10 +378,14 @@ class Notes:
             if min(int(parts[0].sum()), int(part.sum())) >= FEWEST and (unlike := _unlike(*both)):
                 pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
                 yield "images like {} and like {} have {}".format(*pair, unlike)
+            elif _are_turned(small[parts[0]], small[part]):
+                pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
+                what = "images like {} and like {} are alike on average".format(*pair)
+                yield f"{what} if one kind is turned, flipped or transposed: are their axes in the same order?"
         if self._named:
             yield self._named
-        elif found := find_twins(small, variance, every[variance > 0], every):
-            which = f"{found[0]} noisy images show the scene of another ({self._pair(found)})"
+        elif found := find_twins(small, variance, every, every):
+            which = f"{found[0]} images show the scene of another ({self._pair(found)})"
             yield f"{which}: they teach no new scene, and what is held out must show others"
         if found := find_twins(small, variance, every, every, brighter=True):
             which = f"brighter or darker ({self._pair(found)})"
@@ -430,6 +466,21 @@ def _unlike(one: tuple[float, float], other: tuple[float, float]) -> str:
         return ""
     values = f"values of {mean:.2g} ± {deviation:.2g} and {mean_there:.2g} ± {deviation_there:.2g}"
     return f"{values}, where black is -1 and white 1: are they scaled alike, and of one kind?"
+
+
+def _are_turned(one: Tensor, other: Tensor) -> bool:
+    """Whether mean images of small copies (N, H, W) and (M, H, W) agree only if those of one are moved."""
+    if min(len(one), len(other)) < 2 * FEWEST or one.shape[1] != one.shape[2]:
+        return False
+
+    def like(a: Tensor, b: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
+
+    halves = [(copies[::2].mean(0), copies[1::2].mean(0)) for copies in (one, other)]
+    mean, there = one.mean(0), other.mean(0)
+    moved = [turned.rot90(k) for turned in (there, there.T) for k in range(4)]
+    known = all(like(*half) > _LIKE for half in halves) and like(mean, there) < _UNLIKE
+    return known and max(like(mean, each) for each in moved) > _LIKE
 
 
 def _scale(copies: Tensor, noise: float) -> tuple[float, float]:

@@ -83,7 +83,7 @@ class SamplerSettings(BaseModel, extra="forbid", frozen=True):
 
 def sample_checkpoint(path: Path, *how: Any, **named: Any) -> tuple[Samples, SamplerSettings]:
     """Samples of a checkpoint or of a finished run's folder (see `samples_of`), and settings for the record."""
-    checkpoint, digest = load_checkpoint(path), sha256(find_checkpoint(path))
+    checkpoint, digest = load_checkpoint(path, to_measure=True), sha256(find_checkpoint(path))
     samples = samples_of(checkpoint, path.name, *how, **named)
     about = {"sample": samples.sample, "first_seed": samples.first_seed, "info": checkpoint.info}
     return samples, SamplerSettings.model_validate(about | {"checkpoint_sha256": digest})

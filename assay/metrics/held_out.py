@@ -273,7 +273,9 @@ def held_out_loss(
 def checkpoint_loss(checkpoint: Checkpoint | Path, source: ImageSource, **options: Any) -> HeldOutLoss:
     """Measure a checkpoint; `options` as for `held_out_loss`."""
     if isinstance(checkpoint, Path):
-        return checkpoint_loss(load_checkpoint(checkpoint), source, **{"model": checkpoint.name, **options})
+        return checkpoint_loss(
+            load_checkpoint(checkpoint, to_measure=True), source, **{"model": checkpoint.name, **options}
+        )
     what, cure = f"the model and {source.name} differ in shape", "give images of the size it was trained on"
     check_same(checkpoint.config.image_shape, source.image_shape, what, key="held_out", cure=cure)
     denoiser = checkpoint.denoiser.to(options.get("devices", ("cpu",))[0]).eval()

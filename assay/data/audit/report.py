@@ -8,6 +8,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -249,6 +250,9 @@ def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> di
         ends[members] = list(map(_ends, stack))
         firsts.append(stack[0])
         y = torch.stack(stack).double()
+        if any(torch.equal(one, other) for one, other in pairwise(stack)):
+            what = "is an exposure that is there twice, so that nothing differs"
+            raise AssayError(what, path=raw.names[members[0]], key="repeats", cure="give other exposures")
         residual, count = y - y.mean(0), len(y)
         power = residual.square().flatten(1).mean(1)
         # E power_i = s_i^2 (1 - 2/n) + T / n^2 with T the sum of all s_j^2, and powers sum to T (1 - 1/n).
