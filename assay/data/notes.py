@@ -371,6 +371,7 @@ class Notes:
         seen = self._different
         small = torch.stack([note.looks.small for note in seen if note.looks.small is not None])
         variance, every = torch.tensor([note.looks.noise for note in seen]), torch.arange(len(seen))
+        noisy, clean = every[variance > 0], every[variance == 0]
         source = torch.tensor([note.kind[0] for note in seen])
         parts = [source == k for k in source.unique()]
         for part in parts[1:]:
@@ -384,7 +385,7 @@ class Notes:
                 yield f"{what} if one kind is turned, flipped or transposed: are their axes in the same order?"
         if self._named:
             yield self._named
-        elif found := find_twins(small, variance, every, every):
+        elif found := find_twins(small, variance, noisy, every) or find_twins(small, variance, clean, clean):
             which = f"{found[0]} images show the scene of another ({self._pair(found)})"
             yield f"{which}: they teach no new scene, and what is held out must show others"
         if found := find_twins(small, variance, every, every, brighter=True):
