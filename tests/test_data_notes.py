@@ -128,9 +128,9 @@ def digits(num_images: int, first: int = 0) -> np.ndarray:
     [
         (
             np.concatenate([digits(90), digits(90) + 0.2 * NORMAL[:90]]),
-            "of 180 images show the scene of another",
+            "of 90 images show the scene of another",
         ),
-        (digits(1).repeat(180, 0) + 0.2 * NORMAL, "of 180 images show the scene of another"),
+        (digits(1).repeat(180, 0) + 0.2 * NORMAL, "of 90 images show the scene of another"),
         (
             np.concatenate([digits(90), 0.9 * digits(90) + 0.1]),
             "180 of 180 clean images are others, brighter or darker (image 0 and image 90): leave them out",
