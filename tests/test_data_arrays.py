@@ -102,7 +102,7 @@ MIXED = np.where(np.arange(20)[:, None, None] % 2, GRAINY, SMOOTH)
             {"value_range": (0, 1), "sigma": [0, 0.16] * 10},
             "have noise of 0.16, but the noise measures 0.0[78]",
         ),
-        (SMOOTH, {}, r"from_arrays\(images, value_range=\(black, white\)\)"),
+        (SMOOTH, {}, r"`value_range=\(black, white\)` states"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) * 50}, "951 classes for 20 images"),
         (SMOOTH, {"value_range": (0, 1), "label": np.arange(20) % 3 + 1}, "20 images, none of class 0"),

@@ -41,6 +41,7 @@ _TEXTURE = 0.05  # what may look like noise in small images, where black to whit
 _TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then count in full
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _AGREE_STABILISED = math.log(1.2)  # below that of a sensor, which no texture explains
+_LEAST_SIDE = 12  # of clean images whose noise is judged
 _SPREAD = math.log(1.5)  # of stated levels whose order is compared with that of measured ones
 _MIN_ORDER = 0.3  # their rank correlation
 _LONGEST = 8  # times as long as wide that images may be
@@ -159,6 +160,8 @@ class _Seen:
     def far_off(self, stabilised: bool) -> tuple[float, float] | None:
         """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
         both, ends = np.hsplit(self.levels, 2)
+        if self.noise == 0 and min(self.measured[0].middle.shape[1:]) < _LEAST_SIDE:
+            return None  # what is clean there may be all texture
         texture, least = (_TEXTURE_STABILISED, 1.0) if stabilised else (_TEXTURE, 0.0)
         ratio = np.log(np.hypot(both, texture)) @ (1, -1)
         error = np.log(np.maximum(ends, 1e-9)) @ (-1, 1) / (2 * 1.96)
