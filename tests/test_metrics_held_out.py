@@ -249,7 +249,7 @@ ALONG = {10: ByLevel(RIGHT, WRONG), 20: gaussian_denoiser(0.2, 0.5), 40: ByLevel
 
 @pytest.fixture
 def snapshots(monkeypatch: pytest.MonkeyPatch) -> dict[int, Path]:
-    def load(path: Path) -> SimpleNamespace:
+    def load(path: Path, to_measure: bool) -> SimpleNamespace:
         """A checkpoint whose weights are a closed form."""
         config = SimpleNamespace(image_shape=(4, 1, 1))
         return SimpleNamespace(denoiser=ALONG[int(path.name)], config=config, info=None)

@@ -369,7 +369,7 @@ class _Market:
     def notes(self, counts: Array) -> Iterable[str]:
         """What the reader of a plan must know of a mix (V,) and of the offers."""
         clean, noisy, levels = self.split(counts[None])
-        if self.least_share and clean[0] <= 1.1 * self.least_share * (clean[0] + noisy.sum()):
+        if self.least_share and clean[0] - 1 <= 1.01 * self.least_share * (clean[0] + noisy.sum()):
             share = f"the smallest share of clean images in the fit ({self.least_share:.2g})"
             yield f"this is {share}, which decides the mix: a smaller one might be better, or not"
         if clean[0] == 0:

@@ -250,7 +250,7 @@ def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> di
         ends[members] = list(map(_ends, stack))
         firsts.append(stack[0])
         y = torch.stack(stack).double()
-        if any(torch.equal(one, other) for one, other in pairwise(stack)):
+        if any(torch.equal(one, other) and one.min() < one.max() for one, other in pairwise(stack)):
             what = "is an exposure that is there twice, so that nothing differs"
             raise AssayError(what, path=raw.names[members[0]], key="repeats", cure="give other exposures")
         residual, count = y - y.mean(0), len(y)
