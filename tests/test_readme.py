@@ -155,14 +155,14 @@ def test_the_page_of_points_shows_the_papers_ordering(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_shortened_ends_in_a_price(tmp_path: Path, installed: Path) -> None:
     assert "assay demo" in (ROOT / "Makefile").read_text()
-    shorter = "--set train.num_steps=800 --set design.ladder=[1,3,10] --set evaluate.num_ranges=1"
+    shorter = "--set train.num_steps=1200 --set design.ladder=[1,3,10] --set evaluate.num_ranges=1"
     done = run(f"assay demo -o demo --workers 1 {shorter}", tmp_path, installed)
     assert done.returncode == 0, done.stdout + done.stderr
     value = {
         name: float(fd) for name, fd in re.findall(r"(?m)^([\d, a-z+]+ [\d.a-z]+) {2,}([\d.]+) ±", done.stdout)
     }
     few, mix, most = (value[name] for name in ("40 clean", "40 clean + 360 noisy at 0.2", "400 clean"))
-    # studies/demo has it with all its steps: 22.8, 6.5 and 5.2.
+    # Measured: 21.9, 9.6 and 9.0; studies/demo has it with all its steps: 22.8, 6.5 and 5.2.
     assert most < few / 2 and mix < few / 2
     structure = price(tmp_path / "demo").of("structure")
     # Measured with all steps: 4.9; the closed form says 4.0.
