@@ -553,7 +553,7 @@ def study_status(spec: Path, folder: Path | None = None) -> dict[str, Any]:
         begun = sorted(folder.glob("runs/*/config.json"))
         runs = {path.parent.name: ("", read_config(read_run(path)["config"]).train) for path in begun}
     took = [(each.train_seconds or 0.0, _seconds(each)) for each in outcomes.values()]
-    training, whole = np.mean(took or [(0, 0)], 0).tolist()
+    training, whole = np.mean(sorted(took) or [(0, 0)], 0).tolist()  # whatever the order of files
     for key, (title, settings) in runs.items():
         run_dir, outcome = folder / "runs" / key, outcomes.get(key)
         running, failure = is_held(run_dir / "run"), run_dir / "failure.txt"
