@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from assay.data import open_store, split_held_out
 from assay.data.arrays import from_arrays
-from assay.data.copies import blocks_of, find_shared, has_blocks
+from assay.data.copies import blocks_of, find_shared, has_blocks, twins_of_most
 from assay.data.export import names_like
 from assay.data.known import get
 from assay.data.notes import check_overlap
@@ -148,6 +148,29 @@ def test_twins_are_told_by_what_they_show(images: np.ndarray, words: str) -> Non
     sigma = [0.0] * 90 + [0.2] * 90 if "scene" in words else 0.0
     with pytest.warns(UserWarning, match=re.escape(words)):
         from_arrays(images, sigma)
+
+
+@pytest.mark.parametrize(("side", "sigma"), [(16, 25), (16, 50), (32, 50), (32, 90)])
+def test_noisy_versions_of_clean_crops_are_told(side: int, sigma: float) -> None:
+    """Also where much of a photograph is so smooth that its crops look like one another in this noise."""
+    picture, rng = astronaut().mean(2), np.random.default_rng(side)
+    clean = np.stack([picture[y : y + side, x : x + side] for y, x in rng.integers(512 - side, size=(600, 2))])
+    level = np.where(np.arange(600) < 300, 0, sigma)
+    for first, is_told in ((300, False), (0, True)):  # noisy images of other crops, and of these
+        noisy = clean[first : first + 300] + sigma * rng.normal(size=(300, side, side))
+        found = from_arrays(np.concatenate([clean[:300], noisy]), level, value_range=(0, 255)).warnings
+        assert ("show the scene of another" in str(found)) == is_told
+
+
+def test_numbers_of_near_images_tell_twins_from_chance() -> None:
+    """Mixtures of Poisson distributions have no peak but by a rare chance, and k twins for each image are found."""
+    rng, num_wrong = np.random.default_rng(0), 0
+    for _ in range(1000):
+        num, spread, k = rng.integers(16, 257), rng.uniform(0, 3), int(rng.integers(1, 6))
+        rate = np.exp(rng.normal(rng.uniform(-3, 3), spread, num)).clip(0, 1e4)
+        num_wrong += twins_of_most(rng.poisson(rate), 10**6) is not None
+        assert twins_of_most(k + rng.poisson(0.2, num), 10**6) == k
+    assert num_wrong <= 10
 
 
 def test_copies_as_jpeg_are_told(tmp_path: Path) -> None:

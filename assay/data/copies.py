@@ -25,6 +25,7 @@ _NUM_HASHED = 2**12  # images of a set whose blocks are compared: a second
 _NUM_ASKED = 256  # images whose twins are looked for
 _NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
 _BRIGHTER = 2e-4  # 1 - correlation of two copies, of which one may be brighter
+_ALL = 0.4  # of the pairs of images that are near, if all show one scene
 _BLOCK, _LEAST_BLOCK = 8, 6  # sides; smaller ones are alike by chance
 _FEWEST_SHARED = 3  # blocks
 _MAX_SIDE = 256  # of the middle of an image in which blocks are looked at
@@ -45,9 +46,7 @@ def find_twins(
     """How many images of those `asked` show the scene of another that is `known`, and the first such pair.
 
     None if few do, or if that may be by chance. Small copies (N, H, W) of one scene, with noise of variance
-    (N,), differ by little more than it. Where images are alike by chance, many differ by a little more than
-    that, and as many are as near to mirror images of others, which show no scene of the set.
-    `brighter`: of clean images, copies that are brighter or darker.
+    (N,), differ by little more than it. `brighter`: of clean images, copies that are brighter or darker.
     """
     if brighter:
         small = small - small.mean((1, 2), keepdim=True)
@@ -57,21 +56,41 @@ def find_twins(
     if min(len(asked), len(known)) < FEWEST:
         return None
     asked, known = asked[spread(len(asked), _NUM_ASKED)], known[spread(len(known), NUM_KNOWN)]
-    num_cells, ours = small[0].numel(), small[asked].flatten(1)
+    num_cells = small[0].numel()
     unit = 1 + 2 * math.sqrt(2 / num_cells)  # of the noise: two deviations above its mean
     limit = 2 * _BRIGHTER if brighter else unit * (noise[asked][:, None] + noise[known] + _NEAR**2)
-    found = []
-    for axes in ((), (1,), (2,), (1, 2)):
-        distance = torch.cdist(ours, small.flip(axes)[known].flatten(1)).square() / (num_cells * limit)
-        found.append(distance.masked_fill_(asked[:, None] == known, math.inf).min(1))
-    distances = torch.stack([each.values for each in found])
-    is_twin, by_chance = distances[0] < 1, (distances[1:] < 1).sum(1).max()
-    almost = (~is_twin & (distances[0] < (10.0 if brighter else 2 / unit))).sum()
-    num = int(is_twin.sum())
-    if num < 3 or num <= MAX_SHARE * len(asked) + 4 * almost + 2 * by_chance:
+    distance = torch.cdist(small[asked].flatten(1), small[known].flatten(1)).square() / num_cells
+    is_near = (distance < limit) & (asked[:, None] != known)
+    almost = limit * (10 if brighter else 2 / unit)
+    is_almost = ~is_near.any(1) & ((distance < almost) & (asked[:, None] != known)).any(1)
+    num_near, contrast = is_near.sum(1), small[asked].var((1, 2)).mean()
+    if not brighter and is_near.double().mean() > _ALL and contrast > torch.as_tensor(limit).mean():
+        is_twin = num_near > 0  # all show one scene, in noise that does not hide it
+    elif (num_twins := twins_of_most(num_near.numpy(), int(is_almost.sum()))) is not None:
+        is_twin = num_near == num_twins
+    else:
         return None
-    first = int(is_twin.nonzero()[0])
-    return f"{num} of {len(asked)}", int(asked[first]), int(known[found[0].indices[first]])
+    found = is_twin.nonzero()[:, 0]
+    first = int(found[0])
+    twin = distance[first].masked_fill(~is_near[first], math.inf).argmin()
+    return f"{len(found)} of {len(asked)}", int(asked[first]), int(known[twin])
+
+
+def twins_of_most(num_near: np.ndarray, num_almost: int) -> int | None:
+    """How many twins many images have, from the numbers of others that are near to them (N,).
+
+    None if those may be near by chance. Of scenes that are drawn independently, the number of near ones is a
+    mixture of Poisson distributions, the rates of which depend on the scene. Their probabilities obey
+    (k! P_k)^2 <= (k - 1)! P_{k-1} (k + 1)! P_{k+1} (Cauchy-Schwarz), so that a peak at k is one of twins.
+    Where some have one near by chance, others have none, but several that are almost near: `num_almost`.
+    """
+    num = np.bincount(num_near, minlength=2).astype(float)
+    k = np.arange(1, len(num))
+    at_most = num + 3 * np.sqrt(num) + 2  # of what would be expected
+    by_chance = np.sqrt((k + 1) / k * at_most[:-1] * np.append(at_most[2:], 2))
+    by_chance[0] = min(by_chance[0], 4 * num_almost)
+    peak = num[1:] - by_chance
+    return int(k[peak.argmax()]) if peak.max() > max(MAX_SHARE * len(num_near), 2) else None
 
 
 def content(image: Tensor) -> str:
