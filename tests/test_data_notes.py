@@ -163,7 +163,7 @@ def test_noisy_versions_of_clean_crops_are_told(side: int, sigma: float) -> None
 
 
 def test_numbers_of_near_images_tell_twins_from_chance() -> None:
-    """Mixtures of Poisson distributions have no peak but by a rare chance, and k twins for each image are found."""
+    """Mixtures of Poisson distributions have a peak by a rare chance only; k twins of each image are found."""
     rng, num_wrong = np.random.default_rng(0), 0
     for _ in range(1000):
         num, spread, k = rng.integers(16, 257), rng.uniform(0, 3), int(rng.integers(1, 6))
