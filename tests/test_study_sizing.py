@@ -2,10 +2,11 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from assay.nets import MLPConfig
 from assay.study import OpenStudy, open_study, sizing
 from assay.study.sizing import draft_study
 from tests.commands import failing, run
@@ -66,6 +67,21 @@ def test_a_short_ladder_is_explained(
     assert words in text
 
 
+class NarrowConfig(MLPConfig):
+    kind: Literal["narrow"] = "narrow"  # type: ignore[assignment]
+    width: int = 16
+
+
+def test_a_network_by_preset_kind_or_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_store(tmp_path / "store", [0.0] * 500)
+    for net, found in (
+        ("dit-small", {"preset": "dit-small"}),
+        ("narrow", {"kind": "narrow"}),
+        (NarrowConfig, {"kind": "narrow"}),
+    ):
+        assert drafted(tmp_path, 1e-5, monkeypatch, net=net).runs[0].config.net == found
+
+
 @pytest.mark.parametrize(
     ("sigma", "options", "key"),
     [
@@ -74,6 +90,8 @@ def test_a_short_ladder_is_explained(
         ([0.0] * 500 + [0.5] * 500, {"noisy": (0.2,)}, "noisy"),
         ([0.0] * 500, {"minutes": 0}, "minutes"),
         ([0.0] * 500, {"noisy": (0.2, 80.0)}, "noisy"),
+        ([0.0] * 500, {"net": "narow"}, "net.kind"),
+        ([0.0] * 500, {"net": 3}, "net"),
         ([0.0] * 500, {"have_clean": 200}, "have_clean"),  # a ladder of three sizes needs images above those
     ],
 )

@@ -56,6 +56,9 @@ def init(
         list[float], typer.Option(metavar="SIGMA", help="A noise level on offer; repeat it. Default: 0.2.")
     ] = [],  # noqa: B006
     minutes: Annotated[float, typer.Option(help="How long the first blocks may take here.")] = 30.0,
+    net: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A preset, or a kind of your own. Default: by size.")
+    ] = None,
 ) -> None:
     """Write a commented study file that decides what a noisy image is worth, sized for the time you have.
 
@@ -69,7 +72,7 @@ def init(
 
     console = open_console(markup=False)
     with console.status("timing a few steps ..."):
-        text = draft_study(store, have_clean, noisy, minutes)
+        text = draft_study(store, have_clean, noisy, minutes, net)
     write_text(output, text)
     console.print(heading(text))
     console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2")

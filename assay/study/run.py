@@ -31,10 +31,12 @@ from assay.data.source import as_source
 from assay.devices import limit_threads
 from assay.errors import AssayError
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
+from assay.nets import NetConfig
 from assay.pricing.price import Price, price_results
 from assay.pricing.words import amount
 from assay.processes import Ended, Workers, stop_on_signal
 from assay.progress import Tell, open_progress
+from assay.registry import name_of
 from assay.study.report import Written, write_report
 from assay.study.sizing import draft_study, heading, study_name
 from assay.study.spec import Run, Study
@@ -239,6 +241,7 @@ def run_study(
     noisy: float | Sequence[float] = (),
     until: float | None = None,
     minutes: float | None = None,
+    net: str | type[NetConfig] | None = None,
     num_workers: int | None = None,
     progress: bool = True,
 ) -> Written:
@@ -248,6 +251,7 @@ def run_study(
     array (N, ...) in [-1, 1] or any source (`assay.from_arrays`, `assay.part`), for which one is drafted:
     `have_clean` clean images are in hand, by default a tenth, and images with noise `noisy` could be had, by
     default 0.2 where black to white is 2. Leave `noisy` out if the source has noisy images: these are studied.
+    `net` is a preset or, if workers can find it (see `assay.registry`), the kind of a network of your own.
 
     Results go to `folder`, by default out/NAME. Call it again to resume; other images or arguments are
     rejected. `until` adds blocks until the ends of the interval are within this factor, and none begins after
@@ -263,7 +267,7 @@ def run_study(
     except (ValueError, TypeError):
         cure = "give numbers, where black to white is 2, e.g. 0.2"
         raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
-    asked = {"have_clean": have_clean, "noisy": levels, "minutes": minutes}
+    asked = {"have_clean": have_clean, "noisy": levels, "minutes": minutes, "net": net and name_of(net, "net")}
     asked = {key: value for key, value in asked.items() if value not in (None, [])}
     given = Path(study) if isinstance(study, str | Path) else None
     if given is None or not (given.suffix == ".toml" or (given / "study.toml").exists()):

@@ -34,6 +34,7 @@ from assay.metrics.held_out import num_evaluations, stopping_steps
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
 from assay.noise import MOST_NOISE
+from assay.registry import name_of
 from assay.study.spec import Study, level_bins, study_runs
 from assay.study.stages import OpenStudy, can_measure, open_study
 from assay.train.presets import PRESETS, suited_preset
@@ -52,6 +53,7 @@ def draft_study(
     have_clean: int | None = None,
     noisy: Sequence[float] = (),
     minutes: float = 30.0,
+    net: str | type[NetConfig] | None = None,
     name: str | None = None,
     cores: int | None = None,
 ) -> str:
@@ -59,7 +61,7 @@ def draft_study(
 
     It is called like the store's folder, unless it has a `name`. `have_clean` are the clean images in hand, by
     default a tenth of those in the store; `noisy` the levels of images that could be had, which are simulated
-    where all images of the store are clean.
+    where all images of the store are clean. `net` is a preset, or the kind of a network of your own.
     """
     if not minutes > 0:
         raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
@@ -70,7 +72,7 @@ def draft_study(
         if not can_measure(data.open_held_out()):
             cure = "give 200 clean images or more"
             raise AssayError("has too few clean images: a study holds 40 of them out", path=store, cure=cure)
-        draft = _first_draft(store, name, data.open(), have_clean, tuple(noisy))
+        draft = _first_draft(store, name, data.open(), have_clean, tuple(noisy), net)
         opened = _opened(draft, folder)
         assert opened.held_out is not None
         with one_thread():  # as each worker has
@@ -106,7 +108,12 @@ def study_name(name: str) -> str:
 
 
 def _first_draft(
-    store: Path, name: str, source: ImageSource, have_clean: int | None, noisy: tuple[float, ...]
+    store: Path,
+    name: str,
+    source: ImageSource,
+    have_clean: int | None,
+    noisy: tuple[float, ...],
+    net: str | type[NetConfig] | None,
 ) -> dict[str, Any]:
     """What follows from the images alone: the values of `page/study.toml.j2`."""
     clean = source.sigma_tn == 0
@@ -129,11 +136,13 @@ def _first_draft(
         bins = level_bins(source.sigma_tn)
         about += f",\n# and {num_noisy:,} noisy ones, with noise of {levels_text(bins[0][0], bins[-1][1])}"
     preset = PRESETS[suited_preset(source.image_shape)]
+    chosen = preset.net["preset"] if net is None else name_of(net, "net")
     return {
         "store": str(store),
         "name": study_name(name),
         "about": about + ".",
         "preset": preset,
+        "net": {"preset" if chosen in NETS else "kind": chosen},
         "have_clean": have_clean,
         "noisy": () if num_noisy else noisy or (0.2,),  # to be simulated
         "ladder": _sizes(_LADDER, have_clean, num_clean),
