@@ -9,7 +9,7 @@ import torch
 
 from assay.data import split_held_out
 from assay.data.arrays import from_arrays
-from assay.data.notes import check_overlap
+from assay.data.copies import check_overlap
 from tests.errors import fault, rejected
 
 RNG = np.random.default_rng(0)

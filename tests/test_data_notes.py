@@ -14,10 +14,9 @@ from sklearn.datasets import load_digits
 
 from assay.data import open_store, split_held_out
 from assay.data.arrays import from_arrays
-from assay.data.copies import blocks_of, find_shared, has_blocks, twins_of_most
+from assay.data.copies import blocks_of, check_overlap, find_shared, has_blocks, twins_of_most
 from assay.data.export import names_like
 from assay.data.known import get
-from assay.data.notes import check_overlap
 from assay.data.pack import PackConfig, pack
 from assay.data.spec import SourceSpec, read_levels, read_sources
 from assay.data.units import Stabilised

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from assay.data import ImageSource, open_store, view
+from assay.data.copies import check_overlap
 from assay.data.known import KNOWN, get_once
-from assay.data.notes import check_overlap
 from assay.errors import AssayError, Rules
 from assay.settings import Level, Seed, Strict
 

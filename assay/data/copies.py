@@ -2,6 +2,8 @@
 
 Scenes are compared by small copies of the images, up to noise. Pixels are compared exactly, by hashes of small
 blocks: overlapping crops have blocks in common, and so have an image and its shifted, flipped or turned copy.
+Sets of images are compared by the mean and the spread of their values. Held-out images must not be among those
+trained on (`check_overlap`).
 """
 
 import math
@@ -14,10 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.data.audit.level import spread
+from assay.data.source import ImageSource
+from assay.errors import AssayError, warn
 from assay.files import content_hash
 
 SMALL = 8  # the side of small copies
-MAX_SHARE = 0.05  # of images that may be in a set twice: photographs do
+_MAX_SHARE = 0.05  # of images that may be in a set twice: photographs do
 FEWEST = 16  # images, for twins to be looked for
 NUM_KNOWN = 2**16  # images that others are compared with: some seconds
 _MAX_HASHES = 64  # of the blocks of an image
@@ -29,6 +33,10 @@ _ALL = 0.4  # of the pairs of images that are near, if all show one scene
 _BLOCK, _LEAST_BLOCK = 8, 6  # sides; smaller ones are alike by chance
 _FEWEST_SHARED = 3  # blocks
 _MAX_SIDE = 256  # of the middle of an image in which blocks are looked at
+_LIKE, _UNLIKE = 0.9, 0.5  # correlations of mean images
+SCENES = "hold whole scenes out (`--patch`, or `group` of arrays)"
+_BATCH = 1024
+_MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 _WEIGHTS = np.random.default_rng(0).integers(2**62, size=_BLOCK // 2) * 2 + 1
 
 Pair = tuple[str, int, int]  # how many of how many, and the first two
@@ -90,7 +98,7 @@ def twins_of_most(num_near: np.ndarray, num_almost: int) -> int | None:
     by_chance = np.sqrt((k + 1) / k * at_most[:-1] * np.append(at_most[2:], 2))
     by_chance[0] = min(by_chance[0], 4 * num_almost)
     peak = num[1:] - by_chance
-    return int(k[peak.argmax()]) if peak.max() > max(MAX_SHARE * len(num_near), 2) else None
+    return int(k[peak.argmax()]) if peak.max() > max(_MAX_SHARE * len(num_near), 2) else None
 
 
 def content(image: Tensor) -> str:
@@ -145,7 +153,95 @@ def find_shared(
     last[block[order]], first[block[order[::-1]]] = group[owner[order]], group[owner[order[::-1]]]
     num_shared = np.bincount(owner[(first != last)[block]], minlength=len(group))
     found = counted[num_shared[counted] >= _FEWEST_SHARED]
-    if len(found) < 3 or len(found) <= MAX_SHARE * len(counted):
+    if len(found) < 3 or len(found) <= _MAX_SHARE * len(counted):
         return None
     others = owner[np.isin(block, block[owner == found[0]]) & (group[owner] != group[found[0]])]
     return f"{len(found)} of {len(counted)}", int(found[0]), int(np.bincount(others).argmax())
+
+
+def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
+    """Reject held-out images many of which are trained on; warn of a few, and of those that nearly are.
+
+    A model that memorised them would look good. Images are compared by hashes of their pixels and by
+    the distance of small copies. Of a training set that would take long to read, an even selection is compared.
+    """
+    every = -(-len(training) * 4 * math.prod(training.image_shape) // _MAX_BYTES)
+    index = torch.arange(0, len(training), every)
+    small, known, blocks = _read(training, index)
+    small_there, seen, blocks_there = _read(held_out, torch.arange(len(held_out)))
+    share = small[0].numel() / math.prod(training.image_shape)  # of the variance of noise, in small copies
+    sources = (small_there, held_out), (small, training)
+    scales = (mean_and_deviation(each, share * float(of.sigma_tn.square().mean())) for each, of in sources)
+    num_scenes = min(len(of) if of.group is None else len(of.group.unique()) for _, of in sources)
+    if num_scenes >= FEWEST and (differ := unlike(*scales)):
+        warn(f"images held out and those trained on have {differ}")
+    first_with = {each: number for number, each in reversed(list(enumerate(known)))}
+    is_same = torch.tensor([each in first_with for each in seen])
+    num_same = int(is_same.sum())
+    what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
+    if num_same > _MAX_SHARE * len(held_out):
+        first = int(is_same.nonzero()[0])
+        where = int(index[first_with[seen[first]]])
+        what += f": image {first} of {held_out.name} is image {where} of {training.name}"
+        raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
+    if num_same:
+        warn(f"{what}: a model that memorises them looks better than it is")
+    noise = share * torch.cat([training.sigma_tn[::every], held_out.sigma_tn]).square()
+    copies, asked = torch.cat([small, small_there]), len(small) + (~is_same).nonzero()[:, 0]
+    trained = torch.arange(len(small))
+    blocks |= {len(small) + i: each for i, each in blocks_there.items() if not is_same[i]}
+    for what, found in (
+        ("show the scene of one trained on", find_twins(copies, noise, asked, trained)),
+        ("are one trained on, brighter or darker", find_twins(copies, noise, asked, trained, brighter=True)),
+        (
+            "share pixels with one trained on",
+            find_shared(blocks, np.arange(len(copies)) >= len(small), asked.numpy()),
+        ),
+    ):
+        if found:
+            pair = f"image {found[1] - len(small)} and image {every * found[2]} of those"
+            return warn(f"{found[0]} held-out images {what} ({pair}): {SCENES}")
+
+
+def _read(source: ImageSource, index: Tensor) -> tuple[Tensor, list[str], dict[int, np.ndarray]]:
+    """Small copies of images (N,), hashes of their contents, and those of the blocks of some."""
+    copies, contents, blocks = [], list[str](), dict[int, np.ndarray]()
+    for part in index.split(_BATCH):
+        x = source.read(part)
+        copies.append(small_copy(x))
+        for image in x:
+            if has_blocks(len(contents), len(index)):
+                blocks[len(contents)] = blocks_of(image.numpy())
+            contents.append(content(image))
+    return torch.cat(copies), contents, blocks
+
+
+def unlike(one: tuple[float, float], other: tuple[float, float]) -> str:
+    """What to say of two sets of images whose values have these means and deviations, if they differ much."""
+    (mean, deviation), (mean_there, deviation_there) = one, other
+    low, high = sorted((deviation, deviation_there))
+    if not (abs(mean - mean_there) > deviation_there / 2 or high > 1.5 * low):
+        return ""
+    values = f"values of {mean:.2g} ± {deviation:.2g} and {mean_there:.2g} ± {deviation_there:.2g}"
+    return f"{values}, where black is -1 and white 1: are they scaled alike, and of one kind?"
+
+
+def are_turned(one: Tensor, other: Tensor) -> bool:
+    """Whether mean images of small copies (N, H, W) and (M, H, W) agree only if those of one are moved."""
+    if min(len(one), len(other)) < 2 * FEWEST or one.shape[1] != one.shape[2]:
+        return False
+
+    def like(a: Tensor, b: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
+
+    halves = [(copies[::2].mean(0), copies[1::2].mean(0)) for copies in (one, other)]
+    mean, there = one.mean(0), other.mean(0)
+    moved = [turned.rot90(k) for turned in (there, there.T) for k in range(4)]
+    known = all(like(*half) > _LIKE for half in halves) and like(mean, there) < _UNLIKE
+    return known and max(like(mean, each) for each in moved) > _LIKE
+
+
+def mean_and_deviation(copies: Tensor, noise: float) -> tuple[float, float]:
+    """Mean and deviation of the values of small copies, without the variance of noise; NaN if that prevails."""
+    variance = float(copies.double().var()) - noise
+    return (float(copies.mean()), math.sqrt(variance)) if variance > noise else (math.nan, math.nan)

@@ -20,19 +20,19 @@ from assay.data.audit.group import DEPENDS, fit_sensor, is_correlated, neighbour
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import (
     FEWEST,
-    MAX_SHARE,
     NUM_KNOWN,
+    SCENES,
     SMALL,
     Pair,
+    are_turned,
     blocks_of,
-    content,
     find_shared,
     find_twins,
     has_blocks,
+    mean_and_deviation,
     small_copy,
+    unlike,
 )
-from assay.data.source import ImageSource
-from assay.errors import AssayError, warn
 
 _NUM_MEASURED = 48  # images of each source whose noise is measured
 _MAX_SIDE = 256  # of their parts in which its kind is looked at
@@ -50,10 +50,6 @@ _MIN_FOLLOWED = 0.3  # correlation of the levels of a map with those of the nois
 _VARIED = 3.0  # times the variance at the quiet end of a map that is compared
 _MIN_COLOURS = 0.2  # correlation of the colours of clean images
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
-_LIKE, _UNLIKE = 0.9, 0.5  # correlations of mean images
-_SCENES = "hold whole scenes out (`--patch`, or `group` of arrays)"
-_BATCH = 1024
-_MAX_BYTES = 2**32  # of training images as float32; some ten seconds
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
 CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT = "clipped cut opacity darker equal flat".split()
@@ -157,6 +153,11 @@ class _Seen:
         """Stated, measured and its interval, (N, 4)."""
         return np.array([looks.levels for looks in self.measured]).reshape(-1, 4)
 
+    @property
+    def clean(self) -> list[Tensor]:
+        """Parts (C, H, W) of the measured images without noise."""
+        return [looks.middle for looks in self.measured if looks.noise == 0]
+
     def far_off(self, stabilised: bool) -> tuple[float, float] | None:
         """Stated and measured level, if they differ: those of the source, or of the worst if many images do."""
         both, ends = np.hsplit(self.levels, 2)
@@ -208,12 +209,27 @@ class _Seen:
         if self.num_noisy >= FEWEST and len(self.ends) == 1 and self.dtype != "uint8":
             what = f"all noisy images of {self.name} have values {between}"
             yield f"{what}, exactly: if each was scaled to these ends, its noise was too; use the originals"
-        if (down := self.down_less_across()) < -_TORN:
-            what = (
-                f"rows of pixels of {self.name} hardly continue those above (correlation lower by {-down:.2f}"
-            )
+        yield from self.of_rows()
+        yield from self.of_colours()
+
+    def of_rows(self) -> Iterator[str]:
+        """Pixels of clean images continue those above hardly less than those beside, if rows are rows."""
+        seen = [x for x in self.clean if x.std() > 0]
+        if len(seen) < FEWEST:
+            return
+        found = [(x - x.mean()) / x.std() for x in seen]
+        both = [(x[..., :-1] * x[..., 1:]).mean() - (x[:, :-1] * x[:, 1:]).mean() for x in found]
+        if (less := float(torch.stack(both).mean())) > _TORN:
+            what = f"rows of pixels of {self.name} hardly continue those above (correlation lower by {less:.2f}"
             yield f"{what} than of columns): are width and height in the right order?"
-        if (colours := self.colours()) < _MIN_COLOURS:
+
+    def of_colours(self) -> Iterator[str]:
+        """The three colours of a picture have much in common."""
+        seen = [x.flatten(1) for x in self.clean if len(x) == 3]
+        with np.errstate(invalid="ignore"):
+            found = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in seen])
+        found = found[np.isfinite(found)]
+        if len(found) >= FEWEST and (colours := found.mean()) < _MIN_COLOURS:
             what = f"the three channels of clean images of {self.name} hardly correlate ({colours:.2f})"
             yield f"{what}: are they colours of one picture, or pages of a stack?"
 
@@ -236,9 +252,7 @@ class _Seen:
         elif self.measured and (order := self.order()) < _MIN_ORDER:
             words = f"the levels of {self.name} hardly follow those that the noise measures"
             yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
-        if (follows := self.follows_maps()) < _MIN_FOLLOWED:
-            what = f"the noise of {self.name} hardly follows its map (correlation over pixels {follows:.2f})"
-            yield f"{what}: is the map turned or flipped, or of other images?"
+        yield from self.of_maps()
 
     def of_one_level(self) -> list[Looks]:
         """Noisy images that have one level each, if these are enough to judge the kind of their noise."""
@@ -270,32 +284,23 @@ class _Seen:
         what = f"the noise of {self.name} depends on the signal: its variance is {ratio:.1f} times as large"
         return f"{what} in bright parts as in dark ones, but `sigma` is one level; give `gain` and `read_noise`"
 
-    def follows_maps(self) -> float:
-        """The correlation of the levels that maps state and those of the finest detail; 1 if it says little."""
+    def of_maps(self) -> Iterator[str]:
+        """The finest detail is largest where maps state the highest levels, unless texture prevails."""
         seen = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
         if len(seen) < FEWEST:
-            return 1.0
+            return
         images, maps = map(torch.stack, zip(*seen, strict=True))
         kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]])[None, None] / 6
-        detail = (
-            functional.conv2d(images.flatten(0, 1)[:, None], kernel).square().unflatten(0, images.shape[:2])
-        )
+        # The median, as edges are in few of the images.
+        detail = functional.conv2d(images.flatten(0, 1)[:, None], kernel).square()
+        detail = detail.unflatten(0, images.shape[:2]).mean(1).quantile(0.5, 0)
         stated = functional.conv2d(maps.square().flatten(0, 1)[:, None], kernel.square())
-        stated = stated.unflatten(0, maps.shape[:2]).mean((0, 1)).flatten()
-        found = detail.mean(1).quantile(0.5, 0).flatten()  # of most images: edges are in few
+        stated = stated.unflatten(0, maps.shape[:2]).mean((0, 1))
         low, high = np.quantile(stated, (0.1, 0.9))
-        if high < _VARIED * low or found.mean() > 2 * stated.mean():  # texture prevails
-            return 1.0
-        return float(np.corrcoef(stated.sqrt(), found.sqrt())[0, 1])
-
-    def down_less_across(self) -> float:
-        """The correlation of pixels of clean images with those below, less that with those beside; 0 of few."""
-        seen = [looks.middle for looks in self.measured if looks.noise == 0 and looks.middle.std() > 0]
-        if len(seen) < FEWEST:
-            return 0.0
-        found = [(x - x.mean()) / x.std() for x in seen]
-        both = [((x[:, 1:] * x[:, :-1]).mean() - (x[..., 1:] * x[..., :-1]).mean()) for x in found]
-        return float(torch.stack(both).mean())
+        follows = float(torch.corrcoef(torch.stack([stated.flatten(), detail.flatten()]).sqrt())[0, 1])
+        if high > _VARIED * low and detail.mean() < 2 * stated.mean() and follows < _MIN_FOLLOWED:
+            what = f"the noise of {self.name} hardly follows its map (correlation over pixels {follows:.2f})"
+            yield f"{what}: is the map turned or flipped, or of other images?"
 
     def redness(self) -> np.ndarray:
         """By how much the first channel of colour images exceeds the third, and its error; NaN of few."""
@@ -303,17 +308,6 @@ class _Seen:
         return np.array(
             [np.mean(seen), np.std(seen) / math.sqrt(len(seen))] if len(seen) >= FEWEST else [math.nan] * 2
         )
-
-    def colours(self) -> float:
-        """The mean correlation of the three channels of clean images, 1 if there are few."""
-        seen = [
-            looks.middle.flatten(1) for looks in self.measured if looks.noise == 0 and len(looks.middle) == 3
-        ]
-        if len(seen) < FEWEST:
-            return 1.0
-        with np.errstate(invalid="ignore"):
-            found = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in seen])
-        return float(found[np.isfinite(found)].mean()) if np.isfinite(found).sum() >= FEWEST else 1.0
 
     def order(self) -> float:
         """The rank correlation of stated and measured levels, if these spread well beyond their errors."""
@@ -378,11 +372,11 @@ class Notes:
         source = torch.tensor([note.kind[0] for note in seen])
         parts = [source == k for k in source.unique()]
         for part in parts[1:]:
-            both = [_scale(small[each], float(variance[each].mean())) for each in (parts[0], part)]
-            if min(int(parts[0].sum()), int(part.sum())) >= FEWEST and (unlike := _unlike(*both)):
+            both = [mean_and_deviation(small[each], float(variance[each].mean())) for each in (parts[0], part)]
+            if min(int(parts[0].sum()), int(part.sum())) >= FEWEST and (differ := unlike(*both)):
                 pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
-                yield "images like {} and like {} have {}".format(*pair, unlike)
-            elif _are_turned(small[parts[0]], small[part]):
+                yield "images like {} and like {} have {}".format(*pair, differ)
+            elif are_turned(small[parts[0]], small[part]):
                 pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
                 what = "images like {} and like {} are alike on average".format(*pair)
                 yield f"{what} if one kind is turned, flipped or transposed: are their axes in the same order?"
@@ -399,95 +393,7 @@ class Notes:
         if found := find_shared(blocks, group):
             what = f"{found[0]} images share pixels with another ({self._pair(found)})"
             what += ": are they overlapping crops, or shifted, flipped or turned copies?"
-            yield f"{what} Images held out must share none: leave copies out, or {_SCENES}"
+            yield f"{what} Images held out must share none: leave copies out, or {SCENES}"
 
     def _pair(self, found: Pair) -> str:
         return " and ".join(self._different[i].name for i in found[1:])
-
-
-def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
-    """Reject held-out images many of which are trained on; warn of a few, and of those that nearly are.
-
-    A model that memorised them would look good. Images are compared by hashes of their pixels and by
-    the distance of small copies. Of a training set that would take long to read, an even selection is compared.
-    """
-    every = -(-len(training) * 4 * math.prod(training.image_shape) // _MAX_BYTES)
-    index = torch.arange(0, len(training), every)
-    small, known, blocks = _read(training, index)
-    small_there, seen, blocks_there = _read(held_out, torch.arange(len(held_out)))
-    share = small[0].numel() / math.prod(training.image_shape)  # of the variance of noise, in small copies
-    sources = (small_there, held_out), (small, training)
-    scales = (_scale(each, share * float(of.sigma_tn.square().mean())) for each, of in sources)
-    num_scenes = min(len(of) if of.group is None else len(of.group.unique()) for _, of in sources)
-    if num_scenes >= FEWEST and (unlike := _unlike(*scales)):
-        warn(f"images held out and those trained on have {unlike}")
-    first_with = {each: number for number, each in reversed(list(enumerate(known)))}
-    is_same = torch.tensor([each in first_with for each in seen])
-    num_same = int(is_same.sum())
-    what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
-    if num_same > MAX_SHARE * len(held_out):
-        first = int(is_same.nonzero()[0])
-        where = int(index[first_with[seen[first]]])
-        what += f": image {first} of {held_out.name} is image {where} of {training.name}"
-        raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
-    if num_same:
-        warn(f"{what}: a model that memorises them looks better than it is")
-    noise = share * torch.cat([training.sigma_tn[::every], held_out.sigma_tn]).square()
-    copies, asked = torch.cat([small, small_there]), len(small) + (~is_same).nonzero()[:, 0]
-    trained = torch.arange(len(small))
-    blocks |= {len(small) + i: each for i, each in blocks_there.items() if not is_same[i]}
-    for what, found in (
-        ("show the scene of one trained on", find_twins(copies, noise, asked, trained)),
-        ("are one trained on, brighter or darker", find_twins(copies, noise, asked, trained, brighter=True)),
-        (
-            "share pixels with one trained on",
-            find_shared(blocks, np.arange(len(copies)) >= len(small), asked.numpy()),
-        ),
-    ):
-        if found:
-            pair = f"image {found[1] - len(small)} and image {every * found[2]} of those"
-            return warn(f"{found[0]} held-out images {what} ({pair}): {_SCENES}")
-
-
-def _read(source: ImageSource, index: Tensor) -> tuple[Tensor, list[str], dict[int, np.ndarray]]:
-    """Small copies of images (N,), hashes of their contents, and those of the blocks of some."""
-    copies, contents, blocks = [], list[str](), dict[int, np.ndarray]()
-    for part in index.split(_BATCH):
-        x = source.read(part)
-        copies.append(small_copy(x))
-        for image in x:
-            if has_blocks(len(contents), len(index)):
-                blocks[len(contents)] = blocks_of(image.numpy())
-            contents.append(content(image))
-    return torch.cat(copies), contents, blocks
-
-
-def _unlike(one: tuple[float, float], other: tuple[float, float]) -> str:
-    """What to say of two sets of images whose values have these means and deviations, if they differ much."""
-    (mean, deviation), (mean_there, deviation_there) = one, other
-    low, high = sorted((deviation, deviation_there))
-    if not (abs(mean - mean_there) > deviation_there / 2 or high > 1.5 * low):
-        return ""
-    values = f"values of {mean:.2g} ± {deviation:.2g} and {mean_there:.2g} ± {deviation_there:.2g}"
-    return f"{values}, where black is -1 and white 1: are they scaled alike, and of one kind?"
-
-
-def _are_turned(one: Tensor, other: Tensor) -> bool:
-    """Whether mean images of small copies (N, H, W) and (M, H, W) agree only if those of one are moved."""
-    if min(len(one), len(other)) < 2 * FEWEST or one.shape[1] != one.shape[2]:
-        return False
-
-    def like(a: Tensor, b: Tensor) -> float:
-        return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
-
-    halves = [(copies[::2].mean(0), copies[1::2].mean(0)) for copies in (one, other)]
-    mean, there = one.mean(0), other.mean(0)
-    moved = [turned.rot90(k) for turned in (there, there.T) for k in range(4)]
-    known = all(like(*half) > _LIKE for half in halves) and like(mean, there) < _UNLIKE
-    return known and max(like(mean, each) for each in moved) > _LIKE
-
-
-def _scale(copies: Tensor, noise: float) -> tuple[float, float]:
-    """Mean and deviation of the values of small copies, without the variance of noise; NaN if that prevails."""
-    variance = float(copies.double().var()) - noise
-    return (float(copies.mean()), math.sqrt(variance)) if variance > noise else (math.nan, math.nan)

@@ -49,7 +49,7 @@ from assay.archives import read_npz
 from assay.checkpoint import Checkpoint, CheckpointInfo, load_checkpoint
 from assay.data import ImageSource, usable
 from assay.data.config import DataConfig
-from assay.data.notes import check_overlap
+from assay.data.copies import check_overlap
 from assay.data.view import View, image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, check_converged, copy_to, x_tn_from_x_0
 from assay.devices import spread
