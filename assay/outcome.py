@@ -226,6 +226,14 @@ def _table_rules(path: Path, header: Sequence[str], rows: Mapping[int, Sequence[
         yield len(row) != len(header), AssayError(what, path=f"{path}, line {line}", cure=cure)
 
 
+def warn_if_stale(folder: Path) -> None:
+    """Warn if a study has results that its results.csv lacks: it is written when the study ends or stops."""
+    written = (folder / "results.csv").stat().st_mtime
+    if num := sum(path.stat().st_mtime > written for path in folder.glob("runs/*/outcome-*.json")):
+        what = f"{folder} has {num} newer results than its results.csv, which do not count here"
+        warn(f"{what}: `assay study report {folder}` adds them")
+
+
 def read_outcomes(table: Path | str | Any, num_images: float | None = None) -> dict[int, Outcome]:
     """Read a table of results; the keys are the lines that the outcomes stand on.
 

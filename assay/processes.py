@@ -21,12 +21,14 @@ _PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """Yield a list that SIGINT and SIGTERM append to, so that a loop can stop; a second SIGINT kills.
+    """Yield a list that SIGINT, SIGTERM and SIGHUP append to, so that a loop can stop; a second SIGINT kills.
 
-    Only the main thread can listen.
+    Only the main thread can listen. With nohup, a closed terminal stops nothing.
     """
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+    numbers = [signal.SIGINT, signal.SIGTERM] if current_thread() is main_thread() else []
+    if numbers and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
 
     def note(number: int, frame: object) -> None:
         if received and number == signal.SIGINT:

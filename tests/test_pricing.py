@@ -317,7 +317,7 @@ def test_intervals_stay_within_0_and_1(draws: tuple[float, float], ends: tuple[f
 
 def a_price(worth: float, low: float, high: float, goal: Any = "structure", limited: float = 0.0) -> Price:
     (results,) = simulate("one", "fd", (0.5, 0.1), 1, 0.0)
-    return Price(replace(results, goal=goal), a_law(), 0.3, worth, low, high, 0.95, limited)
+    return Price(replace(results, goal=goal), a_law(), 0.3, worth, low, high, 0.95, limited=limited)
 
 
 def a_law(worth: tuple[float, ...] = (0.5, 0.1), spread: float = 0.0, share: float = 0.0) -> Law:
@@ -415,6 +415,25 @@ def test_training_as_the_limit_is_said() -> None:
     high = late.centres > 2
     late = replace(late, loss=np.where(high, 1e-3, 1) * late.loss, step=np.where(high, 300, late.step))
     assert {found.limited > 0 for found in price_results([], late).prices} == {True}
+    # Not where such bands hold little of the loss.
+    few = by_level()
+    low = few.centres < 0.05
+    stuck = replace(few, step=np.where(low, 1000, few.step), loss=np.where(low, late.loss * 0.01, few.loss))
+    found = price_results([], stuck)
+    assert all(curve.limited[low].all() and not curve.limited[~low].any() for curve in found.curves)
+    assert {price.limited for price in found.prices} == {0.0}
+
+
+def test_runs_that_are_best_at_their_last_step_are_told() -> None:
+    levels = by_level()
+    assert not price_results([], levels).of("structure").late and not training_limits(price_results([], levels))
+    late = np.where(np.arange(len(levels.block))[:, None] % 7 < 5, 1000, levels.step)
+    prices = price_results([], replace(levels, step=late))
+    assert {round(price.late, 6) for price in prices.prices} == {round(5 / 7, 6)}
+    assert {price.verdict for price in prices.goals["structure"]} == {"estimate"}
+    (told,) = training_limits(prices)
+    assert "best at their last step (structure: 71%, everything: 71%)" in told and told in price_lines(prices)
+    assert {row["best_at_last_step"] for row in price_rows(prices)} == {prices.prices[0].late}
 
 
 def test_levels_limited_by_training_are_in_the_rows() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from assay.figure import Panel, Series, draw_svg
 from assay.metrics.evaluate import Evaluation
+from assay.nets import measure_cost
 from assay.outcome import Configuration, Outcome, read_outcomes
 from assay.pricing.paper import PAPER
 from assay.study import open_study
@@ -31,6 +32,7 @@ from assay.study.report import (
     study_tables,
     write_report,
 )
+from assay.study.sizing import study_cost
 from assay.study.stages import execute
 from tests.commands import failing, run
 from tests.studies import DESIGN, SPEC
@@ -138,6 +140,13 @@ def test_commands_on_a_finished_study(design: Path) -> None:
     caution = "learns with pairing = 'image_first', not 'level_first'"
     assert caution in status and caution in html.unescape((design / "report.html").read_text())
     assert "0 trainings" in run("study", "cost", design)
+    everything = run("study", "cost", design, "--set", "train.lr=0.1")  # what it would cost, without a start
+    assert "8 trainings" in everything and not (design / "settings.txt").exists()
+    assert "8 trainings" in run("study", "cost", design, "--rate", 60)
+    opened = open_study(design, settings=["train.lr=0.1"], claim=False)
+    for each, run_of in zip(study_cost(opened.study, opened), opened.runs, strict=True):
+        weights = run_of.config.net_config(opened.source)
+        assert each.kept == 4e-6 * measure_cost(weights).num_parameters and each.megabytes > 9 * each.kept
     assert "held-out loss" in run("study", "compare", design, design)
     before = (design / "results.csv").read_bytes()
     first = next(design.glob("runs/*/outcome-*.json")).parent
@@ -157,6 +166,11 @@ def test_commands_on_a_finished_study(design: Path) -> None:
     shutil.rmtree(other)
     for path in mine[:2]:
         path.unlink()
+    newest = max(path.stat().st_mtime for path in design.glob("runs/*/outcome-*.json"))
+    os.utime(design / "results.csv", (newest - 1, newest - 1))  # as while the study runs on
+    for command in (("price", design), ("study", "compare", design, design)):
+        told = " ".join(run(*command).split())
+        assert "newer results than its results.csv" in told and f"`assay study report {design}` adds" in told
     run("study", "report", design)
     assert (design / "results.csv").read_bytes() == before
     other = "study", "run", design.parent / "spec.toml", "-o", design, "--set", "train.lr=0.1"
@@ -207,6 +221,8 @@ def test_status_writes_nothing_and_does_without_the_images(design: Path, tmp_pat
     assert not without["lists_all_runs"] and without["notes"][0].endswith("is known but not packed yet.")
     assert without[unfinished.parent.name] == {**row, "title": unfinished.parent.name}
     assert all(without[run["key"]] == run for run in there["runs"] if run["state"] == "finished")
+    told = run("study", "status", design.parent / "spec.toml", "-o", study)
+    assert f"`assay study run {study}` resumes it" in told
     assert "0 of 0 runs" in run("study", "status", design.parent / "spec.toml", "-o", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

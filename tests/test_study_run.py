@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from assay.errors import AssayWarning
 from assay.study import OpenStudy, run_local
 from assay.study.run import drive, gpu_shares
 from assay.study.stages import Update
@@ -297,7 +298,8 @@ def test_a_block_that_would_end_too_late_is_not_begun(
     monkeypatch.setattr("assay.study.run.goal_prices", lambda opened: ())
     monkeypatch.setattr("assay.study.run.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr("assay.study.run.run_local", runner)
-    end, _, failed = drive(opened, minutes=minutes)
+    with pytest.warns(AssayWarning, match="epochs of the largest size are too few for a price"):
+        end, _, failed = drive(opened, minutes=minutes)
     assert end.num_blocks == num_blocks and not failed
     limited = SimpleNamespace(limited=4.0, low=0.0, high=0.5, worth=0.1, rate=(10, 2, 99), verdict="undecided")
     limited.sigma, limited.goal = 0.3, "structure"

@@ -202,7 +202,7 @@ def digits_settings(store: Path, **settings: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_save_and_exit_with_a_clear_line(number: int, digits: Path, tmp_path: Path) -> None:
     settings = digits_settings(digits, **{"train.num_steps": 1_000_000, "train.log_every": 10})
     process = command(tmp_path / "assay_command.py", "train", *settings, "-o", tmp_path / "run")

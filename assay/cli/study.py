@@ -35,7 +35,6 @@ Settings = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Trainings at a time. Default: one per GPU, or per core without GPUs.")
 ]
-_RATE = 60.0  # TFLOP/s that one data-centre GPU of 2020 sustains in mixed precision: an assumption, stated
 _NOTHING = "No run is finished yet."
 
 
@@ -87,7 +86,9 @@ def run(
         float | None,
         typer.Option(min=1.05, help="Add blocks until the interval's ends are within this factor."),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Add blocks for at most this long.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Add no block that would end later. The first always run.")
+    ] = None,
     workers: Workers = None,
     gpus_per_run: Annotated[
         int | None,
@@ -150,6 +151,11 @@ def _run(
         runs = blocks * len(opened.runs) // opened.num_blocks
         time = f"{runs} runs, {duration(3 * opened.seconds())} of one core"
         console.print(f"About {blocks} more blocks ({time}) would halve the interval; --until adds blocks.")
+    if until is not None and prices and (reached := max(map(width, prices))) > until:
+        why = "training is the limit" if any(price.limited for price in prices) else "time is over"
+        console.print(
+            f"--until {until:g} is not reached ({why}): the ends differ by a factor of {reached:.3g}."
+        )
     if failed:
         console.print(f"{len(failed)} trainings failed. Run the same command to try them again.")
         raise typer.Exit(1)
@@ -162,37 +168,45 @@ def cost(
     settings: Settings = [],  # noqa: B006
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Count at these TFLOP/s, without data. 60 if nothing can be timed."),
+        typer.Option(
+            min=0.001, help="Count for a device of these TFLOP/s, without images. A GPU has about 60."
+        ),
     ] = None,
 ) -> None:
-    """List the unfinished runs and estimate how long they will take on this machine.
+    """List the unfinished runs and estimate how long they will take on this machine. Starts nothing.
 
     Example: `assay study cost study.toml`
 
     On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
     from assay.study.report import Table
-    from assay.study.sizing import study_cost
+    from assay.study.sizing import study_cost, warn_of_few_epochs
     from assay.study.spec import read_study
 
     console, opened = open_console(markup=False), None
     study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
-    try:
-        opened = None if rate else _open(spec, output, settings)
-    except AssayError as error:
-        console.print(f"It cannot start here: {error}", style="yellow")
+    if rate is None:
+        try:
+            opened = _open(spec, output, settings, claim=False)
+        except AssayError as error:
+            error.cure = f"{error.cure}; --rate 60 counts without images" if error.cure else "see --rate"
+            raise
+        warn_of_few_epochs(opened)
     with console.status("timing a few steps ..."):
-        found = study_cost(study, opened, rate := rate or _RATE)
+        found = study_cost(study, opened, rate or 1.0)
     rows = tuple(
         (of.title, f"{of.num_trained:,}", f"{of.num_sampled:,}", duration(of.seconds), f"{of.megabytes:,.0f}")
         for of in found
     )
     header = ("run", "images trained on", "images sampled", "time", "disk, MB")
     console.print(str(Table(study.name, header, rows)))
-    size, hours = sum(each.megabytes for each in found) / 1e3, sum(each.seconds for each in found) / 3600
-    text = f"{len(found)} trainings, {size:,.3g} GB of disk if all run at once: about {hours:,.3g} hours"
-    counted = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
-    console.print(f"{text} {counted if opened is None else 'on one core, of which each worker takes one'}.")
+    hours, kept = sum(of.seconds for of in found) / 3600, sum(of.kept for of in found)
+    of_what = "of one core, of which each worker takes one"
+    if rate:
+        of_what = f"of one device at {rate:g} TFLOP/s sustained. Counted, not measured"
+    console.print(f"{len(found)} trainings: about {hours:,.3g} hours {of_what}.")
+    most = max((of.megabytes for of in found), default=0)
+    console.print(f"On disk, each worker needs up to {most:,.0f} MB; {kept:,.0f} MB of weights remain in all.")
 
 
 @app.command()
@@ -228,7 +242,10 @@ def status(
     if num_running := sum(run["state"] in ("training", "being measured") for run in found["runs"]):
         console.print(f"The study is running: {num_running} now.")
     elif num_done < len(rows) and not found["num_others"]:
-        console.print(f"`assay study run {spec}` resumes it, and `assay study cost {spec}` estimates the time.")
+        place = found["folder"] if Path(found["folder"], "study.toml").exists() else spec
+        console.print(
+            f"`assay study run {place}` resumes it, and `assay study cost {place}` estimates the time."
+        )
 
 
 @app.command()
@@ -266,7 +283,7 @@ def compare(
 
     Example: `assay study compare out/demo out/mine`
     """
-    from assay.outcome import read_outcomes
+    from assay.outcome import read_outcomes, warn_if_stale
     from assay.study.report import SPREAD, compared_settings, compared_table
 
     tables = [path / "results.csv" if path.is_dir() else path for path in (first, second)]
@@ -274,6 +291,9 @@ def compare(
         if not path.exists():
             cure = f"`assay study report {given}` writes it once a training is finished"
             raise AssayError("does not exist", path=path, cure=cure if given.is_dir() else "check the path")
+    for given in (first, second):
+        if given.is_dir():
+            warn_if_stale(given)
     mine, theirs = (list(read_outcomes(path).values()) for path in tables)
     table = compared_table(mine, theirs, (str(first), str(second)))
     open_console(markup=False).print(str(table), SPREAD, *compared_settings(*tables), sep="\n")

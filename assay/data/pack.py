@@ -152,6 +152,7 @@ def pack(
     store = write_store(target, name, noted(), *first[2], class_names, warnings=notes.warnings)
     if target != path:
         _check_ours(path)  # which may have changed meanwhile
+        shutil.copymode(path, target)  # private images stay private
         os.replace(path, old)
         os.replace(target, path)
         shutil.rmtree(old)

@@ -7,17 +7,18 @@ one end of it ("at least", "at most"), or undecided, with the reason and what wo
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL.Image import Image
 
 from assay.errors import AssayError, about, choose
 from assay.figure import draw
-from assay.outcome import Outcome, read_outcomes
+from assay.outcome import Outcome, read_outcomes, warn_if_stale
 from assay.pricing.law import Farthest, Law, check_confidence, farthest, fit_laws, interval
 from assay.pricing.paper import PAPER
 from assay.pricing.quote import Quote, quoted_at
@@ -34,8 +35,8 @@ class Price:
     """The worth of a noisy image of a level for a goal, with its interval within [0, 1].
 
     `results` are what it was read from, by `law`. `limited` is how many times the training steps it would take
-    to see what data is worth; 0 if data is the limit. A slip among the results, the `farthest` of them, spoils
-    the law.
+    to see what data is worth; 0 if data is the limit. `late` is the share of runs that were best at their last
+    step, if that is known. A slip among the results, the `farthest` of them, spoils the law.
     """
 
     results: Measured
@@ -45,8 +46,9 @@ class Price:
     low: float
     high: float
     confidence: float
-    limited: float = 0.0
     farthest: Farthest | None = None
+    limited: float = 0.0
+    late: float = 0.0
 
     def __repr__(self) -> str:
         from assay.pricing.words import sentence
@@ -237,14 +239,17 @@ def price_results(
         goals = [levels.total("structure", sigma) for sigma in levels.sigmas] + [levels.total("everything")]
         fitted = fit_laws([*goals, *(levels.band(band) for band in range(len(levels.centres)))])
         bands = fitted[len(goals) :]
+        is_limited = _is_limited(levels, bands)
         for which, (results, law) in enumerate(zip(goals, fitted, strict=False)):
             worst = farthest(results)
             everything = results.goal == "everything"
-            share = levels.above(0.0 if everything else levels.sigmas[which])
+            weights = levels.loss.mean(0) * levels.above(0.0 if everything else levels.sigmas[which])
+            late = float(np.average(_is_late(levels).mean(0), weights=weights))
             for level in range(len(levels.sigmas)) if everything else (which,):
-                limited = _limited(levels, law, level, share)
-                found.append(_price(results, law, level, confidence, worst, limited))
-        curves = tuple(_curves(levels, bands, confidence, quote))
+                most = np.average(is_limited[level], weights=weights) > 0.5
+                limited = _times_the_steps(levels, weights > 0) if most else 0.0
+                found.append(_price(results, law, level, confidence, worst, limited, late))
+        curves = tuple(_curves(levels, bands, is_limited, confidence, quote))
     metrics: dict[Goal, str] = {"looks": "fd"} if found else {"everything": "held_out_loss", "looks": "fd"}
     for goal, metric in metrics.items():
         if any(each.value(metric) is not None for each in outcomes):
@@ -312,28 +317,43 @@ def read_results(
         again = "call `run_study` or `assay study run` again"
         cure = f"if its study is not finished, {again}, or `assay study report` for what is there"
         raise AssayError("has no results.csv", path=path, cure=cure)
+    if path.is_dir():
+        warn_if_stale(path)
     return list(read_outcomes(results, num_images).values()), by_level
 
 
 def _price(
-    results: Measured, law: Law, level: int, confidence: float, worst: Farthest | None, limited: float = 0.0
+    results: Measured,
+    law: Law,
+    level: int,
+    confidence: float,
+    worst: Farthest | None,
+    limited: float = 0.0,
+    late: float = 0.0,
 ) -> Price:
     worth, low, high = (float(end[level]) for end in interval(law.worth, confidence))
-    return Price(results, law, float(results.sigmas[level]), worth, low, high, confidence, limited, worst)
+    sigma = float(results.sigmas[level])
+    return Price(results, law, sigma, worth, low, high, confidence, worst, limited, late)
 
 
-def _limited(levels: LevelResults, law: Law, level: int, share: Array) -> float:
-    """How many times the steps it would take if training is the limit in these shares of bands (B,), else 0.
+def _is_late(levels: LevelResults) -> NDArray[np.bool_]:
+    """Whether runs are best at their last stop, by bands (n, B)."""
+    return levels.step >= levels.last_step[:, None]
 
-    It is where most runs are best at their last stop (bands count by their part of the loss) and either more
-    clean images do not help or mixes do no better than their clean images alone. Where runs did stop early,
-    stops grow as the number of images.
+
+def _is_limited(levels: LevelResults, bands: Sequence[Law]) -> NDArray[np.bool_]:
+    """Whether training, not data, is the limit, by noise of the images and by band (S, B).
+
+    That is where most runs are best at their last stop and either more clean images do not help or mixes do
+    no better than their clean images alone. A goal is limited if such bands hold most of its loss.
     """
-    step, loss = levels.step[:, share > 0], (levels.loss.mean(0) * share)[share > 0]
-    late = step >= levels.last_step[:, None]
-    useless = interval(law.worth)[0][level] == 0
-    if np.average(late.mean(0), weights=loss) < 0.5 or not (law.gain < 0.9 or useless):
-        return 0.0
+    useless = np.transpose([(interval(law.worth)[0] == 0) | (law.gain < 0.9) for law in bands])
+    return useless & (_is_late(levels).mean(0) >= 0.5)
+
+
+def _times_the_steps(levels: LevelResults, used: NDArray[np.bool_]) -> float:
+    """How many times the steps it takes at least in these bands (B,): stops grow as the number of images."""
+    step, late = levels.step[:, used], _is_late(levels)[:, used]
     size = levels.num_clean + levels.num_noisy.sum(1)
     if late.all():
         return 4.0
@@ -341,14 +361,18 @@ def _limited(levels: LevelResults, law: Law, level: int, share: Array) -> float:
     return float(np.clip(np.ceil(pace * size.max() / levels.last_step.max()), 2, 10))
 
 
-def _curves(levels: LevelResults, bands: list[Law], confidence: float, quote: Quote | None) -> list[WorthCurve]:
+def _curves(
+    levels: LevelResults,
+    bands: list[Law],
+    is_limited: NDArray[np.bool_],
+    confidence: float,
+    quote: Quote | None,
+) -> list[WorthCurve]:
     """The worth in each band by the law of that band, nothing shared between them."""
     worth, low, high = np.stack([np.stack(interval(law.worth, confidence)) for law in bands], 2)  # (S, B) each
-    only = np.eye(len(bands))
     found = []
     for level, sigma in enumerate(levels.sigmas.tolist()):
-        limited = [bool(_limited(levels, law, level, one)) for law, one in zip(bands, only, strict=True)]
         quoted = None if quote is None else quoted_at(quote, sigma, levels.centres)
         ends = worth[level], low[level], high[level]
-        found.append(WorthCurve(sigma, levels.centres, *ends, np.array(limited), quoted))
+        found.append(WorthCurve(sigma, levels.centres, *ends, is_limited[level], quoted))
     return found

@@ -20,6 +20,7 @@ GOALS: dict[Goal, str] = {
     "everything": "everything, down to one grey step",
     "looks": "how samples look",
 }
+_MOST = 0.5  # of the runs
 _UNLIKELY = 0.01  # a lack of fit that counts
 _VAGUE = 0.7  # width of an interval of a worth that says too little for a line
 _ASSUMED = "no configuration was repeated, so the scatter around the law stands for the error of a run"
@@ -156,10 +157,15 @@ def doubts(prices: Prices) -> list[str]:
 
 
 def training_limits(prices: Prices) -> list[str]:
-    """At which noise levels longer training, not more data, would tell more; nothing if at none."""
+    """Where longer training, not more data, would tell more: goals, and noise levels; nothing if nowhere."""
+    late = {p.goal: f"{p.goal}: {p.late:.0%}" for p in prices.prices if p.late >= _MOST and not p.limited}
+    said = []
+    if late:
+        what = f"Most runs were best at their last step ({', '.join(late.values())})"
+        said = [f"{what}: longer training may change these rates by more than their intervals."]
     bands = {f"{c.levels[b]:.2g}" for c in prices.curves for b in np.flatnonzero(c.limited)}
     limited = ", ".join(sorted(bands, key=float))
-    return [f"Training, not data, is the limit at these noise levels: {limited}."] if limited else []
+    return [*said, *[f"Training, not data, is the limit at these noise levels: {limited}."] * bool(limited)]
 
 
 def extremes(prices: Prices) -> list[str]:
@@ -192,7 +198,8 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
             "worth_low": price.low, "worth_high": price.high, "lack_of_fit": price.law.lack_of_fit,
             "num_runs": price.law.num_runs, "num_blocks": price.law.num_blocks,
             "pairs_low": 1 / most if most > 0 else math.inf, "pairs_high": 1 / least if least > 0 else math.inf,
-            "levels_limited_by_training": limited.get(price.sigma, []), "notes": notes[price.goal],
+            "levels_limited_by_training": limited.get(price.sigma, []), "best_at_last_step": price.late,
+            "notes": notes[price.goal],
         }  # fmt: skip
         if price.verdict in ("at least", "at most"):
             row["rate"] = math.nan  # there is only a bound

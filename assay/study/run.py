@@ -38,7 +38,7 @@ from assay.processes import Ended, Workers, stop_on_signal
 from assay.progress import Tell, open_progress
 from assay.registry import name_of
 from assay.study.report import Written, write_report
-from assay.study.sizing import draft_study, heading, study_name
+from assay.study.sizing import draft_study, heading, study_name, warn_of_few_epochs
 from assay.study.spec import Run, Study
 from assay.study.stages import OpenStudy, Update, Work, attempt, find_reference, open_study
 from assay.train.run import check_ranks
@@ -171,6 +171,7 @@ def drive(
         what, cure = f"holds {min(theirs)}, which no run here made", "choose another folder with -o"
         raise AssayError(what, path=opened.folder, cure=cure)
     remove_leftovers(opened.folder)
+    warn_of_few_epochs(opened)
     if opened.missing():  # what is wrong with the reference is told before any work
         find_reference(opened.study, opened.data, opened.folder)
     while True:

@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,28 @@ def draft_study(
     largest = draft["ladder"][-1] * draft["have_clean"]
     if (epochs := round(num_images / largest)) < _MIN_EPOCHS:
         needed = taken + per_image * num_runs * (_MIN_EPOCHS * largest - num_images) / 60 / cores
-        few = f"{epochs} epochs of the largest size are too few for a price, for which data must be the limit"
-        warn(f"{few}: {_MIN_EPOCHS} epochs take about {needed:.2g} minutes here, not {minutes:g}")
+        warn(f"{_too_few(epochs)}: {_MIN_EPOCHS} epochs take about {needed:.2g} minutes here, not {minutes:g}")
     draft["timing"] = (
         f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
         f"on {num_images:,} images\n# each ({epochs} epochs of the largest size) take about {taken:.2g} "
         f"minutes on {cores} core(s).{note}"
     )
     return _text(draft)
+
+
+def warn_of_few_epochs(opened: OpenStudy) -> None:
+    """Warn if the runs of a design are too short for a price, whatever its file says."""
+    if opened.study.design is not None and opened.missing():
+        config, largest = max(
+            ((run.config, run.ways[0][0].num_clean) for run in opened.runs), key=itemgetter(1)
+        )
+        epochs = round(config.train.total_steps * config.train.batch_size / largest)
+        if epochs < _MIN_EPOCHS:
+            warn(f"{_too_few(epochs)}: train longer (train.num_steps), or on fewer images")
+
+
+def _too_few(epochs: int) -> str:
+    return f"{epochs} epochs of the largest size are too few for a price, for which data must be the limit"
 
 
 def heading(text: str) -> str:
@@ -214,7 +229,7 @@ def _opened(draft: dict[str, Any], folder: Path) -> OpenStudy:
 
 @dataclass(frozen=True)
 class RunCost:
-    """One training with the ways its model is sampled; `megabytes` are on disk while it runs.
+    """One training with the ways its model is sampled; of `megabytes` on disk while it runs some are `kept`.
 
     `flops` counts its training and samples; `seconds` are those of one core here, or counted by a rate.
     """
@@ -224,6 +239,7 @@ class RunCost:
     num_sampled: int
     flops: float
     megabytes: float
+    kept: float
     seconds: float
 
 
@@ -247,16 +263,16 @@ def study_cost(study: Study, opened: OpenStudy | None = None, rate: float = 60.0
         forwards += sum(run.num_sampled * sample.num_evaluations() for sample in run.samples)
         if run.continues is not None:
             forwards -= training_evaluations(run.continues.config.train, len(source))
-        num_snapshots = 1 + train.rounds + run.evaluate.along
-        num_snapshots += len(stopping_steps(train.total_steps)) if measured else 0
-        num_snapshots += (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
+        num_kept = 1 + train.rounds + (train.total_steps - 1) // (train.snapshot_every or train.total_steps)
+        num_compared = run.evaluate.along + (len(stopping_steps(train.total_steps)) if measured else 0)
         found.append(
             RunCost(
                 run.title,
                 num_trained=train.total_steps * train.batch_size,
                 num_sampled=run.num_sampled * len(run.samples),
                 flops=forwards * cost.flops,
-                megabytes=cost.num_parameters * (_STATE_BYTES + 4 * num_snapshots) / 1e6,
+                megabytes=cost.num_parameters * (_STATE_BYTES + 4 * (num_kept + num_compared)) / 1e6,
+                kept=cost.num_parameters * 4 * num_kept / 1e6,
                 seconds=timed[key] * (forwards + measured) if opened else forwards * cost.flops / rate / 1e12,
             )
         )
