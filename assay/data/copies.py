@@ -8,7 +8,7 @@ trained on (`check_overlap`).
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -239,6 +239,15 @@ def are_turned(one: Tensor, other: Tensor) -> bool:
     moved = [turned.rot90(k) for turned in (there, there.T) for k in range(4)]
     known = all(like(*half) > _LIKE for half in halves) and like(mean, there) < _UNLIKE
     return known and max(like(mean, each) for each in moved) > _LIKE
+
+
+def are_versions(pairs: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether most second small copies (H, W) are more like their own first ones than like other first ones."""
+    if len(pairs) < FEWEST // 2 or len({copy.shape for pair in pairs for copy in pair}) > 1:
+        return False
+    one, other = (torch.stack(each).flatten(1).double() for each in zip(*pairs, strict=True))
+    like = torch.corrcoef(torch.cat([one, other])).nan_to_num(-1)[len(one) :, : len(one)]
+    return float((like.argmax(1) == torch.arange(len(like))).double().mean()) > 0.5
 
 
 def mean_and_deviation(copies: Tensor, noise: float) -> tuple[float, float]:

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from assay.data.audit.group import DEPENDS, fit_sensor, is_correlated, neighbour_correlation
+from assay.data.audit.kind import Noisy, correlates, depends, detail, leaves_its_map, repeats
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import (
     FEWEST,
@@ -42,13 +41,18 @@ _TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then co
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
 _AGREE_STABILISED = math.log(1.2)  # below that of a sensor, which no texture explains
 _LEAST_SIDE = 12  # of clean images whose noise is judged
+_SURELY_NOISE = 0.2  # low end of the level of a clean image that no texture reaches
+_SURELY_LESS = 0.6  # times the stated level of a noisy image, that the high end of its own never falls below
 _SPREAD = math.log(1.5)  # of stated levels whose order is compared with that of measured ones
 _MIN_ORDER = 0.3  # their rank correlation
 _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
-_MIN_FOLLOWED = 0.3  # correlation of the levels of a map with those of the noise
-_VARIED = 3.0  # times the variance at the quiet end of a map that is compared
+_SMOOTH = 0.05  # deviation of the finest detail of the log of a map
 _MIN_COLOURS = 0.2  # correlation of the colours of clean images
+_MIN_JUMPS, _JUMPS_PER_END = 1e-3, 0.3  # of pixels, and of those that are black or white, if 8 bits overflowed
+_MOST_SHEARED = 16  # pixels by which a width may be wrong
+_MIN_SHEAR = 0.03  # by how much the right shift of rows raises their correlation
+_SEAM = 0.4, 2.2  # squared difference of the end of a row and the start of the next, over that of neighbours
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
@@ -74,6 +78,8 @@ class Looks(NamedTuple):
     small: Tensor | None  # copy (H, W)
     noise: float  # its variance in the small copy
     blocks: np.ndarray | None  # their hashes, of some images
+    tint: float = math.nan  # of colours: by how much the first exceeds the third
+    jumps: np.ndarray | None = None  # of 8 bits: see `_jumps`
     levels: Sequence[float] = ()  # of some images: as stated, as measured and 95% interval; black to white is 2
     middle: Tensor = torch.empty(0)  # of those (C, H, W)
     sigma_map: Tensor | None = None  # of the noise there, if it varies
@@ -95,7 +101,7 @@ class Note(NamedTuple):
 def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, files: np.ndarray) -> Looks:
     """What is seen in image i (C, H, W) of a source with these values, quickly.
 
-    Levels are measured of few images; of a map the nearest level counts.
+    Levels are measured of few images.
     """
     found, noisy = dict[str, tuple[float, ...]](), np.max(sigma) > 0
     if noisy and files.dtype == np.uint8:
@@ -111,15 +117,38 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     image = torch.from_numpy(x.astype(np.float32))[None]
     small = small_copy(image)[0] if i % -(-num_images // NUM_KNOWN) == 0 else None
     noise = float(np.square(sigma).mean()) * min(x.shape[1], SMALL) * min(x.shape[2], SMALL) / x.size
-    looks = Looks(found, small, noise, blocks_of(x) if has_blocks(i, num_images) else None)
+    tint, jumps = float(x[0].mean() - x[2].mean()) if len(x) == 3 else math.nan, _jumps(files)
+    looks = Looks(found, small, noise, blocks_of(x) if has_blocks(i, num_images) else None, tint, jumps)
     if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
         return looks
-    levels = blind_net().levels(image).flatten().tolist()
-    stated = float(np.clip(levels[0], *np.quantile(sigma, (0.05, 0.95))))
+    levels = _levels(image, sigma)
     rows, columns = (slice(max(0, side - _MAX_SIDE) // 2, (side + _MAX_SIDE) // 2) for side in x.shape[1:])
     sigma_map = None if np.ndim(sigma) == 0 else torch.tensor(sigma, dtype=torch.float32)[:, rows, columns]
     middle = image[0, :, rows, columns].clone()
-    return looks._replace(levels=[stated, *levels], middle=middle, sigma_map=sigma_map)
+    return looks._replace(levels=levels, middle=middle, sigma_map=sigma_map)
+
+
+def _levels(x: Tensor, sigma: float | np.ndarray) -> list[float]:
+    """The noise of an image (1, C, H, W) as stated and as measured, with its interval.
+
+    Divided by a smooth map, the noise has one level. A rough map would make structure rough: of what it states,
+    the nearest to the measured level counts.
+    """
+    level_map = torch.as_tensor(sigma, dtype=torch.float32)
+    if level_map.ndim == 3 and level_map.min() > 0 and detail(level_map[None].log()).std() < _SMOOTH:
+        stated = float(level_map.square().mean().sqrt())
+        return [stated, *blind_net().levels(x / level_map * stated).flatten().tolist()]
+    levels = blind_net().levels(x).flatten().tolist()
+    return [float(np.clip(levels[0], *np.quantile(sigma, (0.05, 0.95)))), *levels]
+
+
+def _jumps(files: np.ndarray) -> np.ndarray | None:
+    """Of 8-bit pixels: the shares that are black or white, and that jump nearly from one to the other."""
+    if files.dtype != np.uint8:
+        return None
+    inside = (files > 0) & (files < 255)
+    jump = abs(np.diff(files.astype(np.int16), axis=1)) * (inside[:, 1:] & inside[:, :-1])  # along any side
+    return np.array([1 - inside.mean(), (jump > 200).mean(), (jump > 240).mean()])
 
 
 def odd_axes(shape: tuple[int, ...]) -> str | None:
@@ -131,6 +160,25 @@ def odd_axes(shape: tuple[int, ...]) -> str | None:
     if width in (3, 4):
         return f"{read}. If it is one colour image, add an axis in front (`image[None]`)"
     return f"{read}. If it holds {width} images of {num} x {height}, move its last axis to the front"
+
+
+def _sheared(x: Tensor) -> int:
+    """By how much rows of images (N, C, H, W) of mean 0 and deviation 1 have a wrong width; 0 if not."""
+    width = x.shape[-1]
+    most = min(_MOST_SHEARED, width // 4)
+
+    def alike(lag: int) -> Tensor:
+        below, above = x[:, :, 1:, max(0, lag) :], x[:, :, :-1, max(0, -lag) :]
+        width = min(below.shape[-1], above.shape[-1])
+        return (below[..., :width] * above[..., :width]).mean((1, 2, 3))
+
+    found = torch.stack([alike(lag) for lag in range(-most, most + 1)])
+    best = found.argmax(0)
+    mode = int(best.mode().values)
+    gain = float((found[mode] - found[most]).mean())
+    is_common = float((best == mode).double().mean()) > 0.5
+    seam = float((x[:, :, :-1, -1] - x[:, :, 1:, 0]).square().mean() / x.diff().square().mean())
+    return mode - most if is_common and gain > _MIN_SHEAR and _SEAM[0] < seam < _SEAM[1] else 0
 
 
 @dataclass
@@ -147,6 +195,8 @@ class _Seen:
     ends: set[tuple[float, float]] = field(default_factory=set)  # of noisy images
     num_noisy: int = 0
     measured: list[Looks] = field(default_factory=list)
+    tints: list[float] = field(default_factory=list)
+    jumps: list[np.ndarray] = field(default_factory=list)
 
     @property
     def levels(self) -> np.ndarray:
@@ -176,6 +226,14 @@ class _Seen:
             return None
         return float(np.quantile(found[:, 0], 0.5, method="lower")), float(np.median(found[:, 1]))
 
+    def strays(self) -> tuple[int, float] | None:
+        """How many of few images surely have another level than stated, and their median level."""
+        stated, measured, low, high = self.levels.T
+        if not len(stated) or min(self.measured[0].middle.shape[1:]) < _LEAST_SIDE:
+            return None
+        is_stray = low > _SURELY_NOISE if self.noise == 0 else (stated > 0) & (high < _SURELY_LESS * stated)
+        return (int(is_stray.sum()), float(np.median(measured[is_stray]))) if is_stray.sum() > 1 else None
+
     def add(self, note: Note) -> None:
         """Take in a note; the mean of noisy images and any value of clean ones may lie far beyond the range."""
         (black, white), (lowest, mean, highest) = note.black_and_white, note.values
@@ -189,6 +247,8 @@ class _Seen:
         self.num_beyond += far > span
         self.black_and_white = note.black_and_white
         self.measured += [note.looks] if note.looks.levels else []
+        self.tints += [note.looks.tint]
+        self.jumps += [] if note.looks.jumps is None else [note.looks.jumps]
 
     def warnings(self, in_files: bool, cure: str) -> list[str]:
         """What of its values and levels looks wrong; `cure` says how to give a range."""
@@ -209,6 +269,10 @@ class _Seen:
         if self.num_noisy >= FEWEST and len(self.ends) == 1 and self.dtype != "uint8":
             what = f"all noisy images of {self.name} have values {between}"
             yield f"{what}, exactly: if each was scaled to these ends, its noise was too; use the originals"
+        at_ends, far, farther = np.mean(self.jumps or [np.zeros(3)], axis=0)
+        if far > max(_MIN_JUMPS, _JUMPS_PER_END * at_ends) and farther > _MIN_JUMPS / 5:
+            what = f"{far:.1%} of the pixels of {self.name} jump between nearly black and nearly white"
+            yield f"{what}, but few are either: did values beyond 255 wrap round? Clip them before rounding"
         yield from self.of_rows()
         yield from self.of_colours()
 
@@ -217,11 +281,15 @@ class _Seen:
         seen = [x for x in self.clean if x.std() > 0]
         if len(seen) < FEWEST:
             return
-        found = [(x - x.mean()) / x.std() for x in seen]
-        both = [(x[..., :-1] * x[..., 1:]).mean() - (x[:, :-1] * x[:, 1:]).mean() for x in found]
-        if (less := float(torch.stack(both).mean())) > _TORN:
+        found = torch.stack([(x - x.mean()) / x.std() for x in seen])
+        less = float((found[..., :-1] * found[..., 1:]).mean() - (found[:, :, :-1] * found[:, :, 1:]).mean())
+        width = found.shape[-1]
+        if less > _TORN:
             what = f"rows of pixels of {self.name} hardly continue those above (correlation lower by {less:.2f}"
             yield f"{what} than of columns): are width and height in the right order?"
+        elif wider := _sheared(found):
+            what = f"rows of pixels of {self.name} continue those above best {abs(wider)} to the side, and each"
+            yield f"{what} begins where the one above ends: is the width {width + wider} instead of {width}?"
 
     def of_colours(self) -> Iterator[str]:
         """The three colours of a picture have much in common."""
@@ -236,9 +304,11 @@ class _Seen:
     def of_levels(self, in_files: bool) -> Iterator[str]:
         """What of its noise looks wrong."""
         (black, white), stabilised = self.black_and_white, not in_files and self.noise > 0
-        correlated, depends = self.correlates(), "" if stabilised else self.depends()
-        if kind := correlated or depends:
+        noisy = self.of_one_level()
+        correlated = correlates(self.name, noisy)
+        if kind := correlated or ("" if stabilised else depends(self.name, noisy)):
             yield f"{kind}. `assay data noise` tells more"
+        yield from repeats(self.name, noisy)
         levels = self.far_off(stabilised) if self.measured else None
         if levels and not (correlated and levels[0] > levels[1]):  # which measures less than there is
             sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
@@ -249,65 +319,29 @@ class _Seen:
                 words = f"should have noise of {sigma:.3g} once it is stabilised"
                 cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"
             yield f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}"
+        elif strays := self.strays():
+            num, level = strays
+            level *= (white - black) / 2 if in_files else 1
+            what = f"{num} of {len(self.measured)} images of {self.name} whose noise was measured have"
+            if self.noise == 0:
+                yield f"{what} noise of about {level:.3g}, but count as clean: are noisy images among them?"
+            else:
+                yield f"{what} far less noise than stated (about {level:.3g}): are clean images among them?"
         elif self.measured and (order := self.order()) < _MIN_ORDER:
             words = f"the levels of {self.name} hardly follow those that the noise measures"
             yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
-        yield from self.of_maps()
+        with_map = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
+        yield from leaves_its_map(self.name, with_map if len(with_map) >= FEWEST else [])
 
-    def of_one_level(self) -> list[Looks]:
+    def of_one_level(self) -> list[Noisy]:
         """Noisy images that have one level each, if these are enough to judge the kind of their noise."""
         found = [looks for looks in self.measured if looks.noise > 0 and looks.sigma_map is None]
-        return found if len(found) >= FEWEST else []
+        return [Noisy(looks.middle, *looks.levels[:2]) for looks in found] if len(found) >= FEWEST else []
 
-    def correlates(self) -> str:
-        """What to say of noise that is not white."""
-        if not (seen := self.of_one_level()):
-            return ""
-        levels = [looks.levels[1] for looks in seen]
-        if not is_correlated(white := neighbour_correlation([looks.middle for looks in seen], levels)):
-            return ""
-        what = f"the noise of neighbouring pixels of {self.name} correlates ({white.value:.2f}; white: 0)"
-        return (
-            f"{what}, as after resizing or compression, if it is not texture: use unprocessed images if you can"
-        )
-
-    def depends(self) -> str:
-        """What to say of noise that grows with the signal, other than by clipping."""
-        seen = self.of_one_level()
-        if not seen or np.ptp(np.log([looks.levels[0] for looks in seen])) > _AGREE:  # levels differ by image
-            return ""
-        images = [looks.middle for looks in seen]
-        bounds = min(float(x.min()) for x in images), max(float(x.max()) for x in images)
-        sensor = fit_sensor(images, bounds)
-        if sensor is None or (ratio := sensor.dependence()) <= DEPENDS:
-            return ""
-        what = f"the noise of {self.name} depends on the signal: its variance is {ratio:.1f} times as large"
-        return f"{what} in bright parts as in dark ones, but `sigma` is one level; give `gain` and `read_noise`"
-
-    def of_maps(self) -> Iterator[str]:
-        """The finest detail is largest where maps state the highest levels, unless texture prevails."""
-        seen = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
-        if len(seen) < FEWEST:
-            return
-        images, maps = map(torch.stack, zip(*seen, strict=True))
-        kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]])[None, None] / 6
-        # The median, as edges are in few of the images.
-        detail = functional.conv2d(images.flatten(0, 1)[:, None], kernel).square()
-        detail = detail.unflatten(0, images.shape[:2]).mean(1).quantile(0.5, 0)
-        stated = functional.conv2d(maps.square().flatten(0, 1)[:, None], kernel.square())
-        stated = stated.unflatten(0, maps.shape[:2]).mean((0, 1))
-        low, high = np.quantile(stated, (0.1, 0.9))
-        follows = float(torch.corrcoef(torch.stack([stated.flatten(), detail.flatten()]).sqrt())[0, 1])
-        if high > _VARIED * low and detail.mean() < 2 * stated.mean() and follows < _MIN_FOLLOWED:
-            what = f"the noise of {self.name} hardly follows its map (correlation over pixels {follows:.2f})"
-            yield f"{what}: is the map turned or flipped, or of other images?"
-
-    def redness(self) -> np.ndarray:
+    def redness(self) -> tuple[float, float]:
         """By how much the first channel of colour images exceeds the third, and its error; NaN of few."""
-        seen = [float((x[0] - x[2]).mean()) for x in (looks.middle for looks in self.measured) if len(x) == 3]
-        return np.array(
-            [np.mean(seen), np.std(seen) / math.sqrt(len(seen))] if len(seen) >= FEWEST else [math.nan] * 2
-        )
+        seen = self.tints if len(self.tints) >= FEWEST else [math.nan]
+        return float(np.mean(seen)), float(np.std(seen)) / math.sqrt(len(seen))
 
     def order(self) -> float:
         """The rank correlation of stated and measured levels, if these spread well beyond their errors."""

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 from pydantic import BeforeValidator, Field
+from torch import Tensor
 
 from assay.data.audit.level import spread
+from assay.data.copies import are_versions, small_copy
 from assay.data.decode import check_finite, flatten, is_transparent
 from assay.data.notes import DARKER, OPACITY, Note, Notes, look_at
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
@@ -239,14 +242,15 @@ def _jobs(raws: Sequence[RawImages], titles: Sequence[str]) -> list[_Job]:
 
 
 def _join_twins(jobs: list[_Job]) -> tuple[list[_Job], str]:
-    """Hold images of several sources with one name and brightness out together: a noisy version tells a lot."""
-    first, means = dict[str, _Job](), list[list[float]]()
+    """Hold images of several sources with one name and scene out together: a noisy version tells a lot."""
+    first, copies = dict[str, _Job](), list[list[Tensor]]()
     named = [(first.setdefault(re.sub(r"\.\w+(?=\[|$)", "", job.raw.names[job.i]), job), job) for job in jobs]
     pairs = [pair for pair in named if pair[0].source != pair[1].source]
     for k in spread(len(pairs), _NUM_AT_ONCE):
         with suppress(ValueError, OSError):  # reported when its turn comes
-            means.append([float(job.raw.load(job.i).mean()) for job in pairs[k]])
-    if len(means) < 8 or np.ptp(means, 0).min() == 0 or not np.corrcoef(np.transpose(means))[0, 1] > 0.8:
+            images = (torch.from_numpy(job.raw.load(job.i).astype(np.float32)) for job in pairs[k])
+            copies.append([small_copy(x.movedim(2, 0)[None])[0] for x in images])
+    if not are_versions(copies):
         return jobs, ""  # of names alone nothing follows: files may be numbered
     group = {twin.group: job.group for job, twin in pairs}
     twin = f"{pairs[0][1].name} of {pairs[0][0].name}"
