@@ -18,7 +18,7 @@ from assay.generate import RESTORE_STEPS
 from assay.nets import build_denoiser
 from assay.progress import duration
 from assay.train.config import RunConfig, TrainConfig, read_config
-from assay.train.folder import read_run
+from assay.train.folder import final_path, read_run
 from assay.train.loop import losses
 from assay.train.optimizer import make_optimizer
 from assay.train.presets import PRESETS, preset_tree, smaller_preset, suited_preset
@@ -105,7 +105,11 @@ def choose_config(
         raise AssayError("num_steps says already how long to train", key="minutes", cure="give one of both")
     begun = None if run_dir is None else run_dir / "config.json"
     if begun is not None and begun.is_file():
-        return read(num_steps=read_run(begun)["config"]["train"]["num_steps"])
+        num_steps = read_run(begun)["config"]["train"]["num_steps"]
+        if final_path(begun.parent).exists():
+            done = f"{begun.parent} is finished, after {num_steps:,} steps"
+            warn(f"{done}; for other minutes, choose another folder")
+        return read(num_steps=num_steps)
     share = 60 * minutes / training_seconds(config, source, device)
     if (num_steps := int(config.train.num_steps * share)) < _FEWEST_STEPS:
         least = duration(60 * minutes * _FEWEST_STEPS / (config.train.num_steps * share))

@@ -196,7 +196,8 @@ def read_table(table: Path | str | Any) -> tuple[Path, list[str], dict[int, list
         path = Path(table)
         with decoding(path, "give a CSV file"), open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            header, rows = next(reader, []), {line: row for row in reader if row and (line := reader.line_num)}
+            header = next(reader, [])
+            rows = {line: row for row in reader if (line := reader.line_num) and any(map(str.strip, row))}
     else:
         path = Path("the table")
         try:
@@ -335,7 +336,7 @@ def _row_rules(clean: list[float], noisy: list[float], levels: list[float], meas
     cure = "give numbers of images, or num_images, the size of the whole data set"
     what = "is not given" if len(clean) != 1 else "and num_noisy are 0: no images at all"
     yield len(clean) != 1 or not any((*clean, *noisy)), AssayError(what, key="num_clean", cure=cure)
-    what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images"
+    what = f"{len(levels)} levels, but {len(noisy)} numbers of noisy images" if levels else "is not given"
     error = AssayError(what, key="sigma", cure="give one for each (are num_clean and num_noisy swapped?)")
     yield any(noisy) and len(levels) != len(noisy), error
     what = f"{min(levels, default=1):g} is no noise level of noisy images"

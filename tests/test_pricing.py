@@ -685,7 +685,8 @@ def test_plan_says_how_sure_the_mix_is() -> None:
     )
     best, other = found.mixes
     rare = repr(replace(found, mixes=(replace(best, chance=0.0), replace(other, chance=0.2))))
-    assert "best in few of" in rare and "best in 20% of" in rare and "0% of" not in rare.replace("20%", "")
+    assert "best in few of" in rare and "best in 20% of" in rare and "In 80% of them, other" in rare
+    assert " 0% of" not in rare
 
 
 def test_a_plan_is_for_the_goal_that_prices_lead_with_and_names_it() -> None:

@@ -113,6 +113,11 @@ def compare(results: Results) -> None:
     behind = ["", *(str(each.minus(records[0])) for each in records[1:])] if len(records) == len(order) else []
     console = open_console()
     console.print(_table("result", [(name, found[name]) for name in order], best.metric, behind))
+    for name, each in zip(order[1:], records[1:] if behind else (), strict=False):
+        if level := each.split(records[0]):
+            parts = each.minus(records[0], 0.0, level), each.minus(records[0], level)
+            words = [f"{'behind' if part.value > 0 else 'ahead'} by {abs(part.value):.3g}" for part in parts]
+            console.print(f"{name} is {words[0]} at noise levels below {level:.2g}, and {words[1]} above")
     if best.num_images:
         against = f", against {best.details.reference}" if best.details else ""
         console.print(f"{best.num_images:,} images each{against}")

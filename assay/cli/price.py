@@ -71,6 +71,9 @@ def price(
     from assay.pricing import PAPER, price_all, words
 
     console = Console()
+    if noise and source and (source.suffix == ".csv" or (source / "results.csv").is_file()):
+        cure = "leave it out; `assay plan` reads the worth of a level between two that have results"
+        raise AssayError("is for quotes from images; results have levels of their own", key="noise", cure=cure)
     if noise or (source and _are_images(source)):
         quoted = _quote(source, noise or None)
         _save(console, words.quote_panels(quoted), plot)

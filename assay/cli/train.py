@@ -73,6 +73,8 @@ def train(
 
     All noisy and 500 clean images of a store: `assay train stores/scans --clean 500`
     """
+    from assay.train.run import pairing_note
+
     console = open_console()
     if launch.preset == "list":
         from assay.train.presets import PRESETS
@@ -86,6 +88,8 @@ def train(
     if launch.dry_run:
         _describe(config, source, run_dir, launch.device, preset)
         return
+    if note := pairing_note(config, source):
+        console.print(f"note: {note}", style="yellow")
     result = _run(config, source, run_dir, launch, not console.quiet)
     if not result.finished:
         total = config.train.total_steps
@@ -160,7 +164,7 @@ def _opened(
 def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device: str, preset: str) -> None:
     from assay.cost import training_seconds
     from assay.nets import measure_cost
-    from assay.train.run import check_run
+    from assay.train.run import check_run, pairing_note
 
     check_run(config, source)
     cost = measure_cost(config.net_config(source))
@@ -175,3 +179,5 @@ def _describe(config: "RunConfig", source: "ImageSource", run_dir: Path, device:
         f"time        about {duration(training_seconds(config, source, device))} on one device here\n"
         f"folder      {run_dir}"
     )
+    if note := pairing_note(config, source):
+        console.print(f"note: {note}", style="yellow")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.data.audit import Audit, audit
-from assay.data.notes import Note, Notes, look_at, odd_axes
+from assay.data.notes import Note, Notes, look_at, odd_axes, rules_out
 from assay.data.readers import RawImages
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
@@ -83,6 +83,11 @@ def from_arrays(
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
     check(_column_rules(x_tn, levels, classes, (low, high)))
     levels = np.broadcast_to(levels, len(values))
+    for i in np.flatnonzero(levels > x_tn.std((1, 2, 3))).tolist():
+        noise = levels[i] * (high - low) / 2
+        what = f"image {i} varies by {values[i].std():.3g}, less than its noise of {noise:.3g}"
+        cure = "check it and `value_range`; both are in the units of the images"
+        check([(rules_out(x_tn[i], levels[i]), AssayError(what, key="sigma", cure=cure))])
     parts = np.arange(len(values)) if group is None else _array(group, "group", np.int64)
     what = f"has shape {parts.shape}, not one number for each of {len(values)} images"
     check([(parts.shape != (len(values),), AssayError(what, key="group", cure="give one each"))])

@@ -33,7 +33,7 @@ from assay.data.copies import (
     unlike,
 )
 
-_NUM_MEASURED = 48  # images of each source whose noise is measured
+_NUM_MEASURED = 96  # images of each source whose noise is measured
 _MAX_SIDE = 256  # of their parts in which its kind is looked at
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
@@ -151,6 +151,19 @@ def _jumps(files: np.ndarray) -> np.ndarray | None:
     return np.array([1 - inside.mean(), (jump > 200).mean(), (jump > 240).mean()])
 
 
+def rules_out(x: np.ndarray, sigma: float) -> bool:
+    """Whether an image varies by less than noise of this level does.
+
+    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
+    deviations rules the level out. Clipping or a border of a share s takes away up to 2 s of the variance.
+    """
+    if np.var(x) >= sigma**2:
+        return False
+    counts = np.unique(x, return_counts=True)[1]
+    repeated = counts[list({0, int(counts.argmax()), len(counts) - 1})].sum() if len(counts) > 1 else 0
+    return bool(np.var(x) < sigma**2 * (1 - (2 * repeated) / x.size - 6 * math.sqrt(2 / x.size)))
+
+
 def odd_axes(shape: tuple[int, ...]) -> str | None:
     """What to say of an array (N, H, W, ...) whose images are perhaps not the first axis."""
     num, height, width = shape[:3]
@@ -226,13 +239,27 @@ class _Seen:
             return None
         return float(np.quantile(found[:, 0], 0.5, method="lower")), float(np.median(found[:, 1]))
 
-    def strays(self) -> tuple[int, float] | None:
-        """How many of few images surely have another level than stated, and their median level."""
+    def of_few(self, unit: float) -> Iterator[str]:
+        """What of a few of the images, clean or noisy ones, surely has another level than stated."""
         stated, measured, low, high = self.levels.T
         if not len(stated) or min(self.measured[0].middle.shape[1:]) < _LEAST_SIDE:
-            return None
-        is_stray = low > _SURELY_NOISE if self.noise == 0 else (stated > 0) & (high < _SURELY_LESS * stated)
-        return (int(is_stray.sum()), float(np.median(measured[is_stray]))) if is_stray.sum() > 1 else None
+            return
+        is_clean = stated == 0
+        many = is_clean & (low > _SURELY_NOISE / 2)
+        is_noisy = many if many.sum() > max(1, is_clean.sum() / 10) else is_clean & (low > _SURELY_NOISE)
+        for kind, is_stray, rest in (
+            (is_clean, is_noisy, "have noise of about {:.3g}, but count as clean: are noisy ones among them?"),
+            (
+                ~is_clean,
+                high < _SURELY_LESS * stated,
+                "have far less noise than stated (about {:.3g}): are clean ones among them?",
+            ),
+        ):
+            if (num := int((kind & is_stray).sum())) > 1:
+                level = unit * float(np.median(measured[kind & is_stray]))
+                kinds = "clean" if kind is is_clean else "noisy"
+                what = f"{num} of the {kind.sum()} {kinds} images of {self.name} whose noise was measured"
+                yield f"{what} {rest.format(level)}"
 
     def add(self, note: Note) -> None:
         """Take in a note; the mean of noisy images and any value of clean ones may lie far beyond the range."""
@@ -319,17 +346,11 @@ class _Seen:
                 words = f"should have noise of {sigma:.3g} once it is stabilised"
                 cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"
             yield f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}"
-        elif strays := self.strays():
-            num, level = strays
-            level *= (white - black) / 2 if in_files else 1
-            what = f"{num} of {len(self.measured)} images of {self.name} whose noise was measured have"
-            if self.noise == 0:
-                yield f"{what} noise of about {level:.3g}, but count as clean: are noisy images among them?"
-            else:
-                yield f"{what} far less noise than stated (about {level:.3g}): are clean images among them?"
         elif self.measured and (order := self.order()) < _MIN_ORDER:
             words = f"the levels of {self.name} hardly follow those that the noise measures"
             yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
+        else:
+            yield from self.of_few((white - black) / 2 if in_files else 1)
         with_map = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
         yield from leaves_its_map(self.name, with_map if len(with_map) >= FEWEST else [])
 

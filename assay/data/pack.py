@@ -24,10 +24,10 @@ from PIL import Image
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from assay.data.audit.level import spread
+from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import are_versions, small_copy
 from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.notes import DARKER, OPACITY, Note, Notes, look_at
+from assay.data.notes import DARKER, OPACITY, Note, Notes, look_at, rules_out
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, read_meta, write_store
@@ -288,7 +288,8 @@ def _convert_all(
                 except AssayError as error:
                     skipped[job.name] = error
                     if not config.skip_bad:
-                        parts = filter(None, [error.cure, "or leave it out with skip_bad = true"])
+                        leave = "or leave it out with skip_bad = true" * (error.key not in ("sigma", "gain"))
+                        parts = filter(None, [error.cure, leave])
                         error.cure = "; ".join(parts)
                         raise
                 if progress is not None:
@@ -424,17 +425,14 @@ def _fit(pixels: np.ndarray, size: tuple[int, int], how: str, noisy: bool) -> np
 def _check_noise(
     x: np.ndarray, sigma: float, sigma_map: np.ndarray | None, unit: float, sensor: Stabilised | None
 ) -> None:
-    """Reject noise that the pixels (C, H, W) rule out; its own `unit` is this large.
-
-    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
-    deviations rules the level out. Clipping or a border of a share s takes away up to 2 s of the variance.
-    """
+    """Reject noise that the pixels (C, H, W) rule out; its own `unit` is this large."""
     if sigma_map is not None:
         sigma = math.sqrt(float(np.square(np.minimum(sigma_map, sigma)).mean()))
-    deviation, counts = float(np.std(x)), np.unique(x, return_counts=True)[1]
-    repeated = counts[list({0, int(counts.argmax()), len(counts) - 1})].sum() if len(counts) > 1 else 0
-    if deviation**2 < sigma**2 * (1 - (2 * repeated) / x.size - 6 * math.sqrt(2 / x.size)):
-        what = f"varies by {unit * deviation:.3g}, less than its noise of {unit * sigma:.3g}"
+    if rules_out(x, sigma):
+        what = f"varies by {unit * float(np.std(x)):.3g}, less than its noise of {unit * sigma:.3g}"
+        if min(x.shape[1:]) >= MIN_SIDE:
+            measured = float(blind_net().levels(torch.from_numpy(x.astype(np.float32))[None])[0])
+            what += f" (it measures {unit * measured:.3g})"
         if sensor is not None:
             cure = f"check gain, read_noise, range and black, the value of no light ({sensor.black:g})"
             raise AssayError(f"stabilised, it {what}", key="gain", cure=cure)

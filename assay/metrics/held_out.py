@@ -67,6 +67,7 @@ MIN_IMAGES = 20  # that cover a band, for its loss to have a standard error
 # sqrt(2 D) r / (1 - r), in nats per unit of log sigma, and grows without bound as sigma_t falls to sigma_tn.
 _MARGIN = 1.25
 _CPU_PIXELS = 2**16  # evaluated at once on a CPU: of 32x32 images 64 at a time go 1.4 times as fast as 1,024
+_SURELY = 2.0  # standard errors
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill [0, 1) evenly, whichever images are measured
 
 
@@ -149,6 +150,16 @@ class HeldOutLoss(Record, frozen=True, extra="forbid", arbitrary_types_allowed=T
         """How much higher (worse) the loss of this model is than another's on the same images and noise."""
         self.check_alike(other)
         return self.model_copy(update={"errors": self.errors - other.errors}).part(low, high)
+
+    def split(self, other: "HeldOutLoss") -> float | None:
+        """The level at which one of two models begins to be better and the other worse, if both surely are."""
+        found = []
+        for level in self.config.edges[1:-1].tolist():
+            parts = self.minus(other, 0.0, level), self.minus(other, level)
+            sure = min(abs(part.value) / max(part.standard_error, 1e-30) for part in parts)
+            found.append((sure if parts[0].value * parts[1].value < 0 else 0.0, level))
+        surest, level = max(found, default=(0.0, 0.0))
+        return level if surest > _SURELY else None
 
     def check_alike(self, other: "HeldOutLoss") -> None:
         """Reject a loss on other images, or with other levels or noise."""

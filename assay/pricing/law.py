@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
-from scipy.special import stdtr
+from scipy.special import betaincinv, expit, logit, stdtr
 from scipy.stats import f as f_distribution
 
 from assay.errors import AssayError
@@ -43,6 +43,9 @@ _MISFIT_RATIOS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # variance between confi
 _GROWTHS = (0.0, 1.0, 4.0)  # of the variance of a run, from the largest clean-only size to the smallest
 _NUM_WALKERS, _NUM_STEPS, _EVERY = 64, 1000, 24
 _TINY_WORTH = 1e-3  # the smallest that walkers begin with
+_SURE_PLACE = (
+    20.0  # as many draws: levels lie within a fifth of the way where such a line has them; quotes, 0.05
+)
 _DIGITS = 6  # of where walkers are: the last bits, which differ between CPUs, would lead them elsewhere
 
 
@@ -75,7 +78,11 @@ class Law:
         return f"Law(worth {worths}; exponent {np.median(self.exponent):.2g}; {self.num_runs} runs)"
 
     def worth_at(self, sigmas: ArrayLike) -> Array:
-        """Draws (R, m) of the worth at levels (m,): 1 at 0, else between the levels measured, by log sigma."""
+        """Draws (R, m) of the worth at levels (m,): 1 at 0, else between the levels measured.
+
+        There log (w / (1 - w)) is taken for a line in log sigma, as it is of one mode of an image (w = g). How
+        far along it a level lies is drawn, too: curves may bend.
+        """
         wanted = np.atleast_1d(np.asarray(sigmas, float))
         outside = (wanted > 0) & ((wanted < 0.99 * self.sigmas[0]) | (wanted > 1.01 * self.sigmas[-1]))
         if outside.any():
@@ -83,11 +90,23 @@ class Law:
             what = f"no results near noise {wanted[outside][0]:.3g}: measured are {measured}"
             cure = "leave out offers of it, measure it, or plan from a quote of clean images"
             raise AssayError(what, key="sigma", cure=cure)
-        at = np.interp(np.log(np.maximum(wanted, 1e-300)), np.log(self.sigmas), np.arange(len(self.sigmas)))
-        left = np.floor(at).astype(int).clip(0, max(len(self.sigmas) - 2, 0))
-        part, worth = at - left, self.worth.clip(0, 1)
-        found = (1 - part) * worth[:, left] + part * worth[:, (left + 1).clip(max=len(self.sigmas) - 1)]
-        return np.where(wanted == 0, 1.0, found)
+        worth, uniform = self.worth.clip(0, 1), np.random.default_rng(0).random(len(self.worth))
+        found = np.ones((len(worth), len(wanted)))
+        for column, level in enumerate(wanted):
+            if level > 0 and self.is_measured(level):
+                found[:, column] = worth[:, np.abs(np.log(self.sigmas / level)).argmin()]
+            elif level > 0:
+                right = int(np.searchsorted(self.sigmas, level))
+                ends = np.log(self.sigmas[[right - 1, right]])
+                place = _SURE_PLACE * (np.log(level) - ends[0]) / (ends[1] - ends[0])
+                part = betaincinv(place, _SURE_PLACE - place, uniform)
+                both = logit(worth[:, [right - 1, right]].clip(_TINY_WORTH, 1 - _TINY_WORTH))
+                found[:, column] = expit((1 - part) * both[:, 0] + part * both[:, 1])
+        return found
+
+    def is_measured(self, sigma: float) -> bool:
+        """Whether there are results of this noise level."""
+        return bool(np.abs(self.sigmas / sigma - 1).min() <= 0.01)
 
     def size(self, num_clean: ArrayLike, num_noisy: ArrayLike, sigmas: ArrayLike) -> Array:
         """Draws (R, m) of the size n of mixes: clean images (m,), noisy ones (m, V) at levels (V,)."""

@@ -26,7 +26,7 @@ from assay.errors import AssayError, check
 from assay.files import decoding
 from assay.noise import warn_of_units
 from assay.outcome import OTHER_NAMES, read_table
-from assay.pricing.law import Law, check_confidence
+from assay.pricing.law import Law, check_confidence, interval
 from assay.pricing.price import Prices, price
 from assay.pricing.quote import SPREAD, Quote
 from assay.pricing.results import Array, Goal
@@ -35,8 +35,10 @@ from assay.settings import Config, Rules
 Flags = NDArray[np.bool_]
 _NUM_SHOWN, _MAX_DRAWS, _MAX_CORNERS = 4, 200, 10_000
 _MOST_MONEY = 1e15  # that anybody has
+_UNSPENT = 0.05  # of a budget, of which a plan tells
 _RARE = 0.02  # cases that are not worth a line
 _STEP = 0.02  # of the costs of the cheapest mixes by each draw
+_ALIKE = 0.02  # of the images of a mix: others that differ by less are the same
 _TIE = 0.01  # of a cost, below which the likelier mix comes first
 _MAX_ENDS, _PARTS = 6, 10  # mixes between which others are tried, and into how many parts a way is divided
 
@@ -155,11 +157,12 @@ def plan(
          AssayError(f"{have_clean:g} is no number of images", key="have_clean", cure="count them")),
     ])  # fmt: skip
     check_confidence(confidence)
-    warn_of_units(noise := max(offer.sigma for offer in offers))
+    levels = np.array([offer.sigma for offer in offers])
+    warn_of_units(levels.max())
     if twice := [offer.title for offer in set(offers) if offers.count(offer) > 1]:
         raise AssayError(f"{twice[0]} is offered twice", key="vendors", cure="list each offer once")
     known = source if isinstance(source, Prices | Quote) else price(source)
-    market = _Market(forecast_of(known, goal, noise), offers, have_clean)
+    market = _Market(forecast_of(known, goal, levels), offers, have_clean)
     if target is not None:
         return market.for_target(target, confidence)
     return market.for_budget(budget or 0.0, confidence)
@@ -179,20 +182,25 @@ def read_vendors(table: Any) -> list[Vendor]:
     return offers
 
 
-def forecast_of(source: Prices | Quote, goal: Goal | None, noise: float) -> Forecast:
-    """What predicts the results of mixes for a goal, with noise up to this level."""
+def forecast_of(source: Prices | Quote, goal: Goal | None, offered: Array) -> Forecast:
+    """What predicts the results of mixes for a goal, with noise of the levels that are `offered`."""
+    from assay.pricing.words import cautions, extremes, far_row, quote_doubts
+
     if isinstance(source, Quote):
+        cure = "choose structure or everything, or run a study"
+        check([(goal == "looks", AssayError("a quote does not know how images look", key="goal", cure=cure))])
         chosen: Goal = goal or "structure"
         power = np.exp(SPREAD * np.random.default_rng(0).standard_normal(_MAX_DRAWS // 4))
 
         def closed_form(clean: Array, noisy: Array, sigmas: Array) -> Array:
             return source.excess(clean, noisy, sigmas, chosen, power)
 
-        return Forecast(chosen, "excess loss", "a quote", closed_form)
-    from assay.pricing.words import cautions, extremes, far_row
+        return Forecast(
+            chosen, "excess loss", "a quote", closed_form, doubts=tuple(quote_doubts(source, offered))
+        )
 
     goal = goal or source.leading.goal
-    seen = [each.sigma for each in source.goals.get(goal, ()) if each.sigma >= 0.99 * noise]
+    seen = [each.sigma for each in source.goals.get(goal, ()) if each.sigma >= 0.99 * offered.max()]
     found = source.of(goal, min(seen, default=None))  # structure is what lies above the noise on offer
     if found.has_slip:
         raise AssayError(far_row(found), key="table", cure="correct its row, or remove it")
@@ -314,9 +322,18 @@ class _Market:
         counts, values = self.mixes(budget)
         first, winners = int(np.median(values, 0).argmin()), values.argmin(1)
         chance = np.bincount(winners, minlength=len(counts)) / len(winners)
-        others = [i for i in np.argsort(-chance, kind="stable").tolist() if i != first and chance[i]]
-        shown = [first, *others[: _NUM_SHOWN - 1]]
+        shown = [first]
+        for i in np.argsort(-chance, kind="stable").tolist():
+            apart = np.abs(counts[shown] - counts[i]).sum(1) / counts[i].sum()
+            if i != first and apart.min() < _ALIKE:  # a few images more or less are one answer
+                same = shown[int(apart.argmin())]
+                chance[same], chance[i] = chance[same] + chance[i], 0
+            elif i != first and chance[i] and len(shown) < _NUM_SHOWN:
+                shown.append(i)
         found = self.plan(counts[shown], chance[shown], counts[winners], confidence)
+        if (left := budget - found.mixes[0].cost) > _UNSPENT * budget:
+            most = "the largest orders and the share of clean images allow no more"
+            found = replace(found, notes=(*found.notes, f"{left:,.2f} of the budget are left: {most}"))
         return replace(found, close=float(np.quantile(values[:, first] - values.min(1), confidence)))
 
     def for_target(self, target: float, confidence: float) -> Plan:
@@ -370,7 +387,7 @@ class _Market:
         """What the reader of a plan must know of a mix (V,) and of the offers."""
         clean, noisy, levels = self.split(counts[None])
         if self.least_share and clean[0] - 1 <= 1.01 * self.least_share * (clean[0] + noisy.sum()):
-            share = f"the smallest share of clean images in the fit ({self.least_share:.2g})"
+            share = f"the smallest share of clean images in the fit ({self.least_share:.3g})"
             yield f"this is {share}, which decides the mix: a smaller one might be better, or not"
         if clean[0] == 0:
             yield "a mix without clean images learns nothing finer than its noise"
@@ -380,10 +397,12 @@ class _Market:
                 units = " (are budget and prices in the same unit, and per image?)" * bool(size < fewest / 10)
                 seen = f"measured were {fewest:,.0f} to {most:,.0f}"
                 yield f"an extrapolation{units}: this mix counts as {size:,.0f} clean images, and {seen}"
-            for level in np.unique(self.sigma[(counts > 0) & ~self.clean]):
-                if np.abs(law.sigmas / level - 1).min() > 0.01:
-                    read = "its worth is read between the levels that have"
-                    yield f"no result has noise {level:.3g}: {read}, and the interval leaves out what that adds"
+            for level in np.unique(self.sigma[~self.clean]):
+                if not law.is_measured(level):
+                    worth, low, high = (float(end[0]) for end in interval(law.worth_at(level)))
+                    rate = f"about {1 / worth:.3g} ({1 / high:.3g} to {1 / max(low, 1e-9):.3g})"
+                    replaces = f"{rate} of its images are taken to replace a clean one"
+                    yield f"no result has noise {level:.3g}: {replaces}, from the levels around it"
         cheapest = self.price[self.clean].min(initial=math.inf)
         if (spent := float(counts @ self.price)) < cheapest < math.inf:
             yield f"this costs {spent:g}, and one clean image {cheapest:g}: are budget and prices in one unit?"

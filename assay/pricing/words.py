@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.plan import Mix, Plan
 from assay.pricing.price import Price, Prices
 from assay.pricing.quote import Quote, interval
-from assay.pricing.results import Goal
+from assay.pricing.results import Array, Goal
 
 GOALS: dict[Goal, str] = {
     "structure": "structure, the levels above the noise",
@@ -251,12 +251,27 @@ def quote_lines(quote: Quote) -> list[str]:
         if high / low > 2.5:
             advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
         if quote.num_images < quote.num_values:
-            few = f"{quote.num_images:,} clean images are few for {quote.num_values:,} values each"
-            advice = f"But {few}: with more, noisy images may turn out to be worth less."
+            advice = f"But {_few(quote)}."
         elif high < 0.02 or low > 0.8:
             advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
         lines.append(advice)
     return lines
+
+
+def _few(quote: Quote) -> str:
+    few = f"{quote.num_images:,} clean images are few for {quote.num_values:,} values each"
+    return f"{few}: with more, noisy images may turn out to be worth less"
+
+
+def quote_doubts(quote: Quote, offered: Array) -> Iterator[str]:
+    """What the reader of a plan by a quote must know."""
+    yield "a quote takes images for Gaussian, which they are not: before you spend much, run a study"
+    if quote.num_images < quote.num_values:
+        yield _few(quote)
+    for sigma in np.unique(offered[offered > 0]):
+        if np.abs(quote.sigmas / sigma - 1).min() > 0.01:
+            quoted = ", ".join(f"{level:.3g}" for level in quote.sigmas)
+            yield f"noise {sigma:.3g} is offered, and {quoted} was quoted: are both where black to white is 2?"
 
 
 def quote_rows(quote: Quote) -> list[dict[str, Any]]:
@@ -361,6 +376,8 @@ def plan_lines(plan: Plan) -> list[str]:
             f"The target is reached in {best.reached:.0%} of the likely cases; {surely}.",
         ]
     lines += [f"Or {_bought(plan, mix)}; {_often(plan, mix)}." for mix in others]
+    if plan.target is None and (rest := 1 - sum(mix.chance for mix in plan.mixes)) >= 0.02:
+        lines.append(f"In {rest:.0%} of them, other mixes are the best.")
     return lines + [f"Note: {note}{'' if note.endswith('?') else '.'}" for note in plan.notes]
 
 
@@ -377,8 +394,8 @@ def _outward(low: float, high: float) -> str:
 
 def _bought(plan: Plan, mix: Mix) -> str:
     counts = ", ".join(f"{n:,.0f} {name}" for name, n in zip(plan.names, mix.counts, strict=True) if n)
-    result = f"{plan.metric} of {mix.value:.4g} on average ({mix.low:.4g} to {mix.high:.4g})"
-    return f"{counts} for {mix.cost:,.2f}: {result}"
+    ends = f" on average ({mix.low:.4g} to {mix.high:.4g})" * (mix.high > 1.001 * mix.low)
+    return f"{counts} for {mix.cost:,.2f}: {plan.metric} of {mix.value:.4g}{ends}"
 
 
 def _often(plan: Plan, mix: Mix) -> str:

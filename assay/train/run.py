@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 _PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+_SELDOM = 0.4  # of the images that are clean, below which a mix hardly trains low levels
 _MAX_SKIPPED_IN_A_ROW = 10
 _MAX_UNREAD = 100  # steps whose losses are left on the device
 _DIVERGED = 100.0  # a last loss this many times that of a network without output means that training failed
@@ -108,6 +109,17 @@ def check_run(config: RunConfig, source: ImageSource) -> None:
         (settings.batch_size > len(source), AssayError(many, key="train.batch_size", cure="lower it")),
         (is_clean, AssayError(what, key=key, cure="set it to 0")),
     ])  # fmt: skip
+
+
+def pairing_note(config: RunConfig, source: ImageSource) -> str:
+    """What to say if levels that few, clean images must teach are seldom trained; else nothing."""
+    lowest, share = source.lowest_level, float((source.lowest_level == 0).double().mean())
+    if config.train.pairing != "image_first" or not 0 < share < _SELDOM:
+        return ""
+    level = float(lowest[lowest > 0].min())
+    what = f"levels below {level:.3g} are learnt from the {share:.0%} clean images only, and as seldom"
+    what += ". `--pairing level_first` trains them as often as clean images alone would"
+    return f"{what}: better in a short training, while a long one learns these images by heart"
 
 
 def _check_network(config: NetConfig) -> None:

@@ -34,7 +34,7 @@ from assay.data.spec import Level
 from assay.data.store import Store
 from assay.data.units import Stabilised
 from assay.devices import one_thread
-from assay.errors import AssayError, check_enough, warn
+from assay.errors import AssayError, check, check_enough, warn
 from assay.files import csv_cell
 
 Progress = Callable[[int, int], None]
@@ -101,6 +101,12 @@ class Audit:
         if self.recorded is not None:
             wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
             rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
+            least, noisy_there = self.recorded[self.recorded > 0].min(), self.low[self.recorded == 0]
+            if num := int((noisy_there > least).sum()):
+                what = (
+                    f"{num:,} of {len(noisy_there):,} surely have more noise than the least level, {least:.3g}"
+                )
+                rows.append(("recorded as clean", what))
         found = self.sensor
         varied = np.ptp(found.mean) if found is not None and len(found.mean) else 0.0
         if found is None or (found.gain.low <= 0 and varied < _VARIED * typical):
@@ -227,6 +233,10 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
         what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
         raise AssayError(f"{what}: their units differ", key="range", cure="give black and white of both")
+    shapes = [{tuple(image.shape) for image in x} for x in (some, examples)]
+    what = f"are {min(shapes[1])}, and the images of {raw.name} {min(shapes[0])} (channels, height, width)"
+    cure = "cut both to one size; do not scale them, which changes noise and texture"
+    check([(not shapes[0] & shapes[1], AssayError(what, path=clean.name, key="clean", cure=cure))])
     few = [[x[i] for i in spread(len(x), _MIN_EXAMPLES)] for x in (some, examples)]
     own, theirs = (float(np.median([float(blind_net().levels(image[None])[0]) for image in x])) for x in few)
     if theirs > max(own / 2, _NOISY_EXAMPLES * float(np.median([x.max() - x.min() for x in few[1]]))):
