@@ -11,12 +11,13 @@ and the Lemma of the paper translates between E[x_0 | x_t] and E[x_tn | x_t].
 """
 
 import copy
+import math
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from assay.errors import AssayError
+from assay.errors import AssayError, warn
 from assay.noise import check_shape, per_image, same_axes
 
 
@@ -78,6 +79,28 @@ class Preconditioned(nn.Module):
         c_noise = sigma_t.log() / 4
         output = self.model(per_image(c_in, x_t) * x_t, c_noise.to(x_t.dtype), label, augment_label)
         return per_image(c_skip, x_t) * x_t + per_image(c_out, x_t) * output.to(x_t.dtype)
+
+
+def changes(x_tn: Tensor, x_0_hat: Tensor, sigma_tn: Tensor) -> Tensor:
+    """By how much denoising changed the noisy ones of some images: ||x_0_hat - x_tn||^2 / (D sigma_tn^2)."""
+    change = (x_0_hat - x_tn).double().square().flatten(1).mean(1) / sigma_tn.double().square()
+    return change[sigma_tn > 0].cpu()
+
+
+def warn_if_worse(changed: Tensor) -> None:
+    """Warn if most images have changed by so much that they are farther from the truth than before.
+
+    With noise z of variance sigma^2 in D dimensions,
+
+        E ||x_0_hat - x_0||^2 = E ||x_0_hat - x_tn||^2 - D sigma^2 + 2 E <x_0_hat - x_0, z>,
+
+    and the last term is positive if the denoiser moves with its input. So with `changed` above 2 the error is
+    larger than D sigma^2, that of the noisy images themselves.
+    """
+    if len(changed) and (typical := float(changed.median())) > 2:
+        what = f"denoising changed most images by {math.sqrt(typical):.2g} times their noise"
+        cure = "is the model for images of this kind and scale, and are the levels right?"
+        warn(f"{what}, which makes them worse: {cure}")
 
 
 def check_converged(values: Tensor, model: str) -> None:

@@ -19,7 +19,7 @@ from assay.data.export import ExportDType, Format, Target, names_like, open_targ
 from assay.data.spec import Range
 from assay.data.store import PackedImage, Parents, write_store
 from assay.data.view import image_seeds, stream, with_uniform_noise
-from assay.denoise import Denoiser
+from assay.denoise import Denoiser, changes, warn_if_worse
 from assay.devices import NumDevices, find_device, open_fabric
 from assay.errors import AssayError, check_same, choose, warn
 from assay.files import sha256
@@ -50,7 +50,7 @@ class FilesConfig(Strict):
     )
 
     range: Annotated[Range | None, Lax(False)] = Field(
-        None, description="Black and white. Default: the data's."
+        None, description="Black and white of what is written; values are rescaled. Default: the data's."
     )
 
 
@@ -150,6 +150,8 @@ def denoise_to_files(
     streams = [stream(config.seed, "posterior", k).initial_seed() for k in range(num_draws)]
     seeds = torch.stack([image_seeds(each, every) for each in streams], 1).flatten()
 
+    changed = [torch.empty(0)]
+
     @torch.no_grad()
     def make(mine: list[int], on: torch.device) -> Iterator[Tensor]:
         denoiser = loaded.denoiser.to(on).eval()
@@ -163,13 +165,17 @@ def denoise_to_files(
                 x_0 = sample_posterior(denoiser, x_tn, level, noise, config.num_steps, lowest, label=classes)
             else:
                 x_0 = denoiser(x_tn, level, classes)
+                whole = slice(len(index))  # the last batch is filled up
+                changed.append(changes(x_tn[whole], x_0[whole], sigma_tn[whole]))
             yield x_0.where(per_image(sigma_tn, x_tn) > 0, x_tn)[: len(index)]
 
     sources = images.source_names(range(len(images)))
     draws = [f"-{k:03d}" for k in range(num_draws)] if config.num_samples else [""]
     names = [name + draw for name in names_like(sources) for draw in draws]
     columns = {"source": [sources[i] for i in number.tolist()], "sigma_tn": images.sigma_tn[number].numpy()}
-    return _run(target, job, names, columns, make, compute, progress)
+    num_made = _run(target, job, names, columns, make, compute, progress)
+    warn_if_worse(torch.cat(changed))
+    return num_made
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from assay.data.arrays import Arrays, Ends, from_arrays
 from assay.data.picture import image_grid
 from assay.data.source import as_source
 from assay.data.units import Stabilised, to_physical
-from assay.denoise import check_label, check_label_shape
+from assay.denoise import changes, check_label, check_label_shape, warn_if_worse
 from assay.errors import AssayError, Rules, check, check_same, warn
 from assay.files import check_absent
 from assay.generate import class_number
@@ -155,7 +155,9 @@ class Model:
         level = seen.sigma_tn.where(seen.sigma_tn > 0, 1.0)  # at 0 the network is not defined
         classes = self._classes(label, len(given))
         with torch.no_grad():
-            x_0_hat = self.denoiser(seen.x_tn.to(device), level.to(device), classes).double().numpy(force=True)
+            x_0 = self.denoiser(seen.x_tn.to(device), level.to(device), classes)
+        warn_if_worse(changes(seen.x_tn.to(device), x_0, seen.sigma_tn.to(device)))
+        x_0_hat = x_0.double().numpy(force=True)
         if len(shape) == 4 and shape[1:] != seen.image_shape:
             x_0_hat = np.moveaxis(x_0_hat, 1, -1)
         found = to_physical(x_0_hat.reshape(shape), seen.physical_range)
@@ -183,7 +185,8 @@ class Model:
         """The held-out loss in nats (see `assay.metrics.held_out`): lower is better, no samples are needed.
 
         Images that the model was trained on are rejected, if its run or its training images are known; if not,
-        a warning says so. Noisy images count at the levels above their own noise.
+        a warning says so. Noisy images count at the levels above their own noise. `minus` compares two models,
+        in all levels or from `low` to `high`: at which one begins to be better, `split` tells.
 
         >>> images = assay.from_arrays(np.random.rand(64, 8, 8), value_range=(0, 1))
         >>> images, held_out = assay.split_held_out(images, 30)
@@ -252,6 +255,8 @@ def fit(
     `settings` are keys of `[train]`, e.g. `num_steps=5000, batch_size=64`, and win over those of `preset`;
     `net` chooses the network, e.g. `{"preset": "unet-small"}`. By default both suit the size of the images.
     `net` may also be a module of your own, or the class of its config; `noise` and `loss` your own classes.
+    A mix trains levels below its noise as seldom as it has clean images: `pairing="level_first"` trains all
+    equally often, which is better in short trainings of few clean images, and for comparing models.
     With `minutes` it trains for about that long on an idle machine. With `run_dir` the run is kept, and calling
     `fit` again resumes it, also after an interrupt; without, only the model is kept.
 

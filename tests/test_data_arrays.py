@@ -90,7 +90,7 @@ MIXED = np.where(np.arange(20)[:, None, None] % 2, GRAINY, SMOOTH)
         (GRAINY, {"value_range": (0, 1)}, "count as clean, but the noise measures 0.0[78]"),
         (GRAINY, {"value_range": (0, 1), "sigma": [0, 0.08] * 10}, "as clean, but the noise measures 0.0[78]"),
         (GRAINY * 255, {"value_range": (0, 255), "sigma": 0.16}, "of 0.16, but the noise measures [12]"),
-        (GRAINY, {"value_range": (0, 1), "sigma": 20}, "noise of 20, but the noise measures 0.0[78]"),
+        (GRAINY, {"value_range": (0, 1), "sigma": 0.15}, "noise of 0.15, but the noise measures 0.0[78]"),
         (SMOOTH / 16, {"value_range": (0, 1)}, "where black and white are 0 and 1:"),
         (np.repeat(SMOOTH[:1], 9, 0), {"value_range": (0, 1)}, "8 of the 9 .* .image 1 of image 0, image 2 of"),
         (SMOOTH.repeat(10, 2), {"value_range": (0, 1)}, "If it holds 160 images of 20 x 16"),

@@ -14,13 +14,15 @@ import pytest
 import tifffile
 import torch
 from astropy.io import fits
+from PIL import Image
 from scipy.ndimage import gaussian_filter
+from skimage.data import brick
 from skimage.restoration import estimate_sigma
 from torch import Tensor
 
 from assay.data import open_store
 from assay.data.arrays import measure_noise
-from assay.data.audit import audit, report
+from assay.data.audit import Audit, audit, report
 from assay.data.audit.group import (
     Measured,
     Sensor,
@@ -348,3 +350,45 @@ def test_the_noise_of_a_store_is_that_of_its_noisy_images() -> None:
     assert "Pack with" in repr(audit(raw))
     known = replace(raw, noise=lambda i: Level(0.02 if i < 40 else 0.0))
     assert audit(known).warnings() == []
+
+
+def sky(sigma: float, num_images: int = 40) -> np.ndarray:
+    """Smooth images (N, 24, 24) with noise."""
+    ramp, rng = np.linspace(0, 1, 24), np.random.default_rng(0)
+    scenes = np.add.outer(rng.uniform(50, 150, num_images), np.add.outer(20 * ramp, 40 * ramp))
+    return scenes + sigma * rng.normal(size=scenes.shape)
+
+
+def test_stripes_are_told_and_texture_is_none() -> None:
+    offset = np.random.default_rng(1).normal(size=(40, 24, 1))
+    assert not measure_noise(sky(5)).stripes
+    for shared, which in ((5 * offset, "rows"), (5 * offset.swapaxes(1, 2), "columns")):
+        (told,) = measure_noise(sky(5) + shared).warnings()
+        assert told.startswith(f"{which} of pixels share noise of about 1 times that of a pixel")
+    textured = brick()[:384, :384].reshape(16, 24, 16, 24).swapaxes(1, 2).reshape(-1, 24, 24)
+    assert not measure_noise(textured + np.random.default_rng(2).normal(0, 4, (256, 24, 24))).stripes
+
+
+def test_files_that_lost_their_noise_are_told(tmp_path: Path) -> None:
+    for i, image in enumerate(sky(10)):
+        Image.fromarray(np.rint(image).astype(np.uint8)).save(tmp_path / f"{i}.jpg", quality=90)
+    told = audit(read_any(str(tmp_path))).warnings()
+    assert any("40 files are compressed with loss (0.jpg)" in text for text in told)
+    assert not any("Pack with" in text for text in told)
+
+
+def test_recorded_levels_that_are_not_those_measured_are_told() -> None:
+    def records(sigma: list[float]) -> Audit:
+        raw = RawImages("a", [str(i) for i in range(40)], lambda i: sky(5)[i, ..., None].astype(np.float32))
+        return audit(replace(raw, noise=lambda i: Level(sigma[i])))
+
+    assert not records([5.0] * 40).warnings()
+    (told,) = records([6.5] * 40).warnings()
+    assert re.search(r"^\d+% of recorded levels .* \(typically 6.5, where (4.9\d|5|5.0\d) is measured\)", told)
+    some = dict(records([0.0] * 10 + [4.0] * 30).rows())
+    assert some["recorded as clean"] == "10 of 10 surely have more noise than the least level, 4"
+
+
+def test_clean_examples_of_another_size_are_rejected() -> None:
+    with rejected("clean"):
+        measure_noise(sky(5), clean=sky(0)[:, :16, :16])

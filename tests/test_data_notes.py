@@ -1,6 +1,7 @@
 """Mistakes of scale, unit and copying are told, with what was stated and found; right data pass quietly."""
 
 import re
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,14 +15,14 @@ from sklearn.datasets import load_digits
 
 from assay.data import open_store, split_held_out
 from assay.data.arrays import from_arrays
-from assay.data.copies import blocks_of, check_overlap, find_shared, has_blocks, twins_of_most
+from assay.data.copies import are_versions, blocks_of, check_overlap, find_shared, has_blocks, twins_of_most
 from assay.data.export import names_like
 from assay.data.known import get
 from assay.data.pack import PackConfig, pack
 from assay.data.spec import SourceSpec, read_levels, read_sources
 from assay.data.units import Stabilised
 from assay.errors import AssayError
-from tests.errors import rejected
+from tests.errors import fault, rejected
 
 
 def crops(sigma: float | np.ndarray = 0.0) -> np.ndarray:
@@ -304,8 +305,9 @@ def test_what_packing_told_is_told_again(tmp_path: Path, recwarn: pytest.Warning
         assert open_store(store).meta.warnings == (text,)
     assert [str(each.message) for each in recwarn.list] == [f"{store} was packed with a warning: {text}"]
     levels = np.linspace(17, 29, 24)
+    slope, noise = np.linspace(-60, 60, 32), crops(levels[:, None, None])  # so that no level is ruled out
     with pytest.warns(UserWarning, match="rank correlation -0.[0-9]+.: are they in the order of the images"):
-        from_arrays(crops(levels[:, None, None]), np.roll(levels, 12), value_range=(0, 255))
+        from_arrays(slope + noise, np.roll(levels, 12), value_range=(0, 255))
 
 
 def test_levels_of_other_images_are_told(tmp_path: Path) -> None:
@@ -458,3 +460,102 @@ def test_levels_are_found_by_names_as_people_write_them(tmp_path: Path) -> None:
     assert found[0].sigma == 1  # type: ignore[union-attr]
     assert [str(error).count("ambiguous") for error in found[1:3]] == [1, 1]
     assert "no sigma for c/three.png (it has one for else.png)" in str(found[3])
+
+
+def colours(sigma: Any = 0.0, seed: int = 0) -> np.ndarray:
+    """Parts (48, 3, 32, 32) of a photograph, with noise."""
+    rng = np.random.default_rng(seed)
+    picture = astronaut()[::2, ::2].transpose(2, 0, 1).astype(float)
+    parts = [picture[:, y : y + 32, x : x + 32] for y, x in rng.integers(224, size=(48, 2))]
+    return np.stack(parts) + sigma * rng.normal(size=(48, 3, 32, 32))
+
+
+def warned(images: np.ndarray, sigma: Any = 0.0) -> str:
+    """The warnings of an array of 0 to 255."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return "\n".join(from_arrays(images, sigma, value_range=(0, 255)).warnings)
+
+
+REPEATED, SHARED = "share their noise (correlation", "the channels of arrays share their noise"
+
+
+def test_noise_that_is_not_drawn_for_each_value_is_told() -> None:
+    rng, clean = np.random.default_rng(1), colours()
+    grey, pattern = clean.mean(1), 30 * rng.normal(size=(4, 32, 32))
+    assert REPEATED not in warned(colours(30), 30.0) and SHARED not in warned(colours(30), 30.0)
+    assert f"images of arrays {REPEATED}" in warned(grey + pattern[0], 30.0)
+    assert f"images of arrays {REPEATED}" in warned(grey + pattern[np.arange(48) % 4], 30.0)
+    assert SHARED in warned(clean + 30 * rng.normal(size=(48, 1, 32, 32)), 30.0)
+    level = np.array([10.0, 25.0, 50.0])[:, None, None]
+    said = warned(colours(level), float(np.sqrt(np.square(level).mean())))
+    assert re.search(r"channels of arrays differ in noise by a factor of [345]\.", said)
+
+
+def test_bytes_that_overflowed_are_told_and_clipped_ones_are_not() -> None:
+    noisy, bright = np.rint(colours(25)), np.rint(colours() + 40)
+    wrap = "did values beyond 255 wrap round?"
+    assert wrap in warned(noisy.astype(int).astype(np.uint8), 25.0)
+    assert wrap in warned(bright.astype(int).astype(np.uint8))
+    assert wrap not in warned(noisy.clip(0, 255).astype(np.uint8), 25.0)
+    sharp = 250.0 * (np.indices((32, 32)).sum(0) % 8 < 4) * np.ones((48, 1, 1))
+    assert wrap not in warned(sharp.astype(np.uint8))
+
+
+@pytest.mark.parametrize("off", [-4, -1, 1, 4])
+def test_a_width_that_is_off_by_little_is_told(off: int) -> None:
+    pixels, width = crops().reshape(-1), 32 + off
+    torn = pixels[: len(pixels) // (32 * width) * 32 * width].reshape(-1, 32, width)
+    assert f"is the width 32 instead of {width}?" in warned(torn)
+    assert "is the width" not in warned(crops())
+    slope = np.linspace(0, 200, 32)  # moves to the side from row to row, and is no error
+    wave = np.sin(np.linspace(0.05, 0.15, 30)[:, None, None] * np.add.outer(slope, slope))
+    assert "is the width" not in warned(127 + 100 * wave)
+
+
+def test_maps_of_other_levels_are_told(tmp_path: Path) -> None:
+    level = np.linspace(5, 40, 32) * np.ones((32, 1))
+    images = crops(level).astype(np.float32)
+    assert "measures" not in told(tmp_path, images, range=(0, 255), map=level)
+    assert "said to have noise of 12.4" in told(tmp_path, images, range=(0, 255), map=level / 2)
+    assert "said to have noise" in told(
+        tmp_path, images / 255, range=(0, 1), map=np.square(level / 255)
+    )  # variances
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_a_few_images_of_the_other_kind_are_told(share: float) -> None:
+    rng, images = np.random.default_rng(2), colours().mean(1)
+    is_other = rng.random(48) < share
+    noise = 40 * rng.normal(size=images.shape)
+    assert "are noisy ones among them?" in warned(images + noise * is_other[:, None, None])
+    textured = images + 60 * np.sin(np.arange(32))  # so that no level is ruled out
+    assert "are clean ones among them?" in warned(textured + noise * ~is_other[:, None, None], 40.0)
+
+
+def test_levels_that_pixels_rule_out_are_rejected_as_in_files(tmp_path: Path) -> None:
+    with rejected("sigma"):
+        from_arrays(crops(10), 200.0, value_range=(0, 255))
+    error = fault(lambda: told(tmp_path, crops(10), range=(0, 255), sigma=200.0))
+    assert error.key == "sigma" and re.search(r"\(it measures (9|10)\b", error.what)
+    assert "skip_bad" not in str(error.cure)
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [(20.0, "multiply it by 128.5"), (20 / 127.5, "from -1 to 1, multiply it by 1.638e+04")],
+)
+def test_levels_in_other_units_are_told_with_the_factor(tmp_path: Path, stated: float, words: str) -> None:
+    files = np.rint((crops(20) + 100) * 128.5).astype(np.uint16)
+    assert words in told(tmp_path, files, range=(12850, 12850 + 255 * 128.5), sigma=stated)
+    said = told(tmp_path, crops(20).astype(np.float32) / 255, range=(0, 1), sigma=(20 / 255) ** 2)
+    assert "If it is a variance, give its square root" in said
+
+
+def test_numbered_files_of_other_scenes_are_no_versions() -> None:
+    rng = np.random.default_rng(0)
+    scenes = torch.from_numpy(rng.normal(size=(20, 8, 8)))
+    bright = torch.linspace(-1, 1, 20)[:, None, None]  # sources are sorted alike
+    noisy, others = scenes + 0.5 * torch.randn(20, 8, 8), torch.from_numpy(rng.normal(size=(20, 8, 8)))
+    assert are_versions(list(zip(scenes + bright, noisy + bright, strict=True)))
+    assert not are_versions(list(zip(scenes + bright, others + bright, strict=True)))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -662,6 +663,46 @@ def test_plan_of_one_offer_and_of_the_same_twice() -> None:
     assert plan(known(share=0.1), shared[1:], budget=500, have_clean=100).mixes[0].counts == (900,)
     with pytest.raises(AssayError, match="offered twice"):
         plan(known(), [Vendor(price=2.0)] * 2, budget=1000)
+
+
+def test_worth_between_measured_levels_is_that_of_a_mode_and_as_vague_as_curves_bend() -> None:
+    """w = s^2 / (s^2 + sigma^2) is found at the middle of the draws; measured levels stay as they are."""
+    one_mode = 0.04 / (0.04 + np.square(SIGMAS))
+    law = a_law(tuple(one_mode))
+    at = np.sqrt(SIGMAS[0] * SIGMAS[1]), SIGMAS[0], SIGMAS[1], 0.0
+    between, *measured = law.worth_at(at).T
+    assert [each.tolist() for each in measured] == [[w] * 200 for w in (*one_mode, 1.0)]
+    assert np.median(between) == pytest.approx(0.04 / (0.04 + at[0] ** 2), rel=0.03)
+    low, high = np.quantile(between, [0.025, 0.975])
+    part = (np.log(each / (1 - each)) for each in (low, high, *one_mode))
+    low, high, first, last = part
+    assert 0.65 < (low - first) / (last - first) < 0.75 and 0.25 < (high - first) / (last - first) < 0.35
+
+
+def test_a_plan_tells_what_it_takes_a_level_between_for() -> None:
+    offers = [Vendor(price=2.0), Vendor(sigma=0.2, price=0.2), Vendor(sigma=0.3, price=0.1)]
+    found = plan(known(), offers, budget=1000)
+    (note,) = (note for note in found.notes if "no result has noise 0.2" in note)
+    rate, low, high = map(float, re.findall(r"about ([\d.]+) \(([\d.]+) to ([\d.]+)\)", note)[0])
+    assert 2 < low < rate < high < 10
+    assert all(mix.low < mix.value < mix.high for mix in found.mixes if mix.counts[1])
+    assert sum(mix.chance for mix in found.mixes) == pytest.approx(1)
+    capped = [Vendor(price=2.0, max_images=100)]
+    assert "800.00 of the budget are left" in plan(known(), capped, budget=1000).notes[-1]
+
+
+def test_a_plan_by_a_quote_says_what_a_quote_does_not_know() -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (40, 6, 6)).cumsum(1).cumsum(2) / 9
+    quoted = quote(assay.from_arrays(x), 0.2)
+    offers = [Vendor(price=1.0), Vendor(sigma=0.2, price=0.1)]
+    found = plan(quoted, offers, budget=1000)
+    assert ["run a study" in note for note in found.notes] == [True]
+    alone = plan(quoted, offers[:1], budget=1000)
+    assert " to " not in repr(alone).splitlines()[1]  # its result is not what is uncertain
+    other = plan(quoted, [*offers, Vendor(sigma=0.1, price=0.1)], budget=1000)
+    assert "noise 0.1 is offered, and 0.2 was quoted" in str(other.notes)
+    with rejected("goal"):
+        plan(quoted, offers, budget=1000, goal="looks")
 
 
 def test_plan_stays_within_measured_shares_and_says_so() -> None:

@@ -207,7 +207,7 @@ def noise(
         output_option("Save the levels as CSV, for `levels=` of `pack`.", "--levels", suffix=".csv"),
     ] = None,
 ) -> None:
-    """Measure the noise in images: its level, and whether it is Gaussian, white and independent of the signal.
+    """Measure the noise in images: its level, and whether it is white and independent of the signal.
 
     Examples:
 

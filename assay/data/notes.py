@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.audit.kind import Noisy, correlates, depends, detail, leaves_its_map, repeats
+from assay.data.audit.kind import Noisy, correlates, depends, detail, leaves_its_map, repeats, striped
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import (
     FEWEST,
@@ -52,7 +52,7 @@ _MIN_COLOURS = 0.2  # correlation of the colours of clean images
 _MIN_JUMPS, _JUMPS_PER_END = 1e-3, 0.3  # of pixels, and of those that are black or white, if 8 bits overflowed
 _MOST_SHEARED = 16  # pixels by which a width may be wrong
 _MIN_SHEAR = 0.03  # by how much the right shift of rows raises their correlation
-_SEAM = 0.4, 2.2  # squared difference of the end of a row and the start of the next, over that of neighbours
+_SEAM = 0.3, 3.0  # squared difference of the end of a row and the start of the next, over that of neighbours
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
@@ -194,6 +194,18 @@ def _sheared(x: Tensor) -> int:
     return mode - most if is_common and gain > _MIN_SHEAR and _SEAM[0] < seam < _SEAM[1] else 0
 
 
+def _other_units(sigma: float, measured: float, span: float) -> str:
+    """What to say of a level that is right in other units than those of files with this black to white."""
+    if not sigma or not measured:
+        return ""
+    for name, factor in {"0 to 255": span / 255, "-1 to 1": span / 2, "0 to 1": span}.items():
+        if abs(math.log(measured / sigma / factor)) < _AGREE < abs(math.log(factor)):
+            return f". If it is of images from {name}, multiply it by {factor:.4g}"
+    if abs(math.log(measured**2 / sigma)) < _AGREE:
+        return ". If it is a variance, give its square root"
+    return ""
+
+
 @dataclass
 class _Seen:
     """The notes of one source, of files of one type: 8-bit and 12-bit pictures differ in range."""
@@ -333,7 +345,8 @@ class _Seen:
         (black, white), stabilised = self.black_and_white, not in_files and self.noise > 0
         noisy = self.of_one_level()
         correlated = correlates(self.name, noisy)
-        if kind := correlated or ("" if stabilised else depends(self.name, noisy)):
+        found = correlated or striped(self.name, noisy)
+        if kind := found or ("" if stabilised else depends(self.name, noisy)):
             yield f"{kind}. `assay data noise` tells more"
         yield from repeats(self.name, noisy)
         levels = self.far_off(stabilised) if self.measured else None
@@ -342,6 +355,7 @@ class _Seen:
             words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
             doubts = "and in the units of the images" if sigma else "and are the axes in order"
             cure = f"is `sigma` right, {doubts}? `assay data noise` measures it"
+            cure += _other_units(sigma, measured, white - black) * in_files
             if stabilised:
                 words = f"should have noise of {sigma:.3g} once it is stabilised"
                 cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"

@@ -182,14 +182,15 @@ def with_map(raw: RawImages, path: Path, scaled: bool = False) -> RawImages:
 
 
 def cut_patches(raw: RawImages, size: Size, stride: int) -> RawImages:
-    """Patches (H, W) of large images, every `stride` pixels; those of one image are one group."""
+    """Patches (H, W) of large images, every `stride` pixels and at the far borders; one image is one group."""
     corners = []
     for i, name in enumerate(raw.names):
         height, width = raw.pixels(i).shape[:2]
         if height < size[0] or width < size[1]:
             what = f"has {height} x {width} pixels, fewer than a patch of {size[0]} x {size[1]}"
             raise AssayError(what, path=name, key="patch", cure="choose smaller patches, or leave it out")
-        places = range(0, height - size[0] + 1, stride), range(0, width - size[1] + 1, stride)
+        last = height - size[0], width - size[1]
+        places = [sorted({*range(0, end + 1, stride), end}) for end in last]
         corners += [(i, y, x) for y in places[0] for x in places[1]]
     whole = lru_cache(1)(raw.pixels)  # the image whose patches are being cut
     image = np.array([i for i, _, _ in corners])

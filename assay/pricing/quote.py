@@ -52,6 +52,7 @@ from assay.pricing.results import GREY_STEP, Array, Goal
 SPREAD = 0.39  # root mean square of log(log w measured / log w quoted), over 59 measured worths
 _HIGHEST_LEVEL = 80.0
 _MAX_VALUES, _MAX_IMAGES, _MAX_MODES = 3072, 4000, 160
+_FEW_IMAGES = 4  # times as many as there are, or more, are needed for one per value
 _LEAST_IMAGES, _NUM_PARTS, _FEW_VALUES, _MAX_LEVELS = 16, 8, 1024, 100
 
 
@@ -76,6 +77,11 @@ class Quote:
 
         return "\n".join(quote_lines(self))
 
+    @property
+    def has_few(self) -> bool:
+        """Whether images are so few that a quote of more of them would be far lower."""
+        return _FEW_IMAGES * self.num_images < self.num_values
+
     def goal(self, goal: Goal, sigma: ArrayLike) -> tuple[float, float, float]:
         """The worth of a noisy image for structure or everything, and its 95% interval.
 
@@ -85,7 +91,8 @@ class Quote:
         levels, count = np.unique(np.asarray(sigma, float).round(6), return_counts=True)
         _check_levels(levels[levels != 0])  # pixels of a map may be clean
         cost = self._cost(goal, float(np.median(levels)))
-        return interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
+        worth, low, high = interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
+        return worth, 0.0 if self.has_few else low, high
 
     def excess(
         self, num_clean: ArrayLike, num_noisy: ArrayLike, sigmas: ArrayLike, goal: Goal, power: Array

@@ -245,10 +245,12 @@ def quote_lines(quote: Quote) -> list[str]:
         for row in (structure, everything):
             rate = f"{row['rate']:.3g} noisy images at noise {row['sigma']:.3g} replace a clean one"
             ends = f"{row['rate_low']:.3g} to {row['rate_high']:.3g} in 95% of quotes"
+            if math.isinf(row["rate_high"]):
+                ends = f"{row['rate_low']:.3g} or more"
             lines.append(f"For {GOALS[row['goal']]}: about {rate} ({ends}).")
         low, high = structure["worth_low"], structure["worth_high"]
         advice = "A study would hardly narrow that."
-        if high / low > 2.5:
+        if high > 2.5 * low > 0:
             advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
         if quote.num_images < quote.num_values:
             advice = f"But {_few(quote)}."
@@ -280,7 +282,8 @@ def quote_rows(quote: Quote) -> list[dict[str, Any]]:
     rows = []
     for sigma, goal in itertools.product(quote.sigmas.tolist(), goals):
         worth, low, high = quote.goal(goal, sigma)
-        row = {"goal": goal, "sigma": sigma, "rate": 1 / worth, "rate_low": 1 / high, "rate_high": 1 / low}
+        rates = {"rate": 1 / worth, "rate_low": 1 / high, "rate_high": 1 / low if low else math.inf}
+        row = {"goal": goal, "sigma": sigma} | rates
         rows.append(row | {"worth": worth, "worth_low": low, "worth_high": high})
     return rows
 

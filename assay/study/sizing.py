@@ -29,13 +29,13 @@ from assay.data.arrays import from_arrays
 from assay.data.config import DataConfig
 from assay.data.picture import levels_text
 from assay.devices import one_thread
-from assay.errors import AssayError, check_enough, warn
+from assay.errors import AssayError, check_enough, choose, warn
 from assay.metrics.extract import MIN_IMAGES
 from assay.metrics.held_out import num_evaluations, stopping_steps
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
 from assay.noise import MOST_NOISE
-from assay.registry import name_of
+from assay.registry import name_of, registered
 from assay.study.spec import Study, level_bins, study_runs
 from assay.study.stages import OpenStudy, can_measure, open_study
 from assay.train.presets import PRESETS, suited_preset
@@ -152,6 +152,8 @@ def _first_draft(
         about += f",\n# and {num_noisy:,} noisy ones, with noise of {levels_text(bins[0][0], bins[-1][1])}"
     preset = PRESETS[suited_preset(source.image_shape)]
     chosen = preset.net["preset"] if net is None else name_of(net, "net")
+    if chosen not in NETS:
+        choose(chosen, {**NETS, **registered(NetConfig)}, "net")
     return {
         "store": str(store),
         "name": study_name(name),

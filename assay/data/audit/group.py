@@ -30,6 +30,8 @@ _NUM_COPIES = 600  # of clean examples, with noise
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
+_STRIPED = 1.8  # times the variance along one axis that it may have along the other
+_MAX_STRIPED = 2**17  # windows that are looked at
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 _MIN_SHARE = 0.25  # of the images that must have as many flat ones: in fewer, levels may be too high by chance
 _MAX_SPREAD = 1 / 3  # variance of the detail of flat windows over its square: 2/15 for noise, more for texture
@@ -256,6 +258,31 @@ def _fitted(
     count = np.bincount(bin_of)
     filled = count >= 20
     return Sensor(gain, offset, np.bincount(bin_of, mean)[filled] / count[filled])
+
+
+def stripes(images: Sequence[Tensor]) -> str:
+    """What to say of noise that rows or columns of pixels share, as of a camera that reads them one by one.
+
+    In windows that are smooth but for that, coefficients that vary along one axis only have the variance of the
+    others. Stripes raise those of one axis, texture those of both; medians do without edges.
+    """
+    fine, along, across = (torch.zeros(_SIDE, _SIDE, dtype=torch.bool) for _ in range(3))
+    order = torch.arange(_SIDE)[:, None] + torch.arange(_SIDE)
+    fine[order >= _SIDE + 2], along[_SIDE // 2 :, 0], across[0, _SIDE // 2 :] = True, True, True
+    both = order < _SIDE
+    both[0], both[:, 0] = False, False
+    energy = [windows(x[:, None], _SIDE).energy.transpose(1, 2).flatten(0, 1) for x in images]
+    found = torch.cat([each[:: max(1, len(each) * len(images) // _MAX_STRIPED)] for each in energy])
+    structure = found[:, both.flatten()].mean(1)
+    smooth = found[structure <= structure.quantile(0.3)]
+    white, *shared = (float(smooth[:, each.flatten()].median()) for each in (fine, along, across))
+    low, high = sorted(shared)
+    if not (0 < white and low < 1.6 * white and high > _STRIPED * low):
+        return ""
+    which = "rows" if shared[0] == high else "columns"
+    offset = math.sqrt((high / white - 1) / _SIDE)
+    what = f"{which} of pixels share noise of about {offset:.1g} times that of a pixel: stripes"
+    return f"{what}, which are not the white noise that training assumes. Subtract each {which[:-1]}'s offset"
 
 
 def is_correlated(white: Measured) -> bool:

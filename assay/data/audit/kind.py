@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from assay.data.audit.group import DEPENDS, fit_sensor, is_correlated, neighbour_correlation
+from assay.data.audit.group import DEPENDS, fit_sensor, is_correlated, neighbour_correlation, stripes
 
 _KERNEL = (
     torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]])[None, None] / 6
@@ -43,6 +43,12 @@ def correlates(name: str, seen: Sequence[Noisy]) -> str:
         return ""
     what = f"the noise of neighbouring pixels of {name} correlates ({white.value:.2f}; white: 0)"
     return f"{what}, as after resizing or compression, if it is not texture: use unprocessed images if you can"
+
+
+def striped(name: str, seen: Sequence[Noisy]) -> str:
+    """What to say of noise that rows or columns share."""
+    told = stripes([each.x for each in seen]) if seen else ""
+    return told and f"in {name}, {told}"
 
 
 def depends(name: str, seen: Sequence[Noisy]) -> str:

@@ -26,6 +26,7 @@ from assay.data.audit.group import (
     mean_around,
     neighbour_correlation,
     sensor_from_repeats,
+    stripes,
 )
 from assay.data.audit.level import MIN_SIDE, blind_net, spread, train_on_examples
 from assay.data.decode import check_finite
@@ -46,6 +47,8 @@ _MAX_EXAMPLES = 1000
 _NOISY_EXAMPLES = 0.06  # of an image's range that may look like noise in clean examples
 _SAME_UNITS = 8.0  # times larger or smaller that values of images in the same units may be
 _VARIED = 2.0  # times the noise that the signal must vary by to show that the noise does not depend on it
+_OTHER_KIND = 1.2  # times beyond the interval of an image that a level by examples of its kind is not
+_MAX_WRONG = 0.15  # of recorded levels, which may be outside their interval
 _MAX_ERROR = 10.0  # of the logarithm of a level; no noise was found then
 _ONE_SCENE = 0.6  # correlation of neighbours above which exposures differ by more than noise
 _MAX_FACTOR = 10.0  # either way that a level may be off, to be called measured
@@ -69,6 +72,7 @@ class Audit:
     values: tuple[float, float, float, float]  # the lowest, those that 1% and 99% lie below, the highest
     mean: float  # value
     sensor: Sensor | None
+    stripes: str  # what to say of noise that rows or columns share
     recorded: np.ndarray | None  # levels that are stated for the images
 
     def __repr__(self) -> str:
@@ -139,6 +143,15 @@ class Audit:
                 "Training assumes white noise, and the true levels are higher than these: use unprocessed "
                 "images if you can"
             )
+        if self.stripes:
+            found.append(self.stripes)
+        if lossy := [name for name in self.names if _is_lossy(name)]:
+            what = (
+                f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes and smooths noise"
+            )
+            found.append(f"{what}: the camera's own noise cannot be measured in them. Use its raw files")
+        if self.recorded is not None:
+            found += self._of_records()
         if self.sensor is not None and (ratio := self.sensor.dependence()) > DEPENDS:
             step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
             low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
@@ -149,10 +162,23 @@ class Audit:
             if self.recorded is not None:
                 found[-1] += ", which one recorded level for an image does not say"
                 return found
+            if lossy:
+                return found
             found[-1] += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
             if not self.sensor.black:
                 found[-1] += ", one number for black and read noise; if you know black, measure with `--black`"
         return found
+
+    def _of_records(self) -> Iterator[str]:
+        """What to say of recorded levels that are not those measured."""
+        assert self.recorded is not None
+        some = self.recorded > 0
+        stated, measured = self.recorded[some], self.sigma[some]
+        wrong = float(((stated < self.low[some]) | (stated > self.high[some])).mean())
+        if wrong > _MAX_WRONG:
+            typical = f"typically {np.median(stated):.3g}, where {np.median(measured):.3g} is measured"
+            what = f"{wrong:.0%} of recorded levels are outside their measured interval"
+            yield f"{what} ({typical}): are they right?"
 
 
 def audit(
@@ -201,6 +227,8 @@ def _from_each(
         images += [image for i, image in enumerate(batch, start) if i in looked_at]
         ends += map(_ends, batch)
     sigma, low, high = torch.cat(levels, 1).double().numpy()
+    if examples:
+        _check_kind(images, sigma[kept])
     values = _values(np.array(ends), images)
     bounds = values["values"][0], values["values"][-1]
     known = (sigma > 0) | (values["clipped"] == 0)  # parts that are clipped look perfectly flat
@@ -215,6 +243,7 @@ def _from_each(
         "group": group_level(images, bounds, examples),
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
+        "stripes": stripes([image for i, image in zip(kept, images, strict=True) if noisy[i]]),
         "sensor": fit_sensor([image for i, image in zip(kept, images, strict=True) if noisy[i]], bounds, black),
         **values,
     }
@@ -242,6 +271,18 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     if theirs > max(own / 2, _NOISY_EXAMPLES * float(np.median([x.max() - x.min() for x in few[1]]))):
         warn(f"noise measures {theirs:.3g} in {clean.name}, and {own:.3g} in {raw.name}: are examples clean?")
     return examples
+
+
+def _check_kind(images: Sequence[Tensor], sigma: np.ndarray) -> None:
+    """Warn if levels (N,) read by clean examples are far from those that images alone give."""
+    some = spread(len(images), _MIN_EXAMPLES)
+    alone = torch.cat([blind_net().levels(images[i][None]) for i in some], 1).double().numpy()
+    outside = (sigma[some] < alone[1] / _OTHER_KIND) | (sigma[some] > alone[2] * _OTHER_KIND)
+    if outside.mean() > 0.5:
+        by, own = np.median(sigma[some]), np.median(alone[0])
+        warn(
+            f"noise measures {by:.3g} by the clean examples, and {own:.3g} without: do they show the same kind?"
+        )
 
 
 def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> dict[str, Any]:
@@ -292,6 +333,7 @@ def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> di
         "agree": bool(level > 0 and np.square(deviation).mean() < _AGREEMENT),
         "whiteness": Measured.around(float(correlation.mean()), 2 / math.sqrt(num_values)),
         "sensor": sensor_from_repeats(mean, variances, around, black),
+        "stripes": stripes(firsts),
         **_values(ends, firsts),
     }
 
@@ -307,6 +349,11 @@ def images_of(store: Store) -> RawImages:
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
     return RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
+
+
+def _is_lossy(name: str) -> bool:
+    """Whether a file (of which a patch may be cut) is of a kind that compresses with loss."""
+    return name.partition("[")[0].lower().endswith((".jpg", ".jpeg"))
 
 
 def _ends(image: Tensor) -> tuple[float, ...]:
