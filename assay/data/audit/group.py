@@ -30,6 +30,7 @@ _NUM_COPIES = 600  # of clean examples, with noise
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
 _NUM_BINS = 16
+_LEAST_STRIPED = 24  # sides of images whose stripes are looked for
 _STRIPED = 1.8  # times the variance along one axis that it may have along the other
 _MAX_STRIPED = 2**17  # windows that are looked at
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
@@ -264,8 +265,12 @@ def stripes(images: Sequence[Tensor]) -> str:
     """What to say of noise that rows or columns of pixels share, as of a camera that reads them one by one.
 
     In windows that are smooth but for that, coefficients that vary along one axis only have the variance of the
-    others. Stripes raise those of one axis, texture those of both; medians do without edges.
+    others. Stripes raise those of one axis, texture those of both; medians do without edges. In small images most
+    windows have some of what the image shows.
     """
+    images = [x for x in images if min(x.shape[1:]) >= _LEAST_STRIPED]
+    if not images:
+        return ""
     fine, along, across = (torch.zeros(_SIDE, _SIDE, dtype=torch.bool) for _ in range(3))
     order = torch.arange(_SIDE)[:, None] + torch.arange(_SIDE)
     fine[order >= _SIDE + 2], along[_SIDE // 2 :, 0], across[0, _SIDE // 2 :] = True, True, True
