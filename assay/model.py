@@ -288,6 +288,9 @@ def _folder_rules(run_dir: Any) -> Rules:
     """A run has a folder of its own, or none."""
     is_path = run_dir is None or isinstance(run_dir, str | Path)
     cure = "give a folder, e.g. 'runs/mine'; settings have names, e.g. num_steps=100"
-    yield not is_path, AssayError(f"{run_dir!r:.80} is no path", key="run_dir", cure=cure)
+    if not is_path and isinstance(run_dir, ImageSource | np.ndarray | list):
+        cure = "join images first: `assay.from_arrays(np.concatenate([clean, noisy]), sigma=levels)`"
+    kind = type(run_dir).__name__
+    yield not is_path, AssayError(f"a {kind} is no path", key="run_dir", cure=cure)
     is_file = run_dir is not None and Path(run_dir).is_file()
     yield is_file, AssayError("is a file", path=run_dir, key="run_dir", cure="choose a folder")

@@ -528,9 +528,10 @@ def test_a_study_of_arrays_is_the_one_that_was_asked_for(folder: Path, monkeypat
     assert torch.equal(stored.read(every), half.read(every)) and views.study.design.noisy == (0.2,)
     assert (views.study.net, opened.study.net) == ({"preset": "dit-small"}, {"preset": "mlp"})
     assert assay.run_study(stored, "out/of-store").source.fingerprint == views.source.fingerprint
-    for options, key in (({"noisy": 80}, "noisy"), ({"minutes": 0}, "minutes"), ({"noisy": object()}, "noisy")):
+    wrong: dict[str, Any] = {"noisy": 80, "minutes": 0, "until": 0.5, "num_workers": 0}
+    for key, value in [*wrong.items(), ("noisy", object())]:
         with rejected(key):
-            assay.run_study(others, "out/other", **options)
+            assay.run_study(others, "out/other", **{key: value})
     for study in ("nope.toml", "out/none"):
         with rejected(path=study):
             assay.open_study(study)

@@ -386,7 +386,7 @@ def test_recorded_levels_that_are_not_those_measured_are_told() -> None:
     (told,) = records([6.5] * 40).warnings()
     assert re.search(r"^\d+% of recorded levels .* \(typically 6.5, where (4.9\d|5|5.0\d) is measured\)", told)
     some = dict(records([0.0] * 10 + [2.0] * 30).rows())
-    assert some["recorded as clean"] == "10 of 10 surely have more noise than the least level, 2"
+    assert re.match(r"(9|10) of 10 surely have more noise than the least level, 2$", some["recorded as clean"])
 
 
 def test_clean_examples_of_another_size_are_rejected() -> None:

@@ -90,7 +90,7 @@ def test_a_network_by_preset_kind_or_class(tmp_path: Path, monkeypatch: pytest.M
         ([0.0] * 500 + [0.5] * 500, {"noisy": (0.2,)}, "noisy"),
         ([0.0] * 500, {"minutes": 0}, "minutes"),
         ([0.0] * 500, {"noisy": (0.2, 80.0)}, "noisy"),
-        ([0.0] * 500, {"net": "narow"}, "net.kind"),
+        ([0.0] * 500, {"net": "narow"}, "net"),
         ([0.0] * 500, {"net": 3}, "net"),
         ([0.0] * 500, {"have_clean": 200}, "have_clean"),  # a ladder of three sizes needs images above those
     ],

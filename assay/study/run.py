@@ -29,7 +29,7 @@ from assay.data.arrays import Arrays
 from assay.data.config import DataConfig
 from assay.data.source import as_source
 from assay.devices import limit_threads
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.nets import NetConfig
 from assay.pricing.price import Price, price_results
@@ -268,6 +268,13 @@ def run_study(
     except (ValueError, TypeError):
         cure = "give numbers, where black to white is 2, e.g. 0.2"
         raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
+    few = num_workers is not None and num_workers < 1
+    cure = "give e.g. 2, and the upper end of an interval is at most twice the lower one"
+    near = AssayError(f"{until} is no factor above 1", key="until", cure=cure)
+    check([
+        (until is not None and not until > 1, near),
+        (few, AssayError(f"{num_workers} processes do no work", key="num_workers", cure="give 1 or more")),
+    ])  # fmt: skip
     asked = {"have_clean": have_clean, "noisy": levels, "minutes": minutes, "net": net and name_of(net, "net")}
     asked = {key: value for key, value in asked.items() if value not in (None, [])}
     given = Path(study) if isinstance(study, str | Path) else None

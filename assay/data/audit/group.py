@@ -265,8 +265,8 @@ def stripes(images: Sequence[Tensor]) -> str:
     """What to say of noise that rows or columns of pixels share, as of a camera that reads them one by one.
 
     In windows that are smooth but for that, coefficients that vary along one axis only have the variance of the
-    others. Stripes raise those of one axis, texture those of both; medians do without edges. In small images most
-    windows have some of what the image shows.
+    others. Stripes raise those of one axis, texture those of both; medians do without edges. Most windows of
+    small images have some of what these show.
     """
     images = [x for x in images if min(x.shape[1:]) >= _LEAST_STRIPED]
     if not images:
