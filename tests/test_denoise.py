@@ -1,4 +1,5 @@
 import operator
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor, nn
 
-from assay.denoise import Preconditioned, x_0_from_x_tn, x_tn_from_x_0
+from assay.denoise import Preconditioned, changes, warn_if_worse, x_0_from_x_tn, x_tn_from_x_0
 from tests.errors import fault
 from tests.points import MixtureDenoiser
 
@@ -120,3 +121,19 @@ def test_bad_labels_are_named(label: Tensor, num_classes: int) -> None:
 @pytest.mark.parametrize("sigma_t", [torch.ones(2, 1, 1, 1), torch.ones(1), torch.ones(())], ids=str)
 def test_a_broadcastable_sigma_is_refused(sigma_t: Tensor) -> None:
     assert fault(lambda: Preconditioned(Recorder(X))(X, sigma_t)).key == "sigma_t"
+
+
+@given(st.floats(0, 1), st.floats(-2, 2), st.floats(0, 2), st.floats(0.05, 2))
+def test_images_are_only_called_worse_than_before_if_they_are(
+    g: float, c: float, s: float, sigma: float
+) -> None:
+    """x_0_hat = g x_tn + c of images N(0, s^2 I): its error and its change have closed forms."""
+    error = (1 - g) ** 2 * s**2 + g**2 * sigma**2 + c**2
+    changed = ((1 - g) ** 2 * (s**2 + sigma**2) + c**2) / sigma**2
+    x_0, z = torch.randn(2, 3, 20_000, dtype=F64, generator=torch.Generator().manual_seed(0))
+    x_tn, levels = s * x_0 + sigma * z, torch.tensor([sigma, sigma, 0.0])
+    assert changes(x_tn, g * x_tn + c, levels).tolist() == pytest.approx([changed] * 2, rel=0.1, abs=0.01)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_if_worse(torch.tensor([changed] * 3 + [0.0, 100.0]))
+    assert bool(told) == (changed > 2) and not (told and error < sigma**2)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -341,3 +342,19 @@ def test_losses_that_cannot_be_compared_or_made_are_named() -> None:
     with pytest.raises(AssayError) as caught:
         held_out_loss(lambda x_t, sigma_t, label=None: x_t / 0, Points(40), model="diverged")
     assert "diverged" in caught.value.what and "train.lr" in (caught.value.cure or "")
+
+
+def test_two_models_are_compared_below_and_above_a_level() -> None:
+    """One is wrong below 0.5, the other above: neither is better as a whole."""
+    right, held_out = gaussian_denoiser(0.0, 0.5), Gaussian(400, 0.5)
+
+    def wrong(where: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        return lambda x, sigma, label=None: (
+            right(x, sigma) * (1 - 0.4 * where(sigma).to(x))[:, None, None, None]
+        )
+
+    low, high = (held_out_loss(wrong(where), held_out) for where in (lambda s: s < 0.5, lambda s: s >= 0.5))
+    level = low.split(high)
+    assert level is not None and 0.4 < level < 0.8 and level == high.split(low)
+    assert low.minus(high, 0.0, level).value > 0 > low.minus(high, level).value
+    assert low.split(held_out_loss(right, held_out)) is None

@@ -171,13 +171,20 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(tensor: Tensor, target: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, if `target` is sharded."""
+    """A tensor laid out in memory as `target`: fused optimizers pair weights and moments by their place there.
+
+    This rank's part of it, if `target` is sharded.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(target, DTensor) or tensor.shape != target.shape:
+    if tensor.shape != target.shape:  # counts of steps
         return tensor
+    if not isinstance(target, DTensor):
+        return torch.empty_like(target, dtype=tensor.dtype).copy_(tensor)
     place = target.device_mesh, target.placements
-    return distribute_tensor(tensor.to(target.device), *place, src_data_rank=None)
+    part = distribute_tensor(tensor.to(target.device), *place, src_data_rank=None).to_local()
+    laid_out = torch.empty_like(target.to_local(), dtype=tensor.dtype).copy_(part)
+    return DTensor.from_local(laid_out, *place, run_check=False, shape=target.shape, stride=target.stride())
 
 
 def pack_tensors(
