@@ -37,12 +37,14 @@ from assay.files import (
 from assay.nets import (
     ADMConfig,
     NetConfig,
+    PassedConfig,
     UNetConfig,
     build_denoiser,
     channels_last,
     net_class,
     net_code,
     net_kind,
+    pass_module,
 )
 from assay.registry import is_own
 from assay.settings import Config, checked
@@ -179,8 +181,10 @@ def find_checkpoint(path: Path) -> Path:
     raise AssayError("is a run that has not finished", path=path, cure=cure)
 
 
-def load_checkpoint(path: Path, to_measure: bool = False) -> Checkpoint:
+def load_checkpoint(path: Path, to_measure: bool = False, net: torch.nn.Module | None = None) -> Checkpoint:
     """Open a checkpoint of ours, the final one of a run folder, a published model, or weights of EDM.
+
+    One of a module that was passed in needs it, as `net`, unless the last one of its name here is the same.
 
     Other code of the user's own network than it was trained with is told, and is an error where the model is
     `to_measure`: the result would pass for its own.
@@ -189,6 +193,8 @@ def load_checkpoint(path: Path, to_measure: bool = False) -> Checkpoint:
     is run.
     """
     repository, path = hub_name(path), find_checkpoint(Path(path))
+    if net is not None:
+        pass_module(net)
     if path.suffix in _PICKLES:
         return _load_pickle(path)
     weights, header = load_tensors(path)
@@ -208,10 +214,16 @@ def load_checkpoint(path: Path, to_measure: bool = False) -> Checkpoint:
             raise ValueError(f"its format is {header['format_version']!r:.20}, not {FORMAT_VERSION}")
         config = checked(net_kind(header["config"]), header["config"])
         info = checked(CheckpointInfo, header["info"])
-    if is_own(net := _net_class(config)) and info.code not in (None, _code(config)):
-        what = f"was trained with another network: code or arguments of {net.__name__} have changed since"
-        if to_measure:
-            raise AssayError(what, path=path, key="net", cure="undo that, or train anew")
+    is_passed = isinstance(config, PassedConfig)
+    name = config.name if isinstance(config, PassedConfig) else config.kind
+    if net is not None and not (is_passed and name == type(net).__name__):
+        what = f"holds weights of {name}, not of {type(net).__name__}"
+        raise AssayError(what, path=path, key="net", cure=f"give a {name}" if is_passed else "leave it out")
+    if is_own(its_class := _net_class(config)) and info.code not in (None, _code(config)):
+        what = f"was trained with another network: code or arguments of {its_class.__name__} have changed since"
+        if to_measure or (is_passed and net is None):
+            cure = f"call assay.load(path, net={name}(...))" if is_passed else "undo that, or train anew"
+            raise AssayError(what, path=path, key="net", cure=cure)
         warn(f"{path} {what}")
     return Checkpoint(_fill(config, weights, path), config, info)
 

@@ -106,8 +106,12 @@ def warn_if_worse(changed: Tensor) -> None:
 def check_converged(values: Tensor, model: str) -> None:
     """Reject a model whose predictions, or what is made of them, are not finite."""
     if not bool(values.isfinite().all()):
-        cure = "train it again with a lower train.lr, or take an earlier snapshot"
-        raise AssayError(f"{model} does not predict finite numbers: its training diverged", cure=cure)
+        cure = (
+            "train it again with a lower train.lr, or take an earlier snapshot; is a network of your own finite"
+        )
+        raise AssayError(
+            f"{model} does not predict finite numbers", cure=f"{cure} at all noise levels, 80 as well?"
+        )
 
 
 def check_label_shape(label: Tensor | None, num_classes: int, num_images: int) -> None:

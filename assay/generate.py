@@ -46,9 +46,9 @@ class FilesConfig(Strict):
 
     format: Format | None = Field(None, description="Kind of files. Default: png; tiff for denoised images.")
     dtype: ExportDType | None = Field(
-        None, description="uint8 is 0 to 255, others are in the data's units. Default: uint8 for PNG and npz."
+        None,
+        description="uint8 is 0 to 255, others are in the data's units. Default: uint8 for PNG and samples.",
     )
-
     range: Annotated[Range | None, Lax(False)] = Field(
         None, description="Black and white of what is written; values are rescaled. Default: the data's."
     )
@@ -142,7 +142,8 @@ def denoise_to_files(
     if num_classes := loaded.config.num_classes:
         label = images.label if images.num_classes == num_classes else torch.full((len(images),), -1)
     channels, units = images.image_shape[0], files.range or images.physical_range
-    target = open_target(output, channels, units, files.format or "tiff", files.dtype)
+    dtype = files.dtype or ("float32" if output.suffix.lower() == ".npz" else None)  # not a picture, as samples
+    target = open_target(output, channels, units, files.format or "tiff", dtype)
     job: dict[str, Any] = {"checkpoint": _hash(checkpoint), "store": images.fingerprint[:16]}
     job |= {**config.model_dump(), "lowest": lowest} if config.num_samples else {"num_samples": 0}
     num_draws, every = max(config.num_samples, 1), torch.arange(len(images))

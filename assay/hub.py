@@ -17,7 +17,7 @@ from assay.data.units import black_and_white
 from assay.errors import AssayError
 from assay.files import one_line, write_whole_directory
 from assay.metrics.evaluate import Evaluation, titles
-from assay.nets import PassedConfig, pass_module
+from assay.nets import PassedConfig
 from assay.outcome import load_evaluations
 from assay.pricing import price_all
 from assay.pricing.words import sentence
@@ -37,12 +37,10 @@ def push(
     `results` are JSON files of `assay evaluate` and `prices` is a table of results, for the card. `net` is the
     module of a network that was passed to `fit`.
     """
-    if net is not None:
-        pass_module(net)
     if re.match(r"(?!hf:)\w+:|\w+://", destination):
         cure = "give hf:OWNER/NAME, or a folder"
         raise AssayError("is an address", path=destination, key="destination", cure=cure)
-    loaded, repository = load_checkpoint(Path(checkpoint)), hub_name(destination)
+    loaded, repository = load_checkpoint(Path(checkpoint), net=net), hub_name(destination)
     name = repository or Path(destination).resolve().name
     where = f"hf:{repository}" if repository else destination
     measured = list(load_evaluations(results).values())

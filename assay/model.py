@@ -236,9 +236,7 @@ def load(path: Path | str, net: nn.Module | None = None) -> Model:
     >>> trained = assay.fit(images, "runs/mine", num_steps=2, batch_size=16, progress=False)
     >>> picture = assay.load("runs/mine").plot(16)
     """
-    if net is not None:
-        pass_module(net)
-    return Model(load_checkpoint(Path(path)), Path(path).stem, Path(path))
+    return Model(load_checkpoint(Path(path), net=net), Path(path).stem, Path(path))
 
 
 def fit(

@@ -8,11 +8,13 @@ the group `assay`:
     mine = "my_package.my_module"
 """
 
+import ast
 import gc
 import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -79,11 +81,23 @@ def own_code(part: type) -> dict[str, str]:
         if isinstance(value, type | FunctionType) and _is_near(value.__module__, part.__module__):
             where = value.__module__
             with suppress(OSError, TypeError):
-                found[name] = inspect.getsource(value)
+                found[name] = _plain(inspect.getsource(value))
         known = getattr(sys.modules.get(where), "__dict__", {})
         words = known.keys() & set(re.findall(r"\w+", found[name])) - found.keys()
         pending += [(word, known[word], where) for word in words]
     return found
+
+
+def _plain(source: str) -> str:
+    """Code without its comments, docstrings and layout, which decide no results."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:  # part of a statement, as a lambda is
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def _is_near(name: str, other: str) -> bool:

@@ -285,7 +285,8 @@ class Own(nn.Module):
 
     assay.fit(images, "run", net=defined(0, source), num_steps=2, batch_size=16, progress=False)
     with warnings.catch_warnings(action="error"):
-        model = assay.load("run", net=defined(1, source + "\n\nUNUSED = 2\n"))
+        commented = source.replace("        return", '        """Or 2?"""\n        # or 3\n        return')
+        model = assay.load("run", net=defined(1, commented + "\n\nUNUSED = 2\n"))
     with pytest.warns(UserWarning, match="arguments of Own have changed since"):
         other = assay.load("run", net=defined(2, source.replace("1.0", "2.0")))
     assert not torch.equal(other.sample(2, num_steps=3), model.sample(2, num_steps=3))
@@ -304,7 +305,7 @@ def test_code_from_the_same_folder_counts_too(folder: Path, monkeypatch: pytest.
     source = "import numpy as np\nfrom near_parts import scaled\n\ndef used(x): return np.abs(scaled(x))\n\n"
     (folder / "near_net.py").write_text(source + "class Near:\n    def __call__(self, x): return used(x)\n")
     code = own_code(importlib.import_module("near_net").Near)
-    assert code["scaled"] == "def scaled(x): return FACTOR * x\n" and code["FACTOR"] == "2.0"
+    assert code["scaled"] == "def scaled(x):\n    return FACTOR * x" and code["FACTOR"] == "2.0"
     assert not code["np"] and code.keys() == {"Near", "used", "scaled", "np", "FACTOR"}
 
 
@@ -338,8 +339,12 @@ def test_a_passed_network_is_known_by_what_it_was_made_with(folder: Path) -> Non
     assay.fit(images, "run", net=Switched(torch.relu), **settings).save("relu.safetensors")
     with rejected("code", "run"):
         assay.fit(images, "run", net=Switched(torch.sin), **settings)
-    with pytest.warns(UserWarning, match="arguments of Switched have changed since"):
+    with rejected("net", "relu.safetensors"):  # the last Switched here is another
         assay.load("relu.safetensors")
+    with pytest.warns(UserWarning, match="arguments of Switched have changed since"):
+        assay.load("relu.safetensors", net=Switched(torch.sin))
+    with rejected("net", "relu.safetensors"):
+        assay.load("relu.safetensors", net=nn.Conv2d(1, 1, 3))
     with warnings.catch_warnings(action="error"):
         assay.load("relu.safetensors", net=Switched(torch.relu))
 
@@ -529,7 +534,7 @@ def test_a_study_of_arrays_is_the_one_that_was_asked_for(folder: Path, monkeypat
     assert (views.study.net, opened.study.net) == ({"preset": "dit-small"}, {"preset": "mlp"})
     assert assay.run_study(stored, "out/of-store").source.fingerprint == views.source.fingerprint
     wrong: dict[str, Any] = {"noisy": 80, "minutes": 0, "until": 0.5, "num_workers": 0}
-    for key, value in [*wrong.items(), ("noisy", object())]:
+    for key, value in [*wrong.items(), ("noisy", object()), ("net", nn.Conv2d(1, 1, 3))]:
         with rejected(key):
             assay.run_study(others, "out/other", **{key: value})
     for study in ("nope.toml", "out/none"):
