@@ -47,7 +47,7 @@ def _lines(console: Console) -> Tell:
             return
         last[name] = now
         left = f"{duration((now - began) * (total - done) / (done - start))} left" if done > start else ""
-        parts = [f"{done / max(total, 1):.0%}", f"{done:g} of {total:g}", left, note]
+        parts = [f"{done / max(total, 1):.0%}", f"{int(done)} of {total:g}", left, note]
         text = f"{name}: " + ", ".join(part for part in parts if part)
         if console.is_jupyter:
             print("\r" + text.ljust(60), end="" if done < total else "\n")

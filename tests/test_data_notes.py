@@ -494,9 +494,11 @@ def test_noise_that_is_not_drawn_for_each_value_is_told() -> None:
 
 def test_bytes_that_overflowed_are_told_and_clipped_ones_are_not() -> None:
     noisy, bright = np.rint(colours(25)), np.rint(colours() + 40)
-    wrap = "did values beyond 255 wrap round?"
+    wrap = "did values beyond them wrap round?"
     assert wrap in warned(noisy.astype(int).astype(np.uint8), 25.0)
     assert wrap in warned(bright.astype(int).astype(np.uint8))
+    signed = bright.clip(0, 255).astype(np.uint8).view(np.int8)
+    assert wrap in "".join(from_arrays(signed, value_range=(-128, 127)).warnings)
     assert wrap not in warned(noisy.clip(0, 255).astype(np.uint8), 25.0)
     sharp = 250.0 * (np.indices((32, 32)).sum(0) % 8 < 4) * np.ones((48, 1, 1))
     assert wrap not in warned(sharp.astype(np.uint8))
@@ -559,3 +561,8 @@ def test_numbered_files_of_other_scenes_are_no_versions() -> None:
     noisy, others = scenes + 0.5 * torch.randn(20, 8, 8), torch.from_numpy(rng.normal(size=(20, 8, 8)))
     assert are_versions(list(zip(scenes + bright, noisy + bright, strict=True)))
     assert not are_versions(list(zip(scenes + bright, others + bright, strict=True)))
+
+
+def test_colours_that_were_the_first_axis_are_told() -> None:
+    words = "were colours the first axis of each image?"
+    assert words in warned(colours().reshape(48, 32, 32, 3)) and words not in warned(colours())

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from assay.data.arrays import from_arrays
 from assay.errors import AssayWarning
 from assay.study import OpenStudy, run_local
 from assay.study.run import drive, gpu_shares
@@ -36,6 +39,32 @@ def started(code: str, *arguments: object, **options: Any) -> Iterator["subproce
             yield process
         finally:
             process.kill()
+
+
+def test_images_that_change_while_a_study_runs_end_its_runs(tmp_path: Path) -> None:
+    """Their results would pass for those of the images that it began with."""
+    images = np.random.default_rng(0).uniform(-1, 1, (80, 4, 4))
+    store = tmp_path / "store"
+    from_arrays(images).save(store)
+    opened = prepared(
+        tmp_path / "study", lambda spec: fewer(spec).replace('store = "digits"', f'store = "{store}"')
+    )
+    ended = list[Update]()
+
+    def hear(update: Update) -> None:
+        if update.phase == "done" and not ended:
+            shutil.rmtree(store)
+            from_arrays(-images).save(store)
+        if update.is_end:
+            ended.append(update)
+
+    run_local(opened, 1, on_update=hear)
+    assert [each.phase for each in ended] == ["done", "failed", "failed"]
+    assert all("store: has changed while the study ran" in each.reason for each in ended[1:])
+    shutil.rmtree(store)
+    from_arrays(images).save(store)
+    run_local(opened, 1)
+    assert not opened.missing()
 
 
 @pytest.fixture(scope="module")

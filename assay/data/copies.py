@@ -29,7 +29,7 @@ _NUM_HASHED = 2**12  # images of a set whose blocks are compared: a second
 _NUM_ASKED = 256  # images whose twins are looked for
 _NEAR = 0.01  # root mean squared difference of two copies, where black to white is 2: one grey step
 _BRIGHTER = 2e-4  # 1 - correlation of two copies, of which one may be brighter
-_ALL = 0.4  # of the pairs of images that are near, if all show one scene
+_ALL = 0.8  # of the pairs of images that are near, if all show one scene
 _BLOCK, _LEAST_BLOCK = 8, 6  # sides; smaller ones are alike by chance
 _FEWEST_SHARED = 3  # blocks
 _MAX_SIDE = 256  # of the middle of an image in which blocks are looked at
@@ -72,7 +72,8 @@ def find_twins(
     almost = limit * (10 if brighter else 2 / unit)
     is_almost = ~is_near.any(1) & ((distance < almost) & (asked[:, None] != known)).any(1)
     num_near, contrast = is_near.sum(1), small[asked].var((1, 2)).mean()
-    if not brighter and is_near.double().mean() > _ALL and contrast > torch.as_tensor(limit).mean():
+    of_a_kind = (noise[asked][:, None] > 0) == (noise[known] > 0)
+    if not brighter and is_near[of_a_kind].double().mean() > _ALL and contrast > torch.as_tensor(limit).mean():
         is_twin = num_near > 0  # all show one scene, in noise that does not hide it
     elif (num_twins := twins_of_most(num_near.numpy(), int(is_almost.sum()))) is not None:
         is_twin = num_near == num_twins

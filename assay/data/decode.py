@@ -166,3 +166,8 @@ def _deep_png(data: bytes) -> np.ndarray:
         halves.append(np.asarray(image))
     height, width = halves[0].shape[:2]
     return np.stack(halves, -1).reshape(height, width, -1, 2).view(">u2")[..., 0]
+
+
+def is_lossy(name: str) -> bool:
+    """Whether a file (of which a patch may be cut) is of a kind that compresses with loss."""
+    return name.partition("[")[0].lower().endswith((".jpg", ".jpeg"))

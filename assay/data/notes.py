@@ -32,6 +32,7 @@ from assay.data.copies import (
     small_copy,
     unlike,
 )
+from assay.data.decode import is_lossy
 
 _NUM_MEASURED = 96  # images of each source whose noise is measured
 _MAX_SIDE = 256  # of their parts in which its kind is looked at
@@ -48,6 +49,7 @@ _MIN_ORDER = 0.3  # their rank correlation
 _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
 _SMOOTH = 0.05  # deviation of the finest detail of the log of a map
+_THIRDS = 0.7  # correlation of the thirds of clean images, as of the colours of one
 _MIN_COLOURS = 0.2  # correlation of the colours of clean images
 _MIN_JUMPS, _JUMPS_PER_END = 1e-3, 0.3  # of pixels, and of those that are black or white, if 8 bits overflowed
 _MOST_SHEARED = 16  # pixels by which a width may be wrong
@@ -56,7 +58,7 @@ _SEAM = 0.3, 3.0  # squared difference of the end of a row and the start of the 
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
 
 # What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
-CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT = "clipped cut opacity darker equal flat".split()
+CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT, LOSSY = "clipped cut opacity darker equal flat lossy".split()
 _SENTENCES = {
     CLIPPED: "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
     "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
@@ -65,6 +67,8 @@ _SENTENCES = {
     "the Gaussian noise that training assumes. Use the originals if you have them.",
     EQUAL: "{num:,} noisy images have {0:.0f} equal channels, so that their noise is not independent: save one "
     "channel, as grey images",
+    LOSSY: "{num:,} noisy images were compressed with loss (JPEG), which removes and smooths noise: use the "
+    "originals",
     FLAT: "{num:,} images have one value everywhere: they show nothing",
     OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
     DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right?",
@@ -79,7 +83,7 @@ class Looks(NamedTuple):
     noise: float  # its variance in the small copy
     blocks: np.ndarray | None  # their hashes, of some images
     tint: float = math.nan  # of colours: by how much the first exceeds the third
-    jumps: np.ndarray | None = None  # of 8 bits: see `_jumps`
+    jumps: np.ndarray | None = None  # of whole numbers: see `_jumps`
     levels: Sequence[float] = ()  # of some images: as stated, as measured and 95% interval; black to white is 2
     middle: Tensor = torch.empty(0)  # of those (C, H, W)
     sigma_map: Tensor | None = None  # of the noise there, if it varies
@@ -143,12 +147,13 @@ def _levels(x: Tensor, sigma: float | np.ndarray) -> list[float]:
 
 
 def _jumps(files: np.ndarray) -> np.ndarray | None:
-    """Of 8-bit pixels: the shares that are black or white, and that jump nearly from one to the other."""
-    if files.dtype != np.uint8:
+    """Of whole numbers: the shares at the ends of their type, and that jump nearly from one to the other."""
+    if files.dtype.kind not in "iu":
         return None
-    inside = (files > 0) & (files < 255)
-    jump = abs(np.diff(files.astype(np.int16), axis=1)) * (inside[:, 1:] & inside[:, :-1])  # along any side
-    return np.array([1 - inside.mean(), (jump > 200).mean(), (jump > 240).mean()])
+    ends = np.iinfo(files.dtype)
+    inside, span = (files > ends.min) & (files < ends.max), float(ends.max) - ends.min
+    jump = abs(np.diff(files.astype(np.float64), axis=1)) * (inside[:, 1:] & inside[:, :-1])  # along any side
+    return np.array([1 - inside.mean(), (jump > 0.78 * span).mean(), (jump > 0.94 * span).mean()])
 
 
 def rules_out(x: np.ndarray, sigma: float) -> bool:
@@ -310,8 +315,8 @@ class _Seen:
             yield f"{what}, exactly: if each was scaled to these ends, its noise was too; use the originals"
         at_ends, far, farther = np.mean(self.jumps or [np.zeros(3)], axis=0)
         if far > max(_MIN_JUMPS, _JUMPS_PER_END * at_ends) and farther > _MIN_JUMPS / 5:
-            what = f"{far:.1%} of the pixels of {self.name} jump between nearly black and nearly white"
-            yield f"{what}, but few are either: did values beyond 255 wrap round? Clip them before rounding"
+            what = f"{far:.1%} of the pixels of {self.name} jump between nearly the ends of {self.dtype}"
+            yield f"{what}, but few are there: did values beyond them wrap round? Clip them before rounding"
         yield from self.of_rows()
         yield from self.of_colours()
 
@@ -339,6 +344,12 @@ class _Seen:
         if len(found) >= FEWEST and (colours := found.mean()) < _MIN_COLOURS:
             what = f"the three channels of clean images of {self.name} hardly correlate ({colours:.2f})"
             yield f"{what}: are they colours of one picture, or pages of a stack?"
+        # Colours that were axis 1 lie behind each other in memory, as thirds of each image.
+        thirds = [x.movedim(0, -1).reshape(3, -1) for x in self.clean if len(x) == 3]
+        alike = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in thirds if (x.std(1) > 0).all()])
+        if len(alike) >= FEWEST and np.mean(alike) > _THIRDS:
+            what = f"the thirds of clean images of {self.name} are alike (correlation {np.mean(alike):.2f})"
+            yield f"{what}: were colours the first axis of each image? Transpose, instead of a reshape"
 
     def of_levels(self, in_files: bool) -> Iterator[str]:
         """What of its noise looks wrong."""
@@ -412,6 +423,8 @@ class Notes:
             self._different.append(note)
         for what, values in note.looks.found.items():
             self._found[what].append(values)
+        if note.sigma > 0 and is_lossy(note.name):
+            self._found[LOSSY].append(())
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""

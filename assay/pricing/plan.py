@@ -339,8 +339,8 @@ class _Market:
     def for_target(self, target: float, confidence: float) -> Plan:
         """The cheapest mixes that reach a target on average, one that surely does, and how sure that is."""
         self.check_budget(math.inf)
-        if self.have_clean and np.median(self.predict(np.zeros((1, len(self.price))))) <= target:
-            what = f"{self.have_clean:,.0f} clean images reach {target:g} already: nothing needs to be bought"
+        if np.median(self.predict(np.zeros((1, len(self.price))))) <= target:
+            what = f"{max(self.have_clean, 1):,.0f} clean images reach {target:g} already: no more are needed"
             raise AssayError(what, key="target", cure="lower it")
         average, sure = self.cheapest(target, lambda v: np.quantile(v, [0.5, confidence], axis=0))
         if np.isinf(average).any():

@@ -200,7 +200,7 @@ def _display(
     opened: OpenStudy, reasons: dict[str, str], tell: Tell, say: Callable[[str], None]
 ) -> Callable[[Update], None]:
     """Shows updates: how many runs are finished, and what the others do. Keeps reasons of failures."""
-    titles, doing = {run.key: run.title for run in opened.runs}, dict[str, str]()
+    titles, doing = {run.key: run.title for run in opened.runs}, dict[str, tuple[str, float]]()
     num_done = len(titles) - len(opened.missing())
 
     def hear(update: Update) -> None:
@@ -214,8 +214,14 @@ def _display(
             if update.phase == "failed":
                 reasons[update.run] = update.reason
         else:
-            doing[update.run] = f"{title}: {update.phase} {update.done / max(update.total, 1):.0%}"
-        tell(opened.study.name, num_done, len(titles), "; ".join(doing.values()))
+            share = update.done / max(update.total, 1)
+            # What follows training is short.
+            doing[update.run] = (
+                f"{title}: {update.phase} {share:.0%}",
+                share if update.phase == "training" else 1.0,
+            )
+        notes, shares = zip(*doing.values(), strict=True) if doing else ((), ())
+        tell(opened.study.name, num_done + sum(shares), len(titles), "; ".join(notes))
 
     return hear
 

@@ -160,12 +160,16 @@ def execute(work: Work) -> bool:
     missing = [sample for sample in work.run.samples if not work.path("outcome", sample).exists()]
     if not missing:
         return True
+    check_images(work)
     if not train_stage(work):
         return False
     try:
+        check_images(work)
         measured = measure_stage(work)
         for sample in missing:
-            record_stage(work, sample, measured, sample_stage(work, sample))
+            sampled = sample_stage(work, sample)
+            check_images(work)
+            record_stage(work, sample, measured, sampled)
     except Interrupted:
         return False
     settings = work.run.config.train
@@ -174,6 +178,15 @@ def execute(work: Work) -> bool:
         if step not in kept and not (every and step % every == 0):
             path.unlink()
     return True
+
+
+def check_images(work: Work) -> None:
+    """Reject other images than those the study began with: their results would pass for those of these."""
+    source, held_out = work.data.open(), work.data.open_held_out()
+    now = source.fingerprint, held_out.fingerprint if held_out else ""
+    if now != (work.run.data_fingerprint, work.run.held_out_fingerprint):
+        cure = "put its images back and repeat the command; a study of others needs another folder (-o)"
+        raise AssayError("has changed while the study ran", path=source.name, cure=cure)
 
 
 def compared_steps(work: Work) -> list[int]:

@@ -29,7 +29,7 @@ from assay.data.audit.group import (
     stripes,
 )
 from assay.data.audit.level import MIN_SIDE, blind_net, spread, train_on_examples
-from assay.data.decode import check_finite
+from assay.data.decode import check_finite, is_lossy
 from assay.data.readers import RawImages
 from assay.data.spec import Level
 from assay.data.store import Store
@@ -145,7 +145,7 @@ class Audit:
             )
         if self.stripes:
             found.append(self.stripes)
-        if lossy := [name for name in self.names if _is_lossy(name)]:
+        if lossy := [name for name in self.names if is_lossy(name)]:
             what = (
                 f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes and smooths noise"
             )
@@ -349,11 +349,6 @@ def images_of(store: Store) -> RawImages:
     names = store.source_names(range(len(store)))
     sigma = store.sigma_tn.double().numpy() * (high - low) / 2
     return RawImages(store.name, names, pixels, noise=lambda i: Level(float(sigma[i])))
-
-
-def _is_lossy(name: str) -> bool:
-    """Whether a file (of which a patch may be cut) is of a kind that compresses with loss."""
-    return name.partition("[")[0].lower().endswith((".jpg", ".jpeg"))
 
 
 def _ends(image: Tensor) -> tuple[float, ...]:
