@@ -18,6 +18,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from skimage.data import brick
 from skimage.restoration import estimate_sigma
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from assay.data import open_store
@@ -387,6 +388,16 @@ def test_recorded_levels_that_are_not_those_measured_are_told() -> None:
     assert re.search(r"^\d+% of recorded levels .* \(typically 6.5, where (4.9\d|5|5.0\d) is measured\)", told)
     some = dict(records([0.0] * 10 + [2.0] * 30).rows())
     assert re.match(r"(9|10) of 10 surely have more noise than the least level, 2$", some["recorded as clean"])
+
+
+@pytest.mark.parametrize("sigma", [0.8, 1.6, 2.4, 5.0])
+def test_the_level_of_images_without_flat_parts_is_known_by_clean_ones(sigma: float) -> None:
+    rng = np.random.default_rng(0)
+    digits = load_digits().images[rng.permutation(1797)]
+    noisy = digits[898:] + sigma * rng.normal(size=(899, 8, 8))
+    assert measure_noise(noisy).group.low == 0 and measure_noise(noisy).group.high > sigma
+    by_clean = measure_noise(noisy, clean=digits[:898]).group
+    assert by_clean.low < sigma < by_clean.high and (by_clean.low > 0) == (sigma == 5)
 
 
 def test_clean_examples_of_another_size_are_rejected() -> None:

@@ -29,6 +29,9 @@ _MIN_WINDOWS = 200
 _NUM_COPIES = 600  # of clean examples, with noise
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
+_TINY = 12  # sides of images that may have no flat windows
+_MOST_TURNS, _NEARLY = 10, 0.01
+_MOSTLY = 2.0  # times too high
 _NUM_BINS = 16
 _LEAST_STRIPED = 24  # sides of images whose stripes are looked for
 _STRIPED = 1.8  # times the variance along one axis that it may have along the other
@@ -114,8 +117,11 @@ def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) 
 def group_level(images: Sequence[Tensor], bounds: Bounds = _ANY, clean: Sequence[Tensor] = ()) -> Measured:
     """The noise level that all `images` (C, H, W) share; windows with values at the `bounds` are left out.
 
-    The texture left in their flattest windows makes it slightly too high, which the interval allows for. With
-    `clean` examples it is measured, on copies of them with noise of the level found, and divided out.
+    The texture left in their flattest windows makes it slightly too high, which the interval allows for; in
+    tiny images it may be all texture. With `clean` examples texture is measured, on copies of them with noise
+    of the level found, and subtracted:
+
+        sigma^2 = variance - (f^2 - 1) sigma^2,        f the factor by which that noise is found too high.
     """
     pool = _pool(images, bounds)
     chosen, variance = _flat_windows(pool)
@@ -125,10 +131,16 @@ def group_level(images: Sequence[Tensor], bounds: Bounds = _ANY, clean: Sequence
     error = _error(pool.detail[chosen] - variance, pool.owner[chosen]) / (2 * variance)
     if clean:
         generator = torch.Generator().manual_seed(0)
-        for _ in range(2):  # the second time at a level that is nearly right
-            factor, error_there = _texture(clean, value, generator)
-            value = math.sqrt(variance) / factor
-        error = math.hypot(error, error_there)
+        for _ in range(_MOST_TURNS):  # each time at a level that is more nearly right
+            before, (factor, error_there) = value, _texture(clean, value, generator)
+            value = math.sqrt(max(variance - (factor**2 - 1) * value**2, 0.01 * variance))
+            if abs(math.log(value / before)) < _NEARLY:
+                break
+        if factor > _MOSTLY:  # texture, beside which the rest is not known
+            return Measured(value, 0.0, math.sqrt(variance) * math.exp(1.96 * error))
+        error = factor**2 * math.hypot(error, error_there)
+    elif min(images[0].shape[1:]) < _TINY:
+        texture = math.inf
     return Measured(value, value * math.exp(-1.96 * error - texture), value * math.exp(1.96 * error))
 
 
