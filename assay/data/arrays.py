@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from assay.data.audit import Audit, audit
-from assay.data.notes import Note, Notes, look_at, odd_axes, rules_out
+from assay.data.looks import look_at, odd_axes, rules_out
+from assay.data.notes import Note, Notes
 from assay.data.readers import RawImages
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL

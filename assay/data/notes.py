@@ -6,7 +6,7 @@ was found.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
@@ -15,27 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.audit.kind import Noisy, correlates, depends, detail, leaves_its_map, repeats, striped
-from assay.data.audit.level import MIN_SIDE, blind_net, spread
+from assay.data.audit.kind import Noisy, correlates, depends, leaves_its_map, repeats, striped
 from assay.data.copies import (
     FEWEST,
-    NUM_KNOWN,
     SCENES,
-    SMALL,
     Pair,
     are_turned,
-    blocks_of,
     find_shared,
     find_twins,
-    has_blocks,
     mean_and_deviation,
-    small_copy,
     unlike,
 )
 from assay.data.decode import is_lossy
+from assay.data.looks import CLIPPED, CUT, DARKER, EQUAL, FLAT, LOSSY, OPACITY, Looks
 
-_NUM_MEASURED = 96  # images of each source whose noise is measured
-_MAX_SIDE = 256  # of their parts in which its kind is looked at
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
 _TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then count in full
@@ -46,9 +39,6 @@ _SURELY_NOISE = 0.2  # low end of the level of a clean image that no texture rea
 _SURELY_LESS = 0.6  # times the stated level of a noisy image, that the high end of its own never falls below
 _SPREAD = math.log(1.5)  # of stated levels whose order is compared with that of measured ones
 _MIN_ORDER = 0.3  # their rank correlation
-_LONGEST = 8  # times as long as wide that images may be
-_MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
-_SMOOTH = 0.05  # deviation of the finest detail of the log of a map
 _THIRDS = 0.7  # correlation of the thirds of clean images, as of the colours of one
 _MIN_COLOURS = 0.2  # correlation of the colours of clean images
 _MIN_JUMPS, _JUMPS_PER_END = 1e-3, 0.3  # of pixels, and of those that are black or white, if 8 bits overflowed
@@ -57,8 +47,8 @@ _MIN_SHEAR = 0.03  # by how much the right shift of rows raises their correlatio
 _SEAM = 0.3, 3.0  # squared difference of the end of a row and the start of the next, over that of neighbours
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
 
-# What images may have, and what to say of the `num` that do: {0} and {1} are the means of what was noted.
-CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT, LOSSY = "clipped cut opacity darker equal flat lossy".split()
+# Of what images may have (see `Looks.found`), what to say of the `num` that do: {0} and {1} are the means of
+# what was noted.
 _SENTENCES = {
     CLIPPED: "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
     "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
@@ -75,20 +65,6 @@ _SENTENCES = {
 }
 
 
-class Looks(NamedTuple):
-    """What is seen in an image itself."""
-
-    found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
-    small: Tensor | None  # copy (H, W)
-    noise: float  # its variance in the small copy
-    blocks: np.ndarray | None  # their hashes, of some images
-    tint: float = math.nan  # of colours: by how much the first exceeds the third
-    jumps: np.ndarray | None = None  # of whole numbers: see `_jumps`
-    levels: Sequence[float] = ()  # of some images: as stated, as measured and 95% interval; black to white is 2
-    middle: Tensor = torch.empty(0)  # of those (C, H, W)
-    sigma_map: Tensor | None = None  # of the noise there, if it varies
-
-
 class Note(NamedTuple):
     """What was seen while an image was packed. Values are in the units of the file."""
 
@@ -100,84 +76,6 @@ class Note(NamedTuple):
     kind: tuple[int, str]  # the number of its source, and the type of its file's values
     group: int  # images that are held out together
     looks: Looks
-
-
-def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, files: np.ndarray) -> Looks:
-    """What is seen in image i (C, H, W) of a source with these values, quickly.
-
-    Levels are measured of few images.
-    """
-    found, noisy = dict[str, tuple[float, ...]](), np.max(sigma) > 0
-    if noisy and files.dtype == np.uint8:
-        found[CLIPPED] = (float(np.isin(files, (0, 255)).mean()),)
-    elif noisy and np.ndim(sigma) == 0:
-        at_ends = int(np.isin(files, (files.min(), files.max())).sum())
-        if at_ends - 2 > _MAX_AT_ENDS * files.size and at_ends < files.size:  # two values always are
-            found[CUT] = (at_ends / files.size,)
-    if noisy and len(x) > 2 and (x == x[:1]).all():
-        found[EQUAL] = (len(x),)
-    if files.min() == files.max():
-        found[FLAT] = ()
-    image = torch.from_numpy(x.astype(np.float32))[None]
-    small = small_copy(image)[0] if i % -(-num_images // NUM_KNOWN) == 0 else None
-    noise = float(np.square(sigma).mean()) * min(x.shape[1], SMALL) * min(x.shape[2], SMALL) / x.size
-    tint, jumps = float(x[0].mean() - x[2].mean()) if len(x) == 3 else math.nan, _jumps(files)
-    looks = Looks(found, small, noise, blocks_of(x) if has_blocks(i, num_images) else None, tint, jumps)
-    if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
-        return looks
-    levels = _levels(image, sigma)
-    rows, columns = (slice(max(0, side - _MAX_SIDE) // 2, (side + _MAX_SIDE) // 2) for side in x.shape[1:])
-    sigma_map = None if np.ndim(sigma) == 0 else torch.tensor(sigma, dtype=torch.float32)[:, rows, columns]
-    middle = image[0, :, rows, columns].clone()
-    return looks._replace(levels=levels, middle=middle, sigma_map=sigma_map)
-
-
-def _levels(x: Tensor, sigma: float | np.ndarray) -> list[float]:
-    """The noise of an image (1, C, H, W) as stated and as measured, with its interval.
-
-    Divided by a smooth map, the noise has one level. A rough map would make structure rough: of what it states,
-    the nearest to the measured level counts.
-    """
-    level_map = torch.as_tensor(sigma, dtype=torch.float32)
-    if level_map.ndim == 3 and level_map.min() > 0 and detail(level_map[None].log()).std() < _SMOOTH:
-        stated = float(level_map.square().mean().sqrt())
-        return [stated, *blind_net().levels(x / level_map * stated).flatten().tolist()]
-    levels = blind_net().levels(x).flatten().tolist()
-    return [float(np.clip(levels[0], *np.quantile(sigma, (0.05, 0.95)))), *levels]
-
-
-def _jumps(files: np.ndarray) -> np.ndarray | None:
-    """Of whole numbers: the shares at the ends of their type, and that jump nearly from one to the other."""
-    if files.dtype.kind not in "iu":
-        return None
-    ends = np.iinfo(files.dtype)
-    inside, span = (files > ends.min) & (files < ends.max), float(ends.max) - ends.min
-    jump = abs(np.diff(files.astype(np.float64), axis=1)) * (inside[:, 1:] & inside[:, :-1])  # along any side
-    return np.array([1 - inside.mean(), (jump > 0.78 * span).mean(), (jump > 0.94 * span).mean()])
-
-
-def rules_out(x: np.ndarray, sigma: float) -> bool:
-    """Whether an image varies by less than noise of this level does.
-
-    The variance of n pixels with noise sigma alone is sigma^2 up to sigma^2 sqrt(2 / n); less by six of these
-    deviations rules the level out. Clipping or a border of a share s takes away up to 2 s of the variance.
-    """
-    if np.var(x) >= sigma**2:
-        return False
-    counts = np.unique(x, return_counts=True)[1]
-    repeated = counts[list({0, int(counts.argmax()), len(counts) - 1})].sum() if len(counts) > 1 else 0
-    return bool(np.var(x) < sigma**2 * (1 - (2 * repeated) / x.size - 6 * math.sqrt(2 / x.size)))
-
-
-def odd_axes(shape: tuple[int, ...]) -> str | None:
-    """What to say of an array (N, H, W, ...) whose images are perhaps not the first axis."""
-    num, height, width = shape[:3]
-    if num < 2 or not (num == height != width or max(height, width) > _LONGEST * min(height, width)):
-        return None
-    read = f"is read as {num} images of {height} x {width} pixels"
-    if width in (3, 4):
-        return f"{read}. If it is one colour image, add an axis in front (`image[None]`)"
-    return f"{read}. If it holds {width} images of {num} x {height}, move its last axis to the front"
 
 
 def _sheared(x: Tensor) -> int:

@@ -27,7 +27,8 @@ from torch import Tensor
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import are_versions, small_copy
 from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.notes import DARKER, OPACITY, Note, Notes, look_at, rules_out
+from assay.data.looks import DARKER, OPACITY, look_at, rules_out
+from assay.data.notes import Note, Notes
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
 from assay.data.store import DType, PackedImage, Store, read_meta, write_store

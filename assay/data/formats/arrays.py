@@ -16,7 +16,7 @@ import numpy as np
 
 from assay.archives import check_unpacked, open_unpacked, read_npy, read_npz
 from assay.data.decode import native
-from assay.data.notes import odd_axes
+from assay.data.looks import odd_axes
 from assay.data.readers import Format, RawImages, numbered_classes
 from assay.data.spec import Level, SourceSpec
 from assay.errors import AssayError, warn
