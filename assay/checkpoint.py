@@ -219,13 +219,19 @@ def load_checkpoint(path: Path, to_measure: bool = False, net: torch.nn.Module |
     if net is not None and not (is_passed and name == type(net).__name__):
         what = f"holds weights of {name}, not of {type(net).__name__}"
         raise AssayError(what, path=path, key="net", cure=f"give a {name}" if is_passed else "leave it out")
-    if is_own(its_class := _net_class(config)) and info.code not in (None, _code(config)):
-        what = f"was trained with another network: code or arguments of {its_class.__name__} have changed since"
+    if what := code_change(config, info):
         if to_measure or (is_passed and net is None):
             cure = f"call assay.load(path, net={name}(...))" if is_passed else "undo that, or train anew"
             raise AssayError(what, path=path, key="net", cure=cure)
         warn(f"{path} {what}")
     return Checkpoint(_fill(config, weights, path), config, info)
+
+
+def code_change(config: NetConfig, info: CheckpointInfo) -> str:
+    """What to say of a network of the user's own that is not the one that was trained."""
+    if not is_own(its_class := _net_class(config)) or info.code in (None, _code(config)):
+        return ""
+    return f"was trained with another network: code or arguments of {its_class.__name__} have changed since"
 
 
 def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:

@@ -29,7 +29,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from assay.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from assay.checkpoint import Checkpoint, code_change, load_checkpoint, save_checkpoint
 from assay.cost import choose_config
 from assay.data import ImageSource
 from assay.data.arrays import Arrays, Ends, from_arrays
@@ -165,6 +165,11 @@ class Model:
         denoised: np.ndarray = np.where(is_noisy, found, given).astype(np.float32)
         return torch.from_numpy(denoised).to(device) if isinstance(x_tn, Tensor) else denoised
 
+    def _check_code(self) -> None:
+        """Reject to measure a network whose code has changed: the result would pass for that of the trained."""
+        what = code_change(self.checkpoint.config, self.checkpoint.info)
+        check([(what, AssayError(what, path=self.name, key="net", cure="undo that, or train anew"))])
+
     def _seen(self, x_tn: np.ndarray, sigma_tn: Any, value_range: Ends | None) -> Arrays:
         """Images to denoise; errors name the arguments of `denoise`."""
         units, cure = self.checkpoint.info.physical_range, "give `value_range`, the values of black and white"
@@ -195,6 +200,7 @@ class Model:
         >>> found
         <held-out loss of arrays on 30 images of arrays (held out): ... ± ... nats per dimension>
         """
+        self._check_code()
         source = as_source(held_out)
         check_unseen(self.trained_on, source)
         return checkpoint_loss(self.checkpoint, source, model=self.name)
@@ -218,6 +224,7 @@ class Model:
         >>> found
         <FD-pixels ..., precision ..., 50 images>
         """
+        self._check_code()
         source = as_source(reference)
         network = load_extractor(name_of(extractor, "extractor"), Path(cache), reference=source)
         real = reference_from_images(source, network, Path(cache))

@@ -143,8 +143,8 @@ _LEAST_NOISE = 2 / 255  # a grey step
 
 
 def warn_of_units(sigma: float) -> None:
-    """Warn of a level that is more than twice the range from black to white, or below one grey step."""
-    if sigma > MOST_NOISE or 0 < sigma < _LEAST_NOISE:
+    """Warn of a level that is more than the range from black to white, or below one grey step."""
+    if sigma > MOST_NOISE / 2 or 0 < sigma < _LEAST_NOISE:
         what = f"a noise level of {sigma:.4g}, where black to white is 2"
         what += f" and a grey step {_LEAST_NOISE:.2g}" if sigma < 1 else ""
         warn(f"{what}: is it in the units of the {'images' if sigma < 1 else 'files'}?")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,16 @@ def test_a_value_range_scales_images_and_noise() -> None:
         UserWarning, match="level of 0.002353, .* a grey step 0.0078: is it in the units of the images"
     ):
         assay.quote(255 * images, [0.3, 20], value_range=(0, 255))
+
+
+def test_a_level_in_the_units_of_the_source_is_told() -> None:
+    rng = np.random.default_rng(0)
+    images = np.concatenate([rng.uniform(0, 1, (40, 4, 4)), rng.normal(0.5, 0.4, (40, 4, 4))])
+    source = assay.from_arrays(images, [0.0] * 40 + [0.25] * 40, value_range=(0, 1))
+    with pytest.warns(UserWarning, match="have 0.5, which is 0.25 in their own units; is 0.5 meant"):
+        quote(source, 0.25)
+    with warnings.catch_warnings(action="error"):
+        quote(source, 0.5)
 
 
 def test_levels_that_cannot_be_quoted_are_named_in_their_unit() -> None:

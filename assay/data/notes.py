@@ -61,7 +61,7 @@ _SENTENCES = {
     "originals",
     FLAT: "{num:,} images have one value everywhere: they show nothing",
     OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
-    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right?",
+    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted already?",
 }
 
 
@@ -154,7 +154,7 @@ class _Seen:
             return None
         return float(np.quantile(found[:, 0], 0.5, method="lower")), float(np.median(found[:, 1]))
 
-    def of_few(self, unit: float) -> Iterator[str]:
+    def of_few(self, unit: float, doubt: str) -> Iterator[str]:
         """What of a few of the images, clean or noisy ones, surely has another level than stated."""
         stated, measured, low, high = self.levels.T
         if not len(stated) or min(self.measured[0].middle.shape[1:]) < _LEAST_SIDE:
@@ -167,7 +167,7 @@ class _Seen:
             (
                 ~is_clean,
                 high < _SURELY_LESS * stated,
-                "have far less noise than stated (about {:.3g}): are clean ones among them?",
+                f"have far less noise than stated (about {{:.3g}}): {doubt}are clean ones among them?",
             ),
         ):
             if (num := int((kind & is_stray).sum())) > 1:
@@ -273,7 +273,8 @@ class _Seen:
             words = f"the levels of {self.name} hardly follow those that the noise measures"
             yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
         else:
-            yield from self.of_few((white - black) / 2 if in_files else 1)
+            doubt = "are black, gain and read_noise right, or " * stabilised
+            yield from self.of_few((white - black) / 2 if in_files else 1, doubt)
         with_map = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
         yield from leaves_its_map(self.name, with_map if len(with_map) >= FEWEST else [])
 

@@ -336,7 +336,7 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
     if noisy:
         _check_noise(x, sigma, sigma_map, unit, raw.sensor)
-    if noisy and raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
+    if raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
         found[DARKER] = share, raw.sensor.black
     ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
     looks = look_at(x, sigma if sigma_map is None else sigma_map, i, len(raw.names), files)

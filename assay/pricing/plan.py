@@ -184,7 +184,7 @@ def read_vendors(table: Any) -> list[Vendor]:
 
 def forecast_of(source: Prices | Quote, goal: Goal | None, offered: Array) -> Forecast:
     """What predicts the results of mixes for a goal, with noise of the levels that are `offered`."""
-    from assay.pricing.words import cautions, extremes, far_row, quote_doubts
+    from assay.pricing.words import cautions, extremes, far_row, quote_doubts, training_limits
 
     if isinstance(source, Quote):
         cure = "choose structure or everything, or run a study"
@@ -216,7 +216,7 @@ def forecast_of(source: Prices | Quote, goal: Goal | None, offered: Array) -> Fo
     prices = source.goals[goal]
     decided, doubts = (
         any(each.verdict != "undecided" for each in prices),
-        (*cautions(prices), *extremes(source)),
+        (*cautions(prices), *extremes(source), *(text.rstrip(".") for text in training_limits(source))),
     )
     whose = "the paper's" if source.from_paper else "the"
     basis = f"{whose} results of {source.dataset}"

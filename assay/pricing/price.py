@@ -184,7 +184,8 @@ def price(
 
     `table` is a path, a DataFrame or a mapping of columns; without one the paper's tables are used, CIFAR-10
     unless `dataset` names another. `num_images` is the size of the data set if the table gives fractions.
-    `quote`, of its clean images, is drawn beside the measured curve.
+    `quote`, of its clean images, is drawn beside the measured curve. Beside the `results.csv` of a study lie
+    its losses by level, which a DataFrame of it lacks: structure has a price by path only.
 
     >>> prices = assay.price()
     >>> prices.of("looks", 0.2).verdict

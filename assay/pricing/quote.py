@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike
 from assay.data import ImageSource
 from assay.data.arrays import Ends, from_arrays
 from assay.data.source import as_source
-from assay.errors import AssayError, check, check_enough, choose
+from assay.errors import AssayError, check, check_enough, choose, warn
 from assay.noise import MOST_NOISE, warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
@@ -139,11 +139,23 @@ def quote(
     if not 0 < share < 1:
         raise AssayError(f"{share:g} is not a share between 0 and 1", key="share", cure="give e.g. 0.1")
     warn_of_units(levels[0])
+    _warn_of_own_units(source, levels)
     x = _read(source)
     modes, at = spectrum(x), np.geomspace(GREY_STEP, 20.0, 48)
     costs = [_costs(modes, np.array([level])) for level in at]
     worth = [[_worth(cost, modes, np.array([s]), np.ones(1), share) for cost in costs] for s in levels]
     return Quote(levels, at, np.array(worth), modes, share, len(x), x.shape[1])
+
+
+def _warn_of_own_units(source: ImageSource, levels: Array) -> None:
+    """Warn of levels that images of the source have in their own units only."""
+    units, known = getattr(source, "physical_range", None), source.sigma_tn.unique().numpy()
+    if not isinstance(units, tuple):  # of files that differ, or of a sensor
+        return
+    for level, own in zip(levels, levels * 2 / (units[1] - units[0]), strict=True):
+        if np.isclose(known, own, rtol=0.01).any() and not np.isclose(known, level, rtol=0.01).any():
+            what = f"a quote of noise {level:.4g}, where black to white is 2: images of {source.name} have"
+            warn(f"{what} {own:.4g}, which is {level:.4g} in their own units; is {own:.4g} meant?")
 
 
 def _check_levels(levels: Array) -> None:

@@ -364,7 +364,9 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     if plan.target is None:
         hedge = f", but within {plan.close:.2g} of that in {sure}" * (best.chance < plan.confidence)
+        is_open = best.chance < 0.3 and plan.close > best.value / 4
         lines += [
+            "What is known hardly decides between mixes: look at the others, too." * is_open,
             f"This is the best mix on average: {_often(plan, best)}{hedge}.",
             f"The very best lies within {ends} ({sure}).",
         ]
@@ -378,6 +380,7 @@ def plan_lines(plan: Plan) -> list[str]:
             f"The cheapest mix lies within {ends}, for {_outward(*plan.cost_interval)} ({sure}).",
             f"The target is reached in {best.reached:.0%} of the likely cases; {surely}.",
         ]
+    lines = [line for line in lines if line]
     lines += [f"Or {_bought(plan, mix)}; {_often(plan, mix)}." for mix in others]
     if plan.target is None and (rest := 1 - sum(mix.chance for mix in plan.mixes)) >= 0.02:
         lines.append(f"In {rest:.0%} of them, other mixes are the best.")

@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -35,7 +36,7 @@ from assay.metrics.held_out import num_evaluations, stopping_steps
 from assay.nets import PRESETS as NETS
 from assay.nets import NetConfig, measure_cost
 from assay.noise import MOST_NOISE
-from assay.registry import name_of, registered
+from assay.registry import find, name_of, registered
 from assay.study.spec import Study, level_bins, study_runs
 from assay.study.stages import OpenStudy, can_measure, open_study
 from assay.train.presets import PRESETS, suited_preset
@@ -153,6 +154,8 @@ def _first_draft(
     preset = PRESETS[suited_preset(source.image_shape)]
     chosen = preset.net["preset"] if net is None else name_of(net, "net")
     if chosen not in NETS:
+        with suppress(AssayError):
+            find(NetConfig, chosen, "net")  # of a package that is imported now
         choose(chosen, {**NETS, **registered(NetConfig)}, "net")
     return {
         "store": str(store),
