@@ -163,12 +163,16 @@ def test_the_page_on_own_parts_runs(folder: Path) -> None:
     (folder / "mine-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
     (folder / "mine-1.dist-info/entry_points.txt").write_text("[assay]\nmine = mine\n")
     paths = os.pathsep.join([str(folder), *sys.path])
-    for module, told in (
-        ("", "torch.Size([1, 1, 8, 8])"),
-        ("1 / 0", "mine: its entry point mine = mine"),
+    sampled = "print(assay.load('tiny-kind.safetensors').sample(1).shape)"
+    drafted = "from pathlib import Path; from assay.study.sizing import draft_study as draft; "
+    drafted += "print(draft(Path('digits'), 100, [0.2], 1, 'tiny'))"
+    for module, code, told in (
+        ("", sampled, "torch.Size([1, 1, 8, 8])"),
+        ("", drafted, 'kind = "tiny"'),
+        ("1 / 0", sampled, "mine: its entry point mine = mine"),
     ):
         (folder / "mine.py").open("a").write(f"\n{module}\n")
-        code = "import assay; print(assay.load('tiny-kind.safetensors').sample(1).shape)"
+        code = f"import assay; {code}"
         environment = os.environ | {"PYTHONPATH": paths}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
         assert told in done.stdout + done.stderr, done.stderr

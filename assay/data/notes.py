@@ -61,7 +61,8 @@ _SENTENCES = {
     "originals",
     FLAT: "{num:,} images have one value everywhere: they show nothing",
     OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
-    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted already?",
+    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted "
+    "already?",
 }
 
 
