@@ -119,7 +119,7 @@ def pairing_note(config: RunConfig, source: ImageSource) -> str:
     level = float(lowest[lowest > 0].min())
     what = f"levels below {level:.3g} are learnt from the {share:.0%} clean images only, and as seldom"
     what += ". `--pairing level_first` trains them as often as clean images alone would"
-    return f"{what}: better in a short training, while a long one learns these images by heart"
+    return f"{what}: better in a short training, while a long one memorises these images"
 
 
 def _check_network(config: NetConfig) -> None:
