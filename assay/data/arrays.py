@@ -197,12 +197,10 @@ def _warnings(
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
     cure = " `value_range=(black, white)` states another."
-    notes, axes = Notes([name, name], cure=cure), (1, 2, 3)
-    ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
-    for i, seen in enumerate(ends):
-        content, looks = hash(x[i].tobytes()), look_at(x[i], levels[i], i, len(x), values[i])
-        kind = int(levels[i] > 0), values.dtype.name  # clean and noisy images are judged apart
-        columns = float(levels[i]), seen, black_and_white, content, kind, int(group[i])
+    notes = Notes([name, name], cure=cure)
+    for i, level in enumerate(levels.tolist()):
+        looks, is_noisy = look_at(x[i], level, i, len(x), values[i]), level > 0  # judged apart from clean ones
+        columns = level, black_and_white, hash(x[i].tobytes()), int(is_noisy), int(group[i])
         notes.add(Note(f"image {i}", *columns, looks))
     told, (num, channels, height, width) = notes.warnings(), values.shape
     if channels > 4 and 3 in (num, height, width):

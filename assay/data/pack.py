@@ -338,11 +338,9 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
         _check_noise(x, sigma, sigma_map, unit, raw.sensor)
     if raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
         found[DARKER] = share, raw.sensor.black
-    ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
     looks = look_at(x, sigma if sigma_map is None else sigma_map, i, len(raw.names), files)
-    kind, content = (job.source, files.dtype.name), hash(values.tobytes())
-    looks = looks._replace(found=found | dict(looks.found))
-    note = Note(job.name, sigma, ends_and_mean, units, content, kind, job.group, looks)
+    looks.found.update(found)
+    note = Note(job.name, sigma, units, hash(values.tobytes()), job.source, job.group, looks)
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
     return PackedImage(job.name, values, *columns), note, layout

@@ -39,7 +39,7 @@ _MAX_STRIPED = 2**17  # windows that are looked at
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 _MIN_SHARE = 0.25  # of the images that must have as many flat ones: in fewer, levels may be too high by chance
 _MAX_SPREAD = 1 / 3  # variance of the detail of flat windows over its square: 2/15 for noise, more for texture
-DEPENDS = 1.5  # times the variance of noise in dark parts, if it depends on the signal
+_DEPENDS = 1.5  # times the variance of noise in dark parts, if it depends on the signal
 _SURELY = 1.3  # times, at the low end of the interval of the gain
 
 
@@ -79,9 +79,8 @@ class Sensor:
         ends, middle = np.array([self.mean.min(), self.mean.max()]), self.mean.mean()
         least = self.line(middle) + self.gain.low * (ends - middle)
         dark, bright = self.line(ends).tolist()
-        if least[1] < _SURELY * least[0]:
-            return 1.0
-        return bright / dark if dark > 0 else math.inf
+        depends = least[1] >= _SURELY * least[0] and bright > _DEPENDS * dark
+        return (bright / dark if dark > 0 else math.inf) if depends else 1.0
 
     def __str__(self) -> str:
         """As settings of a source; of read noise and the value of no light, only their sum can be seen."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from assay.data.audit.group import (
-    DEPENDS,
     Measured,
     Sensor,
     fit_sensor,
@@ -152,7 +151,7 @@ class Audit:
             found.append(f"{what}: the camera's own noise cannot be measured in them. Use its raw files")
         if self.recorded is not None:
             found += self._of_records()
-        if self.sensor is not None and (ratio := self.sensor.dependence()) > DEPENDS:
+        if self.sensor is not None and (ratio := self.sensor.dependence()) > 1:
             step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
             low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
             found.append(
@@ -206,7 +205,7 @@ def audit(
             _from_repeats(raw, black, progress) if repeats else _from_each(raw, clean, black, noisy, progress)
         )
     if shared:
-        depends = found["sensor"] is not None and found["sensor"].dependence() > DEPENDS
+        depends = found["sensor"] is not None and found["sensor"].dependence() > 1
         if found["group"].value > 0 and (depends or not found["agree"]):
             warn("levels differ, between images or within them: leave out `shared`, whose level describes few")
         found |= {key: np.full(len(raw.names), end) for key, end in found["group"]._asdict().items()}
