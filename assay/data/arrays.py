@@ -14,7 +14,8 @@ from assay.data.notes import Note, Notes
 from assay.data.readers import RawImages
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
-from assay.data.store import PackedImage, Store, write_store
+from assay.data.store import Store
+from assay.data.view import save
 from assay.errors import AssayError, Rules, check, warn
 from assay.files import content_hash
 
@@ -47,15 +48,7 @@ class Arrays(ImageSource):
 
     def save(self, path: Path | str) -> Store:
         """Write the images to a store, for the command line or for later."""
-        group = torch.full_like(self.label, -1) if self.group is None else self.group
-        columns = self.x_tn.numpy(), self.sigma_tn.tolist(), self.label.tolist(), group.tolist()
-        images = (
-            PackedImage(f"{i:06d}", x, sigma, label, physical_range=self.physical_range, group=part)
-            for i, (x, sigma, label, part) in enumerate(zip(*columns, strict=True))
-        )
-        layout = self.image_shape, "float32", (-1, 1)
-        told = {"warnings": lambda: self.warnings}
-        return write_store(Path(path), self.name, images, *layout, self.class_names, **told)  # type: ignore[arg-type]
+        return save(self, path, self.warnings)
 
 
 def from_arrays(

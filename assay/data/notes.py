@@ -16,16 +16,7 @@ from torch import Tensor
 
 from assay.data.audit.group import stripes
 from assay.data.audit.kind import correlates, depends, leaves_its_map, repeats
-from assay.data.copies import (
-    FEWEST,
-    SCENES,
-    Pair,
-    are_turned,
-    find_shared,
-    find_twins,
-    mean_and_deviation,
-    unlike,
-)
+from assay.data.copies import FEWEST, SCENES, Pair, are_turned, find_shared, find_twins, unlike
 from assay.data.decode import is_lossy
 from assay.data.looks import CLIPPED, CUT, DARKER, EQUAL, FLAT, LOSSY, OPACITY, Looks
 
@@ -172,18 +163,19 @@ class _Seen:
         is_clean = stated == 0
         many = is_clean & (low > _SURELY_NOISE / 2)
         is_noisy = many if many.sum() > max(1, is_clean.sum() / 10) else is_clean & (low > _SURELY_NOISE)
-        for kind, is_stray, rest in (
-            (is_clean, is_noisy, "have noise of about {:.3g}, but count as clean: are noisy ones among them?"),
+        less = f"have far less noise than stated (about {{:.3g}}): {doubt}are clean ones among them?"
+        for kind, num_there, is_stray, rest in (
             (
-                ~is_clean,
-                high < _SURELY_LESS * stated,
-                f"have far less noise than stated (about {{:.3g}}): {doubt}are clean ones among them?",
+                "clean",
+                is_clean.sum(),
+                is_noisy,
+                "have noise of about {:.3g}, but count as clean: are noisy ones among them?",
             ),
+            ("noisy", (~is_clean).sum(), high < _SURELY_LESS * stated, less),
         ):
-            if (num := int((kind & is_stray).sum())) > 1:
-                level = unit * float(np.median(measured[kind & is_stray]))
-                kinds = "clean" if kind is is_clean else "noisy"
-                what = f"{num} of the {kind.sum()} {kinds} images of {self.name} whose noise was measured"
+            if (num := int(is_stray.sum())) > 1:
+                level = unit * float(np.median(measured[is_stray]))
+                what = f"{num} of the {num_there} {kind} images of {self.name} whose noise was measured"
                 yield f"{what} {rest.format(level)}"
 
     def of_values(self, cure: str) -> Iterator[str]:
@@ -341,18 +333,20 @@ class Notes:
         seen = self._different
         small = torch.stack([note.looks.small for note in seen if note.looks.small is not None])
         variance, every = torch.tensor([note.looks.noise for note in seen]), torch.arange(len(seen))
-        noisy, clean = every[variance > 0], every[variance == 0]
-        source = torch.tensor([note.source for note in seen])
-        parts = [source == k for k in source.unique()]
-        for part in parts[1:]:
-            both = [mean_and_deviation(small[each], float(variance[each].mean())) for each in (parts[0], part)]
-            if min(int(parts[0].sum()), int(part.sum())) >= FEWEST and (differ := unlike(*both)):
-                pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
-                yield "images like {} and like {} have {}".format(*pair, differ)
-            elif are_turned(small[parts[0]], small[part]):
-                pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
-                what = "images like {} and like {} are alike on average".format(*pair)
-                yield f"{what} if one kind is turned, flipped or transposed: are their axes in the same order?"
+        source, noisy, clean = (
+            torch.tensor([note.source for note in seen]),
+            every[variance > 0],
+            every[variance == 0],
+        )
+        first, *others = [every[source == number] for number in source.unique()]
+        for other in others:
+            kinds = f"images like {seen[int(first[0])].name} and like {seen[int(other[0])].name}"
+            noise = [float(variance[part].mean()) for part in (first, other)]
+            if differ := unlike((small[first], noise[0]), (small[other], noise[1])):
+                yield f"{kinds} have {differ}"
+            elif are_turned(small[first], small[other]):
+                what = f"{kinds} are alike on average if one kind is turned, flipped or transposed"
+                yield f"{what}: are their axes in the same order?"
         if self._named:
             yield self._named
         elif found := find_twins(small, variance, noisy, every) or find_twins(small, variance, clean, clean):

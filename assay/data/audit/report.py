@@ -102,8 +102,7 @@ class Audit:
         if len(self.names) > 1 and typical > 0:
             rows.append(("if all share one level", f"{self.group:.4g}" if self.agree else "they do not"))
         if self.recorded is not None:
-            wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
-            rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
+            rows.append(("recorded levels", f"{self._wrong():.0%} are outside their measured interval"))
             least, noisy_there = self.recorded[self.recorded > 0].min(), self.low[self.recorded == 0]
             if num := int((noisy_there > least).sum()):
                 what = (
@@ -149,8 +148,10 @@ class Audit:
                 f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes and smooths noise"
             )
             found.append(f"{what}: the camera's own noise cannot be measured in them. Use its raw files")
-        if self.recorded is not None:
-            found += self._of_records()
+        if self.recorded is not None and (wrong := self._wrong()) > _MAX_WRONG:
+            stated, measured = (np.median(each[self.recorded > 0]) for each in (self.recorded, self.sigma))
+            what = f"{wrong:.0%} of recorded levels are outside their measured interval"
+            found.append(f"{what} (typically {stated:.3g}, where {measured:.3g} is measured): are they right?")
         if self.sensor is not None and (ratio := self.sensor.dependence()) > 1:
             step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
             low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
@@ -168,16 +169,10 @@ class Audit:
                 found[-1] += ", one number for black and read noise; if you know black, measure with `--black`"
         return found
 
-    def _of_records(self) -> Iterator[str]:
-        """What to say of recorded levels that are not those measured."""
+    def _wrong(self) -> float:
+        """The share of recorded levels that are outside their measured interval."""
         assert self.recorded is not None
-        some = self.recorded > 0
-        stated, measured = self.recorded[some], self.sigma[some]
-        wrong = float(((stated < self.low[some]) | (stated > self.high[some])).mean())
-        if wrong > _MAX_WRONG:
-            typical = f"typically {np.median(stated):.3g}, where {np.median(measured):.3g} is measured"
-            what = f"{wrong:.0%} of recorded levels are outside their measured interval"
-            yield f"{what} ({typical}): are they right?"
+        return float(((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0].mean())
 
 
 def audit(
@@ -228,7 +223,7 @@ def _from_each(
     sigma, low, high = torch.cat(levels, 1).double().numpy()
     if examples:
         _check_kind(images, sigma[kept])
-    values = _values(np.array(ends), images)
+    values, seen = _values(np.array(ends), images), [x for i, x in zip(kept, images, strict=True) if noisy[i]]
     bounds = values["values"][0], values["values"][-1]
     known = (sigma > 0) | (values["clipped"] == 0)  # parts that are clipped look perfectly flat
     known |= not known.any()
@@ -242,8 +237,8 @@ def _from_each(
         "group": group_level(images, bounds, examples),
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
-        "stripes": stripes([image for i, image in zip(kept, images, strict=True) if noisy[i]]),
-        "sensor": fit_sensor([image for i, image in zip(kept, images, strict=True) if noisy[i]], bounds, black),
+        "stripes": stripes(seen),
+        "sensor": fit_sensor(seen, bounds, black),
         **values,
     }
 
