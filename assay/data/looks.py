@@ -18,8 +18,21 @@ _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
 _SMOOTH = 0.05  # deviation of the finest detail of the log of a map
 
-# What images may have.
-CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT, LOSSY = "clipped cut opacity darker equal flat lossy".split()
+# What images may have: what to say of the `num` that do. {0} and {1} are the means of what was noted.
+CLIPPED = (
+    "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
+    "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
+    "have them."
+)
+CUT = (
+    "{num:,} noisy images have {0:.1%} of their values at their lowest or highest: clipped noise is not "
+    "the Gaussian noise that training assumes. Use the originals if you have them."
+)
+EQUAL = "{num:,} noisy images have {0:.0f} equal channels, whose noise is not independent: save one channel"
+LOSSY = "{num:,} noisy images were compressed with loss (JPEG), which removes noise: use the originals"
+FLAT = "{num:,} images have one value everywhere: they show nothing"
+OPACITY = "{num:,} images have a channel of opacity, left out; what is transparent is laid on white"
+DARKER = "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted?"
 
 
 class Looks(NamedTuple):
@@ -27,7 +40,7 @@ class Looks(NamedTuple):
 
     values: tuple[float, float, float]  # lowest, mean and highest, as in the file
     dtype: str  # of these
-    found: dict[str, tuple[float, ...]]  # what of the above, with numbers
+    found: dict[str, tuple[float, ...]]  # which of the above, with numbers
     small: Tensor | None  # copy (H, W)
     noise: float  # its variance in the small copy
     blocks: np.ndarray | None  # their hashes, of some images

@@ -17,8 +17,7 @@ from torch import Tensor
 from assay.data.audit.group import stripes
 from assay.data.audit.kind import correlates, depends, leaves_its_map, repeats
 from assay.data.copies import FEWEST, SCENES, Pair, are_turned, find_shared, find_twins, unlike
-from assay.data.decode import is_lossy
-from assay.data.looks import CLIPPED, CUT, DARKER, EQUAL, FLAT, LOSSY, OPACITY, Looks
+from assay.data.looks import Looks
 
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
@@ -37,24 +36,6 @@ _MOST_SHEARED = 16  # pixels by which a width may be wrong
 _MIN_SHEAR = 0.03  # by how much the right shift of rows raises their correlation
 _SEAM = 0.3, 3.0  # squared difference of the end of a row and the start of the next, over that of neighbours
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
-
-# Of what images may have (see `Looks.found`), what to say of the `num` that do: {0} and {1} are the means of
-# what was noted.
-_SENTENCES = {
-    CLIPPED: "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
-    "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
-    "have them.",
-    CUT: "{num:,} noisy images have {0:.1%} of their values at their lowest or highest: clipped noise is not "
-    "the Gaussian noise that training assumes. Use the originals if you have them.",
-    EQUAL: "{num:,} noisy images have {0:.0f} equal channels, so that their noise is not independent: save one "
-    "channel, as grey images",
-    LOSSY: "{num:,} noisy images were compressed with loss (JPEG), which removes and smooths noise: use the "
-    "originals",
-    FLAT: "{num:,} images have one value everywhere: they show nothing",
-    OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
-    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted "
-    "already?",
-}
 
 
 class Note(NamedTuple):
@@ -290,7 +271,7 @@ class Notes:
         self._first: dict[int, str] = {}  # of each content
         self._different: list[Note] = []
         self._copies: list[str] = []
-        self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)  # by what to say of it
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
@@ -303,10 +284,8 @@ class Notes:
             self._copies.append(f"{note.name} of {first}")
         elif note.looks.small is not None:
             self._different.append(note)
-        for what, values in note.looks.found.items():
-            self._found[what].append(values)
-        if note.sigma > 0 and is_lossy(note.name):
-            self._found[LOSSY].append(())
+        for sentence, values in note.looks.found.items():
+            self._found[sentence].append(values)
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
@@ -318,9 +297,8 @@ class Notes:
             if 2 * abs(here + there) < abs(here - there):
                 what = f"mean colours of {one.name} and {other.name} agree if red and blue change places"
                 told.append(f"{what}: is one BGR?")
-        for what, sentence in _SENTENCES.items():
-            if values := self._found[what]:
-                told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
+        for sentence, values in self._found.items():
+            told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
         if num := len(self._copies):
             which = ", ".join(self._copies[:3]) + (", ..." if num > 3 else "")
             told.append(f"{num:,} of the {self._num_images:,} images are copies ({which}): leave them out")

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import are_versions, small_copy
-from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.looks import DARKER, OPACITY, look_at, rules_out
+from assay.data.decode import check_finite, flatten, is_lossy, is_transparent
+from assay.data.looks import DARKER, LOSSY, OPACITY, look_at, rules_out
 from assay.data.notes import Note, Notes
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
@@ -336,6 +336,7 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
     if noisy:
         _check_noise(x, sigma, sigma_map, unit, raw.sensor)
+        found |= {LOSSY: ()} if is_lossy(job.name) else {}
     if raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
         found[DARKER] = share, raw.sensor.black
     looks = look_at(x, sigma if sigma_map is None else sigma_map, i, len(raw.names), files)
