@@ -153,20 +153,17 @@ class Audit:
             what = f"{wrong:.0%} of recorded levels are outside their measured interval"
             found.append(f"{what} (typically {stated:.3g}, where {measured:.3g} is measured): are they right?")
         if self.sensor is not None and (ratio := self.sensor.dependence()) > 1:
-            step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
-            low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
-            found.append(
-                f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                "as in dark ones"
-            )
+            what = f"the noise depends on the signal: its variance is {ratio:.1f} times as large"
+            what += " in bright parts as in dark ones"
             if self.recorded is not None:
-                found[-1] += ", which one recorded level for an image does not say"
-                return found
-            if lossy:
-                return found
-            found[-1] += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
-            if not self.sensor.black:
-                found[-1] += ", one number for black and read noise; if you know black, measure with `--black`"
+                what += ", which one recorded level for an image does not say"
+            elif not lossy:
+                step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
+                low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
+                what += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
+                if not self.sensor.black:
+                    what += ", one number for black and read noise; if you know black, measure with `--black`"
+            found.append(what)
         return found
 
     def _wrong(self) -> float:
