@@ -176,13 +176,13 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     num_scenes = min(len(of) if of.group is None else len(of.group.unique()) for _, of in sources)
     if num_scenes >= FEWEST and (differ := unlike(*kinds)):
         warn(f"images held out and those trained on have {differ}")
-    first_with = {each: number for number, each in reversed(list(enumerate(known)))}
-    is_same = torch.tensor([each in first_with for each in seen])
+    trained_on = set(known)
+    is_same = torch.tensor([each in trained_on for each in seen])
     num_same = int(is_same.sum())
     what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
     if num_same > _MAX_SHARE * len(held_out):
         first = int(is_same.nonzero()[0])
-        where = int(index[first_with[seen[first]]])
+        where = int(index[known.index(seen[first])])
         what += f": image {first} of {held_out.name} is image {where} of {training.name}"
         raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
     if num_same:

@@ -144,14 +144,10 @@ class _Seen:
         is_clean = stated == 0
         many = is_clean & (low > _SURELY_NOISE / 2)
         is_noisy = many if many.sum() > max(1, is_clean.sum() / 10) else is_clean & (low > _SURELY_NOISE)
+        noisy = "have noise of about {:.3g}, but count as clean: are noisy ones among them?"
         less = f"have far less noise than stated (about {{:.3g}}): {doubt}are clean ones among them?"
         for kind, num_there, is_stray, rest in (
-            (
-                "clean",
-                is_clean.sum(),
-                is_noisy,
-                "have noise of about {:.3g}, but count as clean: are noisy ones among them?",
-            ),
+            ("clean", is_clean.sum(), is_noisy, noisy),
             ("noisy", (~is_clean).sum(), high < _SURELY_LESS * stated, less),
         ):
             if (num := int(is_stray.sum())) > 1:
@@ -311,11 +307,8 @@ class Notes:
         seen = self._different
         small = torch.stack([note.looks.small for note in seen if note.looks.small is not None])
         variance, every = torch.tensor([note.looks.noise for note in seen]), torch.arange(len(seen))
-        source, noisy, clean = (
-            torch.tensor([note.source for note in seen]),
-            every[variance > 0],
-            every[variance == 0],
-        )
+        source = torch.tensor([note.source for note in seen])
+        noisy, clean = every[variance > 0], every[variance == 0]
         first, *others = [every[source == number] for number in source.unique()]
         for other in others:
             kinds = f"images like {seen[int(first[0])].name} and like {seen[int(other[0])].name}"

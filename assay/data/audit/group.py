@@ -287,12 +287,8 @@ def stripes(images: Sequence[Tensor]) -> str:
     order = torch.arange(1, _SIDE)[:, None] + torch.arange(1, _SIDE)  # of those that vary along both axes
     structure = found[:, 1:, 1:][:, order < _SIDE].mean(1)
     smooth = found[structure <= structure.quantile(0.3)]
-    fine, along, across = (
-        smooth[:, 1:, 1:][:, order >= _SIDE + 2],
-        smooth[:, _SIDE // 2 :, 0],
-        smooth[:, 0, _SIDE // 2 :],
-    )
-    white, *shared = (float(each.median()) for each in (fine, along, across))
+    fine, half = smooth[:, 1:, 1:][:, order >= _SIDE + 2], _SIDE // 2
+    white, *shared = (float(each.median()) for each in (fine, smooth[:, half:, 0], smooth[:, 0, half:]))
     low, high = sorted(shared)
     if not (0 < white and low < 1.6 * white and high > _STRIPED * low):
         return ""
