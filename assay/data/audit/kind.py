@@ -85,5 +85,5 @@ def leaves_its_map(name: str, images: Tensor, maps: Tensor) -> Iterator[str]:
 
 
 def detail(images: Tensor, kernel: Tensor = _KERNEL) -> Tensor:
-    """The finest detail of images (N, C, H, W)."""
+    """The finest detail of images (N, C, H, W); the squared `kernel` gives its variance from theirs."""
     return functional.conv2d(images.flatten(0, 1)[:, None], kernel).squeeze(1).unflatten(0, images.shape[:2])
