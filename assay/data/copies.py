@@ -191,13 +191,11 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     copies, asked = torch.cat([small, small_there]), len(small) + (~is_same).nonzero()[:, 0]
     trained = torch.arange(len(small))
     blocks |= {len(small) + i: each for i, each in blocks_there.items() if not is_same[i]}
+    is_held_out = np.arange(len(copies)) >= len(small)
     for what, found in (
         ("show the scene of one trained on", find_twins(copies, noise, asked, trained)),
         ("are one trained on, brighter or darker", find_twins(copies, noise, asked, trained, brighter=True)),
-        (
-            "share pixels with one trained on",
-            find_shared(blocks, np.arange(len(copies)) >= len(small), asked.numpy()),
-        ),
+        ("share pixels with one trained on", find_shared(blocks, is_held_out, asked.numpy())),
     ):
         if found:
             pair = f"image {found[1] - len(small)} and image {every * found[2]} of those"

@@ -13,9 +13,7 @@ from torch.nn import functional
 
 from assay.data.audit.group import fit_sensor, is_correlated, neighbour_correlation
 
-_KERNEL = (
-    torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]])[None, None] / 6
-)  # white noise keeps its variance
+_KERNEL = torch.tensor([[[[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]]]]) / 6  # white noise keeps its variance
 _ALIKE = 0.5  # correlation of what should be independent
 _SURELY = 10.0  # times 1 / sqrt(pixels), the least that this may be in a pair of images
 _UNLIKE = 1.5  # times the lowest of the levels of channels

@@ -105,10 +105,8 @@ class Audit:
             rows.append(("recorded levels", f"{self._wrong():.0%} are outside their measured interval"))
             least, noisy_there = self.recorded[self.recorded > 0].min(), self.low[self.recorded == 0]
             if num := int((noisy_there > least).sum()):
-                what = (
-                    f"{num:,} of {len(noisy_there):,} surely have more noise than the least level, {least:.3g}"
-                )
-                rows.append(("recorded as clean", what))
+                what = f"{num:,} of {len(noisy_there):,} surely have more noise than the least level"
+                rows.append(("recorded as clean", f"{what}, {least:.3g}"))
         found = self.sensor
         varied = np.ptp(found.mean) if found is not None and len(found.mean) else 0.0
         if found is None or (found.gain.low <= 0 and varied < _VARIED * typical):
@@ -135,18 +133,18 @@ class Audit:
             what = f"exposures differ by what is smooth (correlation of neighbours {self.whiteness.value:.2f})"
             found.append(f"{what}: does each folder hold exposures of one scene, and are they aligned?")
         elif is_correlated(self.whiteness):
-            found.append(
-                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
-                "as it is after resizing, sharpening, compression or demosaicing, if it is not texture. "
-                "Training assumes white noise, and the true levels are higher than these: use unprocessed "
-                "images if you can"
+            what = (
+                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0)"
             )
+            what += (
+                ", as after resizing, sharpening, compression or demosaicing, if it is not texture. Training"
+            )
+            what += " assumes white noise, and true levels are higher"
+            found.append(f"{what}: use unprocessed images if you can")
         if self.stripes:
             found.append(self.stripes)
         if lossy := [name for name in self.names if is_lossy(name)]:
-            what = (
-                f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes and smooths noise"
-            )
+            what = f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes noise"
             found.append(f"{what}: the camera's own noise cannot be measured in them. Use its raw files")
         if self.recorded is not None and (wrong := self._wrong()) > _MAX_WRONG:
             stated, measured = (np.median(each[self.recorded > 0]) for each in (self.recorded, self.sigma))
@@ -271,9 +269,8 @@ def _check_kind(images: Sequence[Tensor], sigma: np.ndarray) -> None:
     outside = (sigma[some] < alone[1] / _OTHER_KIND) | (sigma[some] > alone[2] * _OTHER_KIND)
     if outside.mean() > 0.5:
         by, own = np.median(sigma[some]), np.median(alone[0])
-        warn(
-            f"noise measures {by:.3g} by the clean examples, and {own:.3g} without: do they show the same kind?"
-        )
+        what = f"noise measures {by:.3g} by the clean examples, and {own:.3g} without"
+        warn(f"{what}: do they show the same kind?")
 
 
 def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> dict[str, Any]:
