@@ -32,7 +32,9 @@ EQUAL = "{num:,} noisy images have {0:.0f} equal channels, whose noise is not in
 LOSSY = "{num:,} noisy images were compressed with loss (JPEG), which removes noise: use the originals"
 FLAT = "{num:,} images have one value everywhere: they show nothing"
 OPACITY = "{num:,} images have a channel of opacity, left out; what is transparent is laid on white"
-DARKER = "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted?"
+DARKER = (
+    "{0:.1%} of values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted already?"
+)
 
 
 class Looks(NamedTuple):

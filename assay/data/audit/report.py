@@ -133,14 +133,10 @@ class Audit:
             what = f"exposures differ by what is smooth (correlation of neighbours {self.whiteness.value:.2f})"
             found.append(f"{what}: does each folder hold exposures of one scene, and are they aligned?")
         elif is_correlated(self.whiteness):
-            what = (
-                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0)"
-            )
-            what += (
-                ", as after resizing, sharpening, compression or demosaicing, if it is not texture. Training"
-            )
-            what += " assumes white noise, and true levels are higher"
-            found.append(f"{what}: use unprocessed images if you can")
+            white = f"{self.whiteness.value:.2f}; white noise: 0"
+            what = f"the noise of neighbouring pixels is correlated ({white}), as after resizing, sharpening,"
+            what += " compression or demosaicing, if it is not texture. Training assumes white noise, and true"
+            found.append(f"{what} levels are higher: use unprocessed images if you can")
         if self.stripes:
             found.append(self.stripes)
         if lossy := [name for name in self.names if is_lossy(name)]:
