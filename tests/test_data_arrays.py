@@ -100,7 +100,7 @@ MIXED = np.where(np.arange(20)[:, None, None] % 2, GRAINY, SMOOTH)
         (
             MIXED,
             {"value_range": (0, 1), "sigma": [0, 0.16] * 10},
-            "have noise of 0.16, but the noise measures 0.0[78]",
+            "noise of 0.16, but the noise measures 0.0[78]",
         ),
         (SMOOTH, {}, r"`value_range=\(black, white\)` states"),
         (np.stack([SMOOTH] * 3 + [SMOOTH * 0 + 1], 3), {"value_range": (0, 1)}, "leave opacity out"),
@@ -116,10 +116,8 @@ def test_what_looks_wrong_is_told(images: np.ndarray, options: dict[str, Any], w
 
 
 def test_faults_are_told_with_the_image_and_in_the_units_that_were_given() -> None:
-    sigma, broken = (
-        np.where(np.arange(20) == 4, -15.5, 1.0),
-        np.where(np.arange(20)[:, None, None] == 7, np.nan, UNIT),
-    )
+    sigma = np.where(np.arange(20) == 4, -15.5, 1.0)
+    broken = np.where(np.arange(20)[:, None, None] == 7, np.nan, UNIT)
     assert "image 4 has a level of -15.5," in fault(lambda: from_arrays(BYTES, sigma)).what
     assert "image 7, of 1 in all" in fault(lambda: from_arrays(broken)).what
 

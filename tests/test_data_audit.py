@@ -127,12 +127,13 @@ def test_gain_and_read_noise_within_five_percent(seed: int) -> None:
     for _ in range(20):
         scene = draw_scene(rng, 128, 128, 1)
         light = 200 * (scene - scene.min()) / max(np.ptp(scene), 1e-6)
-        images.append(0.5 * rng.poisson(light) + 2 * rng.standard_normal(light.shape) + 10)
-    sensor = fit_sensor([torch.from_numpy(image.astype(np.float32)) for image in images])
+        values = 0.5 * rng.poisson(light) + 2 * rng.standard_normal(light.shape) + 10
+        images.append(torch.from_numpy(values.astype(np.float32)))
+    sensor = fit_sensor(images)
     assert sensor is not None
     assert sensor.gain.value == pytest.approx(0.5, rel=0.05)
     assert math.sqrt(sensor.offset.value + 0.5 * 10) == pytest.approx(2, rel=0.05)  # black is 10
-    known = fit_sensor([torch.from_numpy(image.astype(np.float32)) for image in images], black=10)
+    known = fit_sensor(images, black=10)
     assert known is not None and math.sqrt(known.offset.value) == pytest.approx(2, rel=0.05)
     assert known.gain.value == pytest.approx(sensor.gain.value) and str(known).endswith(",black=10")
     assert fit_sensor([torch.zeros(1, 32, 32)]) is None  # flat windows of different brightness are needed
@@ -292,9 +293,7 @@ def test_repeated_fits_exposures_to_a_stabilised_store(tmp_path: Path) -> None:
     found = re.search(r":range=-?\d+,\d+,gain=([\d.]+),read_noise=([\d.]+)`", text)
     assert found and [float(number) for number in found.groups()] == pytest.approx([0.5, 2], rel=0.1)
     text = run("data", "noise", tmp_path / "repeats", "--repeats", "--black", 3)
-    assert (
-        f"gain={found[1]},read_noise=" in text and ",black=3`" in text and "read noise, if 3 is black" in text
-    )
+    assert all(part in text for part in (f"gain={found[1]},read_noise=", ",black=3`", "noise, if 3 is black"))
     assert re.search(r"values of the pixels +\S+ to \S+ \(\S+ to \S+ for 98% of them\)", text)
     assert "`repeats`" in run("data", "noise", tmp_path / "clean")  # no flat parts: how to measure the gain
     sensor = f"range=10,70,gain={found[1]},read_noise={found[2]}"
@@ -347,9 +346,8 @@ def test_the_noise_of_a_store_is_that_of_its_noisy_images() -> None:
     rng, bright = np.random.default_rng(0), np.linspace(0.1, 0.9, 80)[:, None, None]
     light = bright + np.linspace(-0.1, 0.1, 32)[:, None] + np.zeros(32)
     x = light + np.where(bright < 0.5, 0.02, 0.04) * rng.standard_normal(light.shape)
-    raw = RawImages("mixed", [f"{i}" for i in range(80)], lambda i: x[i, ..., None].astype(np.float32))
-    assert "Pack with" in repr(audit(raw))
-    known = replace(raw, noise=lambda i: Level(0.02 if i < 40 else 0.0))
+    assert "Pack with" in repr(audit(raw_images(x)))
+    known = replace(raw_images(x), noise=lambda i: Level(0.02 if i < 40 else 0.0))
     assert audit(known).warnings() == []
 
 
@@ -380,8 +378,7 @@ def test_files_that_lost_their_noise_are_told(tmp_path: Path) -> None:
 
 def test_recorded_levels_that_are_not_those_measured_are_told() -> None:
     def records(sigma: list[float]) -> Audit:
-        raw = RawImages("a", [str(i) for i in range(40)], lambda i: sky(5)[i, ..., None].astype(np.float32))
-        return audit(replace(raw, noise=lambda i: Level(sigma[i])))
+        return audit(replace(raw_images(sky(5)), noise=lambda i: Level(sigma[i])))
 
     assert not records([5.0] * 40).warnings()
     (told,) = records([6.5] * 40).warnings()

@@ -14,7 +14,8 @@ from assay.data.notes import Note, Notes
 from assay.data.readers import RawImages
 from assay.data.source import ImageSource
 from assay.data.spec import MIN_LEVEL
-from assay.data.store import PackedImage, Store, write_store
+from assay.data.store import Store
+from assay.data.view import save
 from assay.errors import AssayError, Rules, check, warn
 from assay.files import content_hash
 
@@ -47,15 +48,7 @@ class Arrays(ImageSource):
 
     def save(self, path: Path | str) -> Store:
         """Write the images to a store, for the command line or for later."""
-        group = torch.full_like(self.label, -1) if self.group is None else self.group
-        columns = self.x_tn.numpy(), self.sigma_tn.tolist(), self.label.tolist(), group.tolist()
-        images = (
-            PackedImage(f"{i:06d}", x, sigma, label, physical_range=self.physical_range, group=part)
-            for i, (x, sigma, label, part) in enumerate(zip(*columns, strict=True))
-        )
-        layout = self.image_shape, "float32", (-1, 1)
-        told = {"warnings": lambda: self.warnings}
-        return write_store(Path(path), self.name, images, *layout, self.class_names, **told)  # type: ignore[arg-type]
+        return save(self, path, self.warnings)
 
 
 def from_arrays(
@@ -82,16 +75,9 @@ def from_arrays(
     x_tn = (2 * (values.astype(np.float64) - low) / (high - low) - 1).astype(np.float32)
     levels = _array(sigma, "sigma", np.float64) * 2 / (high - low)
     classes = np.full(len(values), -1) if label is None else np.asarray(label)
-    check(_column_rules(x_tn, levels, classes, (low, high)))
-    levels = np.broadcast_to(levels, len(values))
-    for i in np.flatnonzero(levels > x_tn.std((1, 2, 3))).tolist():
-        noise = levels[i] * (high - low) / 2
-        what = f"image {i} varies by {values[i].std():.3g}, less than its noise of {noise:.3g}"
-        cure = "check it and `value_range`; both are in the units of the images"
-        check([(rules_out(x_tn[i], levels[i]), AssayError(what, key="sigma", cure=cure))])
     parts = np.arange(len(values)) if group is None else _array(group, "group", np.int64)
-    what = f"has shape {parts.shape}, not one number for each of {len(values)} images"
-    check([(parts.shape != (len(values),), AssayError(what, key="group", cure="give one each"))])
+    check(_column_rules(x_tn, levels, classes, parts, (low, high)))
+    levels = np.broadcast_to(levels, len(values))
     told = _warnings(values, x_tn, levels, (low, high), name, parts) if len(values) > 1 else []
     if value_range is None and not told and (np.abs(x_tn) > 1.1 + 5 * levels.max()).mean() > 0.01:
         found = f"{name} has values from {x_tn.min():.3g} to {x_tn.max():.3g}"
@@ -102,7 +88,7 @@ def from_arrays(
         told.append(f"{num}: are classes numbered from 0?")
     for text in told:
         warn(text)
-    class_names = tuple(str(number) for number in range(int(classes.max()) + 1))
+    class_names = tuple(map(str, range(int(classes.max()) + 1)))
     columns = torch.from_numpy(levels.astype(np.float32)), torch.from_numpy(classes.astype(np.int64))
     arrays = Arrays(torch.from_numpy(x_tn), *columns, class_names, name, (low, high))
     arrays.warnings = tuple(told)
@@ -170,15 +156,17 @@ def _image_rules(images: Any, values: np.ndarray, value_range: Ends | None, key:
     yield not are_ends, AssayError(what, key="value_range", cure="give both, e.g. value_range=(0, 4095)")
 
 
-def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, ends: Ends) -> Rules:
-    """Levels, black and white, and classes are possible for these images."""
+def _column_rules(
+    x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, parts: np.ndarray, ends: Ends
+) -> Rules:
+    """Levels, black and white, classes and groups are possible for these images."""
+    unit = (ends[1] - ends[0]) / 2
     what = f"has shape {levels.shape}, not one level for all {len(x_tn)} images or one each"
     error = AssayError(what, key="sigma", cure="give one number, or one for each image")
     yield levels.shape not in ((), (len(x_tn),)), error
     bad = np.atleast_1d(~((levels == 0) | ((levels >= MIN_LEVEL) & (levels < np.finfo(np.float32).max))))
     first = int(bad.argmax())
-    given = np.atleast_1d(levels)[first] * (ends[1] - ends[0]) / 2
-    what = f"image {first} has a level of {given:g}, which is not that of noise"
+    what = f"image {first} has a level of {np.atleast_1d(levels)[first] * unit:g}, which is not that of noise"
     yield bad.any(), AssayError(what, key="sigma", cure="give numbers >= 0, 0 for clean images")
     are_far = (np.abs(x_tn) > 2 + 5 * levels.max()).mean() > 0.5 or 0 < np.ptp(x_tn) / 2 < _MIN_SPAN
     what = f"{ends} cannot be black and white of these values, which become {x_tn.min():g} to {x_tn.max():g}"
@@ -190,6 +178,13 @@ def _column_rules(x_tn: np.ndarray, levels: np.ndarray, classes: np.ndarray, end
     what = f"is {classes.dtype} of shape {classes.shape}, for {len(x_tn)} images"
     cure = "give one whole number for each, classes counted from 0, or -1 for none"
     yield not is_class or classes.min() < -1, AssayError(what, key="label", cure=cure)
+    for i in np.flatnonzero(levels > x_tn.std((1, 2, 3))).tolist():
+        level = float(levels if levels.ndim == 0 else levels[i])
+        what = f"image {i} varies by {x_tn[i].std() * unit:.3g}, less than its noise of {level * unit:.3g}"
+        cure = "check it and `value_range`; both are in the units of the images"
+        yield rules_out(x_tn[i], level), AssayError(what, key="sigma", cure=cure)
+    what = f"has shape {parts.shape}, not one number for each of {len(x_tn)} images"
+    yield parts.shape != (len(x_tn),), AssayError(what, key="group", cure="give one each")
 
 
 def _warnings(
@@ -197,12 +192,10 @@ def _warnings(
 ) -> list[str]:
     """What looks wrong about images (N, C, H, W), scaled to `x`: what packing warns of, and shapes."""
     cure = " `value_range=(black, white)` states another."
-    notes, axes = Notes([name, name], cure=cure), (1, 2, 3)
-    ends = zip(values.min(axes).tolist(), values.mean(axes).tolist(), values.max(axes).tolist(), strict=True)
-    for i, seen in enumerate(ends):
-        content, looks = hash(x[i].tobytes()), look_at(x[i], levels[i], i, len(x), values[i])
-        kind = int(levels[i] > 0), values.dtype.name  # clean and noisy images are judged apart
-        columns = float(levels[i]), seen, black_and_white, content, kind, int(group[i])
+    notes = Notes([name, name], cure=cure)
+    for i, level in enumerate(levels.tolist()):
+        looks, is_noisy = look_at(x[i], level, i, len(x), values[i]), level > 0  # judged apart from clean ones
+        columns = level, black_and_white, hash(x[i].tobytes()), int(is_noisy), int(group[i])
         notes.add(Note(f"image {i}", *columns, looks))
     told, (num, channels, height, width) = notes.warnings(), values.shape
     if channels > 4 and 3 in (num, height, width):

@@ -149,9 +149,9 @@ def find_shared(
     if not owner.size:
         return None
     _, block = np.unique(np.concatenate(list(blocks.values())), return_inverse=True)
-    first, last = (np.zeros(block.max() + 1, int) for _ in range(2))
-    order = np.argsort(group[owner], kind="stable")
-    last[block[order]], first[block[order[::-1]]] = group[owner[order]], group[owner[order[::-1]]]
+    first, last = (np.full(block.max() + 1, end) for end in (group.max(), group.min()))
+    np.minimum.at(first, block, group[owner])
+    np.maximum.at(last, block, group[owner])
     num_shared = np.bincount(owner[(first != last)[block]], minlength=len(group))
     found = counted[num_shared[counted] >= _FEWEST_SHARED]
     if len(found) < 3 or len(found) <= _MAX_SHARE * len(counted):
@@ -172,17 +172,17 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     small_there, seen, blocks_there = _read(held_out, torch.arange(len(held_out)))
     share = small[0].numel() / math.prod(training.image_shape)  # of the variance of noise, in small copies
     sources = (small_there, held_out), (small, training)
-    scales = (mean_and_deviation(each, share * float(of.sigma_tn.square().mean())) for each, of in sources)
+    kinds = [(each, share * float(of.sigma_tn.square().mean())) for each, of in sources]
     num_scenes = min(len(of) if of.group is None else len(of.group.unique()) for _, of in sources)
-    if num_scenes >= FEWEST and (differ := unlike(*scales)):
+    if num_scenes >= FEWEST and (differ := unlike(*kinds)):
         warn(f"images held out and those trained on have {differ}")
-    first_with = {each: number for number, each in reversed(list(enumerate(known)))}
-    is_same = torch.tensor([each in first_with for each in seen])
+    trained_on = set(known)
+    is_same = torch.tensor([each in trained_on for each in seen])
     num_same = int(is_same.sum())
     what = f"{num_same} of the {len(held_out)} held-out images are also trained on"
     if num_same > _MAX_SHARE * len(held_out):
         first = int(is_same.nonzero()[0])
-        where = int(index[first_with[seen[first]]])
+        where = int(index[known.index(seen[first])])
         what += f": image {first} of {held_out.name} is image {where} of {training.name}"
         raise AssayError(what, key="data.held_out", cure="remove duplicates, or hold others out")
     if num_same:
@@ -191,13 +191,11 @@ def check_overlap(training: ImageSource, held_out: ImageSource) -> None:
     copies, asked = torch.cat([small, small_there]), len(small) + (~is_same).nonzero()[:, 0]
     trained = torch.arange(len(small))
     blocks |= {len(small) + i: each for i, each in blocks_there.items() if not is_same[i]}
+    is_held_out = np.arange(len(copies)) >= len(small)
     for what, found in (
         ("show the scene of one trained on", find_twins(copies, noise, asked, trained)),
         ("are one trained on, brighter or darker", find_twins(copies, noise, asked, trained, brighter=True)),
-        (
-            "share pixels with one trained on",
-            find_shared(blocks, np.arange(len(copies)) >= len(small), asked.numpy()),
-        ),
+        ("share pixels with one trained on", find_shared(blocks, is_held_out, asked.numpy())),
     ):
         if found:
             pair = f"image {found[1] - len(small)} and image {every * found[2]} of those"
@@ -217,9 +215,15 @@ def _read(source: ImageSource, index: Tensor) -> tuple[Tensor, list[str], dict[i
     return torch.cat(copies), contents, blocks
 
 
-def unlike(one: tuple[float, float], other: tuple[float, float]) -> str:
-    """What to say of two sets of images whose values have these means and deviations, if they differ much."""
-    (mean, deviation), (mean_there, deviation_there) = one, other
+def unlike(*kinds: tuple[Tensor, float]) -> str:
+    """What to say of two sets of small copies (N, H, W), each with its noise's variance, if values differ much.
+
+    Nothing of few copies, nor of those in which noise prevails.
+    """
+    variances = [float(copies.double().var()) - noise for copies, noise in kinds]
+    if any(v <= noise or len(copies) < FEWEST for v, (copies, noise) in zip(variances, kinds, strict=True)):
+        return ""
+    (mean, mean_there), (deviation, deviation_there) = [float(x.mean()) for x, _ in kinds], np.sqrt(variances)
     low, high = sorted((deviation, deviation_there))
     if not (abs(mean - mean_there) > deviation_there / 2 or high > 1.5 * low):
         return ""
@@ -249,9 +253,3 @@ def are_versions(pairs: Sequence[Sequence[Tensor]]) -> bool:
     one, other = (torch.stack(each).flatten(1).double() for each in zip(*pairs, strict=True))
     like = torch.corrcoef(torch.cat([one, other])).nan_to_num(-1)[len(one) :, : len(one)]
     return float((like.argmax(1) == torch.arange(len(like))).double().mean()) > 0.5
-
-
-def mean_and_deviation(copies: Tensor, noise: float) -> tuple[float, float]:
-    """Mean and deviation of the values of small copies, without the variance of noise; NaN if that prevails."""
-    variance = float(copies.double().var()) - noise
-    return (float(copies.mean()), math.sqrt(variance)) if variance > noise else (math.nan, math.nan)

@@ -60,11 +60,11 @@ def get(
 def get_once(
     name: str,
     folder: Path,
-    size: int | None = None,
-    classes: Sequence[str] = (),
-    num_images: int | None = None,
-    num_following: int = 0,
-    fewest: int | None = None,
+    size: int | None,
+    classes: Sequence[str],
+    num_images: int | None,
+    num_following: int,
+    fewest: int | None,
 ) -> tuple[Path, Path | None]:
     """The store of a known data set in `folder`, and one of the images that follow; made if they are missing.
 
@@ -75,17 +75,16 @@ def get_once(
     path = folder / "-".join(filter(None, parts))
     ending = "" if fewest is not None else f"-{num_following}"
     following = path.with_name(f"{path.name}-held-out{ending}") if num_following else path
-    if path.exists() and following.exists():
-        return path, following if num_following else None
-    with hold_lock(path.with_name(f"making-{path.name}")):  # a second process waits
-        raw = _load(name)  # type: ignore[arg-type]
-        if not path.exists():
-            _pack(_part(raw, classes, num_images), path, size)
-        if fewest is not None:
-            num_there = len(_part(raw, classes, None).names) - (num_images or 0)
-            num_following = min(num_following, num_there) if num_there >= fewest else 0
-        if num_following and not following.exists():
-            _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
+    if not (path.exists() and following.exists()):
+        with hold_lock(path.with_name(f"making-{path.name}")):  # a second process waits
+            raw = _load(name)  # type: ignore[arg-type]
+            if not path.exists():
+                _pack(_part(raw, classes, num_images), path, size)
+            if fewest is not None:
+                num_there = len(_part(raw, classes, None).names) - (num_images or 0)
+                num_following = min(num_following, num_there) if num_there >= fewest else 0
+            if num_following and not following.exists():
+                _pack(_part(raw, classes, num_following, start=num_images or 0), following, size)
     return path, following if num_following else None
 
 

@@ -1,7 +1,7 @@
 """What is seen in one image, quickly: its values, noise, small copy and blocks, for `assay.data.notes`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,19 +18,36 @@ _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
 _SMOOTH = 0.05  # deviation of the finest detail of the log of a map
 
-# What images may have.
-CLIPPED, CUT, OPACITY, DARKER, EQUAL, FLAT, LOSSY = "clipped cut opacity darker equal flat lossy".split()
+# What images may have: what to say of the `num` that do. {0} and {1} are the means of what was noted.
+CLIPPED = (
+    "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
+    "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
+    "have them."
+)
+CUT = (
+    "{num:,} noisy images have {0:.1%} of their values at their lowest or highest: clipped noise is not "
+    "the Gaussian noise that training assumes. Use the originals if you have them."
+)
+EQUAL = "{num:,} noisy images have {0:.0f} equal channels, whose noise is not independent: save one channel"
+LOSSY = "{num:,} noisy images were compressed with loss (JPEG), which removes noise: use the originals"
+FLAT = "{num:,} images have one value everywhere: they show nothing"
+OPACITY = "{num:,} images have a channel of opacity, left out; what is transparent is laid on white"
+DARKER = (
+    "{0:.1%} of values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted already?"
+)
 
 
 class Looks(NamedTuple):
     """What is seen in an image itself."""
 
-    found: Mapping[str, tuple[float, ...]]  # what of the above, with numbers
+    values: tuple[float, float, float]  # lowest, mean and highest, as in the file
+    dtype: str  # of these
+    found: dict[str, tuple[float, ...]]  # which of the above, with numbers
     small: Tensor | None  # copy (H, W)
     noise: float  # its variance in the small copy
     blocks: np.ndarray | None  # their hashes, of some images
-    tint: float = math.nan  # of colours: by how much the first exceeds the third
-    jumps: np.ndarray | None = None  # of whole numbers: see `_jumps`
+    tint: float  # of colours: by how much the first exceeds the third, else NaN
+    jumps: tuple[float, float, float]  # see `_jumps`
     levels: Sequence[float] = ()  # of some images: as stated, as measured and 95% interval; black to white is 2
     middle: Tensor = torch.empty(0)  # of those (C, H, W)
     sigma_map: Tensor | None = None  # of the noise there, if it varies
@@ -42,21 +59,24 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     Levels are measured of few images.
     """
     found, noisy = dict[str, tuple[float, ...]](), np.max(sigma) > 0
+    low, high = files.min(), files.max()
     if noisy and files.dtype == np.uint8:
         found[CLIPPED] = (float(np.isin(files, (0, 255)).mean()),)
     elif noisy and np.ndim(sigma) == 0:
-        at_ends = int(np.isin(files, (files.min(), files.max())).sum())
+        at_ends = int(np.isin(files, (low, high)).sum())
         if at_ends - 2 > _MAX_AT_ENDS * files.size and at_ends < files.size:  # two values always are
             found[CUT] = (at_ends / files.size,)
     if noisy and len(x) > 2 and (x == x[:1]).all():
         found[EQUAL] = (len(x),)
-    if files.min() == files.max():
+    if low == high:
         found[FLAT] = ()
     image = torch.from_numpy(x.astype(np.float32))[None]
     small = small_copy(image)[0] if i % -(-num_images // NUM_KNOWN) == 0 else None
     noise = float(np.square(sigma).mean()) * min(x.shape[1], SMALL) * min(x.shape[2], SMALL) / x.size
-    tint, jumps = float(x[0].mean() - x[2].mean()) if len(x) == 3 else math.nan, _jumps(files)
-    looks = Looks(found, small, noise, blocks_of(x) if has_blocks(i, num_images) else None, tint, jumps)
+    blocks = blocks_of(x) if has_blocks(i, num_images) else None
+    tint = float(x[0].mean() - x[2].mean()) if len(x) == 3 else math.nan
+    values = float(low), float(files.mean()), float(high)
+    looks = Looks(values, files.dtype.name, found, small, noise, blocks, tint, _jumps(files))
     if i not in spread(num_images, _NUM_MEASURED) or min(x.shape[1:]) < MIN_SIDE:
         return looks
     levels = _levels(image, sigma)
@@ -80,14 +100,14 @@ def _levels(x: Tensor, sigma: float | np.ndarray) -> list[float]:
     return [float(np.clip(levels[0], *np.quantile(sigma, (0.05, 0.95)))), *levels]
 
 
-def _jumps(files: np.ndarray) -> np.ndarray | None:
-    """Of whole numbers: the shares at the ends of their type, and that jump nearly from one to the other."""
+def _jumps(files: np.ndarray) -> tuple[float, float, float]:
+    """Of whole numbers: the shares at the ends of their type, that jump far between them, and all the way."""
     if files.dtype.kind not in "iu":
-        return None
+        return 0.0, 0.0, 0.0
     ends = np.iinfo(files.dtype)
     inside, span = (files > ends.min) & (files < ends.max), float(ends.max) - ends.min
     jump = abs(np.diff(files.astype(np.float64), axis=1)) * (inside[:, 1:] & inside[:, :-1])  # along any side
-    return np.array([1 - inside.mean(), (jump > 0.78 * span).mean(), (jump > 0.94 * span).mean()])
+    return 1 - inside.mean(), (jump > 0.78 * span).mean(), (jump > 0.94 * span).mean()
 
 
 def rules_out(x: np.ndarray, sigma: float) -> bool:

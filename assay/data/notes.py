@@ -7,7 +7,6 @@ was found.
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
@@ -15,19 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.data.audit.kind import Noisy, correlates, depends, leaves_its_map, repeats, striped
-from assay.data.copies import (
-    FEWEST,
-    SCENES,
-    Pair,
-    are_turned,
-    find_shared,
-    find_twins,
-    mean_and_deviation,
-    unlike,
-)
-from assay.data.decode import is_lossy
-from assay.data.looks import CLIPPED, CUT, DARKER, EQUAL, FLAT, LOSSY, OPACITY, Looks
+from assay.data.audit.group import stripes
+from assay.data.audit.kind import correlates, depends, leaves_its_map, repeats
+from assay.data.copies import FEWEST, SCENES, Pair, are_turned, find_shared, find_twins, unlike
+from assay.data.looks import Looks
 
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
@@ -47,34 +37,15 @@ _MIN_SHEAR = 0.03  # by how much the right shift of rows raises their correlatio
 _SEAM = 0.3, 3.0  # squared difference of the end of a row and the start of the next, over that of neighbours
 _TORN = 0.5  # by how much rows of pixels correlate less with those above than columns beside each other
 
-# Of what images may have (see `Looks.found`), what to say of the `num` that do: {0} and {1} are the means of
-# what was noted.
-_SENTENCES = {
-    CLIPPED: "{num:,} noisy images are 8-bit: rounding to 256 steps and clipping at black and white "
-    "({0:.1%} of their values) break the Gaussian noise that training assumes. Use the float originals if you "
-    "have them.",
-    CUT: "{num:,} noisy images have {0:.1%} of their values at their lowest or highest: clipped noise is not "
-    "the Gaussian noise that training assumes. Use the originals if you have them.",
-    EQUAL: "{num:,} noisy images have {0:.0f} equal channels, so that their noise is not independent: save one "
-    "channel, as grey images",
-    LOSSY: "{num:,} noisy images were compressed with loss (JPEG), which removes and smooths noise: use the "
-    "originals",
-    FLAT: "{num:,} images have one value everywhere: they show nothing",
-    OPACITY: "{num:,} images have a channel of opacity, left out; what is transparent is laid on white",
-    DARKER: "{0:.1%} of the values of {num:,} images are far below `black` ({1:g}): is it right, or subtracted "
-    "already?",
-}
-
 
 class Note(NamedTuple):
     """What was seen while an image was packed. Values are in the units of the file."""
 
     name: str
     sigma: float  # noise, where black to white is 2
-    values: tuple[float, float, float]  # lowest, mean and highest
     black_and_white: tuple[float, float]
     content: int  # a hash
-    kind: tuple[int, str]  # the number of its source, and the type of its file's values
+    source: int
     group: int  # images that are held out together
     looks: Looks
 
@@ -98,6 +69,14 @@ def _sheared(x: Tensor) -> int:
     return mode - most if is_common and gain > _MIN_SHEAR and _SEAM[0] < seam < _SEAM[1] else 0
 
 
+def _alike(images: Sequence[Tensor]) -> float:
+    """How the three rows (3, P) of images correlate on average; NaN of few images."""
+    with np.errstate(invalid="ignore"):
+        found = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in images])
+    found = found[np.isfinite(found)]
+    return float(found.mean()) if len(found) >= FEWEST else math.nan
+
+
 def _other_units(sigma: float, measured: float, span: float) -> str:
     """What to say of a level that is right in other units than those of files with this black to white."""
     if not sigma or not measured:
@@ -110,22 +89,24 @@ def _other_units(sigma: float, measured: float, span: float) -> str:
     return ""
 
 
-@dataclass
 class _Seen:
     """The notes of one source, of files of one type: 8-bit and 12-bit pictures differ in range."""
 
-    name: str
-    dtype: str
-    lowest: float = math.inf
-    highest: float = -math.inf
-    noise: float = 0.0  # the highest level
-    num_beyond: int = 0
-    black_and_white: tuple[float, float] = (0.0, 0.0)
-    ends: set[tuple[float, float]] = field(default_factory=set)  # of noisy images
-    num_noisy: int = 0
-    measured: list[Looks] = field(default_factory=list)
-    tints: list[float] = field(default_factory=list)
-    jumps: list[np.ndarray] = field(default_factory=list)
+    def __init__(self, name: str, dtype: str, black_and_white: tuple[float, float], in_files: bool) -> None:
+        self.name, self.dtype, self.black_and_white, self.in_files = name, dtype, black_and_white, in_files
+        self.rows: list[np.ndarray] = []  # of each image: its level, the numbers of its looks
+        self.measured: list[Looks] = []
+
+    def add(self, note: Note) -> None:
+        """Take in a note."""
+        looks = note.looks
+        self.rows.append(np.array([note.sigma, *looks.values, looks.tint, *looks.jumps]))
+        self.measured += [looks] if looks.levels else []
+
+    @property
+    def noise(self) -> float:
+        """The highest level."""
+        return float(max(row[0] for row in self.rows))
 
     @property
     def levels(self) -> np.ndarray:
@@ -158,66 +139,46 @@ class _Seen:
     def of_few(self, unit: float, doubt: str) -> Iterator[str]:
         """What of a few of the images, clean or noisy ones, surely has another level than stated."""
         stated, measured, low, high = self.levels.T
-        if not len(stated) or min(self.measured[0].middle.shape[1:]) < _LEAST_SIDE:
+        if min(self.measured[0].middle.shape[1:]) < _LEAST_SIDE:
             return
         is_clean = stated == 0
         many = is_clean & (low > _SURELY_NOISE / 2)
         is_noisy = many if many.sum() > max(1, is_clean.sum() / 10) else is_clean & (low > _SURELY_NOISE)
-        for kind, is_stray, rest in (
-            (is_clean, is_noisy, "have noise of about {:.3g}, but count as clean: are noisy ones among them?"),
-            (
-                ~is_clean,
-                high < _SURELY_LESS * stated,
-                f"have far less noise than stated (about {{:.3g}}): {doubt}are clean ones among them?",
-            ),
+        noisy = "have noise of about {:.3g}, but count as clean: are noisy ones among them?"
+        less = f"have far less noise than stated (about {{:.3g}}): {doubt}are clean ones among them?"
+        for kind, num_there, is_stray, rest in (
+            ("clean", is_clean.sum(), is_noisy, noisy),
+            ("noisy", (~is_clean).sum(), high < _SURELY_LESS * stated, less),
         ):
-            if (num := int((kind & is_stray).sum())) > 1:
-                level = unit * float(np.median(measured[kind & is_stray]))
-                kinds = "clean" if kind is is_clean else "noisy"
-                what = f"{num} of the {kind.sum()} {kinds} images of {self.name} whose noise was measured"
+            if (num := int(is_stray.sum())) > 1:
+                level = unit * float(np.median(measured[is_stray]))
+                what = f"{num} of the {num_there} {kind} images of {self.name} whose noise was measured"
                 yield f"{what} {rest.format(level)}"
 
-    def add(self, note: Note) -> None:
-        """Take in a note; the mean of noisy images and any value of clean ones may lie far beyond the range."""
-        (black, white), (lowest, mean, highest) = note.black_and_white, note.values
-        self.lowest, self.highest = min(self.lowest, lowest), max(self.highest, highest)
-        self.noise = max(self.noise, note.sigma)
-        if note.sigma > 0:
-            self.num_noisy += 1
-            self.ends.add((lowest, highest))
-        middle, span = (black + white) / 2, white - black
-        far = abs(mean - middle) / 0.75 if note.sigma > 0 else max(highest - middle, middle - lowest)
-        self.num_beyond += far > span
-        self.black_and_white = note.black_and_white
-        self.measured += [note.looks] if note.looks.levels else []
-        self.tints += [note.looks.tint]
-        self.jumps += [] if note.looks.jumps is None else [note.looks.jumps]
-
-    def warnings(self, in_files: bool, cure: str) -> list[str]:
-        """What of its values and levels looks wrong; `cure` says how to give a range."""
-        return [*self.of_values(cure), *self.of_levels(in_files)]
-
     def of_values(self, cure: str) -> Iterator[str]:
-        """What of its values looks wrong."""
-        black, white = self.black_and_white
-        is_bright = black == -white and self.lowest + 5 * min(self.noise, 0.2) * white >= 0  # 0 may be black
-        is_bright &= self.lowest + self.highest > white / 4  # and not the middle
-        between = f"between {self.lowest:.4g} and {self.highest:.4g}"
+        """What of its values looks wrong; `cure` says how to give a range."""
+        sigma, lowest, mean, highest, _, at_ends, far, farther = np.transpose(self.rows)
+        (black, white), low, high, noisy = self.black_and_white, lowest.min(), highest.max(), sigma > 0
+        # The mean of noisy images and any value of clean ones may lie far beyond the range.
+        middle = (black + white) / 2
+        off = np.where(noisy, abs(mean - middle) / 0.75, np.maximum(highest - middle, middle - lowest))
+        num_beyond = int((off > white - black).sum())
+        is_bright = black == -white and low + 5 * min(self.noise, 0.2) * white >= 0  # 0 may be black
+        is_bright &= low + high > white / 4  # and not the middle
+        between = f"between {low:.4g} and {high:.4g}"
         stated = f"where black and white are {black:g} and {white:g}: is their range right?{cure}"
-        if self.num_beyond:
-            yield f"{self.num_beyond:,} images of {self.name} have values {between}, {stated}"
-        elif min(2 * (self.highest - self.lowest), self.highest - black) < _USED * (white - black) or is_bright:
+        if num_beyond:
+            yield f"{num_beyond:,} images of {self.name} have values {between}, {stated}"
+        elif min(2 * (high - low), high - black) < _USED * (white - black) or is_bright:
             deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
             yield f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}"
-        if self.num_noisy >= FEWEST and len(self.ends) == 1 and self.dtype != "uint8":
+        are_many = noisy.sum() >= FEWEST and self.dtype != "uint8"
+        if are_many and np.ptp(lowest[noisy]) == np.ptp(highest[noisy]) == 0:
             what = f"all noisy images of {self.name} have values {between}"
             yield f"{what}, exactly: if each was scaled to these ends, its noise was too; use the originals"
-        at_ends, far, farther = np.mean(self.jumps or [np.zeros(3)], axis=0)
-        if far > max(_MIN_JUMPS, _JUMPS_PER_END * at_ends) and farther > _MIN_JUMPS / 5:
-            what = f"{far:.1%} of the pixels of {self.name} jump between nearly the ends of {self.dtype}"
+        if far.mean() > max(_MIN_JUMPS, _JUMPS_PER_END * at_ends.mean()) and farther.mean() > _MIN_JUMPS / 5:
+            what = f"{far.mean():.1%} of the pixels of {self.name} jump between nearly the ends of {self.dtype}"
             yield f"{what}, but few are there: did values beyond them wrap round? Clip them before rounding"
-        yield from self.of_rows()
-        yield from self.of_colours()
 
     def of_rows(self) -> Iterator[str]:
         """Pixels of clean images continue those above hardly less than those beside, if rows are rows."""
@@ -236,36 +197,35 @@ class _Seen:
 
     def of_colours(self) -> Iterator[str]:
         """The three colours of a picture have much in common."""
-        seen = [x.flatten(1) for x in self.clean if len(x) == 3]
-        with np.errstate(invalid="ignore"):
-            found = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in seen])
-        found = found[np.isfinite(found)]
-        if len(found) >= FEWEST and (colours := found.mean()) < _MIN_COLOURS:
+        seen = [x for x in self.clean if len(x) == 3]
+        if (colours := _alike([x.flatten(1) for x in seen])) < _MIN_COLOURS:
             what = f"the three channels of clean images of {self.name} hardly correlate ({colours:.2f})"
             yield f"{what}: are they colours of one picture, or pages of a stack?"
         # Colours that were axis 1 lie behind each other in memory, as thirds of each image.
-        thirds = [x.movedim(0, -1).reshape(3, -1) for x in self.clean if len(x) == 3]
-        alike = np.array([np.corrcoef(x)[np.triu_indices(3, 1)].mean() for x in thirds if (x.std(1) > 0).all()])
-        if len(alike) >= FEWEST and np.mean(alike) > _THIRDS:
-            what = f"the thirds of clean images of {self.name} are alike (correlation {np.mean(alike):.2f})"
+        if (thirds := _alike([x.movedim(0, -1).reshape(3, -1) for x in seen])) > _THIRDS:
+            what = f"the thirds of clean images of {self.name} are alike (correlation {thirds:.2f})"
             yield f"{what}: were colours the first axis of each image? Transpose, instead of a reshape"
 
-    def of_levels(self, in_files: bool) -> Iterator[str]:
+    def of_levels(self) -> Iterator[str]:
         """What of its noise looks wrong."""
-        (black, white), stabilised = self.black_and_white, not in_files and self.noise > 0
-        noisy = self.of_one_level()
-        correlated = correlates(self.name, noisy)
-        found = correlated or striped(self.name, noisy)
-        if kind := found or ("" if stabilised else depends(self.name, noisy)):
-            yield f"{kind}. `assay data noise` tells more"
-        yield from repeats(self.name, noisy)
+        (black, white), correlated = self.black_and_white, ""
+        unit, stabilised = (white - black) / 2 if self.in_files else 1.0, self.noise > 0 and not self.in_files
+        seen = [looks for looks in self.measured if looks.noise > 0 and looks.sigma_map is None]
+        if len(seen) >= FEWEST:
+            images, (stated, found) = [x.middle for x in seen], np.transpose([x.levels[:2] for x in seen])
+            correlated = correlates(self.name, images, found)
+            striped = stripes(images)
+            kind = correlated or (f"in {self.name}, {striped}" if striped else "")
+            if kind := kind or ("" if stabilised else depends(self.name, images, stated)):
+                yield f"{kind}. `assay data noise` tells more"
+            yield from repeats(self.name, images, stated)
         levels = self.far_off(stabilised) if self.measured else None
         if levels and not (correlated and levels[0] > levels[1]):  # which measures less than there is
-            sigma, measured = (level * ((white - black) / 2 if in_files else 1) for level in levels)
+            sigma, measured = (unit * level for level in levels)
             words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
             doubts = "and in the units of the images" if sigma else "and are the axes in order"
             cure = f"is `sigma` right, {doubts}? `assay data noise` measures it"
-            cure += _other_units(sigma, measured, white - black) * in_files
+            cure += _other_units(sigma, measured, white - black) * self.in_files
             if stabilised:
                 words = f"should have noise of {sigma:.3g} once it is stabilised"
                 cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"
@@ -273,21 +233,17 @@ class _Seen:
         elif self.measured and (order := self.order()) < _MIN_ORDER:
             words = f"the levels of {self.name} hardly follow those that the noise measures"
             yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
-        else:
-            doubt = "are black, gain and read_noise right, or " * stabilised
-            yield from self.of_few((white - black) / 2 if in_files else 1, doubt)
+        elif self.measured:
+            yield from self.of_few(unit, "are black, gain and read_noise right, or " * stabilised)
         with_map = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
-        yield from leaves_its_map(self.name, with_map if len(with_map) >= FEWEST else [])
+        if len(with_map) >= FEWEST:
+            yield from leaves_its_map(self.name, *map(torch.stack, zip(*with_map, strict=True)))
 
-    def of_one_level(self) -> list[Noisy]:
-        """Noisy images that have one level each, if these are enough to judge the kind of their noise."""
-        found = [looks for looks in self.measured if looks.noise > 0 and looks.sigma_map is None]
-        return [Noisy(looks.middle, *looks.levels[:2]) for looks in found] if len(found) >= FEWEST else []
-
-    def redness(self) -> tuple[float, float]:
-        """By how much the first channel of colour images exceeds the third, and its error; NaN of few."""
-        seen = self.tints if len(self.tints) >= FEWEST else [math.nan]
-        return float(np.mean(seen)), float(np.std(seen)) / math.sqrt(len(seen))
+    def redness(self) -> float:
+        """By how much the first channel of colour images exceeds the third; NaN if that is not sure."""
+        tints = np.array(self.rows)[:, 4]
+        is_sure = len(tints) >= FEWEST and abs(tints.mean()) > 4 * tints.std() / math.sqrt(len(tints))
+        return float(tints.mean()) if is_sure else math.nan
 
     def order(self) -> float:
         """The rank correlation of stated and measured levels, if these spread well beyond their errors."""
@@ -311,33 +267,34 @@ class Notes:
         self._first: dict[int, str] = {}  # of each content
         self._different: list[Note] = []
         self._copies: list[str] = []
-        self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        self._found: dict[str, list[tuple[float, ...]]] = defaultdict(list)  # by what to say of it
 
     def add(self, note: Note) -> None:
         """Take in the note of an image that was packed."""
-        self._seen.setdefault(note.kind, _Seen(self._names[note.kind[0]], note.kind[1])).add(note)
+        kind, name = (note.source, note.looks.dtype), self._names[note.source]
+        if kind not in self._seen:
+            self._seen[kind] = _Seen(name, note.looks.dtype, note.black_and_white, self._in_files)
+        self._seen[kind].add(note)
         self._num_images += 1
         if (first := self._first.setdefault(note.content, note.name)) != note.name:
             self._copies.append(f"{note.name} of {first}")
         elif note.looks.small is not None:
             self._different.append(note)
-        for what, values in note.looks.found.items():
-            self._found[what].append(values)
-        if note.sigma > 0 and is_lossy(note.name):
-            self._found[LOSSY].append(())
+        for sentence, values in note.looks.found.items():
+            self._found[sentence].append(values)
 
     def warnings(self) -> list[str]:
         """What looks wrong, in sentences."""
-        told = [text for seen in self._seen.values() for text in seen.warnings(self._in_files, self._cure)]
+        told = list[str]()
+        for seen in self._seen.values():
+            told += [*seen.of_values(self._cure), *seen.of_rows(), *seen.of_colours(), *seen.of_levels()]
         for one, other in combinations(self._seen.values(), 2):
-            (here, error), (there, error_there) = one.redness(), other.redness()
-            are_known = min(abs(here) - 4 * error, abs(there) - 4 * error_there) > 0
-            if are_known and 2 * abs(here + there) < abs(here - there):
+            here, there = one.redness(), other.redness()
+            if 2 * abs(here + there) < abs(here - there):
                 what = f"mean colours of {one.name} and {other.name} agree if red and blue change places"
                 told.append(f"{what}: is one BGR?")
-        for what, sentence in _SENTENCES.items():
-            if values := self._found[what]:
-                told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
+        for sentence, values in self._found.items():
+            told.append(sentence.format(*np.mean(values, axis=0), num=len(values)))
         if num := len(self._copies):
             which = ", ".join(self._copies[:3]) + (", ..." if num > 3 else "")
             told.append(f"{num:,} of the {self._num_images:,} images are copies ({which}): leave them out")
@@ -350,18 +307,17 @@ class Notes:
         seen = self._different
         small = torch.stack([note.looks.small for note in seen if note.looks.small is not None])
         variance, every = torch.tensor([note.looks.noise for note in seen]), torch.arange(len(seen))
+        source = torch.tensor([note.source for note in seen])
         noisy, clean = every[variance > 0], every[variance == 0]
-        source = torch.tensor([note.kind[0] for note in seen])
-        parts = [source == k for k in source.unique()]
-        for part in parts[1:]:
-            both = [mean_and_deviation(small[each], float(variance[each].mean())) for each in (parts[0], part)]
-            if min(int(parts[0].sum()), int(part.sum())) >= FEWEST and (differ := unlike(*both)):
-                pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
-                yield "images like {} and like {} have {}".format(*pair, differ)
-            elif are_turned(small[parts[0]], small[part]):
-                pair = (seen[int(each.nonzero()[0])].name for each in (parts[0], part))
-                what = "images like {} and like {} are alike on average".format(*pair)
-                yield f"{what} if one kind is turned, flipped or transposed: are their axes in the same order?"
+        first, *others = [every[source == number] for number in source.unique()]
+        for other in others:
+            kinds = f"images like {seen[int(first[0])].name} and like {seen[int(other[0])].name}"
+            noise = [float(variance[part].mean()) for part in (first, other)]
+            if differ := unlike((small[first], noise[0]), (small[other], noise[1])):
+                yield f"{kinds} have {differ}"
+            elif are_turned(small[first], small[other]):
+                what = f"{kinds} are alike on average if one kind is turned, flipped or transposed"
+                yield f"{what}: are their axes in the same order?"
         if self._named:
             yield self._named
         elif found := find_twins(small, variance, noisy, every) or find_twins(small, variance, clean, clean):

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import are_versions, small_copy
-from assay.data.decode import check_finite, flatten, is_transparent
-from assay.data.looks import DARKER, OPACITY, look_at, rules_out
+from assay.data.decode import check_finite, flatten, is_lossy, is_transparent
+from assay.data.looks import DARKER, LOSSY, OPACITY, look_at, rules_out
 from assay.data.notes import Note, Notes
 from assay.data.readers import RawImages, clean, cut_patches, open_images, with_map
 from assay.data.spec import Level, SourceSpec, read_levels
@@ -336,13 +336,12 @@ def _convert(job: _Job, config: PackConfig, layout: _Layout | None) -> _Converte
     x = (values.astype(np.float64) - low) * (2 / (high - low)) - 1
     if noisy:
         _check_noise(x, sigma, sigma_map, unit, raw.sensor)
+        found |= {LOSSY: ()} if is_lossy(job.name) else {}
     if raw.sensor and (share := raw.sensor.share_darker(files)) > _DARKER:
         found[DARKER] = share, raw.sensor.black
-    ends_and_mean = float(files.min()), float(files.mean()), float(files.max())
     looks = look_at(x, sigma if sigma_map is None else sigma_map, i, len(raw.names), files)
-    kind, content = (job.source, files.dtype.name), hash(values.tobytes())
-    looks = looks._replace(found=found | dict(looks.found))
-    note = Note(job.name, sigma, ends_and_mean, units, content, kind, job.group, looks)
+    looks.found.update(found)
+    note = Note(job.name, sigma, units, hash(values.tobytes()), job.source, job.group, looks)
     label = -1 if raw.label is None else int(raw.label[i])
     columns = sigma, label, usable_from, raw.sensor or units, job.group, sigma_map
     return PackedImage(job.name, values, *columns), note, layout

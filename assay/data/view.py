@@ -101,17 +101,7 @@ class View(ImageSource):
 
     def save(self, path: Path | str) -> Store:
         """Write the images to a store, with the noise that they have here."""
-
-        def images() -> Iterator[PackedImage]:
-            group = torch.full_like(self.label, -1) if self.group is None else self.group
-            for index in torch.arange(len(self)).split(_BATCH):
-                maps = self.read_levels(index).numpy() if self.has_map else [None] * len(index)
-                for i, x, levels in zip(index.tolist(), self.read(index).numpy(), maps, strict=True):
-                    about = float(self.sigma_tn[i]), int(self.label[i]), None, self.physical_range
-                    yield PackedImage(f"{i:06d}", x, *about, int(group[i]), levels)
-
-        layout = self.image_shape, "float32", (-1, 1)
-        return write_store(Path(path), self.name, images(), *layout, self.class_names)  # type: ignore[arg-type]
+        return save(self, path)
 
     def _compute(self, index: Tensor) -> Tensor:
         x, added = self.source.read(self.index[index]), self._added[index]
@@ -127,6 +117,21 @@ class View(ImageSource):
             else:
                 x[row].add_(z, alpha=added[row].item())
         return x
+
+
+def save(source: ImageSource, path: Path | str, warnings: Sequence[str] = ()) -> Store:
+    """Write images that are used from their own levels on to a store, with what looks wrong about them."""
+
+    def images() -> Iterator[PackedImage]:
+        group = torch.full_like(source.label, -1) if source.group is None else source.group
+        for index in torch.arange(len(source)).split(_BATCH):
+            maps = source.read_levels(index).numpy() if source.has_map else [None] * len(index)
+            for i, x, levels in zip(index.tolist(), source.read(index).numpy(), maps, strict=True):
+                about = float(source.sigma_tn[i]), int(source.label[i]), None, source.physical_range
+                yield PackedImage(f"{i:06d}", x, *about, int(group[i]), levels)
+
+    layout = source.image_shape, "float32", (-1, 1), source.class_names
+    return write_store(Path(path), source.name, images(), *layout, warnings=lambda: warnings)  # type: ignore[arg-type]
 
 
 class Joined(ImageSource):

@@ -39,7 +39,7 @@ _MAX_STRIPED = 2**17  # windows that are looked at
 _MIN_FLAT = 20  # windows of an image that its own correlation is measured in
 _MIN_SHARE = 0.25  # of the images that must have as many flat ones: in fewer, levels may be too high by chance
 _MAX_SPREAD = 1 / 3  # variance of the detail of flat windows over its square: 2/15 for noise, more for texture
-DEPENDS = 1.5  # times the variance of noise in dark parts, if it depends on the signal
+_DEPENDS = 1.5  # times the variance of noise in dark parts, if it depends on the signal
 _SURELY = 1.3  # times, at the low end of the interval of the gain
 
 
@@ -79,9 +79,8 @@ class Sensor:
         ends, middle = np.array([self.mean.min(), self.mean.max()]), self.mean.mean()
         least = self.line(middle) + self.gain.low * (ends - middle)
         dark, bright = self.line(ends).tolist()
-        if least[1] < _SURELY * least[0]:
-            return 1.0
-        return bright / dark if dark > 0 else math.inf
+        depends = least[1] >= _SURELY * least[0] and bright > _DEPENDS * dark
+        return (bright / dark if dark > 0 else math.inf) if depends else 1.0
 
     def __str__(self) -> str:
         """As settings of a source; of read noise and the value of no light, only their sum can be seen."""
@@ -103,15 +102,14 @@ class _Pool(NamedTuple):
 def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) -> _Pool:
     """The windows without values at the `bounds`; of more images than fit into memory, an even selection."""
     per_image = min(images[0].shape[-2] * images[0].shape[-1], 2**16)
-    columns: list[list[np.ndarray]] = [[], [], [], []]
+    parts = []
     for number, image in enumerate(images[:: max(1, len(images) * per_image // _MAX_TOTAL)]):
         x, k = (image[:, None], _SIDE) if each_channel else (image[None], _SIDE_SHARED)
         found, whole = windows(x, k), unclipped(x, k, bounds)
         structure = found.structure if each_channel else found.structure_around()
-        for column, values in zip(columns, (found.detail, structure, found.mean), strict=False):
-            column.append(values[whole].double().numpy())
-        columns[3].append(np.full(int(whole.sum()), number))
-    return _Pool(*(np.concatenate(column) for column in columns))
+        kept = [values[whole].double().numpy() for values in (found.detail, structure, found.mean)]
+        parts.append((*kept, np.full(len(kept[0]), number)))
+    return _Pool(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def group_level(images: Sequence[Tensor], bounds: Bounds = _ANY, clean: Sequence[Tensor] = ()) -> Measured:
@@ -283,16 +281,14 @@ def stripes(images: Sequence[Tensor]) -> str:
     images = [x for x in images if min(x.shape[1:]) >= _LEAST_STRIPED]
     if not images:
         return ""
-    fine, along, across = (torch.zeros(_SIDE, _SIDE, dtype=torch.bool) for _ in range(3))
-    order = torch.arange(_SIDE)[:, None] + torch.arange(_SIDE)
-    fine[order >= _SIDE + 2], along[_SIDE // 2 :, 0], across[0, _SIDE // 2 :] = True, True, True
-    both = order < _SIDE
-    both[0], both[:, 0] = False, False
     energy = [windows(x[:, None], _SIDE).energy.transpose(1, 2).flatten(0, 1) for x in images]
-    found = torch.cat([each[:: max(1, len(each) * len(images) // _MAX_STRIPED)] for each in energy])
-    structure = found[:, both.flatten()].mean(1)
+    some = torch.cat([each[:: max(1, len(each) * len(images) // _MAX_STRIPED)] for each in energy])
+    found = some.unflatten(1, (_SIDE, _SIDE))
+    order = torch.arange(1, _SIDE)[:, None] + torch.arange(1, _SIDE)  # of those that vary along both axes
+    structure = found[:, 1:, 1:][:, order < _SIDE].mean(1)
     smooth = found[structure <= structure.quantile(0.3)]
-    white, *shared = (float(smooth[:, each.flatten()].median()) for each in (fine, along, across))
+    fine, half = smooth[:, 1:, 1:][:, order >= _SIDE + 2], _SIDE // 2
+    white, *shared = (float(each.median()) for each in (fine, smooth[:, half:, 0], smooth[:, 0, half:]))
     low, high = sorted(shared)
     if not (0 < white and low < 1.6 * white and high > _STRIPED * low):
         return ""

@@ -5,18 +5,15 @@ The finest detail of an image, its second difference along both axes, is mostly 
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from assay.data.audit.group import DEPENDS, fit_sensor, is_correlated, neighbour_correlation, stripes
+from assay.data.audit.group import fit_sensor, is_correlated, neighbour_correlation
 
-_KERNEL = (
-    torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]])[None, None] / 6
-)  # white noise keeps its variance
+_KERNEL = torch.tensor([[[[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]]]]) / 6  # white noise keeps its variance
 _ALIKE = 0.5  # correlation of what should be independent
 _SURELY = 10.0  # times 1 / sqrt(pixels), the least that this may be in a pair of images
 _UNLIKE = 1.5  # times the lowest of the levels of channels
@@ -26,52 +23,31 @@ _MIN_FOLLOWED = 0.3  # correlation of the levels of a map with those of the nois
 _VARIED = 3.0  # times the variance at the quiet end of a map that is compared
 
 
-class Noisy(NamedTuple):
-    """An image with one level of noise."""
-
-    x: Tensor  # (C, H, W)
-    stated: float
-    measured: float
-
-
-def correlates(name: str, seen: Sequence[Noisy]) -> str:
+def correlates(name: str, images: Sequence[Tensor], measured: Sequence[float]) -> str:
     """What to say of noise that is not white."""
-    if not seen:
-        return ""
-    white = neighbour_correlation([each.x for each in seen], [each.measured for each in seen])
+    white = neighbour_correlation(images, measured)
     if not is_correlated(white):
         return ""
     what = f"the noise of neighbouring pixels of {name} correlates ({white.value:.2f}; white: 0)"
     return f"{what}, as after resizing or compression, if it is not texture: use unprocessed images if you can"
 
 
-def striped(name: str, seen: Sequence[Noisy]) -> str:
-    """What to say of noise that rows or columns share."""
-    told = stripes([each.x for each in seen]) if seen else ""
-    return told and f"in {name}, {told}"
-
-
-def depends(name: str, seen: Sequence[Noisy]) -> str:
+def depends(name: str, images: Sequence[Tensor], stated: Sequence[float]) -> str:
     """What to say of noise that grows with the signal, other than by clipping."""
-    levels = [each.stated for each in seen]
-    if not seen or max(levels) > _ONE_LEVEL * min(levels):
+    if max(stated) > _ONE_LEVEL * min(stated):
         return ""
-    images = [each.x for each in seen]
     bounds = min(float(x.min()) for x in images), max(float(x.max()) for x in images)
     sensor = fit_sensor(images, bounds)
-    if sensor is None or (ratio := sensor.dependence()) <= DEPENDS:
+    if sensor is None or (ratio := sensor.dependence()) == 1:
         return ""
     what = f"the noise of {name} depends on the signal: its variance is {ratio:.1f} times as large"
     return f"{what} in bright parts as in dark ones, but `sigma` is one level; give `gain` and `read_noise`"
 
 
-def repeats(name: str, seen: Sequence[Noisy]) -> Iterator[str]:
+def repeats(name: str, images: Sequence[Tensor], stated: Sequence[float]) -> Iterator[str]:
     """What to say of noise that images share, or channels, and of channels with levels of their own."""
-    if not seen:
-        return
-    found = detail(torch.stack([each.x for each in seen])).flatten(2).double()  # (N, C, pixels)
-    stated = torch.tensor([each.stated for each in seen])
-    is_noise = found.square().mean((1, 2)) < _PREVAILS * stated.square()
+    found = detail(torch.stack(list(images))).flatten(2).double()  # (N, C, pixels)
+    is_noise = found.square().mean((1, 2)) < _PREVAILS * torch.tensor(stated).square()
     if is_noise.double().mean() < 0.5:
         return
     variance = (found := found[is_noise]).square().mean(2)
@@ -94,15 +70,11 @@ def repeats(name: str, seen: Sequence[Noisy]) -> Iterator[str]:
         yield f"{what}, but `sigma` is one level: give a `map` with a level for each channel"
 
 
-def leaves_its_map(name: str, seen: Sequence[tuple[Tensor, Tensor]]) -> Iterator[str]:
+def leaves_its_map(name: str, images: Tensor, maps: Tensor) -> Iterator[str]:
     """What to say of noise that does not follow its maps, of which the highest levels have the most detail."""
-    if not seen:
-        return
-    images, maps = map(torch.stack, zip(*seen, strict=True))
     # The median, as edges are in few of the images.
     fine = detail(images).square().mean(1).quantile(0.5, 0)
-    stated = functional.conv2d(maps.square().flatten(0, 1)[:, None], _KERNEL.square())
-    stated = stated.unflatten(0, maps.shape[:2]).mean((0, 1))
+    stated = detail(maps.square(), _KERNEL.square()).mean((0, 1))
     low, high = np.quantile(stated, (0.1, 0.9))
     follows = float(torch.corrcoef(torch.stack([stated.flatten(), fine.flatten()]).sqrt())[0, 1])
     if high > _VARIED * low and fine.mean() < _PREVAILS * stated.mean() and follows < _MIN_FOLLOWED:
@@ -110,6 +82,6 @@ def leaves_its_map(name: str, seen: Sequence[tuple[Tensor, Tensor]]) -> Iterator
         yield f"{what}: is the map turned or flipped, or of other images?"
 
 
-def detail(images: Tensor) -> Tensor:
-    """The finest detail of images (N, C, H, W)."""
-    return functional.conv2d(images.flatten(0, 1)[:, None], _KERNEL).squeeze(1).unflatten(0, images.shape[:2])
+def detail(images: Tensor, kernel: Tensor = _KERNEL) -> Tensor:
+    """The finest detail of images (N, C, H, W); the squared `kernel` gives its variance from theirs."""
+    return functional.conv2d(images.flatten(0, 1)[:, None], kernel).squeeze(1).unflatten(0, images.shape[:2])

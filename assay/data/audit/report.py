@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from assay.data.audit.group import (
-    DEPENDS,
     Measured,
     Sensor,
     fit_sensor,
@@ -103,14 +102,11 @@ class Audit:
         if len(self.names) > 1 and typical > 0:
             rows.append(("if all share one level", f"{self.group:.4g}" if self.agree else "they do not"))
         if self.recorded is not None:
-            wrong = ((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0]
-            rows.append(("recorded levels", f"{wrong.mean():.0%} are outside their measured interval"))
+            rows.append(("recorded levels", f"{self._wrong():.0%} are outside their measured interval"))
             least, noisy_there = self.recorded[self.recorded > 0].min(), self.low[self.recorded == 0]
             if num := int((noisy_there > least).sum()):
-                what = (
-                    f"{num:,} of {len(noisy_there):,} surely have more noise than the least level, {least:.3g}"
-                )
-                rows.append(("recorded as clean", what))
+                what = f"{num:,} of {len(noisy_there):,} surely have more noise than the least level"
+                rows.append(("recorded as clean", f"{what}, {least:.3g}"))
         found = self.sensor
         varied = np.ptp(found.mean) if found is not None and len(found.mean) else 0.0
         if found is None or (found.gain.low <= 0 and varied < _VARIED * typical):
@@ -137,48 +133,37 @@ class Audit:
             what = f"exposures differ by what is smooth (correlation of neighbours {self.whiteness.value:.2f})"
             found.append(f"{what}: does each folder hold exposures of one scene, and are they aligned?")
         elif is_correlated(self.whiteness):
-            found.append(
-                f"the noise of neighbouring pixels is correlated ({self.whiteness.value:.2f}; white noise: 0), "
-                "as it is after resizing, sharpening, compression or demosaicing, if it is not texture. "
-                "Training assumes white noise, and the true levels are higher than these: use unprocessed "
-                "images if you can"
-            )
+            white = f"{self.whiteness.value:.2f}; white noise: 0"
+            what = f"the noise of neighbouring pixels is correlated ({white}), as after resizing, sharpening,"
+            what += " compression or demosaicing, if it is not texture. Training assumes white noise, and true"
+            found.append(f"{what} levels are higher: use unprocessed images if you can")
         if self.stripes:
             found.append(self.stripes)
         if lossy := [name for name in self.names if is_lossy(name)]:
-            what = (
-                f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes and smooths noise"
-            )
+            what = f"{len(lossy):,} files are compressed with loss ({lossy[0]}), which removes noise"
             found.append(f"{what}: the camera's own noise cannot be measured in them. Use its raw files")
-        if self.recorded is not None:
-            found += self._of_records()
-        if self.sensor is not None and (ratio := self.sensor.dependence()) > DEPENDS:
-            step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
-            low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
-            found.append(
-                f"the noise depends on the signal: its variance is {ratio:.1f} times as large in bright parts "
-                "as in dark ones"
-            )
+        if self.recorded is not None and (wrong := self._wrong()) > _MAX_WRONG:
+            stated, measured = (np.median(each[self.recorded > 0]) for each in (self.recorded, self.sigma))
+            what = f"{wrong:.0%} of recorded levels are outside their measured interval"
+            found.append(f"{what} (typically {stated:.3g}, where {measured:.3g} is measured): are they right?")
+        if self.sensor is not None and (ratio := self.sensor.dependence()) > 1:
+            what = f"the noise depends on the signal: its variance is {ratio:.1f} times as large"
+            what += " in bright parts as in dark ones"
             if self.recorded is not None:
-                found[-1] += ", which one recorded level for an image does not say"
-                return found
-            if lossy:
-                return found
-            found[-1] += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
-            if not self.sensor.black:
-                found[-1] += ", one number for black and read noise; if you know black, measure with `--black`"
+                what += ", which one recorded level for an image does not say"
+            elif not lossy:
+                step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
+                low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
+                what += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
+                if not self.sensor.black:
+                    what += ", one number for black and read noise; if you know black, measure with `--black`"
+            found.append(what)
         return found
 
-    def _of_records(self) -> Iterator[str]:
-        """What to say of recorded levels that are not those measured."""
+    def _wrong(self) -> float:
+        """The share of recorded levels that are outside their measured interval."""
         assert self.recorded is not None
-        some = self.recorded > 0
-        stated, measured = self.recorded[some], self.sigma[some]
-        wrong = float(((stated < self.low[some]) | (stated > self.high[some])).mean())
-        if wrong > _MAX_WRONG:
-            typical = f"typically {np.median(stated):.3g}, where {np.median(measured):.3g} is measured"
-            what = f"{wrong:.0%} of recorded levels are outside their measured interval"
-            yield f"{what} ({typical}): are they right?"
+        return float(((self.recorded < self.low) | (self.recorded > self.high))[self.recorded > 0].mean())
 
 
 def audit(
@@ -206,7 +191,7 @@ def audit(
             _from_repeats(raw, black, progress) if repeats else _from_each(raw, clean, black, noisy, progress)
         )
     if shared:
-        depends = found["sensor"] is not None and found["sensor"].dependence() > DEPENDS
+        depends = found["sensor"] is not None and found["sensor"].dependence() > 1
         if found["group"].value > 0 and (depends or not found["agree"]):
             warn("levels differ, between images or within them: leave out `shared`, whose level describes few")
         found |= {key: np.full(len(raw.names), end) for key, end in found["group"]._asdict().items()}
@@ -229,7 +214,7 @@ def _from_each(
     sigma, low, high = torch.cat(levels, 1).double().numpy()
     if examples:
         _check_kind(images, sigma[kept])
-    values = _values(np.array(ends), images)
+    values, seen = _values(np.array(ends), images), [x for i, x in zip(kept, images, strict=True) if noisy[i]]
     bounds = values["values"][0], values["values"][-1]
     known = (sigma > 0) | (values["clipped"] == 0)  # parts that are clipped look perfectly flat
     known |= not known.any()
@@ -243,8 +228,8 @@ def _from_each(
         "group": group_level(images, bounds, examples),
         "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
-        "stripes": stripes([image for i, image in zip(kept, images, strict=True) if noisy[i]]),
-        "sensor": fit_sensor([image for i, image in zip(kept, images, strict=True) if noisy[i]], bounds, black),
+        "stripes": stripes(seen),
+        "sensor": fit_sensor(seen, bounds, black),
         **values,
     }
 
@@ -280,9 +265,8 @@ def _check_kind(images: Sequence[Tensor], sigma: np.ndarray) -> None:
     outside = (sigma[some] < alone[1] / _OTHER_KIND) | (sigma[some] > alone[2] * _OTHER_KIND)
     if outside.mean() > 0.5:
         by, own = np.median(sigma[some]), np.median(alone[0])
-        warn(
-            f"noise measures {by:.3g} by the clean examples, and {own:.3g} without: do they show the same kind?"
-        )
+        what = f"noise measures {by:.3g} by the clean examples, and {own:.3g} without"
+        warn(f"{what}: do they show the same kind?")
 
 
 def _from_repeats(raw: RawImages, black: float, progress: Progress | None) -> dict[str, Any]:
