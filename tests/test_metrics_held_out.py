@@ -357,4 +357,13 @@ def test_two_models_are_compared_below_and_above_a_level() -> None:
     level = low.split(high)
     assert level is not None and 0.4 < level < 0.8 and level == high.split(low)
     assert low.minus(high, 0.0, level).value > 0 > low.minus(high, level).value
-    assert low.split(held_out_loss(right, held_out)) is None
+    best = held_out_loss(right, held_out)
+    level = low.split(best)
+    assert level is not None and 0.4 < level < 0.8
+    assert low.minus(best, 0.0, level).in_errors > 5 and abs(low.minus(best, level).in_errors) < 2
+
+    def worse_at_all(x: Tensor, sigma: Tensor, label: Tensor | None = None) -> Tensor:
+        return right(x, sigma) + 0.5 * sigma[:, None, None, None]
+
+    everywhere = held_out_loss(worse_at_all, held_out)
+    assert everywhere.split(best) is None and best.split(best) is None

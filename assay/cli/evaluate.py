@@ -13,9 +13,10 @@ from assay.cli.options import Device, open_console, output_option, takes
 from assay.data import open_store
 from assay.devices import find_devices
 from assay.errors import AssayError
-from assay.metrics.distance import save_statistics
+from assay.metrics.distance import Measurement, save_statistics
 from assay.metrics.evaluate import Evaluation, Measures, save_evaluation, titles
 from assay.metrics.evaluate import compare as compare_evaluations
+from assay.metrics.held_out import SURELY
 from assay.metrics.measure import DEFAULT_CACHE, MeasureConfig, find_reference, measure
 from assay.outcome import load_evaluations
 from assay.progress import open_progress
@@ -115,12 +116,18 @@ def compare(results: Results) -> None:
     console.print(_table("result", [(name, found[name]) for name in order], best.metric, behind))
     for name, each in zip(order[1:], records[1:] if behind else (), strict=False):
         if level := each.split(records[0]):
-            parts = each.minus(records[0], 0.0, level), each.minus(records[0], level)
-            words = [f"{'behind' if part.value > 0 else 'ahead'} by {abs(part.value):.3g}" for part in parts]
-            console.print(f"{name} is {words[0]} at noise levels below {level:.2g}, and {words[1]} above")
+            below, above = map(_place, (each.minus(records[0], 0.0, level), each.minus(records[0], level)))
+            console.print(f"{name} is {below} at noise levels below {level:.2g}, and {above} above")
     if best.num_images:
         against = f", against {best.details.reference}" if best.details else ""
         console.print(f"{best.num_images:,} images each{against}")
+
+
+def _place(difference: Measurement) -> str:
+    """Where a loss that is this much higher puts a model."""
+    if abs(difference.in_errors) < SURELY:
+        return "not surely different"
+    return f"{'behind' if difference.value > 0 else 'ahead'} by {abs(difference.value):.3g}"
 
 
 @app.command()

@@ -115,6 +115,11 @@ class Measurement:
     def __str__(self) -> str:
         return f"{self.value:.4g} ± {self.standard_error:.2g}"
 
+    @property
+    def in_errors(self) -> float:
+        """The number in standard errors."""
+        return self.value / max(self.standard_error, 1e-30)
+
     def __float__(self) -> float:
         return self.value
 

@@ -67,7 +67,7 @@ MIN_IMAGES = 20  # that cover a band, for its loss to have a standard error
 # sqrt(2 D) r / (1 - r), in nats per unit of log sigma, and grows without bound as sigma_t falls to sigma_tn.
 _MARGIN = 1.25
 _CPU_PIXELS = 2**16  # evaluated at once on a CPU: of 32x32 images 64 at a time go 1.4 times as fast as 1,024
-_SURELY = 2.0  # standard errors
+SURELY = 3.0  # standard errors, as the level is chosen among many
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill [0, 1) evenly, whichever images are measured
 
 
@@ -152,14 +152,18 @@ class HeldOutLoss(Record, frozen=True, extra="forbid", arbitrary_types_allowed=T
         return self.model_copy(update={"errors": self.errors - other.errors}).part(low, high)
 
     def split(self, other: "HeldOutLoss") -> float | None:
-        """The level at which one of two models begins to be better and the other worse, if both surely are."""
-        found = []
-        for level in self.config.edges[1:-1].tolist():
-            parts = self.minus(other, 0.0, level), self.minus(other, level)
-            sure = min(abs(part.value) / max(part.standard_error, 1e-30) for part in parts)
-            found.append((sure if parts[0].value * parts[1].value < 0 else 0.0, level))
-        surest, level = max(found, default=(0.0, 0.0))
-        return level if surest > _SURELY else None
+        """The level above which two models differ otherwise than below; None if they do not, or it is not sure.
+
+        One is better below and the other above, or one is better on one side and no difference is sure beyond.
+        """
+        levels = self.config.edges[1:-1].tolist()
+        parts = [(self.minus(other, 0.0, x).in_errors, self.minus(other, x).in_errors, x) for x in levels]
+        turns = [(min(abs(below), abs(above)), x) for below, above, x in parts if below * above < 0]
+        if turns and max(turns)[0] > SURELY:
+            return max(turns)[1]
+        ends = [x for below, above, x in parts if abs(below) > SURELY >= abs(above)]
+        begins = [x for below, above, x in parts if abs(above) > SURELY >= abs(below)]
+        return min(ends) if ends else max(begins, default=None)
 
     def check_alike(self, other: "HeldOutLoss") -> None:
         """Reject a loss on other images, or with other levels or noise."""

@@ -116,8 +116,9 @@ def pairing_note(config: RunConfig, source: ImageSource) -> str:
     lowest, share = source.lowest_level, float((source.lowest_level == 0).double().mean())
     if config.train.pairing != "image_first" or not 0 < share < _SELDOM:
         return ""
-    level = float(lowest[lowest > 0].min())
-    what = f"levels below {level:.3g} are learnt from the {share:.0%} clean images only, and as seldom"
+    low, high = (float(end) for end in lowest[lowest > 0].aminmax())
+    what = f"levels below {low:.3g} are learnt from the {share:.0%} clean images only, and as seldom"
+    what += f"; those up to {high:.3g} also from images with less noise" * (high > 1.1 * low)
     what += ". `--pairing level_first` trains them as often as clean images alone would"
     return f"{what}: better in a short training, while a long one memorises these images"
 
