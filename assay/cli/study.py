@@ -184,7 +184,7 @@ def cost(
     from assay.study.spec import read_study
 
     console, opened = open_console(markup=False), None
-    study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
+    study = read_study(spec, settings)
     if rate is None:
         try:
             opened = _open(spec, output, settings, claim=False)
@@ -291,7 +291,6 @@ def compare(
         if not path.exists():
             cure = f"`assay study report {given}` writes it once a training is finished"
             raise AssayError("does not exist", path=path, cure=cure if given.is_dir() else "check the path")
-    for given in (first, second):
         if given.is_dir():
             warn_if_stale(given)
     mine, theirs = (list(read_outcomes(path).values()) for path in tables)
