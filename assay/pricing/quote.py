@@ -77,11 +77,6 @@ class Quote:
 
         return "\n".join(quote_lines(self))
 
-    @property
-    def has_few(self) -> bool:
-        """Whether images are so few that a quote of more of them would be far lower."""
-        return _FEW_IMAGES * self.num_images < self.num_values
-
     def goal(self, goal: Goal, sigma: ArrayLike) -> tuple[float, float, float]:
         """The worth of a noisy image for structure or everything, and its 95% interval.
 
@@ -92,7 +87,8 @@ class Quote:
         _check_levels(levels[levels != 0])  # pixels of a map may be clean
         cost = self._cost(goal, float(np.median(levels)))
         worth, low, high = interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
-        return worth, 0.0 if self.has_few else low, high
+        has_few = _FEW_IMAGES * self.num_images < self.num_values  # a quote of more would be far lower
+        return worth, 0.0 if has_few else low, high
 
     def excess(
         self, num_clean: ArrayLike, num_noisy: ArrayLike, sigmas: ArrayLike, goal: Goal, power: Array
