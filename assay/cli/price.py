@@ -73,7 +73,7 @@ def price(
 
     console, found = Console(), list["Prices"]()
     if noise or (source and _are_images(source)):
-        quoted = _quote(source, noise)
+        quoted = _quote(source, noise or None)
         panels, rows, lines = words.quote_panels(quoted), words.quote_rows(quoted), words.quote_lines(quoted)
     else:
         found, lines = _price_all(_results(source, paper), dataset, num_images, confidence), []
@@ -89,7 +89,11 @@ def price(
     for each in found:
         _say(console, *words.price_lines(each))
         if details:
-            console.print(_sheet(*words.detail_table(each)))
+            table = words.detail_table(each)
+            sheet = Table(*table.header, box=SIMPLE_HEAD)
+            for row in table.rows:
+                sheet.add_row(*map(Text, row))  # not markup, as "[1, 2]" would be
+            console.print(sheet)
             _say(console, *words.doubts(each), *words.extremes(each), *[_LAW_OR_PAIRS] * each.from_paper)
 
 
@@ -227,13 +231,6 @@ def _print_json(rows: Sequence[dict[str, Any]]) -> None:
 
     rows = [{name: plain(value) for name, value in row.items()} for row in rows]
     typer.echo(json.dumps(rows, indent=2, allow_nan=False))
-
-
-def _sheet(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    sheet = Table(*header, box=SIMPLE_HEAD)
-    for row in rows:
-        sheet.add_row(*map(Text, row))  # not markup, as "[1, 2]" would be
-    return sheet
 
 
 def _say(console: Console, *lines: str) -> None:

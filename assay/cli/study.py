@@ -179,7 +179,7 @@ def cost(
 
     On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
-    from assay.study.report import Table
+    from assay.pricing.words import Table
     from assay.study.sizing import study_cost, warn_of_few_epochs
     from assay.study.spec import read_study
 
@@ -220,7 +220,7 @@ def status(
     Example: `assay study status out/demo`
     """
     from assay.outcome import METRICS
-    from assay.study.report import Table
+    from assay.pricing.words import Table
     from assay.study.stages import study_status
 
     console, found = open_console(markup=False), study_status(spec, output)

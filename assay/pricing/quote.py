@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike
 from assay.data import ImageSource
 from assay.data.arrays import Ends, from_arrays
 from assay.data.source import as_source
-from assay.errors import AssayError, check, check_enough, choose, warn
+from assay.errors import AssayError, check_enough, choose, warn
 from assay.noise import MOST_NOISE, warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
@@ -157,10 +157,12 @@ def _warn_of_own_units(source: ImageSource, levels: Array) -> None:
 def _check_levels(levels: Array) -> None:
     """Reject what cannot be noise levels of images from -1 to 1."""
     wrong = levels[~((levels > 0) & (levels <= MOST_NOISE))]
-    what = f"a noise level of {wrong[-1] if wrong.size else 0:.4g} is not between 0 and {MOST_NOISE:g}"
-    what += ", where black to white is 2"
-    cure = "give e.g. 0.2 (of 8-bit grey levels, divide by 127.5), or `value_range` of an array to `quote`"
-    check([(bool(wrong.size), AssayError(what, key="sigma", cure=cure))])
+    if wrong.size:
+        what = (
+            f"a noise level of {wrong[-1]:.4g} is not between 0 and {MOST_NOISE:g}, where black to white is 2"
+        )
+        cure = "give e.g. 0.2 (of 8-bit grey levels, divide by 127.5), or `value_range` of an array to `quote`"
+        raise AssayError(what, key="sigma", cure=cure)
 
 
 def interval(worth: float) -> tuple[float, float, float]:

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,34 @@ _UNLIKELY = 0.01  # a lack of fit that counts
 _VAGUE = 0.7  # width of an interval of a worth that says too little for a line
 _ASSUMED = "no configuration was repeated, so the scatter around the law stands for the error of a run"
 _WORTH = "worth of a noisy image, in clean ones"
-Sheet = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text cells."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        rows = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join([self.title, "", *lines]) + "\n"
+
+    def markdown(self) -> str:
+        """The table in Markdown; its texts are neither tags nor links nor bold."""
+        marked = ["| " + " | ".join(map(_markdown, row)) + " |" for row in (self.header, *self.rows)]
+        rule = "|" + "---|" * len(self.header)
+        return "\n".join([f"**{_markdown(self.title)}**", "", marked[0], rule, *marked[1:]]) + "\n"
+
+
+_IN_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "*": r"\*"})
+
+
+def _markdown(text: str) -> str:
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN)).replace("](", r"]\(")
 
 
 def amount(price: Price) -> str:
@@ -215,7 +244,7 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
     return rows
 
 
-def detail_table(prices: Prices) -> Sheet:
+def detail_table(prices: Prices) -> Table:
     """The table behind `--details`."""
     header = ["goal", "noise", "noisy per clean", "worth", "by pairs of runs, errors ignored"]
     header += ["paper's box"] * prices.from_paper
@@ -226,7 +255,7 @@ def detail_table(prices: Prices) -> Sheet:
         box = _ends(row["box_low"], row["box_high"]) if "box_low" in row else "-"
         cells = price.goal, f"{price.sigma:.3g}", amount(price), worth, pairs, box
         rows.append(cells[: len(header)])
-    return tuple(header), rows
+    return Table("Prices and their cross-checks", tuple(header), tuple(rows))
 
 
 def _ends(low: float, high: float) -> str:

@@ -34,7 +34,7 @@ from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.pricing.price import Prices, price_all
 from assay.pricing.quote import Quote, quote
 from assay.pricing.results import write_levels
-from assay.pricing.words import GOALS, amount, detail_table, doubts, price_panels, sentence
+from assay.pricing.words import GOALS, Table, amount, detail_table, doubts, price_panels, sentence
 from assay.pricing.words import headline as price_headline
 from assay.study.spec import Run, read_study
 from assay.study.stages import OpenStudy
@@ -45,34 +45,6 @@ SPREAD = (
     "± is the standard deviation over seeds or blocks; where there is one, that over sets of samples, or the "
     "standard error of a held-out loss."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as text cells."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def __str__(self) -> str:
-        rows = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-        return "\n".join([self.title, "", *lines]) + "\n"
-
-    def markdown(self) -> str:
-        """The table in Markdown; its texts are neither tags nor links nor bold."""
-        marked = ["| " + " | ".join(map(_markdown, row)) + " |" for row in (self.header, *self.rows)]
-        rule = "|" + "---|" * len(self.header)
-        return "\n".join([f"**{_markdown(self.title)}**", "", marked[0], rule, *marked[1:]]) + "\n"
-
-
-_IN_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "*": r"\*"})
-
-
-def _markdown(text: str) -> str:
-    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN)).replace("](", r"]\(")
 
 
 @dataclass(frozen=True)
@@ -171,9 +143,7 @@ def _add_prices(
         subject["answer"].append(f"Nothing to price yet: {left or error}")
         return []
     subject["answer"] += [price_headline(prices), *[f"{left}."] * bool(left)]
-    header, rows = detail_table(prices)
-    details = Table("Prices and their cross-checks", header, tuple(rows))
-    subject |= {"prices": prices, "doubts": doubts(prices), "details": details}
+    subject |= {"prices": prices, "doubts": doubts(prices), "details": detail_table(prices)}
     for price in prices.prices:
         row = f"{price.sigma:.3g}", amount(price), sentence(price)
         subject["cards"].setdefault(GOALS[price.goal], []).append(row)

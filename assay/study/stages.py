@@ -77,6 +77,11 @@ class Update:
     reason: str = ""
 
     @property
+    def share(self) -> float:
+        """How much of the phase is over."""
+        return self.done / max(self.total, 1)
+
+    @property
     def is_end(self) -> bool:
         """Whether no more is heard of this attempt."""
         return self.phase in ("done", "stopped", "held", "failed", "lost", "full")
