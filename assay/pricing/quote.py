@@ -158,11 +158,9 @@ def _check_levels(levels: Array) -> None:
     """Reject what cannot be noise levels of images from -1 to 1."""
     wrong = levels[~((levels > 0) & (levels <= MOST_NOISE))]
     if wrong.size:
-        what = (
-            f"a noise level of {wrong[-1]:.4g} is not between 0 and {MOST_NOISE:g}, where black to white is 2"
-        )
+        what = f"a noise level of {wrong[-1]:.4g} is not between 0 and {MOST_NOISE:g}"
         cure = "give e.g. 0.2 (of 8-bit grey levels, divide by 127.5), or `value_range` of an array to `quote`"
-        raise AssayError(what, key="sigma", cure=cure)
+        raise AssayError(f"{what}, where black to white is 2", key="sigma", cure=cure)
 
 
 def interval(worth: float) -> tuple[float, float, float]:
