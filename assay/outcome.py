@@ -249,11 +249,12 @@ def read_outcomes(table: Path | str | Any, num_images: float | None = None) -> d
         cells = {name: text for name, value in zip(names, row, strict=True) if (text := value.strip())}
         cells |= {name: csv_text(cells[name]) for name in _TEXT if name in cells}
         try:
-            with about(f"{path}, line {line}"):
+            with about(f"{path}, line {line}"), explaining(Outcome):
                 found[line] = _read_outcome(default | cells, num_images)
         except AssayError as error:
-            theirs = dict(zip(names, header, strict=True)).get(error.key or "", error.key)
-            error.key = error.key if theirs == error.key else f"column {theirs}"
+            key = (error.key or "").removeprefix("configuration.").removeprefix("evaluation.").split(".")[0]
+            theirs = dict(zip(names, header, strict=True)).get(key, key)
+            error.key = key if theirs == key else f"column {theirs}"
             raise
     if num_copies := len(rows) - len(set(map(tuple, rows.values()))):
         what = f"{num_copies} of the {len(rows)} rows of {path.name} are copies"
@@ -289,7 +290,7 @@ def _warn_of_equal_seeds(name: str, outcomes: Iterable[Outcome]) -> None:
     for each in outcomes:
         if (seed := each.configuration.seed) is not None:
             values = tuple(each.value(metric) for metric in METRICS)
-            by_seed.setdefault(seed, {})[each.configuration.model_copy(update={"seed": None})] = values
+            by_seed.setdefault(seed, {})[each.configuration.without_seed] = values
     for one, other in combinations(by_seed, 2):
         both = by_seed[one].keys() & by_seed[other].keys()
         if len(both) > 2 and all(by_seed[one][of] == by_seed[other][of] for of in both):
@@ -322,13 +323,7 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
     fields: dict[str, Any] = {name: cells[name] for name in Configuration.model_fields if name in cells}
     fields |= {"num_clean": clean[0], "noisy": tuple(zip(levels, noisy, strict=False))}
     seconds = {name: cells[name] for name in _SECONDS if name in cells}
-    try:
-        with explaining(Outcome):
-            return Outcome.model_validate({"configuration": fields, "evaluation": measured, **seconds})
-    except AssayError as error:
-        section, *inside = (error.key or "").split(".")
-        error.key = inside[0] if section in ("configuration", "evaluation") else section  # the column
-        raise
+    return Outcome.model_validate({"configuration": fields, "evaluation": measured, **seconds})
 
 
 def _row_rules(clean: list[float], noisy: list[float], levels: list[float], measured: dict[str, str]) -> Rules:

@@ -631,7 +631,7 @@ def published() -> str:
     rows = [
         (titles[prices.dataset], noise, amount, pairs, box)
         for prices in price_all(PAPER)
-        for _, noise, amount, _, pairs, box in detail_table(prices)[1]
+        for _, noise, amount, _, pairs, box in detail_table(prices).rows
     ]
     return markdown(("images", "noise", "scaling law (95%)", "pairs of runs", "paper's box"), rows)
 

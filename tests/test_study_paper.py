@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from assay.cli import app
 from assay.cost import training_evaluations
 from assay.data import open_store
 from assay.metrics.distance import features_to_statistics, save_statistics
@@ -21,6 +19,7 @@ from assay.study.report import _beside_paper, write_report
 from assay.study.run import run_local
 from assay.study.sizing import study_cost
 from assay.study.stages import find_reference
+from tests.commands import run
 
 SPECS = Path(__file__).parent.parent / "studies" / "paper"
 NAMES = ("cifar10", "celeba", "imagenet")
@@ -92,8 +91,7 @@ def test_the_papers_studies_run_to_the_end_in_small(tmp_path: Path, name: str, m
         assert " ".join(options) in spec.read_text()
     options = ["16" if option == "64" else option for option in options]  # where distances of pixels are quick
     store = tmp_path / "store"
-    done = CliRunner().invoke(app, ["data", "pack", str(tmp_path / "images"), "-o", str(store), *options])
-    assert done.exit_code == 0, done.output
+    run("data", "pack", tmp_path / "images", "-o", store, *options)
     source, pixels = open_store(store), load_extractor("pixels", tmp_path)
     features = images_to_features(pixels, source, torch.arange(len(source)))
     statistics = replace(features_to_statistics(features), extractor_sha256=pixels.sha256)

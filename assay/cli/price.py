@@ -68,42 +68,33 @@ def price(
 
         assay price --paper
     """
-    from assay.pricing import PAPER, price_all, words
+    from assay.figure import save_png
+    from assay.pricing import words
 
-    console = Console()
-    if noise and source and (source.suffix == ".csv" or (source / "results.csv").is_file()):
-        cure = "leave it out; `assay plan` reads the worth of a level between two that have results"
-        raise AssayError("is for quotes from images; results have levels of their own", key="noise", cure=cure)
+    console, found = Console(), list["Prices"]()
     if noise or (source and _are_images(source)):
         quoted = _quote(source, noise or None)
-        _save(console, words.quote_panels(quoted), plot)
-        if as_json:
-            _print_json(words.quote_rows(quoted))
-        else:
-            _say(console, *words.quote_lines(quoted))
-        return
-    if (source is None) != paper:
-        raise AssayError("give results, or images with --noise, or --paper", key="source")
-    try:
-        found = price_all(source or PAPER, dataset, num_images, confidence)
-    except AssayError as error:
-        from assay.study import open_study
-
-        with suppress(AssayError, OSError):  # of what is no study
-            if source and error.key == "table":
-                error.cure = open_study(source / "study.toml", source).to_finish() or error.cure
-        raise
-    _save(console, [panel for each in found for panel in words.price_panels(each)], plot)
+        panels, rows, lines = words.quote_panels(quoted), words.quote_rows(quoted), words.quote_lines(quoted)
+    else:
+        found, lines = _price_all(_results(source, paper), dataset, num_images, confidence), []
+        panels = [panel for each in found for panel in words.price_panels(each)]
+        rows = [row for each in found for row in words.price_rows(each)]
+    if plot:
+        save_png(panels, plot)
+        console.print(f"wrote {plot}", soft_wrap=True)
     if as_json:
-        _print_json([row for each in found for row in words.price_rows(each)])
+        _print_json(rows)
         return
+    _say(console, *lines)
     for each in found:
         _say(console, *words.price_lines(each))
         if details:
-            console.print(_sheet(*words.detail_table(each)))
-            _say(console, *words.doubts(each), *words.extremes(each))
-            if each.from_paper:
-                _say(console, _LAW_OR_PAIRS)
+            table = words.detail_table(each)
+            sheet = Table(*table.header, box=SIMPLE_HEAD)
+            for row in table.rows:
+                sheet.add_row(*map(Text, row))  # not markup, as "[1, 2]" would be
+            console.print(sheet)
+            _say(console, *words.doubts(each), *words.extremes(each), *[_LAW_OR_PAIRS] * each.from_paper)
 
 
 def plan(
@@ -142,7 +133,6 @@ def plan(
 
         assay plan stores/scans --vendors vendors.csv --budget 500 --have-clean 400
     """
-    from assay.pricing import PAPER
     from assay.pricing import plan as find_plan
     from assay.pricing import price as find_price
     from assay.pricing.words import plan_lines, plan_rows
@@ -151,12 +141,10 @@ def plan(
     cure = "give what is for sale, e.g. vendors = 1 for clean images and vendors = 0.2@0.1, or a CSV file"
     check([(not offers, AssayError("there are no offers", key="vendors", cure=cure))])
     known: Quote | Prices
-    if (source is None) != paper:
-        raise AssayError("give results, or images for a quote, or --paper", key="source")
-    if source and _are_images(source):
-        known = _quote(source, [offer.sigma for offer in offers if offer.sigma])
+    if _are_images(results := _results(source, paper)):
+        known = _quote(results, [offer.sigma for offer in offers if offer.sigma])
     else:
-        known = find_price(source or PAPER, dataset, num_images)
+        known = find_price(results, dataset, num_images)
     found = find_plan(known, offers, budget, target, have_clean, goal)
     if as_json:
         _print_json(plan_rows(found))
@@ -167,6 +155,32 @@ def plan(
 def _are_images(source: Path) -> bool:
     """Whether a quote is asked for, not a price from results."""
     return source.suffix == ".npy" or (source / "meta.json").is_file()
+
+
+def _results(source: Path | None, paper: bool) -> Path:
+    """The results to read, perhaps the paper's."""
+    from assay.pricing import PAPER
+
+    if (source is None) != paper:
+        raise AssayError("give results, or images for a quote, or --paper", key="source")
+    return source or PAPER
+
+
+def _price_all(
+    results: Path, dataset: str | None, num_images: float | None, confidence: float
+) -> "list[Prices]":
+    """The prices of all data sets; of a study with too few results, an error says what is left to run."""
+    from assay.pricing import price_all
+
+    try:
+        return price_all(results, dataset, num_images, confidence)
+    except AssayError as error:
+        from assay.study import open_study
+
+        with suppress(AssayError, OSError):  # of what is no study
+            if error.key == "table":
+                error.cure = open_study(results / "study.toml", results).to_finish() or error.cure
+        raise
 
 
 def _quote(source: Path | None, noise: Sequence[float] | None) -> "Quote":
@@ -180,6 +194,9 @@ def _quote(source: Path | None, noise: Sequence[float] | None) -> "Quote":
 
     if source is None:
         raise AssayError("a quote needs clean images", key="source", cure="give a store or an .npy file")
+    if source.suffix == ".csv" or (source / "results.csv").is_file():
+        cure = "leave it out; `assay plan` reads the worth of a level between two that have results"
+        raise AssayError("is for quotes from images; results have levels of their own", key="noise", cure=cure)
     store = None if source.suffix == ".npy" else open_store(source)
     if noise is None:
         noise = [bin_size(store.sigma_tn, each)[1] for each in level_bins(store.sigma_tn)] if store else ()
@@ -214,21 +231,6 @@ def _print_json(rows: Sequence[dict[str, Any]]) -> None:
 
     rows = [{name: plain(value) for name, value in row.items()} for row in rows]
     typer.echo(json.dumps(rows, indent=2, allow_nan=False))
-
-
-def _save(console: Console, panels: Any, path: Path | None) -> None:
-    if path:
-        from assay.figure import save_png
-
-        save_png(panels, path)
-        console.print(f"wrote {path}", soft_wrap=True)
-
-
-def _sheet(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    sheet = Table(*header, box=SIMPLE_HEAD)
-    for row in rows:
-        sheet.add_row(*map(Text, row))  # not markup, as "[1, 2]" would be
-    return sheet
 
 
 def _say(console: Console, *lines: str) -> None:

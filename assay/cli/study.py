@@ -179,12 +179,12 @@ def cost(
 
     On GPUs: `assay study cost studies/paper/cifar10.toml --rate 60`
     """
-    from assay.study.report import Table
+    from assay.pricing.words import Table
     from assay.study.sizing import study_cost, warn_of_few_epochs
     from assay.study.spec import read_study
 
     console, opened = open_console(markup=False), None
-    study = read_study(spec / "study.toml" if spec.is_dir() else spec, settings)
+    study = read_study(spec, settings)
     if rate is None:
         try:
             opened = _open(spec, output, settings, claim=False)
@@ -220,7 +220,7 @@ def status(
     Example: `assay study status out/demo`
     """
     from assay.outcome import METRICS
-    from assay.study.report import Table
+    from assay.pricing.words import Table
     from assay.study.stages import study_status
 
     console, found = open_console(markup=False), study_status(spec, output)
@@ -291,7 +291,6 @@ def compare(
         if not path.exists():
             cure = f"`assay study report {given}` writes it once a training is finished"
             raise AssayError("does not exist", path=path, cure=cure if given.is_dir() else "check the path")
-    for given in (first, second):
         if given.is_dir():
             warn_if_stale(given)
     mine, theirs = (list(read_outcomes(path).values()) for path in tables)

@@ -195,9 +195,8 @@ def forecast_of(source: Prices | Quote, goal: Goal | None, offered: Array) -> Fo
         def closed_form(clean: Array, noisy: Array, sigmas: Array) -> Array:
             return source.excess(clean, noisy, sigmas, chosen, power)
 
-        return Forecast(
-            chosen, "excess loss", "a quote", closed_form, doubts=tuple(quote_doubts(source, offered))
-        )
+        unsure = tuple(quote_doubts(source, offered))
+        return Forecast(chosen, "excess loss", "a quote", closed_form, doubts=unsure)
 
     goal = goal or source.leading.goal
     seen = [each.sigma for each in source.goals.get(goal, ()) if each.sigma >= 0.99 * offered.max()]
@@ -213,12 +212,9 @@ def forecast_of(source: Prices | Quote, goal: Goal | None, offered: Array) -> Fo
     def by_law(clean: Array, noisy: Array, sigmas: Array) -> Array:
         return sum((each.values(each.size(clean, noisy, sigmas))[thin] for each in laws), np.zeros(()))
 
-    prices = source.goals[goal]
-    decided, doubts = (
-        any(each.verdict != "undecided" for each in prices),
-        (*cautions(prices), *extremes(source), *(text.rstrip(".") for text in training_limits(source))),
-    )
-    whose = "the paper's" if source.from_paper else "the"
+    prices, whose = source.goals[goal], "the paper's" if source.from_paper else "the"
+    decided = any(each.verdict != "undecided" for each in prices)
+    doubts = *cautions(prices), *extremes(source), *(text.rstrip(".") for text in training_limits(source))
     basis = f"{whose} results of {source.dataset}"
     return Forecast(goal, found.results.metric, basis, by_law, law, doubts, decided)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL.Image import Image
 
-from assay.errors import AssayError, about, choose
+from assay.errors import AssayError, about, check, choose
 from assay.figure import draw
 from assay.outcome import Outcome, read_outcomes, warn_if_stale
 from assay.pricing.law import Farthest, Law, check_confidence, farthest, fit_laws, interval
@@ -242,22 +242,19 @@ def price_results(
         bands = fitted[len(goals) :]
         is_limited = _is_limited(levels, bands)
         for which, (results, law) in enumerate(zip(goals, fitted, strict=False)):
-            worst = farthest(results)
             everything = results.goal == "everything"
             weights = levels.loss.mean(0) * levels.above(0.0 if everything else levels.sigmas[which])
-            late = float(np.average(_is_late(levels).mean(0), weights=weights))
-            for level in range(len(levels.sigmas)) if everything else (which,):
-                most = np.average(is_limited[level], weights=weights) > 0.5
-                limited = _times_the_steps(levels, weights > 0) if most else 0.0
-                found.append(_price(results, law, level, confidence, worst, limited, late))
+            late = float(np.average(levels.is_late.mean(0), weights=weights))
+            limited = np.average(is_limited, axis=1, weights=weights) > 0.5
+            mine = _prices(results, law, confidence, limited * _times_the_steps(levels, weights > 0), late)
+            found += mine if everything else [mine[which]]
         curves = tuple(_curves(levels, bands, is_limited, confidence, quote))
     metrics: dict[Goal, str] = {"looks": "fd"} if found else {"everything": "held_out_loss", "looks": "fd"}
     for goal, metric in metrics.items():
         if any(each.value(metric) is not None for each in outcomes):
             results = measure(outcomes, goal, metric)
             (law,) = fit_laws([results], relative=goal == "looks")
-            worst = farthest(results)
-            found += [_price(results, law, level, confidence, worst) for level in range(len(results.sigmas))]
+            found += _prices(results, law, confidence)
     if not found:
         raise AssayError("no result has a held-out loss or an FD", key="table", cure="add such a column")
     return Prices(found[0].results.dataset, tuple(found), curves, tuple(bands))
@@ -304,42 +301,33 @@ def read_results(
     """Outcomes and results by level of a folder, a file, a DataFrame or columns."""
     if not isinstance(table, str | Path):
         return list(read_outcomes(table, num_images).values()), []
-    path = Path(table)
-    folder_of = path if path.is_dir() else path.parent
-    results, levels = folder_of / "results.csv", folder_of / "levels.csv"
-    if not path.is_dir() and path.name != "levels.csv":
-        results, levels = path, levels if path.name == "results.csv" else path.with_suffix(".levels.csv")
+    path = results = Path(table)
+    if path.is_dir() or path.name == "levels.csv":
+        results = (path if path.is_dir() else path.parent) / "results.csv"
+    levels = results.with_name("levels.csv" if results.name == "results.csv" else f"{path.stem}.levels.csv")
     of_bands = levels.exists() and "level_low" in levels.read_text(errors="replace")  # not levels of images
     by_level = read_levels(levels) if of_bands else []
     by_level = [each for each in by_level if each.table == "clean_mix"] or by_level
     if by_level and not results.exists():
         return [], by_level
-    if path.is_dir() and not results.exists():
+    if path.is_dir():
         again = "call `run_study` or `assay study run` again"
         cure = f"if its study is not finished, {again}, or `assay study report` for what is there"
-        raise AssayError("has no results.csv", path=path, cure=cure)
-    if path.is_dir():
+        check([(not results.exists(), AssayError("has no results.csv", path=path, cure=cure))])
         warn_if_stale(path)
     return list(read_outcomes(results, num_images).values()), by_level
 
 
-def _price(
-    results: Measured,
-    law: Law,
-    level: int,
-    confidence: float,
-    worst: Farthest | None,
-    limited: float = 0.0,
-    late: float = 0.0,
-) -> Price:
-    worth, low, high = (float(end[level]) for end in interval(law.worth, confidence))
-    sigma = float(results.sigmas[level])
-    return Price(results, law, sigma, worth, low, high, confidence, worst, limited, late)
-
-
-def _is_late(levels: LevelResults) -> NDArray[np.bool_]:
-    """Whether runs are best at their last stop, by bands (n, B)."""
-    return levels.step >= levels.last_step[:, None]
+def _prices(
+    results: Measured, law: Law, confidence: float, limited: ArrayLike = 0.0, late: float = 0.0
+) -> list[Price]:
+    """The price of each noise level."""
+    ends, worst = interval(law.worth, confidence), farthest(results)
+    columns = np.transpose(np.broadcast_arrays(results.sigmas, *ends, limited)).tolist()
+    return [
+        Price(results, law, sigma, worth, low, high, confidence, worst, times, late)
+        for sigma, worth, low, high, times in columns
+    ]
 
 
 def _is_limited(levels: LevelResults, bands: Sequence[Law]) -> NDArray[np.bool_]:
@@ -349,12 +337,12 @@ def _is_limited(levels: LevelResults, bands: Sequence[Law]) -> NDArray[np.bool_]
     no better than their clean images alone. A goal is limited if such bands hold most of its loss.
     """
     useless = np.transpose([(interval(law.worth)[0] == 0) | (law.gain < 0.9) for law in bands])
-    return useless & (_is_late(levels).mean(0) >= 0.5)
+    return useless & (levels.is_late.mean(0) >= 0.5)
 
 
 def _times_the_steps(levels: LevelResults, used: NDArray[np.bool_]) -> float:
     """How many times the steps it takes at least in these bands (B,): stops grow as the number of images."""
-    step, late = levels.step[:, used], _is_late(levels)[:, used]
+    step, late = levels.step[:, used], levels.is_late[:, used]
     size = levels.num_clean + levels.num_noisy.sum(1)
     if late.all():
         return 4.0

@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike
 from assay.data import ImageSource
 from assay.data.arrays import Ends, from_arrays
 from assay.data.source import as_source
-from assay.errors import AssayError, check, check_enough, choose, warn
+from assay.errors import AssayError, check_enough, choose, warn
 from assay.noise import MOST_NOISE, warn_of_units
 from assay.pricing.results import GREY_STEP, Array, Goal
 
@@ -77,11 +77,6 @@ class Quote:
 
         return "\n".join(quote_lines(self))
 
-    @property
-    def has_few(self) -> bool:
-        """Whether images are so few that a quote of more of them would be far lower."""
-        return _FEW_IMAGES * self.num_images < self.num_values
-
     def goal(self, goal: Goal, sigma: ArrayLike) -> tuple[float, float, float]:
         """The worth of a noisy image for structure or everything, and its 95% interval.
 
@@ -92,7 +87,8 @@ class Quote:
         _check_levels(levels[levels != 0])  # pixels of a map may be clean
         cost = self._cost(goal, float(np.median(levels)))
         worth, low, high = interval(_worth(cost, self.modes, levels, count / count.sum(), self.share))
-        return worth, 0.0 if self.has_few else low, high
+        has_few = _FEW_IMAGES * self.num_images < self.num_values  # a quote of more would be far lower
+        return worth, 0.0 if has_few else low, high
 
     def excess(
         self, num_clean: ArrayLike, num_noisy: ArrayLike, sigmas: ArrayLike, goal: Goal, power: Array
@@ -161,10 +157,10 @@ def _warn_of_own_units(source: ImageSource, levels: Array) -> None:
 def _check_levels(levels: Array) -> None:
     """Reject what cannot be noise levels of images from -1 to 1."""
     wrong = levels[~((levels > 0) & (levels <= MOST_NOISE))]
-    what = f"a noise level of {wrong[-1] if wrong.size else 0:.4g} is not between 0 and {MOST_NOISE:g}"
-    what += ", where black to white is 2"
-    cure = "give e.g. 0.2 (of 8-bit grey levels, divide by 127.5), or `value_range` of an array to `quote`"
-    check([(bool(wrong.size), AssayError(what, key="sigma", cure=cure))])
+    if wrong.size:
+        what = f"a noise level of {wrong[-1]:.4g} is not between 0 and {MOST_NOISE:g}"
+        cure = "give e.g. 0.2 (of 8-bit grey levels, divide by 127.5), or `value_range` of an array to `quote`"
+        raise AssayError(f"{what}, where black to white is 2", key="sigma", cure=cure)
 
 
 def interval(worth: float) -> tuple[float, float, float]:

@@ -94,6 +94,11 @@ class LevelResults:
         """The middle of each band (B,), in sigma_t."""
         return np.sqrt(self.edges[1:] * self.edges[:-1])
 
+    @property
+    def is_late(self) -> NDArray[np.bool_]:
+        """Whether runs are best at their last stop, by bands (n, B)."""
+        return self.step >= self.last_step[:, None]
+
     def above(self, low: float) -> Array:
         """The share (B,) of each band, in log sigma_t, that lies above a level."""
         ends = np.log(np.maximum(self.edges, low))

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from assay.figure import COLOURS, Panel, Series
 from assay.outcome import Configuration, read_outcomes
 from assay.pricing.paper import PAPER, PAPER_BOXES, pair_bounds
 from assay.pricing.plan import Mix, Plan
-from assay.pricing.price import Price, Prices
+from assay.pricing.price import Price, Prices, WorthCurve
 from assay.pricing.quote import Quote, interval
 from assay.pricing.results import Array, Goal
 
@@ -25,7 +27,34 @@ _UNLIKELY = 0.01  # a lack of fit that counts
 _VAGUE = 0.7  # width of an interval of a worth that says too little for a line
 _ASSUMED = "no configuration was repeated, so the scatter around the law stands for the error of a run"
 _WORTH = "worth of a noisy image, in clean ones"
-Sheet = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text cells."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        rows = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join([self.title, "", *lines]) + "\n"
+
+    def markdown(self) -> str:
+        """The table in Markdown; its texts are neither tags nor links nor bold."""
+        marked = ["| " + " | ".join(map(_markdown, row)) + " |" for row in (self.header, *self.rows)]
+        rule = "|" + "---|" * len(self.header)
+        return "\n".join([f"**{_markdown(self.title)}**", "", marked[0], rule, *marked[1:]]) + "\n"
+
+
+_IN_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "*": r"\*"})
+
+
+def _markdown(text: str) -> str:
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN)).replace("](", r"]\(")
 
 
 def amount(price: Price) -> str:
@@ -215,7 +244,7 @@ def price_rows(prices: Prices) -> list[dict[str, Any]]:
     return rows
 
 
-def detail_table(prices: Prices) -> Sheet:
+def detail_table(prices: Prices) -> Table:
     """The table behind `--details`."""
     header = ["goal", "noise", "noisy per clean", "worth", "by pairs of runs, errors ignored"]
     header += ["paper's box"] * prices.from_paper
@@ -226,7 +255,7 @@ def detail_table(prices: Prices) -> Sheet:
         box = _ends(row["box_low"], row["box_high"]) if "box_low" in row else "-"
         cells = price.goal, f"{price.sigma:.3g}", amount(price), worth, pairs, box
         rows.append(cells[: len(header)])
-    return tuple(header), rows
+    return Table("Prices and their cross-checks", tuple(header), tuple(rows))
 
 
 def _ends(low: float, high: float) -> str:
@@ -252,8 +281,8 @@ def quote_lines(quote: Quote) -> list[str]:
         advice = "A study would hardly narrow that."
         if high > 2.5 * low > 0:
             advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
-        if quote.num_images < quote.num_values:
-            advice = f"But {_few(quote)}."
+        if few := _few(quote):
+            advice = f"But {few}."
         elif high < 0.02 or low > 0.8:
             advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
         lines.append(advice)
@@ -261,6 +290,8 @@ def quote_lines(quote: Quote) -> list[str]:
 
 
 def _few(quote: Quote) -> str:
+    if quote.num_images >= quote.num_values:
+        return ""
     few = f"{quote.num_images:,} clean images are few for {quote.num_values:,} values each"
     return f"{few}: with more, noisy images may turn out to be worth less"
 
@@ -268,8 +299,8 @@ def _few(quote: Quote) -> str:
 def quote_doubts(quote: Quote, offered: Array) -> Iterator[str]:
     """What the reader of a plan by a quote must know."""
     yield "a quote takes images for Gaussian, which they are not: before you spend much, run a study"
-    if quote.num_images < quote.num_values:
-        yield _few(quote)
+    if few := _few(quote):
+        yield few
     for sigma in np.unique(offered[offered > 0]):
         if np.abs(quote.sigmas / sigma - 1).min() > 0.01:
             quoted = ", ".join(f"{level:.3g}" for level in quote.sigmas)
@@ -283,8 +314,8 @@ def quote_rows(quote: Quote) -> list[dict[str, Any]]:
     for sigma, goal in itertools.product(quote.sigmas.tolist(), goals):
         worth, low, high = quote.goal(goal, sigma)
         rates = {"rate": 1 / worth, "rate_low": 1 / high, "rate_high": 1 / low if low else math.inf}
-        row = {"goal": goal, "sigma": sigma} | rates
-        rows.append(row | {"worth": worth, "worth_low": low, "worth_high": high})
+        worths = {"worth": worth, "worth_low": low, "worth_high": high}
+        rows.append({"goal": goal, "sigma": sigma} | rates | worths)
     return rows
 
 
@@ -292,8 +323,21 @@ def price_panels(prices: Prices) -> list[Panel]:
     """The worth curve; without results by level, each metric against the clean images, with its law."""
     if not prices.curves:
         return [_law_panel(prices.dataset, each[-1]) for each in prices.goals.values()]
-    panel = Panel(f"{prices.dataset}: worth by level", "noise level", _WORTH, log_x=True)
-    for which, curve in enumerate(prices.curves):
+    return [_worth_panel(f"{prices.dataset}: worth by level", prices.curves)]
+
+
+def quote_panels(quote: Quote) -> list[Panel]:
+    """The quoted worth by level, with its stated accuracy."""
+    curves = []
+    for sigma, worth in zip(quote.sigmas.tolist(), quote.worth, strict=True):
+        low, high = np.transpose([interval(w)[1:] for w in worth])
+        curves.append(WorthCurve(sigma, quote.levels, worth, low, high, np.zeros(len(worth))))
+    return [_worth_panel("quoted worth by level", curves)]
+
+
+def _worth_panel(title: str, curves: Sequence[WorthCurve]) -> Panel:
+    panel = Panel(title, "noise level", _WORTH, log_x=True)
+    for which, curve in enumerate(curves):
         colour, name = COLOURS[(which + 1) % len(COLOURS)], f"noise {curve.sigma:.3g}"
         vague = curve.high - curve.low > _VAGUE  # the band shows it; a line would suggest more
         known = np.where(curve.limited.astype(bool) | vague, np.nan, curve.worth)
@@ -301,7 +345,7 @@ def price_panels(prices: Prices) -> list[Panel]:
         panel.series.append(Series(name, "line", curve.levels, known, colour=colour))
         if curve.quoted is not None:
             panel.series.append(Series(f"{name}, quoted", "dashed", curve.levels, curve.quoted, colour=colour))
-    return [panel]
+    return panel
 
 
 def _law_panel(dataset: str, price: Price) -> Panel:
@@ -339,17 +383,6 @@ def _law_panel(dataset: str, price: Price) -> Panel:
             line = np.median(law.values(sizes[:, order]), 0)
             panel.series.append(Series("", "line", x[order], line, colour=colour))
     return panel
-
-
-def quote_panels(quote: Quote) -> list[Panel]:
-    """The quoted worth by level, with its stated accuracy."""
-    panel = Panel("quoted worth by level", "noise level", _WORTH, log_x=True)
-    for which, (sigma, worth) in enumerate(zip(quote.sigmas, quote.worth, strict=True)):
-        colour = COLOURS[(which + 1) % len(COLOURS)]
-        low, high = np.transpose([interval(w)[1:] for w in worth])
-        panel.series.append(Series("", "band", quote.levels, worth, low, high, colour))
-        panel.series.append(Series(f"noise {sigma:.3g}", "line", quote.levels, worth, colour=colour))
-    return [panel]
 
 
 def plan_lines(plan: Plan) -> list[str]:

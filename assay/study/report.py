@@ -29,12 +29,12 @@ from assay.errors import AssayError
 from assay.figure import COLOURS, Panel, Series, draw_svg, save_png
 from assay.files import differences, hold_lock, write_text, write_whole
 from assay.metrics.evaluate import titles
-from assay.outcome import METRICS, Configuration, Outcome, percent, read_outcomes, write_outcomes
+from assay.outcome import METRICS, Configuration, Outcome, Sampling, percent, read_outcomes, write_outcomes
 from assay.pricing.paper import PAPER, PAPER_CONFIGURATIONS, PAPER_STUDIES
 from assay.pricing.price import Prices, price_all
 from assay.pricing.quote import Quote, quote
 from assay.pricing.results import write_levels
-from assay.pricing.words import GOALS, amount, detail_table, doubts, price_panels, sentence
+from assay.pricing.words import GOALS, Table, amount, detail_table, doubts, price_panels, sentence
 from assay.pricing.words import headline as price_headline
 from assay.study.spec import Run, read_study
 from assay.study.stages import OpenStudy
@@ -45,34 +45,6 @@ SPREAD = (
     "± is the standard deviation over seeds or blocks; where there is one, that over sets of samples, or the "
     "standard error of a held-out loss."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as text cells."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def __str__(self) -> str:
-        rows = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-        return "\n".join([self.title, "", *lines]) + "\n"
-
-    def markdown(self) -> str:
-        """The table in Markdown; its texts are neither tags nor links nor bold."""
-        marked = ["| " + " | ".join(map(_markdown, row)) + " |" for row in (self.header, *self.rows)]
-        rule = "|" + "---|" * len(self.header)
-        return "\n".join([f"**{_markdown(self.title)}**", "", marked[0], rule, *marked[1:]]) + "\n"
-
-
-_IN_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "*": r"\*"})
-
-
-def _markdown(text: str) -> str:
-    return re.sub("<(?=[A-Za-z/!?])", "&lt;", text.translate(_IN_MARKDOWN)).replace("](", r"]\(")
 
 
 @dataclass(frozen=True)
@@ -139,7 +111,7 @@ def report_from_table(
         panels = _add_prices(found, table, name, quoted, left) + _along_panels(followed)
         for panel in panels:
             save_png([panel], folder / "figures" / f"{prefix}{_slug(panel.title)}.png")
-        found["figures"] = [(each.title, _data_url("image/svg+xml", draw_svg(each))) for each in panels]
+        found["figures"] = [(each.title, _data_url("svg+xml", draw_svg(each))) for each in panels]
         found["samples"] = _samples(folder / "figures", name, mine) if len(names) == 1 else []
     tables = [each for found in subjects.values() for each in found["tables"]]
     write_text(folder / "tables.md", "\n".join(each.markdown() for each in tables))
@@ -170,10 +142,8 @@ def _add_prices(
     except AssayError as error:
         subject["answer"].append(f"Nothing to price yet: {left or error}")
         return []
-    subject["answer"] += [price_headline(prices), *([f"{left}."] if left else [])]
-    header, rows = detail_table(prices)
-    details = Table("Prices and their cross-checks", tuple(header), tuple(rows))
-    subject |= {"prices": prices, "doubts": doubts(prices), "details": details}
+    subject["answer"] += [price_headline(prices), *[f"{left}."] * bool(left)]
+    subject |= {"prices": prices, "doubts": doubts(prices), "details": detail_table(prices)}
     for price in prices.prices:
         row = f"{price.sigma:.3g}", amount(price), sentence(price)
         subject["cards"].setdefault(GOALS[price.goal], []).append(row)
@@ -182,18 +152,14 @@ def _add_prices(
 
 def _samples(figures: Path, name: str, outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, bool]]:
     """The pictures that are there: a title, what is shown in words, a data URL, and whether it is wide."""
-    configurations = list(dict.fromkeys(outcome.configuration.without_seed for outcome in outcomes))
-    pictures = [
-        (headline_title(of), f"Samples of the model trained on {of}", figures / _sample_name(of), False)
-        for of in _shown(configurations)
-    ]
+    found = []
+    for of in _shown(list(dict.fromkeys(outcome.configuration.without_seed for outcome in outcomes))):
+        title, words = of.words(shares=True, levels=False), f"Samples of the model trained on {of}"
+        found.append((title, words, figures / _sample_name(of), False))
     noise = f"Images of {name} at each noise level of the study"
-    pictures.append(("Noise levels", noise, figures / "noise_levels.png", True))
-    return [
-        (title, words, _data_url("image/png", path.read_bytes()), wide)
-        for title, words, path, wide in pictures
-        if path.exists()
-    ]
+    found.append(("Noise levels", noise, figures / "noise_levels.png", True))
+    there = [each for each in found if each[2].exists()]
+    return [(title, words, _data_url("png", path.read_bytes()), wide) for title, words, path, wide in there]
 
 
 def _facts(outcomes: Sequence[Outcome], about: str) -> list[str]:
@@ -226,7 +192,7 @@ def _page(title: str, subjects: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _data_url(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _shown(configurations: list[Configuration]) -> list[Configuration]:
@@ -347,11 +313,6 @@ def headline_configurations(configurations: Iterable[Configuration]) -> dict[Rol
     return {role: there[key] for role, key in roles.items() if key in there}
 
 
-def headline_title(of: Configuration) -> str:
-    """A configuration of the headline, whose noise level is named elsewhere: "10% clean + 90% noisy"."""
-    return of.words(shares=True, levels=False)
-
-
 def headline(outcomes: Sequence[Outcome]) -> str:
     """The result of the paper's grid in words; nothing of other studies."""
     values = averages(outcomes)
@@ -359,11 +320,13 @@ def headline(outcomes: Sequence[Outcome]) -> str:
     if "mix" not in roles:
         return ""
     mix, name = roles["mix"], outcomes[0].evaluation.title("fd")
-    parts = [f"{headline_title(mix)} images at noise {mix.sigma:.3g} reach {name} {values[mix]}"]
+    parts = [
+        f"{mix.words(shares=True, levels=False)} images at noise {mix.sigma:.3g} reach {name} {values[mix]}"
+    ]
     if clean := roles.get("all_clean"):
         parts.append(f"all clean ones {values[clean]}")
     if few := roles.get("few_clean"):
-        parts.append(f"the {headline_title(few)} ones alone {values[few]}")
+        parts.append(f"the {few.words(shares=True, levels=False)} ones alone {values[few]}")
     noisy = [values[of] for role, of in roles.items() if role.startswith("noisy")]
     if noisy:
         parts.append(f"noisy ones alone {min(noisy, key=lambda value: value.mean)} at best")
@@ -373,7 +336,7 @@ def headline(outcomes: Sequence[Outcome]) -> str:
 def _headline_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
     """Table 1: the headline configurations at the highest noise of the grid."""
     roles = headline_configurations(values).values()
-    rows = tuple((headline_title(of), str(values[of])) for of in roles)
+    rows = tuple((of.words(shares=True, levels=False), str(values[of])) for of in roles)
     at_noise = "".join(f" at noise {sigma:.3g}" for sigma in {of.sigma for of in roles if of.sigma})
     header = ("available data", *{of.dataset for of in roles})
     return Table(f"{name}{at_noise}", header, rows) if len(rows) > 1 else None
@@ -381,20 +344,15 @@ def _headline_table(values: Mapping[Configuration, Average], name: str) -> Table
 
 def _only_noisy_table(values: Mapping[Configuration, Average], name: str) -> Table | None:
     """Table 2: noisy images alone, by noise level and way of sampling or training."""
-    alone: dict[tuple[tuple[float, ...], str, bool], str] = {
-        (of.levels, of.sampling, of.consistency): str(value)
-        for of, value in values.items()
-        if of.table == "only_noisy"
-    }
-    if not alone:
-        return None
+    here = {of: str(value) for of, value in values.items() if of.table == "only_noisy"}
+    alone = {(of.levels, of.sampling, of.consistency): text for of, text in here.items()}
     clean = headline_configurations(values).get("all_clean")
     rows: list[tuple[str, ...]] = [] if clean is None else [("0", str(values[clean]), "NA", "NA")]
-    ways = [("full", False), ("truncated", False), ("full", True)]
-    for levels in sorted({levels for levels, _, _ in alone}):
+    ways: list[tuple[Sampling, bool]] = [("full", False), ("truncated", False), ("full", True)]
+    for levels in sorted({of.levels for of in here}):
         rows.append((_levels(levels), *(alone.get((levels, *way), "NA") for way in ways)))
     header = ("noise level", "full sampling", "truncated sampling", "consistency + full sampling")
-    return Table(f"{name} from noisy images alone", header, tuple(rows))
+    return Table(f"{name} from noisy images alone", header, tuple(rows)) if here else None
 
 
 def _clean_mix_table(values: Mapping[Configuration, Average], name: str) -> Table | None:

@@ -29,7 +29,7 @@ from assay.data.arrays import Arrays
 from assay.data.config import DataConfig
 from assay.data.source import as_source
 from assay.devices import limit_threads
-from assay.errors import AssayError, check
+from assay.errors import AssayError
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.nets import NetConfig
 from assay.pricing.price import Price, price_results
@@ -200,28 +200,23 @@ def _display(
     opened: OpenStudy, reasons: dict[str, str], tell: Tell, say: Callable[[str], None]
 ) -> Callable[[Update], None]:
     """Shows updates: how many runs are finished, and what the others do. Keeps reasons of failures."""
-    titles, doing = {run.key: run.title for run in opened.runs}, dict[str, tuple[str, float]]()
+    titles, doing = {run.key: run.title for run in opened.runs}, dict[str, Update]()
     num_done = len(titles) - len(opened.missing())
 
     def hear(update: Update) -> None:
         nonlocal num_done
-        title = titles[update.run]
+        doing[update.run] = update
         if update.is_end:
-            doing.pop(update.run, None)
+            del doing[update.run]
             num_done = len(titles) - len(opened.missing())  # others may have finished some, too
             if update.phase != "held":
-                say(f"{update.phase:7} {title}" + f": {update.reason}" * bool(update.reason))
+                say(f"{update.phase:7} {titles[update.run]}" + f": {update.reason}" * bool(update.reason))
             if update.phase == "failed":
                 reasons[update.run] = update.reason
-        else:
-            share = update.done / max(update.total, 1)
-            # What follows training is short.
-            doing[update.run] = (
-                f"{title}: {update.phase} {share:.0%}",
-                share if update.phase == "training" else 1.0,
-            )
-        notes, shares = zip(*doing.values(), strict=True) if doing else ((), ())
-        tell(opened.study.name, num_done + sum(shares), len(titles), "; ".join(notes))
+        notes = "; ".join(f"{titles[each.run]}: {each.phase} {each.share:.0%}" for each in doing.values())
+        # What follows training is short.
+        trained = sum(each.share if each.phase == "training" else 1.0 for each in doing.values())
+        tell(opened.study.name, num_done + trained, len(titles), notes)
 
     return hear
 
@@ -274,13 +269,11 @@ def run_study(
     except (ValueError, TypeError):
         cure = "give numbers, where black to white is 2, e.g. 0.2"
         raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
-    few = num_workers is not None and num_workers < 1
-    cure = "give e.g. 2, and the upper end of an interval is at most twice the lower one"
-    near = AssayError(f"{until} is no factor above 1", key="until", cure=cure)
-    check([
-        (until is not None and not until > 1, near),
-        (few, AssayError(f"{num_workers} processes do no work", key="num_workers", cure="give 1 or more")),
-    ])  # fmt: skip
+    if until is not None and not until > 1:
+        cure = "give e.g. 2, and the upper end of an interval is at most twice the lower one"
+        raise AssayError(f"{until} is no factor above 1", key="until", cure=cure)
+    if num_workers is not None and num_workers < 1:
+        raise AssayError(f"{num_workers} processes do no work", key="num_workers", cure="give 1 or more")
     asked = {"have_clean": have_clean, "noisy": levels, "minutes": minutes, "net": net and name_of(net, "net")}
     asked = {key: value for key, value in asked.items() if value not in (None, [])}
     given = Path(study) if isinstance(study, str | Path) else None

@@ -198,7 +198,11 @@ _DECIDED = {
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
-    """Read and check a study file, changed by `settings` ("train.lr=1e-3"), or by those it was begun with."""
+    """Read and check a study file, or that in a study's folder, changed by `settings` ("train.lr=1e-3").
+
+    Without any, they are those with which the study was begun.
+    """
+    path = path / "study.toml" if path.is_dir() else path
     tree = with_preset(override(read_toml(path), settings or remembered(path)))
     if "design" in tree and isinstance(tree.setdefault("train", {}), dict):
         tree["train"].setdefault("pairing", "level_first")  # every mix trains equally often at each level
@@ -376,16 +380,14 @@ def _grid_rows(study: Study, data: DataConfig, source: ImageSource) -> Iterator[
     assert grid is not None
     _check_clean(source, "grid.sigmas", "write a [design] for these")
     rows: list[Extra] = []
+    alone: dict[str, Any] = {"truncated": {"sampling": "truncated"}, "consistency": {"consistency": True}}
     for p in grid.clean_fractions:
         if p == 1 or (p > 0 and "clean_only" in grid.baselines):
             rows.append(Extra(table="clean_mix", clean_fraction=p))
         for sigma in grid.sigmas if p < 1 else ():
             rows.append(Extra(table="clean_mix", clean_fraction=p, sigma=sigma))
-            if p == 0:
-                alone = Extra(table="only_noisy", clean_fraction=p, sigma=sigma)
-                rows += [alone]
-                rows += [alone.model_copy(update={"sampling": "truncated"})] * ("truncated" in grid.baselines)
-                rows += [alone.model_copy(update={"consistency": True})] * ("consistency" in grid.baselines)
+            ways = [{}, *(how for name, how in alone.items() if name in grid.baselines)] if p == 0 else []
+            rows += [Extra(table="only_noisy", clean_fraction=p, sigma=sigma, **how) for how in ways]
     for group in (rows, *([extra] for extra in study.extra)):
         yield from (_grid_row(study, data, source, seed, row) for seed in grid.seeds for row in group)
 

@@ -77,6 +77,11 @@ class Update:
     reason: str = ""
 
     @property
+    def share(self) -> float:
+        """How much of the phase is over."""
+        return self.done / max(self.total, 1)
+
+    @property
     def is_end(self) -> bool:
         """Whether no more is heard of this attempt."""
         return self.phase in ("done", "stopped", "held", "failed", "lost", "full")
@@ -369,6 +374,14 @@ class OpenStudy:
         """The same design with this number of blocks."""
         return replace(self, runs=study_runs(self.study, self.data, self.source, self.held_out, blocks))
 
+    def with_added_blocks(self, is_there: Callable[[Work], bool]) -> "OpenStudy":
+        """With those blocks, too, that were added to a design: of each one run or more `is_there`."""
+        if self.study.design is None:
+            return self
+        more = self.with_blocks(self.num_blocks + 1)
+        added = map(more.work, more.runs[len(self.runs) :])
+        return more.with_added_blocks(is_there) if any(map(is_there, added)) else self
+
     @property
     def num_blocks(self) -> int:
         """The blocks of a design, or the seeds of a grid."""
@@ -401,12 +414,7 @@ class OpenStudy:
 
     def left_out(self) -> list[Path]:
         """Folders of runs in its own that it would not show: begun with other settings, or on other images."""
-        known, more = self.runs, self
-        while self.study.design is not None:  # blocks may have been added, and not finished
-            more = more.with_blocks(more.num_blocks + 1)
-            if not any(self.work(run).run_dir.exists() for run in more.runs[len(known) :]):
-                break
-            known = more.runs
+        known = self.with_added_blocks(lambda work: work.run_dir.exists()).runs  # perhaps not finished
         outcomes = {self.work(run).path("outcome", sample) for run in known for sample in run.samples}
         keys = {each.key for run in known for each in (run, run.continues) if each is not None}
         found = {path.parent for path in {*self.folder.glob("runs/*/outcome-*.json")} - outcomes}
@@ -507,33 +515,35 @@ def open_study(
         runs = study_runs(study, data, source, held_out)
         check_against_data(runs)
     opened = OpenStudy(study, folder, data, source, held_out, runs)
-    while study.design is not None:
-        more = opened.with_blocks(opened.num_blocks + 1)
-        if not any(more.work(run).is_finished for run in more.runs[len(opened.runs) :]):
-            break
-        opened = more
-    if not claim:
-        return opened
-    if lost := len(opened.left_out()):
-        there, begun_with = folder / "study.toml", remembered(folder / "study.toml")
-        is_same = there.exists() and read_text(there) == read_text(spec) and begun_with == list(settings)
+    opened = opened.with_added_blocks(lambda work: work.is_finished)
+    if claim:
+        _check_runs_of_others(opened, spec, settings)
+        if spec.resolve() != (folder / "study.toml").resolve():
+            write_text(folder / "study.toml", read_text(spec))
+        if settings:
+            write_text(folder / SETTINGS, "\n".join(settings) + "\n")
+    return opened
+
+
+def _check_runs_of_others(opened: OpenStudy, spec: Path, settings: Sequence[str]) -> None:
+    """Reject a folder with runs that a report of this study would not show."""
+    study, folder, lost = opened.study, opened.folder, len(opened.left_out())
+    if not lost:
+        return
+    there, begun_with = folder / "study.toml", remembered(folder / "study.toml")
+    if there.exists() and read_text(there) == read_text(spec) and begun_with == list(settings):
+        what = f"holds {lost} runs from before {study.data.store}, or code of your own classes, has changed"
+        cure = "undo that, or run the study anew in another folder with -o"
+    elif begun_with and not settings:
+        what = f"was run with --set {' --set '.join(begun_with)}"
+        cure = f"give {folder} instead of the file, or another with -o"
+    else:
         begun = read_study(there) if there.exists() else study
         differ = differences(begun.model_dump(mode="json"), study.model_dump(mode="json"))
         what = f"holds {lost} runs of other settings, which a report would not show"
         what += f" ({'; '.join(differ[:3])}{'; ...' * (len(differ) > 3)})" * bool(differ)
         cure = "choose another with -o"
-        if is_same:
-            what = f"holds {lost} runs from before {study.data.store}, or code of your own classes, has changed"
-            cure = "undo that, or run the study anew in another folder with -o"
-        elif begun_with and not settings:
-            what = f"was run with --set {' --set '.join(begun_with)}"
-            cure = f"give {folder} instead of the file, or another with -o"
-        raise AssayError(what, path=folder, cure=cure)
-    if spec.resolve() != (folder / "study.toml").resolve():
-        write_text(folder / "study.toml", read_text(spec))
-    if settings:
-        write_text(folder / SETTINGS, "\n".join(settings) + "\n")
-    return opened
+    raise AssayError(what, path=folder, cure=cure)
 
 
 def disk_use(folder: Path) -> int:
@@ -547,7 +557,7 @@ def study_status(spec: Path, folder: Path | None = None) -> dict[str, Any]:
 
     Without its images it does not list all runs: those that have not begun are missing, and `notes` say why.
     """
-    study = read_study(spec / "study.toml" if spec.is_dir() else spec)
+    study = read_study(spec)
     folder = folder or (spec if spec.is_dir() else Path("out", study.name))
     notes, found, opened, num_others = list[str](), [], None, 0
     try:
@@ -582,8 +592,8 @@ def study_status(spec: Path, folder: Path | None = None) -> dict[str, Any]:
         found.append(row | {"seconds_left": left if took else None})
     notes += [study.caution] * any(row["held_out_loss"] for row in found)
     general = {"name": study.name, "folder": str(folder), "lists_all_runs": opened is not None}
-    general |= {"num_others": num_others}
-    return general | {"num_bytes": disk_use(folder), "runs": found, "notes": notes}
+    general |= {"num_others": num_others, "num_bytes": disk_use(folder)}
+    return general | {"runs": found, "notes": notes}
 
 
 def _last_step(settings: TrainConfig, run_dir: Path, running: bool) -> int:
