@@ -20,6 +20,7 @@ from assay.figure import Panel, Series, draw_svg
 from assay.metrics.evaluate import Evaluation
 from assay.nets import measure_cost
 from assay.outcome import Configuration, Outcome, read_outcomes
+from assay.pricing import price
 from assay.pricing.paper import PAPER
 from assay.study import open_study
 from assay.study.report import (
@@ -33,6 +34,7 @@ from assay.study.report import (
     write_report,
 )
 from assay.study.sizing import study_cost
+from assay.study.spec import read_study
 from assay.study.stages import execute
 from tests.commands import failing, run
 from tests.studies import DESIGN, SPEC
@@ -227,7 +229,9 @@ def test_status_writes_nothing_and_does_without_the_images(design: Path, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-def test_settings_of_two_studies_are_compared(design: Path, tmp_path: Path) -> None:
+def test_settings_of_two_studies_are_compared(
+    design: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()
@@ -241,8 +245,23 @@ def test_settings_of_two_studies_are_compared(design: Path, tmp_path: Path) -> N
         "train.pairing: level_first there, image_first here",
     ]
     assert "compare losses within a study" in said[-1] and any(line.startswith("± is") for line in said)
+    monkeypatch.chdir(tmp_path)  # of a study's file its folder, out/NAME, is meant
+    name = str(read_study(folders[0]).name)
+    shutil.copytree(folders[0], tmp_path / "out" / name)
+    assert run("study", "compare", folders[0] / "study.toml", folders[0]).endswith("here:\nnone\n")
     (folders[0] / "study.toml").unlink()
     assert f"there is no {folders[0] / 'study.toml'}" in run("study", "compare", *folders)
+
+
+def test_prices_of_finished_runs_need_no_report(design: Path, tmp_path: Path) -> None:
+    shutil.copytree(design, study := tmp_path / "copy")
+    (study / "results.csv").unlink()
+    (study / "levels.csv").unlink()
+    assert "open_study" in (failing("price", study).cure or "")
+    whole, again = price(design), open_study(study, claim=False).prices()
+    assert [(each.goal, each.worth) for each in again.prices] == [
+        (each.goal, pytest.approx(each.worth, rel=1e-6, nan_ok=True)) for each in whole.prices
+    ]
 
 
 @pytest.mark.parametrize(("low", "advised"), [(0.25, True), (0.0, False)])

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from assay.data.arrays import from_arrays
-from assay.errors import AssayWarning
+from assay.errors import AssayError, AssayWarning
 from assay.study import OpenStudy, run_local
 from assay.study.run import drive, gpu_shares
 from assay.study.stages import Update
@@ -40,7 +40,7 @@ def started(code: str, *arguments: object, **options: Any) -> Iterator["subproce
             process.kill()
 
 
-def test_images_that_change_while_a_study_runs_end_its_runs(tmp_path: Path) -> None:
+def test_images_that_change_while_a_study_runs_end_it(tmp_path: Path) -> None:
     """Their results would pass for those of the images that it began with."""
     images = np.random.default_rng(0).uniform(-1, 1, (80, 4, 4))
     store, others = tmp_path / "store", tmp_path / "others"
@@ -58,9 +58,9 @@ def test_images_that_change_while_a_study_runs_end_its_runs(tmp_path: Path) -> N
         if update.is_end:
             ended.append(update)
 
-    run_local(opened, 1, on_update=hear)
-    assert [each.phase for each in ended] == ["done", "failed", "failed"]
-    assert "has changed while the study ran" in ended[-1].reason
+    with pytest.raises(AssayError, match="has changed while the study ran") as caught:
+        run_local(opened, 1, on_update=hear)
+    assert caught.value.path == str(store) and [each.phase for each in ended] == ["done", "changed"]
     store.rename(others)
     (tmp_path / "first").rename(store)
     run_local(opened, 1)

@@ -45,7 +45,10 @@ def test_little_time_trains_on_fewer_images(tmp_path: Path, monkeypatch: pytest.
     assert num_trained + train.batch_size >= 100 * ladder[-1] and ladder[0] < 400
     assert ladder[-1] == pytest.approx(10 * ladder[0], rel=0.02)  # sizes stay far apart
     seconds = 5e-3 * num_trained * len(study.runs)
-    assert 0.5 * 3600 < seconds <= 3600  # the rest measures
+    assert 0.5 * 3600 < seconds <= 3600  # of two workers; the rest measures
+    alone = drafted(tmp_path, 5e-3, monkeypatch, have_clean=400, noisy=(0.2,), minutes=60, num_workers=1)
+    assert alone.study.train.num_steps == train.num_steps and mixes(alone) == mixes(study)
+    assert "minutes with 1 worker." in (tmp_path / "study.toml").read_text()
     assert "stand for them" in (tmp_path / "study.toml").read_text().replace("\n# ", " ")
 
 

@@ -58,6 +58,10 @@ def init(
     net: Annotated[
         str | None, typer.Option(metavar="NAME", help="A preset, or a kind of your own. Default: by size.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trainings at a time that it is planned for. Default: one per core."),
+    ] = None,
 ) -> None:
     """Write a commented study file that decides what a noisy image is worth, sized for the time you have.
 
@@ -71,10 +75,11 @@ def init(
 
     console = open_console(markup=False)
     with console.status("timing a few steps ..."):
-        text = draft_study(store, have_clean, noisy, minutes, net)
+        text = draft_study(store, have_clean, noisy, minutes, net, num_workers=workers)
     write_text(output, text)
     console.print(heading(text))
-    console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2")
+    alone = f" --workers {workers}" if workers else ""
+    console.print(f"Wrote {output}. Read it, then: assay study run {output} --until 2{alone}")
 
 
 @app.command()
@@ -276,7 +281,7 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="The folder of a study, or a results.csv.")],
+    first: Annotated[Path, typer.Argument(help="The folder of a study, its TOML file, or a results.csv.")],
     second: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
     """Show the results of two studies side by side, configuration by configuration, and how they differ.
@@ -285,16 +290,18 @@ def compare(
     """
     from assay.outcome import read_outcomes, warn_if_stale
     from assay.study.report import SPREAD, compared_settings, compared_table
+    from assay.study.spec import study_folder
 
-    tables = [path / "results.csv" if path.is_dir() else path for path in (first, second)]
-    for given, path in zip((first, second), tables, strict=True):
+    places = [study_folder(path) if path.suffix == ".toml" else path for path in (first, second)]
+    tables = [path / "results.csv" if path.is_dir() else path for path in places]
+    for given, path in zip(places, tables, strict=True):
         if not path.exists():
             cure = f"`assay study report {given}` writes it once a training is finished"
             raise AssayError("does not exist", path=path, cure=cure if given.is_dir() else "check the path")
         if given.is_dir():
             warn_if_stale(given)
     mine, theirs = (list(read_outcomes(path).values()) for path in tables)
-    table = compared_table(mine, theirs, (str(first), str(second)))
+    table = compared_table(mine, theirs, (str(places[0]), str(places[1])))
     open_console(markup=False).print(str(table), SPREAD, *compared_settings(*tables), sep="\n")
 
 

@@ -313,6 +313,7 @@ def read_results(
     if path.is_dir():
         again = "call `run_study` or `assay study run` again"
         cure = f"if its study is not finished, {again}, or `assay study report` for what is there"
+        cure += f" (in Python: assay.open_study({str(path)!r}, claim=False).prices())"
         check([(not results.exists(), AssayError("has no results.csv", path=path, cure=cure))])
         warn_if_stale(path)
     return list(read_outcomes(results, num_images).values()), by_level

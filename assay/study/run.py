@@ -32,7 +32,7 @@ from assay.devices import limit_threads
 from assay.errors import AssayError
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.nets import NetConfig
-from assay.pricing.price import Price, price_results
+from assay.pricing.price import Price
 from assay.pricing.words import amount
 from assay.processes import Ended, Workers, stop_on_signal
 from assay.progress import Tell, open_progress
@@ -40,7 +40,7 @@ from assay.registry import name_of
 from assay.study.report import Written, write_report
 from assay.study.sizing import draft_study, heading, study_name, warn_of_few_epochs
 from assay.study.spec import Run, Study
-from assay.study.stages import OpenStudy, Update, Work, attempt, find_reference, open_study
+from assay.study.stages import ENDS_ALL, OpenStudy, Update, Work, attempt, find_reference, open_study
 from assay.train.run import check_ranks
 
 _MAX_LOSSES = 2  # of workers at one run: then it has failed
@@ -58,7 +58,7 @@ def run_local(
     """Take every unfinished run to its end, `num_workers` at a time; wait for those that others hold.
 
     Each worker has `gpus_per_run` GPUs for itself. Failures are recorded; a run whose worker dies is taken up
-    again, and has failed if that happens twice. A full disk ends all of them.
+    again, and has failed if that happens twice. A full disk, or images that change, end all of them.
     """
     shares = gpu_shares(gpus_per_run)
     num_ranks = shares[0].count(",") + 1 if shares else 1
@@ -70,7 +70,7 @@ def run_local(
         with suppress(OSError):
             opened.work(run).failure_path.unlink()  # it is tried again, by whichever process
     shares = shares or [""] * (num_workers or os.cpu_count() or 1)
-    doing, losses, stopping, full = dict[Connection, tuple[str, str]](), Counter[str](), False, False
+    doing, losses, stopping, why = dict[Connection, tuple[str, str]](), Counter[str](), False, ""
     with Workers() as workers:
 
         def start(share: str) -> None:
@@ -81,14 +81,14 @@ def run_local(
         for share in shares[: min(num_workers or len(shares), len(runs))]:
             start(share)
         while doing:
-            if not stopping and (full or should_stop()):
+            if not stopping and (why or should_stop()):
                 stopping = True
                 workers.tell_all(None)  # any message means stop
             for worker, message in workers.heard():
                 share, key = doing.pop(worker)
                 if not isinstance(message, Ended):
                     doing[worker] = share, "" if message.is_end else message.run
-                    full = full or message.phase == "full"
+                    why = why or message.phase * (message.phase in ENDS_ALL)
                     on_update(message)
                 elif message.exit_code and not stopping:
                     losses[key] += 1
@@ -101,7 +101,11 @@ def run_local(
                         resumed = Update(key, "lost", reason=f"its worker died {how}; another one resumes it")
                         on_update(resumed if again else work.fail(f"{_MAX_LOSSES} workers died of it {how}"))
                     start(share)
-    if full:
+    if why == "changed":
+        stores = ", ".join(map(str, np.atleast_1d(opened.study.data.store)))  # type: ignore[arg-type]
+        cure = "put its images back and repeat the command; a study of others needs another folder (-o)"
+        raise AssayError("has changed while the study ran", path=stores, cure=cure)
+    if why:
         space = f" (`assay study clean {opened.folder}` helps)" if opened.unneeded() else ""
         cure = f"free some space{space}, and repeat the command to resume"
         raise AssayError("the disk is full", path=opened.folder, cure=cure)
@@ -128,7 +132,7 @@ def _work(
             if connection.poll():
                 return
             tell(end := attempt(work))
-            if end.phase == "full":
+            if end.phase in ENDS_ALL:
                 return
             if end.phase != "held":
                 left.remove(work)
@@ -230,9 +234,7 @@ def goal_prices(opened: OpenStudy) -> tuple[Price, ...]:
     """The prices of a design's goal, one for each noise level, from all that is measured."""
     if opened.study.design is None:
         return ()
-    (levels,) = opened.levels()
-    found = price_results([outcome for _, outcome in opened.outcomes()], levels)
-    return tuple(price for price in found.prices if price.goal == opened.study.design.goal)
+    return tuple(price for price in opened.prices().prices if price.goal == opened.study.design.goal)
 
 
 def run_study(
@@ -256,9 +258,11 @@ def run_study(
     `net` is a preset or, if workers can find it (see `assay.registry`), the kind of a network of your own.
 
     Results go to `folder`, by default out/NAME. Call it again to resume; other images or arguments are
-    rejected. `until` adds blocks until the ends of the interval are within this factor, and none begins after
-    `minutes`; a drafted study is planned to take about as long, by default 30, and a warning tells if that is
-    too short for a price. `num_workers` processes share the work, by default one for each core.
+    rejected. A drafted study is planned to take about `minutes`, by default 30, on an idle machine, and a
+    warning tells if that is too short for a price. `until` adds blocks to it until the ends of the interval are
+    within this factor; only these are not begun after `minutes`. What is finished stays if you stop it, and
+    `assay.open_study(folder, claim=False).prices()` tells what it says so far. `num_workers` processes share
+    the work, by default one for each core.
 
     >>> found = assay.run_study("study.toml", num_workers=1, progress=False)
     >>> found.path
@@ -312,7 +316,7 @@ def _drafted(
     if not spec.exists():
         made = None if given or store.exists() else source.save(store)
         try:
-            text = draft_study(store, **asked, name=name, cores=num_workers)
+            text = draft_study(store, **asked, name=name, num_workers=num_workers)
         except BaseException:
             if made:
                 remove(store)

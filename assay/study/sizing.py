@@ -57,17 +57,18 @@ def draft_study(
     minutes: float = 30.0,
     net: str | type[NetConfig] | None = None,
     name: str | None = None,
-    cores: int | None = None,
+    num_workers: int | None = None,
 ) -> str:
-    """The text of a study of `store` whose first blocks take about `minutes` on `cores`, by default all here.
+    """The text of a study of `store` whose first blocks take about `minutes` here.
 
     It is called like the store's folder, unless it has a `name`. `have_clean` are the clean images in hand, by
     default a tenth of those in the store; `noisy` the levels of images that could be had, which are simulated
-    where all images of the store are clean. `net` is a preset, or the kind of a network of your own.
+    where all images of the store are clean. `net` is a preset, or the kind of a network of your own. It is for
+    `num_workers` that train at a time, by default one for each core.
     """
     if not minutes > 0:
         raise AssayError(f"{minutes:g} is no time", key="minutes", cure="give those that the study may take")
-    cores, name = cores or os.cpu_count() or 1, name or Path(store).resolve().name
+    workers, name = num_workers or os.cpu_count() or 1, name or Path(store).resolve().name
     with tempfile.TemporaryDirectory(prefix="assay-init-") as temporary:
         folder = Path(temporary)
         data = DataConfig(store=store).prepared(folder / "data", hold_out=True)
@@ -82,17 +83,19 @@ def draft_study(
         measured = num_evaluations(len(opened.held_out)) / WITH_GRADIENT
         num_mixes = len(opened.runs) // _BLOCKS - len(draft["ladder"])
         num_clean = int((opened.source.sigma_tn == 0).sum())
-        note = _fit(draft, num_clean, 60 * minutes * cores / per_image, measured, num_mixes)
+        note = _fit(draft, num_clean, 60 * minutes * workers / per_image, measured, num_mixes)
         num_runs, num_images = len(_opened(draft, folder).runs), draft["num_steps"] * draft["batch_size"]
-        taken = per_image * num_runs * (num_images + measured) / 60 / cores
+        taken = per_image * num_runs * (num_images + measured) / 60 / workers
     largest = draft["ladder"][-1] * draft["have_clean"]
     if (epochs := round(num_images / largest)) < _MIN_EPOCHS:
-        needed = taken + per_image * num_runs * (_MIN_EPOCHS * largest - num_images) / 60 / cores
-        warn(f"{_too_few(epochs)}: {_MIN_EPOCHS} epochs take about {needed:.2g} minutes here, not {minutes:g}")
+        needed = taken + per_image * num_runs * (_MIN_EPOCHS * largest - num_images) / 60 / workers
+        warn(
+            f"{_too_few(epochs)}: {_MIN_EPOCHS} epochs take about {needed:.3g} minutes here, not {minutes:.3g}"
+        )
     draft["timing"] = (
         f"Time: one core of this machine trains on an image in {1000 * per_image:.3g} ms. {num_runs} trainings "
         f"on {num_images:,} images\n# each ({epochs} epochs of the largest size) take about {taken:.2g} "
-        f"minutes on {cores} core(s).{note}"
+        f"minutes with {workers} {'worker' if workers == 1 else 'workers'}.{note}"
     )
     return _text(draft)
 

@@ -214,6 +214,11 @@ def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
     return checked(Study, tree, path).scaled()
 
 
+def study_folder(spec: Path) -> Path:
+    """The folder of a study: itself, or out/NAME of its file."""
+    return spec if spec.is_dir() else Path("out", read_study(spec).name)
+
+
 def remembered(spec: Path) -> list[str]:
     """The settings with which a study was begun, beside its file."""
     return read_text(kept).splitlines() if (kept := spec.with_name(SETTINGS)).exists() else []

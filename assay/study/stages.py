@@ -42,6 +42,7 @@ from assay.metrics.generated import sample_checkpoint
 from assay.metrics.held_out import MIN_IMAGES, losses_by_band, paired_errors, stopping_steps
 from assay.metrics.measure import MeasureConfig, counter
 from assay.outcome import METRICS, Outcome
+from assay.pricing.price import Prices, price_results
 from assay.pricing.results import LevelResults
 from assay.sample import SampleConfig
 from assay.study.spec import (
@@ -52,6 +53,7 @@ from assay.study.spec import (
     hash_tree,
     read_study,
     remembered,
+    study_folder,
     study_runs,
 )
 from assay.train import train
@@ -62,13 +64,14 @@ from assay.train.restored import restored_path, round_ends, round_path, snapshot
 from assay.train.run import Progress
 
 _NUM_PICTURED = 64
+ENDS_ALL = ("full", "changed")  # of phases: the disk is, the images have
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WEIGHTS = r"(round-\d+/)?(snapshots|state)/(\d{9,}|final)\.safetensors"
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a run is doing and how far it is, or how it ended: if failed, lost or full (the disk), why."""
+    """What a run is doing and how far it is, or how it ended, and if not well, why."""
 
     run: str
     phase: str
@@ -84,7 +87,11 @@ class Update:
     @property
     def is_end(self) -> bool:
         """Whether no more is heard of this attempt."""
-        return self.phase in ("done", "stopped", "held", "failed", "lost", "full")
+        return self.phase in ("done", "stopped", "held", "failed", "lost", *ENDS_ALL)
+
+
+class Changed(AssayError):
+    """The images are others than those that the study began with."""
 
 
 class Interrupted(Exception):
@@ -154,10 +161,12 @@ def attempt(work: Work) -> Update:
             return Update(work.run.key, "done" if execute(work) else "stopped")
     except Busy:
         return held
+    except Changed as error:
+        return Update(work.run.key, "changed", 0, 1, str(error))
     except Exception as error:
         if isinstance(error, OSError) and (error.errno in _FULL or "the disk is full" in str(error)):
             return Update(work.run.key, "full", 0, 1, str(error))  # no fault of the run
-        return work.fail(f"{type(error).__name__}: {error}")
+        return work.fail(str(error) if isinstance(error, AssayError) else f"{type(error).__name__}: {error}")
 
 
 def execute(work: Work) -> bool:
@@ -190,8 +199,7 @@ def check_images(work: Work) -> None:
     source, held_out = work.data.open(), work.data.open_held_out()
     now = source.fingerprint, held_out.fingerprint if held_out else ""
     if now != (work.run.data_fingerprint, work.run.held_out_fingerprint):
-        cure = "put its images back and repeat the command; a study of others needs another folder (-o)"
-        raise AssayError("has changed while the study ran", path=source.name, cure=cure)
+        raise Changed("the images have changed")
 
 
 def compared_steps(work: Work) -> list[int]:
@@ -408,6 +416,15 @@ class OpenStudy:
                 tables.setdefault(run.ways[0][0].table, []).append((run, read_measures(path)))
         return [_level_results(self.study.name, table, rows) for table, rows in tables.items()]
 
+    def prices(self) -> Prices:
+        """What the finished runs say a noisy image is worth.
+
+        >>> assay.open_study("out/mine", claim=False).prices()
+        """
+        levels = {each.table: each for each in self.levels()}
+        by_level = levels.get("clean_mix", next(iter(levels.values()), None))
+        return price_results([outcome for _, outcome in self.outcomes()], by_level)
+
     def seconds(self) -> float:
         """What all outcomes took together, on one core."""
         return sum(_seconds(outcome) for _, outcome in self.outcomes())
@@ -558,7 +575,7 @@ def study_status(spec: Path, folder: Path | None = None) -> dict[str, Any]:
     Without its images it does not list all runs: those that have not begun are missing, and `notes` say why.
     """
     study = read_study(spec)
-    folder = folder or (spec if spec.is_dir() else Path("out", study.name))
+    folder = folder or study_folder(spec)
     notes, found, opened, num_others = list[str](), [], None, 0
     try:
         if not (folder / "data").exists():

@@ -246,7 +246,11 @@ def _examples(raw: RawImages, clean: RawImages) -> list[Tensor]:
     alike = (raw.value_range is None) == (clean.value_range is None)
     if not alike or not 1 / _SAME_UNITS < sizes[0] / max(sizes[1], 1e-30) < _SAME_UNITS:
         what = f"{raw.name} has values of about {sizes[0]:.3g}, the clean examples of about {sizes[1]:.3g}"
-        raise AssayError(f"{what}: their units differ", key="range", cure="give black and white of both")
+        raise AssayError(
+            f"{what}: their units differ",
+            key="range",
+            cure="give black and white of both sources, or scale arrays alike",
+        )
     shapes = [{tuple(image.shape) for image in x} for x in (some, examples)]
     what = f"are {min(shapes[1])}, and the images of {raw.name} {min(shapes[0])} (channels, height, width)"
     cure = "cut both to one size; do not scale them, which changes noise and texture"
