@@ -525,8 +525,9 @@ def test_a_study_of_arrays_is_the_one_that_was_asked_for(folder: Path, monkeypat
             assay.run_study(patches, **{key: value})
     with rejected("images", "patches"):
         assay.run_study(others)
-    with rejected("noisy", "study.toml"):
-        assay.run_study("out/patches/study.toml", noisy=0.2)
+    for key, value in {"noisy": 0.2, "minutes": 5}.items():
+        with rejected(key, "study.toml"):
+            assay.run_study("out/patches/study.toml", **{key: value})
     again = assay.open_study("out/patches")
     assert again.folder == assay.open_study("out/patches/study.toml", "out/patches").folder == opened.folder
     assert repr(again) == f"<patches in out/patches: 0 of {len(again.runs)} runs finished>"

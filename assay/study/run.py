@@ -101,14 +101,19 @@ def run_local(
                         resumed = Update(key, "lost", reason=f"its worker died {how}; another one resumes it")
                         on_update(resumed if again else work.fail(f"{_MAX_LOSSES} workers died of it {how}"))
                     start(share)
+    if why:
+        raise _end_of_all(opened, why)
+
+
+def _end_of_all(opened: OpenStudy, why: str) -> AssayError:
+    """What ended all runs of a study: a phase of `ENDS_ALL`."""
     if why == "changed":
         stores = ", ".join(map(str, np.atleast_1d(opened.study.data.store)))  # type: ignore[arg-type]
         cure = "put its images back and repeat the command; a study of others needs another folder (-o)"
-        raise AssayError("has changed while the study ran", path=stores, cure=cure)
-    if why:
-        space = f" (`assay study clean {opened.folder}` helps)" if opened.unneeded() else ""
-        cure = f"free some space{space}, and repeat the command to resume"
-        raise AssayError("the disk is full", path=opened.folder, cure=cure)
+        return AssayError("has changed while the study ran", path=stores, cure=cure)
+    space = f" (`assay study clean {opened.folder}` helps)" if opened.unneeded() else ""
+    cure = f"free some space{space}, and repeat the command to resume"
+    return AssayError("the disk is full", path=opened.folder, cure=cure)
 
 
 def _work(
@@ -268,25 +273,26 @@ def run_study(
     >>> found.path
     PosixPath('out/mine/report.html')
     """
-    try:
-        levels = np.asarray(noisy, float).ravel().tolist()
-    except (ValueError, TypeError):
-        cure = "give numbers, where black to white is 2, e.g. 0.2"
-        raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
     if until is not None and not until > 1:
         cure = "give e.g. 2, and the upper end of an interval is at most twice the lower one"
         raise AssayError(f"{until} is no factor above 1", key="until", cure=cure)
     if num_workers is not None and num_workers < 1:
         raise AssayError(f"{num_workers} processes do no work", key="num_workers", cure="give 1 or more")
-    asked = {"have_clean": have_clean, "noisy": levels, "minutes": minutes, "net": net and name_of(net, "net")}
+    asked = {
+        "have_clean": have_clean,
+        "noisy": _levels(noisy),
+        "minutes": minutes,
+        "net": net and name_of(net, "net"),
+    }
     asked = {key: value for key, value in asked.items() if value not in (None, [])}
     given = Path(study) if isinstance(study, str | Path) else None
     if given is None or not (given.suffix == ".toml" or (given / "study.toml").exists()):
         study, folder = _drafted(study, folder, asked, num_workers)
         if progress:
             print(f"{heading(read_text(study))}\nThe study is {study}.", file=sys.stderr)
-    elif key := next((key for key in asked if key != "minutes"), None):
-        raise AssayError("is for images, not for a study", path=given, key=key, cure="set it in its file")
+    elif key := next((key for key in asked if key != "minutes" or until is None), None):
+        cure = "give until, whose blocks it limits" if key == "minutes" else "set it in its file"
+        raise AssayError("is for images, not for a study", path=given, key=key, cure=cure)
     opened = open_study(study, folder)
     with open_progress(progress) as tell, stop_on_signal() as stopped:
         how: Any = {"should_stop": lambda: bool(stopped), "num_workers": num_workers}
@@ -299,6 +305,15 @@ def run_study(
     written = write_report(opened)
     assert written is not None
     return written
+
+
+def _levels(noisy: float | Sequence[float]) -> list[float]:
+    try:
+        found: list[float] = np.asarray(noisy, float).ravel().tolist()
+        return found
+    except (ValueError, TypeError):
+        cure = "give numbers, where black to white is 2, e.g. 0.2"
+        raise AssayError(f"{noisy!r:.80} is no noise level", key="noisy", cure=cure) from None
 
 
 def _drafted(
