@@ -330,8 +330,8 @@ def a_law(worth: tuple[float, ...] = (0.5, 0.1), spread: float = 0.0, share: flo
     """A law that is known but for the worths, of 28 runs in 4 blocks."""
     rng, one = np.random.default_rng(0), np.ones(200)
     draws = np.clip(np.array(worth) + spread * rng.standard_normal((200, len(worth))), 0, 1)
-    ends = (share, 1.0), (100.0, 1e6)
-    return Law(SIGMAS[: len(worth)], draws, 0.5 * one, 2 * one, 30 * one, 0.0, 0.5, 1.0, 28, 4, True, ends)
+    known = 0.0, 0.5, 1.0, 28, 4, True, (100.0, 1e6), np.full(len(worth), share)
+    return Law(SIGMAS[: len(worth)], draws, 0.5 * one, 2 * one, 30 * one, *known)
 
 
 @pytest.mark.parametrize(
@@ -585,7 +585,7 @@ def test_price_of_the_paper_on_the_command_line(tmp_path: Path) -> None:
 def test_quote_on_the_command_line(tmp_path: Path) -> None:
     images = np.random.default_rng(0).standard_normal((100, 8, 8)).cumsum(1) / 8
     np.save(tmp_path / "clean.npy", images)
-    assert len(run("price", tmp_path / "clean.npy", "--noise", 0.2).splitlines()) == 3
+    assert len(run("price", tmp_path / "clean.npy", "--noise", 0.2).splitlines()) == 4
     (structure, _) = json.loads(run("price", tmp_path / "clean.npy", "--noise", 0.2, "--json"))
     assert structure["worth"] == pytest.approx(assay.quote(images, 0.2).goal("structure", 0.2)[0])
     # Without a level: those of the store's own images, of which three stand for many.
@@ -666,6 +666,34 @@ def test_plan_of_one_offer_and_of_the_same_twice() -> None:
     assert plan(known(share=0.1), shared[1:], budget=500, have_clean=100).mixes[0].counts == (900,)
     with pytest.raises(AssayError, match="offered twice"):
         plan(known(), [Vendor(price=2.0)] * 2, budget=1000)
+    found = plan(known(), [Vendor(price=2.0, max_images=100), Vendor(price=3.0)], budget=1100)
+    assert found.names == ("clean at 2 each", "clean at 3 each") and found.mixes[0].counts == (100, 300)
+    large = [Vendor(price=1.0), Vendor(sigma=0.1, price=0.2, min_images=6000)]
+    assert (
+        "smallest order of noisy at 0.1 costs 1,200.00, more than"
+        in plan(known(), large, budget=1000).notes[-1]
+    )
+
+
+def test_images_come_from_the_cheapest_offer_of_their_level() -> None:
+    """An offer whose smallest order happens to be wanted must not replace a cheaper one of the same images."""
+    offers = [Vendor(price=1.0, max_images=6000), Vendor(sigma=0.1, price=0.4, min_images=500, max_images=8000)]
+    offers += [Vendor(sigma=0.3, price=0.15, min_images=1000, max_images=60000)]
+    dear = Vendor(name="Lab", price=1.2, min_images=100, max_images=20000)
+    digits = load_digits().images[:300] / 8 - 1
+    for by in (quote(digits, [0.1, 0.3]), known(share=0.05)):
+        for asked in ({"budget": 2000.0}, {"target": plan(by, offers, budget=2000).mixes[0].value}):
+            found = [plan(by, some, **asked).mixes[0] for some in (offers, [*offers, dear])]
+            assert found[1].counts[3] == 0 and found[1].value <= found[0].value * (1 + 1e-3)
+
+
+def test_the_smallest_share_is_that_of_the_levels_for_sale() -> None:
+    law = replace(a_law(), shares=np.array([0.2, 0.02]))
+    by = Prices("toy", (replace(known().prices[0], law=law),))
+    offers = [Vendor(price=1.0), Vendor(sigma=SIGMAS[0], price=0.1), Vendor(sigma=SIGMAS[1], price=0.1)]
+    for some, share in ((offers[:2], 0.2), (offers[::2], 0.02), (offers, 0.02)):
+        counts = plan(by, some, budget=1000).mixes[0].counts
+        assert counts[0] / sum(counts) == pytest.approx(share, rel=0.01)
 
 
 def test_worth_between_measured_levels_is_that_of_a_mode_and_as_vague_as_curves_bend() -> None:

@@ -56,7 +56,8 @@ class Law:
     `worth` (R, S) are of the levels `sigmas`; `exponent`, `floor` and `amplitude` (R,). `scatter` is the error
     of a run (for FD, a share of its value). `lack_of_fit` is the probability of results at least this far
     from a law if one held; None if no configuration ran twice. `gain` is the probability that more clean
-    images help at all. `seen` are the smallest and largest clean share and size n of the configurations.
+    images help at all. `seen` are the smallest and largest size n of the configurations, `shares` (S,) the
+    smallest share of clean images in mixes with each level.
     """
 
     sigmas: Array
@@ -70,7 +71,8 @@ class Law:
     num_runs: int
     num_blocks: int
     repeated: bool
-    seen: tuple[tuple[float, float], tuple[float, float]]
+    seen: tuple[float, float]
+    shares: Array
 
     def __repr__(self) -> str:
         each = zip(np.median(self.worth, 0), self.sigmas, strict=True)
@@ -112,9 +114,16 @@ class Law:
         """Draws (R, m) of the size n of mixes: clean images (m,), noisy ones (m, V) at levels (V,)."""
         return np.asarray(num_clean, float) + self.worth_at(sigmas) @ np.asarray(num_noisy, float).T
 
+    def least_share(self, offered: Array) -> float:
+        """The smallest share of clean images measured with noise of the levels `offered`, or around them."""
+        noisy = offered[offered > 0]
+        near = [self.sigmas[self.sigmas <= 1.01 * level].max(initial=0) for level in noisy]
+        near += [self.sigmas[self.sigmas >= 0.99 * level].min(initial=np.inf) for level in noisy]
+        return float(self.shares[np.isin(self.sigmas, near)].min()) if len(noisy) else 0.0
+
     def values(self, size: Array) -> Array:
         """Draws (R, m) of the results at sizes (R, m); less than one image counts as one: no pole at none."""
-        size = np.maximum(size, min(1.0, self.seen[1][0]))
+        size = np.maximum(size, min(1.0, self.seen[0]))
         return self.floor[:, None] + self.amplitude[:, None] * size ** -self.exponent[:, None]
 
 
@@ -218,6 +227,7 @@ class _Design:
         amplitude = slope / (first - last)
         scatter, doubt = self._lack_of_fit(scaled, unit, theta, known)
         share = self.clean / (self.clean + self.noisy.sum(1))
+        shares = np.where(self.noisy > 0, share[:, None], 1.0).min(0)
         found = []
         for t, worth in enumerate(theta[..., 1:]):
             size = self.clean + self.noisy @ np.median(worth, 0).clip(0, 1)
@@ -225,7 +235,7 @@ class _Design:
                 sigmas, worth, beta[t], floor[t] - amplitude[t] * last[t], amplitude[t], float(scatter[t]),
                 None if doubt is None else float(doubt[t]), float(gain[t]), len(self.of_run),
                 self.of_block.shape[1], self.repeat_df > 0,
-                ((share.min(), share.max()), (size.min(), size.max())),
+                (size.min(), size.max()), shares,
             ))  # fmt: skip
         return found
 

@@ -227,7 +227,7 @@ class _Market:
         columns = zip(*((o.price, o.min_images, o.max_images, o.sigma) for o in offers), strict=True)
         self.price, self.least, self.most, self.sigma = (np.array(column, float) for column in columns)
         self.least, self.most, self.clean = np.ceil(self.least), np.floor(self.most), self.sigma == 0
-        self.least_share = forecast.law.seen[0][0] if forecast.law else 0.0  # of clean images
+        self.least_share = forecast.law.least_share(self.sigma) if forecast.law else 0.0  # of clean images
 
     def split(self, counts: Array) -> tuple[Array, Array, Array]:
         """Clean images (m,), noisy ones (m, S) and their levels (S,) of mixes (m, V)."""
@@ -266,6 +266,7 @@ class _Market:
             rows, most = np.arange(len(counts)), np.argmax(np.where(self.clean, -1, counts), axis=1)
             over = np.ceil(((counts @ limits.T - ends) / limits[:, most].T).max(1) - 1e-6)
             counts[rows, most] -= over.clip(0, counts[rows, most])
+        counts = np.concatenate([counts, self.at_cheaper(counts)])
         for vendor in np.argsort(-self.price, kind="stable"):
             need = limits[:, vendor]
             room = ((ends - counts @ limits.T)[:, need > 0] / need[need > 0]).min(1)
@@ -273,6 +274,18 @@ class _Market:
             is_order = (counts[:, vendor] > 0) | (more * self.price[vendor] > 0.01 * budget)  # not one image
             counts[:, vendor] += more * (is_order & (counts[:, vendor] + more >= self.least[vendor]))
         return np.unique(self.allowed(counts, budget), axis=0)
+
+    def at_cheaper(self, counts: Array) -> Array:
+        """Mixes (m, V) of the same images, as far as they can be had from cheaper offers of their level."""
+        counts = counts.copy()
+        for dear, cheap in itertools.permutations(np.argsort(-self.price, kind="stable"), 2):
+            if self.sigma[dear] == self.sigma[cheap] and self.price[dear] > self.price[cheap]:
+                room, whole = self.most[cheap] - counts[:, cheap], counts[:, dear]
+                rest = np.minimum(room, (whole - self.least[dear]).clip(0))  # what stays is an order, too
+                moved = np.where(whole <= room, whole, rest)
+                counts[:, cheap] += moved
+                counts[:, dear] -= moved
+        return counts
 
     def allowed(self, counts: Array, budget: float) -> Array:
         """Those of mixes (m, V) that can be bought, within the measured shares."""
@@ -330,7 +343,11 @@ class _Market:
         if (left := budget - found.mixes[0].cost) > _UNSPENT * budget:
             most = "the largest orders and the share of clean images allow no more"
             found = replace(found, notes=(*found.notes, f"{left:,.2f} of the budget are left: {most}"))
-        return replace(found, close=float(np.quantile(values[:, first] - values.min(1), confidence)))
+        large = [offer for offer in self.offers if math.ceil(offer.min_images) * offer.price > budget]
+        least = "the smallest order of {0.title} costs {1:,.2f}, more than the budget: it is left out"
+        dear = (least.format(offer, math.ceil(offer.min_images) * offer.price) for offer in large)
+        close = float(np.quantile(values[:, first] - values.min(1), confidence))
+        return replace(found, close=close, notes=(*found.notes, *dear))
 
     def for_target(self, target: float, confidence: float) -> Plan:
         """The cheapest mixes that reach a target on average, one that surely does, and how sure that is."""
@@ -373,7 +390,7 @@ class _Market:
         numbers = np.column_stack([counts @ self.price, middle, low, high, chance, reached]).tolist()
         of, notes = self.forecast, self.notes(counts[0])
         return Plan(
-            tuple(offer.title for offer in self.offers), of.metric,
+            tuple(self.titles()), of.metric,
             tuple(Mix(tuple(each), *known) for each, known in zip(counts.tolist(), numbers, strict=True)),
             tuple((float(a), float(b)) for a, b in ends.T), (float(spent[0]), float(spent[1])), confidence,
             of.goal, of.basis, tuple(dict.fromkeys((*of.doubts, *notes))), of.decided, target=target,
@@ -383,12 +400,16 @@ class _Market:
         """What the reader of a plan must know of a mix (V,) and of the offers."""
         clean, noisy, levels = self.split(counts[None])
         if self.least_share and clean[0] - 1 <= 1.01 * self.least_share * (clean[0] + noisy.sum()):
-            share = f"the smallest share of clean images in the fit ({self.least_share:.3g})"
+            share = (
+                f"the smallest share of clean images that was measured with such noise ({self.least_share:.3g})"
+            )
             yield f"this is {share}, which decides the mix: a smaller one might be better, or not"
+        if self.forecast.goal == "structure" and len(set(levels.tolist())) > 1:
+            yield f"structure counts the levels above {levels.max():.3g}, the highest noise for sale"
         if clean[0] == 0:
             yield "a mix without clean images learns nothing finer than its noise"
         if law := self.forecast.law:
-            size, (fewest, most) = float(np.median(law.size(clean, noisy, levels))), law.seen[1]
+            size, (fewest, most) = float(np.median(law.size(clean, noisy, levels))), law.seen
             if not fewest <= size <= most:
                 units = " (are budget and prices in the same unit, and per image?)" * bool(size < fewest / 10)
                 seen = f"measured were {fewest:,.0f} to {most:,.0f}"
@@ -405,6 +426,12 @@ class _Market:
         for offer in self.offers:
             if offer.sigma and cheapest < math.inf and not cheapest / 1000 < offer.price <= cheapest:
                 yield f"{offer.title} costs {offer.price:g}, a clean image {cheapest:g}: are both per image?"
+
+    def titles(self) -> Iterable[str]:
+        """The titles of the offers, with the price of those of one title."""
+        names = [offer.title for offer in self.offers]
+        for name, offer in zip(names, self.offers, strict=True):
+            yield name if names.count(name) == 1 else f"{name} at {offer.price:g} each"
 
     def only(self, vendors: Flags) -> "_Market":
         """The offers of some vendors (V,)."""

@@ -278,15 +278,16 @@ def quote_lines(quote: Quote) -> list[str]:
                 ends = f"{row['rate_low']:.3g} or more"
             lines.append(f"For {GOALS[row['goal']]}: about {rate} ({ends}).")
         low, high = structure["worth_low"], structure["worth_high"]
-        advice = "A study would hardly narrow that."
+        advice = "A study would hardly narrow the range for structure."
         if high > 2.5 * low > 0:
-            advice = f"If that is too wide, run a study: it narrows a factor of {high / low:.2g} to about two."
+            factor = f"If the range for structure, a factor of {high / low:.2g}, is too wide, run a study"
+            advice = f"{factor}: it narrows it to about two."
         if few := _few(quote):
             advice = f"But {few}."
         elif high < 0.02 or low > 0.8:
             advice = f"They are {'too noisy' if high < 0.02 else 'as good as clean'}: a study would not pay."
         lines.append(advice)
-    return lines
+    return [*lines, f"These rates are for mixes in which {quote.share:.0%} of the images are clean."]
 
 
 def _few(quote: Quote) -> str:
@@ -407,7 +408,8 @@ def plan_lines(plan: Plan) -> list[str]:
         tie = f", to {math.ceil(1000 * plan.close) / 10:g}%" * (plan.close > 0)
         surely = f"no mix is {sure} sure to reach it"
         if plan.sure:
-            surely = f"to be {sure} sure, buy {_bought(plan, plan.sure)}"
+            often = f" ({_often(plan, plan.sure)})" * (plan.sure.chance >= 0.02)
+            surely = f"to be {sure} sure, buy {_bought(plan, plan.sure)}{often}"
         lines += [
             f"This is the cheapest mix that reaches {plan.target:g} on average{tie}; {_often(plan, best)}.",
             f"The cheapest mix lies within {ends}, for {_outward(*plan.cost_interval)} ({sure}).",
@@ -415,8 +417,13 @@ def plan_lines(plan: Plan) -> list[str]:
         ]
     lines = [line for line in lines if line]
     lines += [f"Or {_bought(plan, mix)}; {_often(plan, mix)}." for mix in others]
-    if plan.target is None and (rest := 1 - sum(mix.chance for mix in plan.mixes)) >= 0.02:
-        lines.append(f"In {rest:.0%} of them, other mixes are the best.")
+    told = {  # mixes of the same vendors are cheapest together
+        mix.counts if plan.target is None else tuple(np.sign(mix.counts)): mix.chance
+        for mix in (*plan.mixes, *filter(None, [plan.sure]))
+    }
+    if (rest := 1 - sum(told.values())) >= 0.02:
+        are = "other mixes are the best" if plan.target is None else "other vendors are the cheapest"
+        lines.append(f"In {rest:.0%} of them, {are}.")
     return lines + [f"Note: {note}{'' if note.endswith('?') else '.'}" for note in plan.notes]
 
 
@@ -448,5 +455,6 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for mix in (*plan.mixes, *filter(None, [plan.sure])):
         told = {name: value for name, value in vars(mix).items() if name != "counts"}
+        told["surely"] = mix is plan.sure
         rows.append(dict(zip(plan.names, mix.counts, strict=True)) | told | same)
     return rows

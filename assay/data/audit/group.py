@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.special import i0e, i1e
+from scipy.special import i0e, i1e, stdtrit
 from torch import Tensor
 
 from assay.data.audit.level import lag_one, unclipped, windows
@@ -29,6 +29,8 @@ _MIN_WINDOWS = 200
 _NUM_COPIES = 600  # of clean examples, with noise
 _TEXTURE = 0.01  # how much too high a level may be for what is left of texture (bench/noise_levels.md)
 _MAX_TOTAL = 2**23  # windows kept in memory; of more images an even selection is looked at
+_MIN_OWNERS = 16  # independent parts, of which errors are computed; fewer images are cut
+_LEAST_PART = 16  # sides of such parts
 _TINY = 12  # sides of images that may have no flat windows
 _MOST_TURNS, _NEARLY = 10, 0.01
 _MOSTLY = 2.0  # times too high
@@ -91,7 +93,7 @@ class Sensor:
 
 
 class _Pool(NamedTuple):
-    """All windows of all images, each (L,); `owner` is the number of the image."""
+    """All windows of all images, each (L,); `owner` is the number of the image, or of its part."""
 
     detail: np.ndarray
     structure: np.ndarray
@@ -101,6 +103,7 @@ class _Pool(NamedTuple):
 
 def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) -> _Pool:
     """The windows without values at the `bounds`; of more images than fit into memory, an even selection."""
+    images = _cut(images)
     per_image = min(images[0].shape[-2] * images[0].shape[-1], 2**16)
     parts = []
     for number, image in enumerate(images[:: max(1, len(images) * per_image // _MAX_TOTAL)]):
@@ -110,6 +113,16 @@ def _pool(images: Sequence[Tensor], bounds: Bounds, each_channel: bool = False) 
         kept = [values[whole].double().numpy() for values in (found.detail, structure, found.mean)]
         parts.append((*kept, np.full(len(kept[0]), number)))
     return _Pool(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _cut(images: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Few images in parts: the residuals of a fit to one image add up to 0, which would pass for certainty."""
+    num_cuts = math.ceil(math.sqrt(_MIN_OWNERS / len(images)))
+    num_cuts = min(num_cuts, min(images[0].shape[1:]) // _LEAST_PART)
+    if num_cuts < 2:
+        return images
+    rows = [part for image in images for part in image.chunk(num_cuts, 1)]
+    return [part for row in rows for part in row.chunk(num_cuts, 2)]
 
 
 def group_level(images: Sequence[Tensor], bounds: Bounds = _ANY, clean: Sequence[Tensor] = ()) -> Measured:
@@ -263,7 +276,8 @@ def _fitted(
     residual = (energy / variance - design @ line)[:, None] * chosen
     unit = np.unique(owner, return_inverse=True)[1]
     sums = np.stack([np.bincount(unit, column) for column in residual.T], 1)
-    error = 1.96 * np.sqrt(np.diag(inverse @ sums.T @ sums @ inverse.T))
+    free = max(len(sums) - 2, 1)
+    error = stdtrit(free, 0.975) * np.sqrt(len(sums) / free * np.diag(inverse @ sums.T @ sums @ inverse.T))
     gain, offset = map(Measured.around, line.tolist(), error.tolist())
     bin_of = _bins(instrument, instrument.min(), instrument.max())
     count = np.bincount(bin_of)
