@@ -41,6 +41,7 @@ from assay.nets import (
     UNetConfig,
     build_denoiser,
     channels_last,
+    is_own_net,
     net_class,
     net_code,
     net_kind,
@@ -220,8 +221,10 @@ def load_checkpoint(path: Path, to_measure: bool = False, net: torch.nn.Module |
         what = f"holds weights of {name}, not of {type(net).__name__}"
         raise AssayError(what, path=path, key="net", cure=f"give a {name}" if is_passed else "leave it out")
     if what := code_change(config, info):
+        cure = "undo that, or train anew"
+        if isinstance(config, PassedConfig) and net is None:
+            what, cure = f"has weights of a {name} of your own, not of the one given before", config.cure
         if to_measure or (is_passed and net is None):
-            cure = f"call assay.load(path, net={name}(...))" if is_passed else "undo that, or train anew"
             raise AssayError(what, path=path, key="net", cure=cure)
         warn(f"{path} {what}")
     return Checkpoint(_fill(config, weights, path), config, info)
@@ -231,7 +234,8 @@ def code_change(config: NetConfig, info: CheckpointInfo) -> str:
     """What to say of a network of the user's own that is not the one that was trained."""
     if not is_own(its_class := _net_class(config)) or info.code in (None, _code(config)):
         return ""
-    return f"was trained with another network: code or arguments of {its_class.__name__} have changed since"
+    which = f"code, arguments or plain tensors of {its_class.__name__}"
+    return f"was trained with another network: {which} have changed since (register_buffer keeps tensors)"
 
 
 def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -359,22 +363,19 @@ def _fill(
 ) -> Preconditioned:
     """The config's network with these weights, in evaluation mode; what does not fit is named."""
     cure = "no network can be built from its config; correct it"
-    with decoding(config_path or path, cure), torch.device("meta"):
+    own = is_own_net(config)
+    with decoding(config_path or path, cure), torch.device("cpu" if own else "meta"):
         denoiser = build_denoiser(config)  # also sizes that overflow fail
-    own = is_own(_net_class(config))
     cure = "give the network the code that it was trained with" if own else "get it again"
     with decoding(path, f"{cure}{f', or {config_path.name}' if config_path else ''}"):
         slots, trained = denoiser.state_dict(), dict(denoiser.named_parameters(remove_duplicate=False))
         found = {key: value.to(slots[key].dtype) if key in slots else value for key, value in weights.items()}
-        denoiser.load_state_dict(found, assign=True)
+        denoiser.load_state_dict(found, assign=not own)  # which may have tensors that are not in the file
         for key, value in weights.items():
             if key in trained and not (value.is_floating_point() and bool(value.isfinite().all())):
                 raise ValueError(f"{key} has values that are not finite numbers")
-            if not slots[key].is_meta and not torch.allclose(found[key], slots[key]):
+            if not own and not slots[key].is_meta and not torch.allclose(found[key], slots[key]):
                 raise ValueError(f"{key} is not what its config says")
-        if own or config.kind == "passed":  # it may have tensors that are not in the file
-            denoiser = build_denoiser(config)
-            denoiser.load_state_dict(found)
     return channels_last(denoiser).eval()
 
 

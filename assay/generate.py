@@ -18,6 +18,7 @@ from assay.data import ImageSource, Store, open_store, usable
 from assay.data.export import ExportDType, Format, Target, names_like, open_target
 from assay.data.spec import Range
 from assay.data.store import PackedImage, Parents, write_store
+from assay.data.units import as_settings
 from assay.data.view import image_seeds, stream, with_uniform_noise
 from assay.denoise import Denoiser, changes, warn_if_worse
 from assay.devices import NumDevices, find_device, open_fabric
@@ -260,8 +261,9 @@ def _opened(checkpoint: Path, store: Path) -> tuple[Checkpoint, Store]:
     cure = "pack them at that size; `assay data pack --patch` cuts larger ones"
     check_same(images.image_shape, shape, what, path=store, cure=cure)
     if trained_on not in (None, images.physical_range):
-        units = f"{store} has black and white at {images.physical_range}, the training data at {trained_on}"
-        warn(f"{units}: make sure that they mean the same")
+        units = as_settings(images.physical_range) if images.physical_range else "several ranges"
+        what = f"{store} was packed with {units}, the training images with {as_settings(trained_on)}"
+        warn(f"{what}: pack it with the latter, unless its values mean something else")
     return loaded, images
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from torch import nn
@@ -115,7 +116,8 @@ def model_card(
     where = shlex.quote(one_line(where))
     parts += ["", "## Use", ""]
     if is_own(type(config)):
-        package = type(config).__module__.split(".")[0]
+        module = type(config).__module__.split(".")[0]
+        package = packages_distributions().get(module, [f"with the module {module}"])[0]
         parts += [f"Install the Python package {_text(package)} first, which has the network.", ""]
     use = ["```sh", f"assay sample {where} -o samples/", f"assay evaluate {where} --held-out STORE", "```"]
     if passed:

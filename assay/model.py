@@ -49,7 +49,7 @@ from assay.nets import NetConfig, pass_module
 from assay.noise import MOST_NOISE, warn_of_units
 from assay.processes import stop_on_signal
 from assay.progress import open_progress
-from assay.registry import name_of
+from assay.registry import name_of, own_code
 from assay.sample import SampleConfig
 from assay.settings import checked
 from assay.train import train
@@ -272,6 +272,10 @@ def fit(
     source = as_source(images)
     check(_folder_rules(run_dir))
     if isinstance(net, nn.Module):
+        name = type(net).__name__
+        if run_dir is not None and own_code(type(net)).get(name) == "":
+            what = f"the code of {name} cannot be read here, so that changes of it are not noticed"
+            warn(f"{what}: put it into a file, or choose another run_dir after a change")
         net = pass_module(net)
     elif net is not None and not isinstance(net, dict):
         net = {"kind": name_of(net, "net")}

@@ -27,7 +27,7 @@ from assay.checkpoint import load_checkpoint
 from assay.data.units import Stabilised
 from assay.errors import AssayError
 from assay.metrics.weights import FeatureNetwork
-from assay.nets import NetConfig
+from assay.nets import NetConfig, measure_cost
 from assay.noise import LogNormal
 from assay.registry import own_code
 from assay.sample import Euler, SampleConfig
@@ -242,6 +242,72 @@ def test_slips_with_own_parts_are_named(folder: Path) -> None:
             assay.fit(images, num_steps=1, batch_size=8, progress=False, **settings)
 
 
+def _slip(name: str, in_list: bool = False, **methods: Any) -> type[Buffers]:
+    """A network with a mistake."""
+
+    def init(self: Any) -> None:
+        Buffers.__init__(self)
+        if in_list:
+            self.lost = [nn.Conv2d(1, 1, 1)]
+
+    return type(name, (Buffers,), {"__init__": init, **methods})
+
+
+@pytest.mark.parametrize("by_kind", [False, True])
+@pytest.mark.parametrize(
+    ("slip", "words"),
+    [
+        (_slip("Blind", forward=lambda self, x: self.first(x)), "does not take the noise level"),
+        (_slip("Small", forward=lambda self, x, c: self.first(x)[..., 1:]), "does not give images as it gets"),
+        (
+            _slip("Mean", forward=lambda self, x, c: self.first(x).mean(0, True)),
+            "does not give images as it gets",
+        ),
+        (_slip("Pair", forward=lambda self, x, c: (self.first(x), 1)), "does not give images as it gets"),
+        (_slip("Fails", forward=lambda self, x, c: self.fist(x)), "no attribute 'fist'"),
+        (_slip("Frozen", parameters=lambda self, recurse=True: iter(())), "no weights to train"),
+        (_slip("Lost", in_list=True), "lost has layers that torch does not train or save"),
+    ],
+)
+def test_networks_are_tried_before_they_train(
+    slip: type[Buffers], words: str, by_kind: bool, folder: Path
+) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+    kind = f"slip {slip.__name__}"
+    namespace = {"kind": kind, "__annotations__": {"kind": Literal[kind]}, "build": lambda self: slip()}  # type: ignore[valid-type]
+    config = type("Config", (NetConfig,), {**namespace, "__module__": __name__})
+    with pytest.raises(AssayError, match=words) as caught:
+        assay.fit(images, net=config if by_kind else slip(), num_steps=1, batch_size=8, progress=False)
+    assert caught.value.key == "net"
+
+
+def test_a_network_may_compute_with_numbers_when_it_is_made(folder: Path) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+
+    class Rates(NetConfig):
+        kind: Literal["rates"] = "rates"
+
+        def build(self) -> nn.Module:
+            return _slip("Rated", rates=[rate.item() for rate in torch.linspace(0, 0.1, 4)])()
+
+    model = assay.fit(images, net=Rates, num_steps=1, batch_size=8, progress=False)
+    again = assay.load(model.save("rates.safetensors"))
+    assert torch.equal(again.sample(2, num_steps=3), model.sample(2, num_steps=3))
+    assert measure_cost(again.checkpoint.config).num_parameters == sum(
+        x.numel() for x in Buffers().parameters()
+    )
+    with pytest.raises(AssayError, match="workers build their network themselves"):
+        assay.run_study(images, net=Buffers())  # type: ignore[arg-type]
+
+
+def test_code_that_cannot_be_read_is_told(folder: Path) -> None:
+    images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
+    typed: dict[str, Any] = {"__name__": "__main__", "Buffers": Buffers}
+    exec("class Typed(Buffers): pass", typed)
+    with pytest.warns(UserWarning, match="code of Typed cannot be read here"):
+        assay.fit(images, "run", net=typed["Typed"](), num_steps=1, batch_size=8, progress=False)
+
+
 def test_changed_code_is_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """\
 import assay
@@ -291,13 +357,13 @@ class Own(nn.Module):
     with warnings.catch_warnings(action="error"):
         commented = source.replace("        return", '        """Or 2?"""\n        # or 3\n        return')
         model = assay.load("run", net=defined(1, commented + "\n\nUNUSED = 2\n"))
-    with pytest.warns(UserWarning, match="arguments of Own have changed since"):
+    with pytest.warns(UserWarning, match="plain tensors of Own have changed since"):
         other = assay.load("run", net=defined(2, source.replace("1.0", "2.0")))
     assert not torch.equal(other.sample(2, num_steps=3), model.sample(2, num_steps=3))
     other.save("again.safetensors")  # does not hide it
     with rejected("net", "final.safetensors"):  # nor would its loss pass for that of the model
         load_checkpoint(Path("run"), to_measure=True)
-    with pytest.warns(UserWarning, match="arguments of Own have changed since"):
+    with pytest.warns(UserWarning, match="plain tensors of Own have changed since"):
         assay.load("again.safetensors", net=defined(3, source.replace("1.0", "2.0")))
     with rejected(path="final.safetensors"), pytest.warns(UserWarning):
         assay.load("run", net=defined(4, source.replace("3, padding=1", "5, padding=2")))
@@ -345,7 +411,7 @@ def test_a_passed_network_is_known_by_what_it_was_made_with(folder: Path) -> Non
         assay.fit(images, "run", net=Switched(torch.sin), **settings)
     with rejected("net", "relu.safetensors"):  # the last Switched here is another
         assay.load("relu.safetensors")
-    with pytest.warns(UserWarning, match="arguments of Switched have changed since"):
+    with pytest.warns(UserWarning, match="plain tensors of Switched have changed since"):
         assay.load("relu.safetensors", net=Switched(torch.sin))
     with rejected("net", "relu.safetensors"):
         assay.load("relu.safetensors", net=nn.Conv2d(1, 1, 3))

@@ -242,4 +242,6 @@ def test_a_card_says_what_a_model_of_own_parts_needs(checkpoint: Path) -> None:
     own = replace(own, info=loaded.info.model_copy(update={"loss": "huber", "noise": "tri"}))
     card = model_card(own, "x", "x", "mit")
     assert "| loss | huber |\n| distribution of noise levels | tri |" in card
-    assert "package tests first" in card and "package" not in model_card(loaded, "x", "x", "mit")
+    assert "package with the module tests first" in card and "package" not in model_card(
+        loaded, "x", "x", "mit"
+    )

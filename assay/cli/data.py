@@ -65,7 +65,7 @@ def pack(
 
         assay data pack frames/:range=0,4095,map=read_noise.npy -o stores/frames
 
-        assay data pack frames/:range=0,4095,gain=2.1,read_noise=4,black=100 -o stores/frames
+        assay data pack frames/:range=90,3800,gain=2.1,read_noise=4,black=100 -o stores/frames
     """
     opened = read_sources(sources, shared)
     with open_progress() as tell:

@@ -18,6 +18,7 @@ from assay.data.audit.group import stripes
 from assay.data.audit.kind import correlates, depends, leaves_its_map, repeats
 from assay.data.copies import FEWEST, SCENES, Pair, are_turned, find_shared, find_twins, unlike
 from assay.data.looks import Looks
+from assay.data.units import ends_around
 
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
@@ -170,8 +171,11 @@ class _Seen:
         if num_beyond:
             yield f"{num_beyond:,} images of {self.name} have values {between}, {stated}"
         elif min(2 * (high - low), high - black) < _USED * (white - black) or is_bright:
-            deep = " 12-bit data in 16-bit files have a range of 0,4095." if white == 65535 else ""
-            yield f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{deep}"
+            fits = (
+                "" if cure or high <= low else " `range={:g},{:g}` fits them.".format(*ends_around(low, high))
+            )
+            deep = " 12-bit data have a range of 0,4095." if white == 65535 and 1023 < high < 4096 else ""
+            yield f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{fits}{deep}"
         are_many = noisy.sum() >= FEWEST and self.dtype != "uint8"
         if are_many and np.ptp(lowest[noisy]) == np.ptp(highest[noisy]) == 0:
             what = f"all noisy images of {self.name} have values {between}"

@@ -98,6 +98,20 @@ class Stabilised:
 PhysicalRange = tuple[float, float] | Stabilised  # of black and white; what -1 and 1 are in the files
 
 
+def as_settings(units: PhysicalRange) -> str:
+    """What to pack images with that they have these units, `range=0,4095`."""
+    if not isinstance(units, Stabilised):
+        return "range={:g},{:g}".format(*units)
+    sensor = f"gain={units.gain:g},read_noise={units.read_noise:g},black={units.black:g}"
+    return f"range={units.low:g},{units.high:g},{sensor}"
+
+
+def ends_around(low: float, high: float) -> tuple[float, float]:
+    """Round numbers just below and above."""
+    step = 10 ** math.floor(math.log10(high - low) - 1)
+    return math.floor(low / step) * step, math.ceil(high / step) * step
+
+
 def to_physical(images: np.ndarray, physical_range: PhysicalRange) -> np.ndarray:
     """Images between -1 and 1 -> values in the units of the files, float64."""
     if isinstance(physical_range, Stabilised):

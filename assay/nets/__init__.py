@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.denoise import Preconditioned
-from assay.errors import AssayError, choose
+from assay.errors import AssayError, Rules, check, check_same, choose
+from assay.files import reason
 from assay.nets.dit import DiTConfig, MLPConfig
 from assay.nets.layers import BaseConfig as NetConfig
 from assay.nets.unet import ADMConfig, UNetConfig
-from assay.registry import find, own_code
+from assay.registry import find, is_own, own_code
 
 __all__ = ["ADMConfig", "DiTConfig", "MLPConfig", "NetConfig", "PassedConfig", "UNetConfig"]
 Shape = tuple[int, int, int]
@@ -40,17 +41,48 @@ class PassedConfig(NetConfig):
     def build(self) -> nn.Module:
         """A copy of the module."""
         if self.name not in _passed:
-            cure = f"call assay.load(path, net={self.name}(...))"
-            raise AssayError(f"the network is a {self.name} of your own", key="net", cure=cure)
-        return _Adapted(_passed[self.name])
+            raise AssayError(f"the network is a {self.name} of your own", key="net", cure=self.cure)
+        return copy.deepcopy(_passed[self.name])
+
+    @property
+    def cure(self) -> str:
+        """How to open a checkpoint of it."""
+        return f"give the module, net={self.name}(...), as in assay.load(path, net={self.name}(...))"
 
 
 def pass_module(module: nn.Module) -> dict[str, str]:
     """Make a module known in this process; returns the `[net]` that stands for it."""
-    if not any(weight.requires_grad for weight in module.parameters()):
-        raise AssayError(f"{type(module).__name__} has no weights to train", key="net")
     _passed[type(module).__name__] = module
     return {"kind": "passed", "name": type(module).__name__}
+
+
+def is_own_net(config: NetConfig) -> bool:
+    """Whether the network is the user's own."""
+    return isinstance(config, PassedConfig) or is_own(type(config))
+
+
+def build_net(config: NetConfig) -> nn.Module:
+    """A new network. One of the user's own is called with what it takes, and tried on two images of zeros."""
+    if not is_own_net(config):
+        return config.build()
+    name = config.name if isinstance(config, PassedConfig) else type(config).__name__
+    x, label = torch.zeros(2, *config.image_shape), torch.zeros(2, dtype=torch.long)
+    cure = "see docs/howto/own_parts.md: how a network is called, and what it returns"
+    try:
+        network = _Adapted(config.build()).eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = network(x, torch.zeros(2), label if config.num_classes else None, None)
+    except AssayError:
+        raise
+    except Exception as error:
+        raise AssayError(f"the network of {name} fails ({reason(error)})", key="net", cure=cure) from error
+    shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+    check_same(shape, tuple(x.shape), f"{name} does not give images as it gets", key="net", cure=cure)
+    takes_class = "add a third argument to forward: label, int64 (B,)"
+    what = f"{name} takes no class"
+    check([(config.num_classes > 0 and network.num_inputs < 3,
+            AssayError(what, key="train.class_conditional", cure=takes_class))])  # fmt: skip
+    return network.train()
 
 
 class _Adapted(nn.Module):
@@ -58,13 +90,30 @@ class _Adapted(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = copy.deepcopy(module).to(torch.empty(0).device)  # that of a surrounding torch.device
+        self.module = module.to(torch.empty(0).device)  # that of a surrounding torch.device
         parameters = inspect.signature(module.forward).parameters.values()
         takes_all = any(each.kind == each.VAR_POSITIONAL for each in parameters)
         self.num_inputs = 4 if takes_all else len(parameters)
-        if self.num_inputs < 2:
-            what = f"{type(module).__name__} does not take the noise level"
-            raise AssayError(what, key="net", cure="define forward(self, x, c_noise), even if it is not used")
+        check(self._rules(module))
+
+    def _rules(self, module: nn.Module) -> Rules:
+        """It takes the noise level, and torch knows its weights."""
+        name, seen = type(module).__name__, {*map(id, (*module.modules(), *module.parameters()))}
+        cure = "define forward(self, x, c_noise), even if it is not used"
+        error = AssayError(f"{name} does not take the noise level", key="net", cure=cure)
+        yield self.num_inputs < 2, error
+        yield (
+            not any(weight.requires_grad for weight in module.parameters()),
+            AssayError(f"{name} has no weights to train", key="net"),
+        )
+        cure = "make it an nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        for part in module.modules():
+            for key, value in vars(part).items():
+                held = [*value.values()] if isinstance(value, dict) else value
+                held = held if isinstance(held, list | tuple) and not key.startswith("_") else []
+                lost = any(isinstance(x, nn.Module | nn.Parameter) and id(x) not in seen for x in held)
+                what = f"{type(part).__name__}.{key} has layers that torch does not train or save"
+                yield lost, AssayError(what, key="net", cure=cure)
 
     def forward(self, *inputs: Tensor | None) -> Tensor:
         """`x` (B, C, H, W), `c_noise` (B,), `label` (B,) or None, `augment_label` (B, A) or None."""
@@ -74,7 +123,10 @@ class _Adapted(nn.Module):
 
 def net_kind(tree: Mapping[str, Any]) -> type[NetConfig]:
     """The class of the config that a tree of plain values describes: ours, or a user's own."""
-    return find(NetConfig, str(tree.get("kind")), "net.kind")
+    found: type[NetConfig] = find(NetConfig, kind := str(tree.get("kind")), "net.kind")
+    what, cure = f"{found.__name__} has the kind of a preset, {kind}", "choose another name"
+    check([(is_own(found) and kind in PRESETS, AssayError(what, key="kind", cure=cure))])
+    return found
 
 
 def net_class(tree: Mapping[str, Any]) -> type:
@@ -107,7 +159,7 @@ def build_denoiser(config: NetConfig, seed: int = 0) -> Preconditioned:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        denoiser = Preconditioned(config.build(), config.sigma_data, config.num_classes)
+        denoiser = Preconditioned(build_net(config), config.sigma_data, config.num_classes)
     return channels_last(denoiser)
 
 
@@ -134,10 +186,11 @@ class Cost:
 def measure_cost(config: NetConfig) -> Cost:
     """Count operations and bytes by forward passes on the meta device, which allocates nothing.
 
+    A network of the user's own may compute with numbers when it is made, which that device does not have.
     Operations are those of matrix products and convolutions, a multiplication and an addition being two.
     """
-    with torch.device("meta"):
-        model = config.build()
+    with torch.device("cpu" if is_own_net(config) else "meta"):
+        model = build_net(config)
     with FlopCounterMode(display=False) as counter:
         kept_by_one = _bytes_kept(model, config, batch_size=1)
     kept_by_two = _bytes_kept(model, config, batch_size=2)
@@ -154,9 +207,10 @@ def _bytes_kept(model: nn.Module, config: NetConfig, batch_size: int) -> int:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
-    x = torch.empty(batch_size, *config.image_shape, device="meta")
+    device = next(model.parameters()).device
+    x = torch.zeros(batch_size, *config.image_shape, device=device)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(x, torch.empty(batch_size, device="meta"))
+        output = model(x, torch.zeros(batch_size, device=device))
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     del output  # alive until here: its graph holds the storages that `kept` tells apart
     return sum(size for storage, size in kept.items() if storage not in weights)

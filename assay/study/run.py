@@ -282,7 +282,7 @@ def run_study(
         "have_clean": have_clean,
         "noisy": _levels(noisy),
         "minutes": minutes,
-        "net": net and name_of(net, "net"),
+        "net": _kind(net),
     }
     asked = {key: value for key, value in asked.items() if value not in (None, [])}
     given = Path(study) if isinstance(study, str | Path) else None
@@ -305,6 +305,14 @@ def run_study(
     written = write_report(opened)
     assert written is not None
     return written
+
+
+def _kind(net: str | type[NetConfig] | None) -> str | None:
+    if net is None or isinstance(net, str | type):
+        return None if net is None else name_of(net, "net")
+    what = "workers build their network themselves"
+    cure = "give the kind of its config (docs/howto/own_parts.md)"
+    raise AssayError(f"is a {type(net).__name__}, but {what}", key="net", cure=cure)
 
 
 def _levels(noisy: float | Sequence[float]) -> list[float]:

@@ -19,9 +19,9 @@ from assay.data.loader import prepared_ahead
 from assay.data.view import stream
 from assay.denoise import Preconditioned
 from assay.devices import NumDevices, mesh_of, open_fabric, shard
-from assay.errors import AssayError, check, check_same
-from assay.files import decoding, hold_lock, reason, remove_leftovers
-from assay.nets import NetConfig, PassedConfig, build_denoiser
+from assay.errors import AssayError, check
+from assay.files import hold_lock, reason, remove_leftovers
+from assay.nets import NetConfig, build_denoiser, is_own_net
 from assay.train import folder
 from assay.train.config import RunConfig
 from assay.train.optimizer import make_optimizer
@@ -124,20 +124,10 @@ def pairing_note(config: RunConfig, source: ImageSource) -> str:
 
 
 def _check_network(config: NetConfig) -> None:
-    """Reject a module that gives no image, and a network that does not fit into this machine's memory."""
-    if isinstance(config, PassedConfig):
-        x, label = torch.zeros(2, *config.image_shape), torch.zeros(2, dtype=torch.long)
-        network: Any = config.build()
-        what, cure = f"{config.name}.forward takes no class", "add a third argument: label, int64 (B,)"
-        missing = config.num_classes > 0 and network.num_inputs < 3
-        check([(missing, AssayError(what, key="train.class_conditional", cure=cure))])
-        with decoding(config.name, "see how assay.denoise.Preconditioned calls a network"), torch.no_grad():
-            given = network(x, torch.zeros(2), label if config.num_classes else None, None)
-        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        check_same(shape, tuple(x.shape), f"{config.name} does not give images as it gets", key="net")
+    """Reject a network that cannot be used (see `build_net`), or does not fit into this machine's memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        with torch.device("meta"):  # weights, gradients and two moments of each
+        with torch.device("cpu" if is_own_net(config) else "meta"):  # weights, gradients, two moments of each
             num_bytes = 16 * sum(weight.numel() for weight in build_denoiser(config).parameters())
     except (RuntimeError, OverflowError, TypeError):  # sizes that no number of torch holds
         num_bytes = 2**63

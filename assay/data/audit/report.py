@@ -32,7 +32,7 @@ from assay.data.decode import check_finite, is_lossy
 from assay.data.readers import RawImages
 from assay.data.spec import Level
 from assay.data.store import Store
-from assay.data.units import Stabilised
+from assay.data.units import Stabilised, ends_around
 from assay.devices import one_thread
 from assay.errors import AssayError, check, check_enough, warn
 from assay.files import csv_cell
@@ -152,8 +152,7 @@ class Audit:
             if self.recorded is not None:
                 what += ", which one recorded level for an image does not say"
             elif not lossy:
-                step = 10 ** math.floor(math.log10(self.values[3] - self.values[0]) - 1)
-                low, high = math.floor(self.values[0] / step) * step, math.ceil(self.values[3] / step) * step
+                low, high = ends_around(self.values[0], self.values[3])
                 what += f". Pack with `:range={low:g},{high:g},{self.sensor}`"
                 if not self.sensor.black:
                     what += ", one number for black and read noise; if you know black, measure with `--black`"
