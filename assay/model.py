@@ -272,9 +272,11 @@ def fit(
     source = as_source(images)
     check(_folder_rules(run_dir))
     if isinstance(net, nn.Module):
-        name = type(net).__name__
-        if run_dir is not None and own_code(type(net)).get(name) == "":
-            what = f"the code of {name} cannot be read here, so that changes of it are not noticed"
+        its_class: Any = type(net)
+        if run_dir is not None and own_code(its_class).get(its_class.__name__) == "":
+            what = (
+                f"the code of {its_class.__name__} cannot be read here, so that changes of it are not noticed"
+            )
             warn(f"{what}: put it into a file, or choose another run_dir after a change")
         net = pass_module(net)
     elif net is not None and not isinstance(net, dict):

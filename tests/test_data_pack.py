@@ -379,7 +379,7 @@ def test_deep_and_shallow_files_share_a_float_store(tmp_path: Path) -> None:
         assert store.read(torch.arange(2)).unique().tolist() == [pytest.approx(-0.6)]  # 0.2 of both ranges
     grey(tmp_path / "in/c.png", 255)
     told, *_ = pack(read_any(str(tmp_path / "in")), tmp_path / "told", PackConfig(dtype="float32")).warnings
-    assert "all uint16 pixels of in lie between 1.311e+04 and" in told and "0,4095" in told
+    assert "all uint16 pixels of in lie between 1.311e+04 and" in told and "0,4095" not in told
 
 
 def test_fingerprint_follows_the_content(tmp_path: Path) -> None:

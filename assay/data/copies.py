@@ -34,6 +34,7 @@ _BLOCK, _LEAST_BLOCK = 8, 6  # sides; smaller ones are alike by chance
 _FEWEST_SHARED = 3  # blocks
 _MAX_SIDE = 256  # of the middle of an image in which blocks are looked at
 _LIKE, _UNLIKE = 0.9, 0.5  # correlations of mean images
+_FARTHER = 20  # times farther from 1 than that of moved images
 SCENES = "hold whole scenes out (`--patch`, or `group` of arrays)"
 _BATCH = 1024
 _MAX_BYTES = 2**32  # of training images as float32; some ten seconds
@@ -242,8 +243,9 @@ def are_turned(one: Tensor, other: Tensor) -> bool:
     halves = [(copies[::2].mean(0), copies[1::2].mean(0)) for copies in (one, other)]
     mean, there = one.mean(0), other.mean(0)
     moved = [turned.rot90(k) for turned in (there, there.T) for k in range(4)]
-    known = all(like(*half) > _LIKE for half in halves) and like(mean, there) < _UNLIKE
-    return known and max(like(mean, each) for each in moved) > _LIKE
+    upright, best = like(mean, there), max(like(mean, each) for each in moved)
+    surely = upright < _UNLIKE or 1 - upright > _FARTHER * (1 - best)
+    return all(like(*half) > _LIKE for half in halves) and best > _LIKE and surely
 
 
 def are_versions(pairs: Sequence[Sequence[Tensor]]) -> bool:

@@ -12,7 +12,7 @@ from assay.data.audit.kind import detail
 from assay.data.audit.level import MIN_SIDE, blind_net, spread
 from assay.data.copies import NUM_KNOWN, SMALL, blocks_of, has_blocks, small_copy
 
-_NUM_MEASURED = 96  # images of each source whose noise is measured
+_NUM_MEASURED = 192  # images of each source whose noise is measured
 _MAX_SIDE = 256  # of their parts in which its kind is looked at
 _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest

@@ -21,6 +21,7 @@ from assay.data.looks import Looks
 from assay.data.units import ends_around
 
 _USED = 0.26  # of the range that all images of a source should use, or half of it: 8 of 10 bits do not
+_BELOW = 0.02  # of the range, by which noise may reach below black
 _TEXTURE = 0.05  # what may look like noise in small images, where black to white is 2
 _TEXTURE_STABILISED = 0.02  # for a sensor, whose levels are low; errors then count in full
 _AGREE = math.log(1.3)  # how far measured levels may be off, beyond their error
@@ -28,7 +29,7 @@ _AGREE_STABILISED = math.log(1.2)  # below that of a sensor, which no texture ex
 _LEAST_SIDE = 12  # of clean images whose noise is judged
 _SURELY_NOISE = 0.2  # low end of the level of a clean image that no texture reaches
 _SURELY_LESS = 0.6  # times the stated level of a noisy image, that the high end of its own never falls below
-_SPREAD = math.log(1.5)  # of stated levels whose order is compared with that of measured ones
+_SPREAD = math.log(1.3)  # of stated levels whose order is compared with that of measured ones
 _MIN_ORDER = 0.3  # their rank correlation
 _THIRDS = 0.7  # correlation of the thirds of clean images, as of the colours of one
 _MIN_COLOURS = 0.2  # correlation of the colours of clean images
@@ -176,6 +177,11 @@ class _Seen:
             )
             deep = " 12-bit data have a range of 0,4095." if white == 65535 and 1023 < high < 4096 else ""
             yield f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{fits}{deep}"
+        below = ~noisy & (lowest < black - _BELOW * (white - black))
+        are_few = 1 < below.sum() <= (~noisy).sum() / 4 and lowest[~noisy & ~below].min() >= black
+        if are_few:
+            what = f"{below.sum()} of the {(~noisy).sum()} clean images of {self.name} have values below black"
+            yield f"{what}, down to {lowest[below].min():.4g}, and the others none: are they noisy?"
         are_many = noisy.sum() >= FEWEST and self.dtype != "uint8"
         if are_many and np.ptp(lowest[noisy]) == np.ptp(highest[noisy]) == 0:
             what = f"all noisy images of {self.name} have values {between}"

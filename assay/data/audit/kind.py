@@ -20,7 +20,7 @@ _UNLIKE = 1.5  # times the lowest of the levels of channels
 _ONE_LEVEL = 1.3  # times the lowest of the levels of images that count as one
 _PREVAILS = 1.7  # times the variance of the noise that its detail may have
 _MIN_FOLLOWED = 0.3  # correlation of the levels of a map with those of the noise
-_VARIED = 3.0  # times the variance at the quiet end of a map that is compared
+_VARIED = 1.7  # times the variance at the quiet end of a map that is compared
 
 
 def correlates(name: str, images: Sequence[Tensor], measured: Sequence[float]) -> str:
@@ -53,7 +53,9 @@ def repeats(name: str, images: Sequence[Tensor], stated: Sequence[float]) -> Ite
     variance = (found := found[is_noise]).square().mean(2)
     found = found / variance.sqrt().clamp_min(1e-12)[..., None]
     num_channels, num_pixels = found.shape[1:]
-    whole = found.flatten(1)
+    whole, energy = found.flatten(1), found.square().mean(0).flatten()
+    whole = whole[:, energy < 2 * energy.median()]  # without edges that images share, as of a field of view
+    whole = whole / whole.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12)
     pairs = (whole @ whole.T / whole.shape[1]).fill_diagonal_(0)
     is_alike = pairs.max(1).values > max(_ALIKE, _SURELY / math.sqrt(whole.shape[1]))
     if is_alike.sum() > 2 or pairs.mean() > _ALIKE:
