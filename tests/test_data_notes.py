@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.ndimage import zoom
 from skimage.data import astronaut
 from sklearn.datasets import load_digits
 
@@ -86,6 +87,21 @@ def test_right_data_pass_quietly(tmp_path: Path) -> None:
 def test_mistakes_of_scale_are_told(tmp_path: Path, values: Any, settings: Any, numbers: list[str]) -> None:
     text = told(tmp_path, values, **settings)
     assert all(number in text for number in numbers), text
+
+
+def test_few_noisy_images_and_turned_ones_are_told() -> None:
+    rng, x = np.random.default_rng(0), 255 * zoom(load_digits().images[:400] / 16, (1, 2, 2), order=1)
+    clean, noise = x[:200], 25 * rng.standard_normal((200, 16, 16))
+    levels = np.repeat([0.0, 25.0], 200)
+    strayed = clean.copy()
+    strayed[::20] += noise[::20]
+    for images, stated, words in (
+        ([clean, x[200:] + noise], levels, ""),
+        ([strayed, x[200:] + noise], levels, "10 of the 200 clean images of arrays have values below black"),
+        ([clean, np.rot90(x[200:] + noise, 1, (1, 2))], levels, "if one kind is turned"),
+    ):
+        found = from_arrays(np.concatenate(images), stated, value_range=(0, 255)).warnings
+        assert words in " ".join(found) and bool(found) == bool(words), found
 
 
 def test_wrong_settings_of_a_sensor_are_told(tmp_path: Path) -> None:

@@ -687,6 +687,21 @@ def test_images_come_from_the_cheapest_offer_of_their_level() -> None:
             assert found[1].counts[3] == 0 and found[1].value <= found[0].value * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("column", ["fd", "num_clean"])
+def test_mixes_that_are_worse_than_their_clean_images_are_asked_about(column: str) -> None:
+    rng, rows = np.random.default_rng(0), []
+    for seed in range(3):
+        for clean, noisy in [(200, 0), (400, 0), (800, 0), (2000, 0), (200, 1800), (400, 1600), (800, 1200)]:
+            fd = (3 + 60 * (clean + 0.5 * noisy) ** -0.4) * np.exp(0.01 * rng.standard_normal())
+            rows.append({"num_clean": clean, "num_noisy": noisy, "sigma": 0.1, "fd": fd, "seed": seed})
+    table = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
+    assert not cautions(price(table).prices)
+    mixed = table["num_noisy"] > 0
+    table[column][mixed] += 9 * table["fd"][mixed] if column == "fd" else table["num_noisy"][mixed]
+    (said,) = cautions(price(table).prices)
+    assert "most mixes are worse than their clean images alone" in said
+
+
 def test_the_smallest_share_is_that_of_the_levels_for_sale() -> None:
     law = replace(a_law(), shares=np.array([0.2, 0.02]))
     by = Prices("toy", (replace(known().prices[0], law=law),))

@@ -191,7 +191,7 @@ class _Design:
         self.of_block: Array = np.eye(int(blocks.max()) + 1)[blocks]  # (n, K)
         sizes = np.unique(self.clean[self.noisy.sum(1) == 0])
         if len(sizes) < 2 or not (runs.num_noisy.sum(0) > 0).all() or not self.noisy.size:
-            have = f"{len(sizes)} clean-only sizes and noisy images at {len(runs.sigmas)} levels"
+            have = f"{len(sizes)} clean-only sizes and mixes with noisy images at {len(runs.sigmas)} levels"
             cure = "add runs: clean images alone in two numbers or more, and mixes of them with noisy ones"
             raise AssayError(f"{runs.dataset} has {have}: too few for a price", key="table", cure=cure)
         self.ends = sizes[0], sizes[-1]

@@ -24,6 +24,7 @@ GOALS: dict[Goal, str] = {
 }
 _MOST = 0.5  # of the runs
 _UNLIKELY = 0.01  # a lack of fit that counts
+_FEW = 3  # mixes
 _VAGUE = 0.7  # width of an interval of a worth that says too little for a line
 _ASSUMED = "no configuration was repeated, so the scatter around the law stands for the error of a run"
 _WORTH = "worth of a noisy image, in clean ones"
@@ -118,6 +119,7 @@ def cautions(prices: Sequence[Price]) -> list[str]:
     """What to check before acting on prices of one goal: what may be a slip, or why none is sure."""
     first, law = prices[0], prices[0].law
     said = [reason(first)] if first.has_slip else list(filter(None, [_odd_levels(prices)]))
+    said = list(filter(None, [_harmful(prices)])) or said
     if not said and law.lack_of_fit is not None and law.lack_of_fit < _UNLIKELY:
         said = [_misfit(first)]
     if said:
@@ -128,6 +130,22 @@ def cautions(prices: Sequence[Price]) -> list[str]:
     if len(prices) == 1:
         return [*reasons]
     return [f"at noise {' and '.join(levels)}: {why}" for why, levels in reasons.items()]
+
+
+def _harmful(prices: Sequence[Price]) -> str:
+    """What to say of mixes that are worse than the law for their clean images alone."""
+    levels = []
+    for price in (price for price in prices if not price.limited):
+        results, law = price.results, price.law
+        rows = results.num_noisy[:, results.sigmas == price.sigma].ravel() > 0
+        clean, none = results.num_clean[rows], np.zeros_like(results.num_noisy[rows])
+        alone = np.median(law.values(law.size(clean, none, results.sigmas)), axis=0)
+        error = law.scatter * (alone if price.goal == "looks" else 1)
+        if rows.sum() >= _FEW and 0 < law.scatter and (results.value[rows] > alone + 3 * error).mean() > 0.5:
+            levels.append(f"{price.sigma:.3g}")
+    what = f"at noise {' and '.join(levels)}, most mixes are worse than their clean images alone would be"
+    doubt = "do clean images count the noisy ones, too, or are results of another kind?"
+    return f"{what}: {doubt}" if levels else ""
 
 
 def sentence(price: Price) -> str:
