@@ -318,6 +318,9 @@ def _read_outcome(cells: Mapping[str, str], num_images: float | None) -> Outcome
         parts = (_numbers(cells, name) for name in ("clean_fraction", "noisy_fraction"))
         clean, noisy = ([float(round(size * each)) for each in part] for part in parts)
     levels = _numbers(cells, "sigma") if any(noisy) else []
+    if clean and not noisy and any(is_number(text) and float(text) for text in cells.get("sigma", "").split()):
+        cure = "give it, 0 if there are none"
+        raise AssayError("is not given, but there is a noise level", key="num_noisy", cure=cure)
     measured = {name: cells[name] for name in _MEASURED if name in cells}
     check(_row_rules(clean, noisy, levels, measured))
     fields: dict[str, Any] = {name: cells[name] for name in Configuration.model_fields if name in cells}

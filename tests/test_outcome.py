@@ -175,6 +175,7 @@ def test_fractions_need_the_size_of_the_data_set(tmp_path: Path) -> None:
         ("0.1 0.2,10,5,2.5,full,0,0", "sigma"),
         ("0.1,-1,5,2.5,full,0,0", "num_clean"),
         ("-0.1,1,5,2.5,full,0,0", "sigma"),
+        ("0.1,5,,2.5,full,0,0", "num_noisy"),
         ("0,1,5,2.5,full,0,0", "sigma"),
         ("0.1,1,five,2.5,full,0,0", "num_noisy"),
         (",0,0,2.5,full,0,0", "num_clean"),
