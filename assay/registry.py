@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args
 
 from assay.errors import AssayError
 
@@ -57,7 +57,8 @@ def name_of(part: Any, key: str) -> str:
     """The name by which a setting asks for `part`, a class: its kind, or that name itself."""
     kind = kind_of(part) if isinstance(part, type) else part
     if not isinstance(kind, str):
-        cure = "give a class that has a `kind`" + ", or a module such as MyNet()" * (key == "net")
+        cure = "give a class that has a `kind`"
+        cure += ', a module such as MyNet(), or {"kind": "mine", ...} with settings' * (key == "net")
         raise AssayError(f"{part!r:.80} is neither a name nor a class with a `kind`", key=key, cure=cure)
     return kind
 
@@ -129,6 +130,9 @@ def kind_of(found: type) -> str | None:
     """The kind of a subclass, if it has one."""
     fields = getattr(found, "model_fields", {})  # a config of pydantic has it as a field
     kind = fields["kind"].default if "kind" in fields else vars(found).get("kind")
+    kind = (
+        kind if isinstance(kind, str) or "kind" not in fields else [*get_args(fields["kind"].annotation), 0][0]
+    )
     return kind if isinstance(kind, str) else None
 
 

@@ -248,7 +248,7 @@ def _slip(name: str, in_list: bool = False, **methods: Any) -> type[Buffers]:
     def init(self: Any) -> None:
         Buffers.__init__(self)
         if in_list:
-            self.lost = [nn.Conv2d(1, 1, 1)]
+            self.lost = [[nn.Conv2d(1, 1, 1)]]
 
     return type(name, (Buffers,), {"__init__": init, **methods})
 
@@ -285,7 +285,7 @@ def test_a_network_may_compute_with_numbers_when_it_is_made(folder: Path) -> Non
     images = assay.from_arrays(np.random.default_rng(0).random((32, 8, 8)), value_range=(0, 1))
 
     class Rates(NetConfig):
-        kind: Literal["rates"] = "rates"
+        kind: Literal["rates"]  # a default is not needed
 
         def build(self) -> nn.Module:
             return _slip("Rated", rates=[rate.item() for rate in torch.linspace(0, 0.1, 4)])()

@@ -408,6 +408,7 @@ def test_worth_curve_and_goals_from_results_by_level(tmp_path: Path) -> None:
         inside = (curve.low - 1e-3 <= truth) & (truth <= curve.high + 1e-3)
         assert inside.mean() >= 0.8 and np.abs(curve.worth - truth).mean() < 0.12
     structure, everything = prices.of("structure", 0.3), prices.of("everything", 0.3)
+    assert prices.of("structure", 0.301) is structure  # as a level is printed
     assert structure.worth > 2 * everything.worth and structure.verdict == "estimate"
     assert len(price_lines(prices)) == 2 and price_panels(prices)[0].series
 

@@ -85,6 +85,12 @@ def build_net(config: NetConfig) -> nn.Module:
     return network.train()
 
 
+def _leaves(value: Any) -> list[Any]:
+    """What lists in lists hold."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return [value] if held is None else [leaf for each in held for leaf in _leaves(each)]
+
+
 class _Adapted(nn.Module):
     """Calls a module with as many of (x, c_noise, label, augment_label) as it takes."""
 
@@ -109,8 +115,7 @@ class _Adapted(nn.Module):
         cure = "make it an nn.ModuleList, nn.ModuleDict or nn.ParameterList"
         for part in module.modules():
             for key, value in vars(part).items():
-                held = [*value.values()] if isinstance(value, dict) else value
-                held = held if isinstance(held, list | tuple) and not key.startswith("_") else []
+                held = _leaves(value) if not key.startswith("_") else []
                 lost = any(isinstance(x, nn.Module | nn.Parameter) and id(x) not in seen for x in held)
                 what = f"{type(part).__name__}.{key} has layers that torch does not train or save"
                 yield lost, AssayError(what, key="net", cure=cure)

@@ -25,6 +25,7 @@ from assay.pricing.quote import Quote, quoted_at
 from assay.pricing.results import Array, Goal, LevelResults, Measured, read_levels
 
 Verdict = Literal["estimate", "at least", "at most", "undecided"]
+_AS_PRINTED = 0.005  # by which a level with three digits may be off
 _MOST_FACTOR = 10.0  # between the ends of an interval that is an estimate
 _LEAST_RATE = 1.5  # "at least" this many says something
 _MOST_RATE = 30.0  # "at most" this many says something
@@ -158,7 +159,8 @@ class Prices:
 
     def of(self, goal: Goal, sigma: float | None = None) -> Price:
         """The price for a goal at a noise level, by default the highest."""
-        found = [price for price in self.goals.get(goal, ()) if sigma in (None, price.sigma)]
+        known = self.goals.get(goal, ())
+        found = [price for price in known if sigma is None or abs(price.sigma - sigma) < _AS_PRINTED * sigma]
         if not found:
             have = ", ".join(f"{price.goal} at {price.sigma:.3g}" for price in self.prices)
             wanted = goal if sigma is None else f"{goal} at noise {sigma:.3g}"

@@ -29,7 +29,7 @@ from assay.data.arrays import Arrays
 from assay.data.config import DataConfig
 from assay.data.source import as_source
 from assay.devices import limit_threads
-from assay.errors import AssayError
+from assay.errors import AssayError, check
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.nets import NetConfig
 from assay.pricing.price import Price
@@ -337,6 +337,9 @@ def _drafted(
     spec, record, store = place / "drafted.toml", place / "drafted.json", given or place / "images"
     wanted = asked | {"images": str(given.resolve()) if given else f"{source} {source.fingerprint[:16]}"}
     if not spec.exists():
+        cure = f"choose another folder, or resume it: run_study({str(place)!r})"
+        error = AssayError("holds another study", path=place, cure=cure)
+        check([((place / "study.toml").exists(), error)])
         made = None if given or store.exists() else source.save(store)
         try:
             text = draft_study(store, **asked, name=name, num_workers=num_workers)
