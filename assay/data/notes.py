@@ -177,9 +177,13 @@ class _Seen:
             )
             deep = " 12-bit data have a range of 0,4095." if white == 65535 and 1023 < high < 4096 else ""
             yield f"all {self.dtype} pixels of {self.name} lie {between}, {stated}{fits}{deep}"
-        below = ~noisy & (lowest < black - _BELOW * (white - black))
-        are_few = 1 < below.sum() <= (~noisy).sum() / 4 and lowest[~noisy & ~below].min() >= black
-        if are_few:
+        margin = _BELOW * (white - black)
+        below, rest = (
+            ~noisy & (lowest < black - margin),
+            ~noisy & (lowest >= black),
+        )  # which mostly are black there
+        are_few = 1 < below.sum() <= rest.sum() / 3 and below.sum() + rest.sum() == (~noisy).sum()
+        if are_few and np.median(lowest[rest]) < black + margin:
             what = f"{below.sum()} of the {(~noisy).sum()} clean images of {self.name} have values below black"
             yield f"{what}, down to {lowest[below].min():.4g}, and the others none: are they noisy?"
         are_many = noisy.sum() >= FEWEST and self.dtype != "uint8"
