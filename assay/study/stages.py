@@ -549,7 +549,8 @@ def _check_runs_of_others(opened: OpenStudy, spec: Path, settings: Sequence[str]
         return
     there, begun_with = folder / "study.toml", remembered(folder / "study.toml")
     if there.exists() and read_text(there) == read_text(spec) and begun_with == list(settings):
-        what = f"holds {lost} runs from before {study.data.store}, or code or arguments of your own classes, has changed"
+        changed = f"{study.data.store}, or code or arguments of your own classes, has changed"
+        what = f"holds {lost} runs from before {changed}"
         cure = "undo that, or run the study anew in another folder with -o"
     elif begun_with and not settings:
         what = f"was run with --set {' --set '.join(begun_with)}"

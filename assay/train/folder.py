@@ -81,7 +81,8 @@ def claim_folder(config: RunConfig, run_dir: Path, source: ImageSource) -> None:
         here = config.model_dump(mode="json") | {"data": there["data"]}  # wherever the images lie
         files = {"train.continue_from": first, "train.init_from": config.train.init_from}
         changed = [f"{key}: {path} has changed" for key, path in files.items() if path]
-        different = differences(there, here) or changed or ["code: that of your own classes, or their arguments, have changed"]
+        code = "code: that of your own classes, or their arguments, have changed"
+        different = differences(there, here) or changed or [code]
         what, key = f"holds a run with another config ({'; '.join(different)})", different[0].partition(":")[0]
     if known != identity or is_another:
         raise AssayError(what, path=run_dir, key=key, cure="train into another folder")
