@@ -151,7 +151,6 @@ def denoise_to_files(
     number = every.repeat_interleave(num_draws)  # one position for each image and draw, and a seed
     streams = [stream(config.seed, "posterior", k).initial_seed() for k in range(num_draws)]
     seeds = torch.stack([image_seeds(each, every) for each in streams], 1).flatten()
-
     changed = [torch.empty(0)]
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from assay.data.arrays import Arrays
 from assay.data.config import DataConfig
 from assay.data.source import as_source
 from assay.devices import limit_threads
-from assay.errors import AssayError, check
+from assay.errors import AssayError, Rules, check
 from assay.files import read_json, read_text, remove, remove_leftovers, write_text
 from assay.nets import NetConfig
 from assay.pricing.price import Price
@@ -273,11 +273,7 @@ def run_study(
     >>> found.path
     PosixPath('out/mine/report.html')
     """
-    if until is not None and not until > 1:
-        cure = "give e.g. 2, and the upper end of an interval is at most twice the lower one"
-        raise AssayError(f"{until} is no factor above 1", key="until", cure=cure)
-    if num_workers is not None and num_workers < 1:
-        raise AssayError(f"{num_workers} processes do no work", key="num_workers", cure="give 1 or more")
+    check(_rules(until, num_workers))
     asked = {
         "have_clean": have_clean,
         "noisy": _levels(noisy),
@@ -305,6 +301,14 @@ def run_study(
     written = write_report(opened)
     assert written is not None
     return written
+
+
+def _rules(until: float | None, num_workers: int | None) -> Rules:
+    cure = "give e.g. 2, and the upper end of an interval is at most twice the lower one"
+    error = AssayError(f"{until} is no factor above 1", key="until", cure=cure)
+    yield until is not None and not until > 1, error
+    error = AssayError(f"{num_workers} processes do no work", key="num_workers", cure="give 1 or more")
+    yield num_workers is not None and num_workers < 1, error
 
 
 def _kind(net: str | type[NetConfig] | None) -> str | None:
