@@ -16,6 +16,7 @@ _NUM_MEASURED = 192  # images of each source whose noise is measured
 _MAX_SIDE = 256  # of their parts in which its kind is looked at
 _LONGEST = 8  # times as long as wide that images may be
 _MAX_AT_ENDS = 0.1  # of the values of a noisy image that may equal its lowest or highest
+_SELDOM = 0.05  # of the values in the middle of an image
 _SMOOTH = 0.05  # deviation of the finest detail of the log of a map
 
 # What images may have: what to say of the `num` that do. {0} and {1} are the means of what was noted.
@@ -30,6 +31,10 @@ CUT = (
 )
 EQUAL = "{num:,} noisy images have {0:.0f} equal channels, whose noise is not independent: save one channel"
 LOSSY = "{num:,} noisy images were compressed with loss (JPEG), which removes noise: use the originals"
+BORDER = (
+    "{num:,} noisy images have a border of one value, which has no noise: if it was added, cut it off, or "
+    "training takes it for noisy"
+)
 FLAT = "{num:,} images have one value everywhere: they show nothing"
 OPACITY = "{num:,} images have a channel of opacity, left out; what is transparent is laid on white"
 DARKER = (
@@ -70,6 +75,8 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
         found[EQUAL] = (len(x),)
     if low == high:
         found[FLAT] = ()
+    elif noisy and np.ndim(sigma) == 0 and _has_border(x):
+        found = {BORDER: ()}
     image = torch.from_numpy(x.astype(np.float32))[None]
     small = small_copy(image)[0] if i % -(-num_images // NUM_KNOWN) == 0 else None
     noise = float(np.square(sigma).mean()) * min(x.shape[1], SMALL) * min(x.shape[2], SMALL) / x.size
@@ -84,6 +91,14 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     sigma_map = None if np.ndim(sigma) == 0 else torch.tensor(sigma, dtype=torch.float32)[:, rows, columns]
     middle = image[0, :, rows, columns].clone()
     return looks._replace(levels=levels, middle=middle, sigma_map=sigma_map)
+
+
+def _has_border(x: np.ndarray) -> bool:
+    """Whether all sides of an image (C, H, W) have one value that hardly occurs in its middle."""
+    sides = np.concatenate([side.ravel() for side in (x[:, 0], x[:, -1], x[..., 0], x[..., -1])])
+    top, left = (side // 4 for side in x.shape[1:])
+    middle = x[:, top : x.shape[1] - top, left : x.shape[2] - left]
+    return bool(np.ptp(sides) == 0 and (middle == sides[0]).mean() < _SELDOM)
 
 
 def _levels(x: Tensor, sigma: float | np.ndarray) -> list[float]:

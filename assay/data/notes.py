@@ -322,7 +322,8 @@ class Notes:
         small = torch.stack([note.looks.small for note in seen if note.looks.small is not None])
         variance, every = torch.tensor([note.looks.noise for note in seen]), torch.arange(len(seen))
         source = torch.tensor([note.source for note in seen])
-        noisy, clean = every[variance > 0], every[variance == 0]
+        once = torch.from_numpy(np.unique([note.group for note in seen], return_index=True)[1]).sort().values
+        noisy, clean = (once[kind[once]] for kind in (variance > 0, variance == 0))  # of groups that are known
         first, *others = [every[source == number] for number in source.unique()]
         for other in others:
             kinds = f"images like {seen[int(first[0])].name} and like {seen[int(other[0])].name}"
@@ -334,7 +335,7 @@ class Notes:
                 yield f"{what}: are their axes in the same order?"
         if self._named:
             yield self._named
-        elif found := find_twins(small, variance, noisy, every) or find_twins(small, variance, clean, clean):
+        elif found := find_twins(small, variance, noisy, once) or find_twins(small, variance, clean, clean):
             which = f"{found[0]} images show the scene of another ({self._pair(found)})"
             yield f"{which}: they teach no new scene, and what is held out must show others"
         if found := find_twins(small, variance, every, every, brighter=True):

@@ -228,7 +228,22 @@ def fit_sensor(images: Sequence[Tensor], bounds: Bounds = _ANY, black: float = 0
     gain, offset, slack = sensor.gain, sensor.offset, 2 * _TEXTURE * float(np.median(variance))
     gain = gain._replace(low=gain.low - 2 * _TEXTURE * abs(gain.value))  # for texture, as the level of a group
     offset = Measured(offset.value, offset.low - slack, offset.high + slack)
+    if _slope_within(pool.mean[chosen], pool.detail[chosen], variance, pool.owner[chosen]) < gain.value / 2:
+        gain = gain._replace(low=0.0)  # images differ in level, and not their parts
     return replace(sensor, gain=gain, offset=offset, black=black)
+
+
+def _slope_within(mean: np.ndarray, energy: np.ndarray, variance: np.ndarray, owner: np.ndarray) -> float:
+    """The high end of the slope of `energy` against `mean` within images; all (L,), weights as in `_fitted`."""
+    unit, weight = np.unique(owner, return_inverse=True)[1], variance**-2.0
+    total = np.bincount(unit, weight)
+    x, y = (each - (np.bincount(unit, weight * each) / total)[unit] for each in (mean, energy))
+    spread, noise = float((weight * x * x).sum()), float((weight * variance).sum()) / _SIDE**2
+    if spread < 4 * noise:  # the means of parts hardly differ but by their noise
+        return math.inf
+    spread -= noise
+    slope = float((weight * x * y).sum()) / spread
+    return slope + 1.96 * math.sqrt(np.square(np.bincount(unit, weight * x * (y - slope * x))).sum()) / spread
 
 
 def sensor_from_repeats(

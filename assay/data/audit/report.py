@@ -219,15 +219,18 @@ def _from_each(
     known |= not known.any()
     with np.errstate(divide="ignore", invalid="ignore"):
         deviation = np.log(sigma / np.median(sigma[known])) / (np.log(high / low) / (2 * 1.96))
+    agree = bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT)
+    own = sigma[[i for i in kept if noisy[i]]]  # of images that differ, texture is less in the louder half
+    loud = [x for x, level in zip(seen, own, strict=True) if agree or level >= np.median(own)]
     return {
         "sigma": sigma,
         "low": low,
         "high": high,
         "method": f"from {len(examples):,} clean examples" if examples else "from each image alone",
         "group": group_level(images, bounds, examples),
-        "agree": bool(np.median(sigma) > 0 and np.square(np.nan_to_num(deviation[known])).mean() < _AGREEMENT),
+        "agree": agree,
         "whiteness": neighbour_correlation(images, sigma[kept].tolist()),
-        "stripes": stripes(seen),
+        "stripes": stripes(seen) and stripes(loud),
         "sensor": fit_sensor(seen, bounds, black),
         **values,
     }
