@@ -234,7 +234,10 @@ class _Seen:
                 yield f"{kind}. `assay data noise` tells more"
             yield from repeats(self.name, images, stated)
         levels = self.far_off(stabilised) if self.measured else None
-        if levels and not (correlated and levels[0] > levels[1]):  # which measures less than there is
+        if self.measured and (order := self.order()) < _MIN_ORDER:
+            words = f"the levels of {self.name} hardly follow those that the noise measures"
+            yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
+        elif levels and not (correlated and levels[0] > levels[1]):  # which measures less than there is
             sigma, measured = (unit * level for level in levels)
             words = f"is said to have noise of {sigma:.3g}" if sigma else "has images that count as clean"
             doubts = "and in the units of the images" if sigma else "and are the axes in order"
@@ -244,9 +247,6 @@ class _Seen:
                 words = f"should have noise of {sigma:.3g} once it is stabilised"
                 cure = "are gain (of values, per photon), read_noise and black right? `assay data noise` helps"
             yield f"{self.name} {words}, but the noise measures {measured:.3g}: {cure}"
-        elif self.measured and (order := self.order()) < _MIN_ORDER:
-            words = f"the levels of {self.name} hardly follow those that the noise measures"
-            yield f"{words} (rank correlation {order:.2f}): are they in the order of the images?"
         elif self.measured:
             yield from self.of_few(unit, "are black, gain and read_noise right, or " * stabilised)
         with_map = [(looks.middle, looks.sigma_map) for looks in self.measured if looks.sigma_map is not None]
