@@ -76,7 +76,8 @@ def look_at(x: np.ndarray, sigma: float | np.ndarray, i: int, num_images: int, f
     if low == high:
         found[FLAT] = ()
     elif noisy and np.ndim(sigma) == 0 and _has_border(x):
-        found = {BORDER: ()}
+        found.pop(CUT, None)  # these are its values
+        found[BORDER] = ()
     image = torch.from_numpy(x.astype(np.float32))[None]
     small = small_copy(image)[0] if i % -(-num_images // NUM_KNOWN) == 0 else None
     noise = float(np.square(sigma).mean()) * min(x.shape[1], SMALL) * min(x.shape[2], SMALL) / x.size

@@ -299,7 +299,7 @@ def quote_lines(quote: Quote) -> list[str]:
         advice = "A study would hardly narrow the range for structure."
         if high > 2.5 * low > 0:
             factor = f"If the range for structure, a factor of {high / low:.2g}, is too wide, run a study"
-            advice = f"{factor}: it narrows it to about two."
+            advice = f"{factor}, which narrows it to about two."
         if few := _few(quote):
             advice = f"But {few}."
         elif high < 0.02 or low > 0.8:
